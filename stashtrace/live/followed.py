@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,8 @@ class FollowedRun:
         self._verdicts_at_s = time.monotonic()
         self._lost, self._recorder_cpu = GrowingSum(), GrowingSum()
         self._is_asked = False
+        #: The sentence about ranks that wait for others of which nothing is seen; it has a line when it begins.
+        self._waits = ""
         #: When something was last made in the folder of windows, at the last round.
         self._windows_ns = -1
         self._is_gone = False
@@ -275,7 +277,7 @@ class FollowedRun:
             return
         last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
         joint = found.window if found.joint is None else found.joint
-        if not ended and self.stuck.look(joint, at_ns, last_ns, self.others.spoken_for(at_ns)):
+        if not ended and self.stuck.look(joint, at_ns, last_ns, *self._of_others(at_ns)):
             if self.stuck.sentences:
                 newest = max(self.accounts.closed.values(), default=-1)
                 text = "; ".join(self.stuck.sentences)
@@ -284,12 +286,19 @@ class FollowedRun:
                 update_host_facts(self.directory, self.state.host, {LOOKS: self.stuck.looks})
             else:
                 self.alarms.add(Event("moves_again", "the job moves again", time.time_ns()), "", at_ns)
+        if self.stuck.unseen and not self._waits:
+            self.alarms.add(Event("waits", self.stuck.unseen, time.time_ns()), "", at_ns)
+        self._waits = self.stuck.unseen
         if not ended:
             files, closed = self.accounts.run.files, self.accounts.closed
             for lost in self.lost_ranks.look(found.window, files, at_ns, closed, self.stuck.ranks):
                 event = Event("rank_lost", lost.text, time.time_ns(), lost.last_step, lost.rank)
                 self.alarms.add(event, f"step-{max(lost.last_step, 0):06}-lost", at_ns, now=True)
         self.state.stuck, self.state.stuck_ranks = "; ".join(self.stuck.sentences), list(self.stuck.ranks)
+
+    def _of_others(self, at_ns: int) -> tuple[Collection[int], Collection[int]]:
+        """Return the ranks that other hosts speak for, and those of which something was told."""
+        return self.others.spoken_for(at_ns), self.others.told
 
     def _answer(self, ended: bool) -> None:
         """Open the windows that are asked for."""
@@ -374,7 +383,7 @@ class FollowedRun:
         if self._file.dropped_rows_count:
             most = bytes_text(self._file.most_bytes)
             notes.append(f"the table of closed steps holds the later ones alone: it takes at most {most}")
-        notes += self.alarms.notes
+        notes += [*([self._waits] if self._waits and not ended else []), *self.alarms.notes]
         if self.idle is not None and not self.idle.is_on and not ended:
             notes.append(ASLEEP)
         if self.log.unwritten_count:

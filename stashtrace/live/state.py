@@ -29,8 +29,8 @@ EVENTS_KEPT = 20
 class Event:
     """Something that happened: a slow step, a stuck job, a lost rank."""
 
-    #: ``slow_step``, ``stall_grows``, ``stuck``, ``moves_again``, ``rank_lost``, ``capture``, ``on_trigger``,
-    #: ``metrics``, ``deeper`` or ``directory_gone``.
+    #: ``slow_step``, ``stall_grows``, ``stuck``, ``moves_again``, ``waits``, ``rank_lost``, ``capture``,
+    #: ``on_trigger``, ``metrics``, ``deeper`` or ``directory_gone``.
     kind: str
     #: A sentence.
     text: str

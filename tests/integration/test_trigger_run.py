@@ -1,4 +1,7 @@
-"""Triggers of a real run: the line with its window, the command, SIGUSR2 to the launcher, a rank that is killed."""
+"""Triggers of a real run: the line with its window, the command, SIGUSR2 to the launcher, a rank that is killed.
+
+The first job records on local scratch, which changes nothing of this.
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -11,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from example_job import ENVIRONMENT
+from example_job import ENVIRONMENT, stashtrace
 
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.live.events import read_events
@@ -51,10 +54,13 @@ def wait_for_steps(run: Path) -> None:
     raise AssertionError("no step has closed within 90 s")
 
 
+Answers = dict[str, subprocess.CompletedProcess[str]]
+
+
 def slow_and_asked(events: list[Event]) -> tuple[list[str], list[str]]:
     """Windows of the step that takes longer, and of the signal."""
     slow = [event.window for event in events if event.kind == "slow_step" and event.cost_ns > 9e8 and event.window]
-    return slow, [event.window for event in events if event.kind == "capture" and event.window.endswith("-asked")]
+    return slow, [event.window for event in events if event.kind == "capture" and "-asked" in event.window]
 
 
 def wait_for_calls(folder: Path) -> None:
@@ -70,14 +76,25 @@ def wait_for_calls(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def triggered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Event], str]:
+def answers() -> Answers:
+    """What commands said while the job went on, by the name of the command and whose path it was given."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def triggered(tmp_path_factory: pytest.TempPathFactory, answers: Answers) -> tuple[Path, list[Event], str]:
     """The folder of a job with a slow step, whose launcher got SIGUSR2; its events, and what was said on stderr."""
     folder = tmp_path_factory.mktemp("with space")
     (folder / "note.py").write_text(NOTE)
-    words = ["--on-trigger", f"'{sys.executable}' note.py", "--", sys.executable, "-c", LOOP]
-    with start(folder, *words) as job:
+    trigger = ["--on-trigger", f"'{sys.executable}' note.py"]
+    with start(folder, "--scratch", "local", *trigger, "--", sys.executable, "-c", LOOP) as job:
         wait_for_steps(folder / "run")
         job.send_signal(signal.SIGUSR2)
+        (scratch,) = map(str, (folder / "local").iterdir())
+        for place, path in (("run", "run"), ("scratch", scratch)):
+            answers[f"status of {place}"] = stashtrace("status", path, cwd=folder)
+            answers[f"live of {place}"] = stashtrace("live", path, "--once", cwd=folder)
+            answers[f"capture of {place}"] = stashtrace("capture", path, "--steps", "1", cwd=folder)
         wait_for_calls(folder)
         (folder / "enough").touch()
         assert job.stderr is not None
@@ -97,8 +114,26 @@ def test_a_slow_step_has_its_line_with_its_window(triggered: tuple[Path, list[Ev
 def test_a_signal_to_the_launcher_seals_a_window(triggered: tuple[Path, list[Event], str]) -> None:
     """The job, which has no handler of it, goes on."""
     _, events, _ = triggered
-    (sealed,) = slow_and_asked(events)[1]
-    assert len(steps(load_trace(sealed))) > 5
+    sealed = slow_and_asked(events)[1]
+    assert sealed
+    assert len(steps(load_trace(sealed[0]))) > 5
+
+
+@pytest.mark.parametrize("place", ["run", "scratch"])
+def test_a_run_on_scratch_is_asked_by_either_path(
+    triggered: tuple[Path, list[Event], str], answers: Answers, place: str
+) -> None:
+    """Its windows lie in the run directory, and stay when the scratch goes."""
+    folder, events, _ = triggered
+    status, live, capture = (answers[f"{command} of {place}"] for command in ("status", "live", "capture"))
+    assert status.stdout.startswith("running, begun "), status.stderr
+    assert "rank 0: " in status.stdout
+    assert "1 rank on 1 host" in live.stdout, live.stderr
+    window = Path(capture.stdout.strip())
+    assert window.parent == folder / "run/windows", capture.stderr
+    assert any(event.window == str(window) and event.request for event in events)
+    assert len(steps(load_trace(window))) > 5
+    assert not any((folder / "local").iterdir())
 
 
 def test_the_command_is_called_for_both(triggered: tuple[Path, list[Event], str]) -> None:

@@ -33,6 +33,7 @@ def write_job(
     first_pid: int = 1000,
     lockstep: bool = True,
     waits: bool = False,
+    waits_s: float = 20.0,
     hosts: Sequence[str] = ("node01",),
     evaluates: Collection[tuple[int, int]] = (),
     inside_count: int = 0,
@@ -45,7 +46,7 @@ def write_job(
     job that is not elastic. ``begin_ms``: of the first step; the processes begin 100 ms before it. ``hosts``: the
     ranks are divided among them, in order. ``evaluates``: (rank, step) after which a rank makes a forward under
     ``no_grad``. ``lockstep``: whether all ranks end where one does; else the others go on. ``waits``: whether the
-    others call the all-reduce that a dead rank does not, and their workers make a batch 20 s later.
+    others call the all-reduce that a dead rank does not, and their workers make a batch ``waits_s`` later.
     ``reads_count``: of a batch, one after the other. ``inside_count``: all-reduces a step in a group of the ranks
     of each host.
     """
@@ -78,7 +79,7 @@ def write_job(
                     main.enter(step, at)
             for rank, worker in enumerate(workers):
                 if waits and rank not in ends:
-                    worker.batch(steps_count, int(entered.max()) + 20_000 * MS, MS, MS)
+                    worker.batch(steps_count, int(entered.max()) + round(waits_s * 1e9), MS, MS)
             break
         done = int(entered.max()) + round(step_ms * 0.05 * MS)
         for rank, main in enumerate(mains):

@@ -375,3 +375,53 @@ def test_a_stuck_job_is_told_by_the_host_of_the_rank(
     assert stuck[0].sentences == [], "node02 follows rank 2"
     assert stuck[1].ranks == [2]
     assert stuck[1].sentences[0].startswith("no progress for ")
+
+
+@pytest.mark.parametrize("dead", [2, 1])
+def test_a_job_whose_other_hosts_are_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
+    """Each host has a directory of its own: ranks that are not seen are never named, whatever the others wait for.
+
+    Of them nobody knows here whether they have entered what is waited for, nor whether they get on.
+    """
+    write_job(
+        tmp_path / "job", ranks_count=4, steps_count=300, hosts=NODES, dead=[(dead, 200)], waits=True, waits_s=50.0
+    )
+    facts = json.loads((tmp_path / "job" / "run.json").read_text())
+    (tmp_path / "job" / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "exit_code"}))
+    for path in (tmp_path / "job").glob("node02.*"):
+        path.unlink()
+
+    def look_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
+        thread = ThreadLook(1, "MainThread", "S", 5, "read", "/data/shard.tar")
+        asleep = Look(1, 2 * SECOND, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
+        return with_looks(trace, dict.fromkeys(wanted, asleep.to_text()))
+
+    monkeypatch.setattr("stashtrace.live.triggers.slow_and_stuck.look_at", look_at)
+    (tmp_path / "grown").mkdir()
+    host = Host(tmp_path / "grown", "node01")
+    trigger = StuckTrigger(str(tmp_path / "grown"))
+    said: list[str] = []
+    moments = [0]
+    for now_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND, killed=PIDS):
+        moments.append(now_ns)
+        found = host.accounts.round(now_ns)
+        if found.window is not None:
+            trigger.look(found.window, now_ns, 0, host.others.spoken_for(now_ns), host.others.told)
+            said += [trigger.unseen, *trigger.sentences]
+    assert [text for text in said if text] == [], "nothing is said while the job gets on, nor of a wait that just began"
+    found = host.accounts.round(moments[-1] + 8 * SECOND)
+    assert found.window is not None
+    trigger.look(found.window, moments[-1] + 8 * SECOND, 0, host.others.spoken_for(moments[-1]), host.others.told)
+    said = [text for text in (trigger.unseen, *trigger.sentences) if text]
+    if dead == 1:
+        assert trigger.ranks == [1]
+        assert trigger.unseen == ""
+    else:
+        assert trigger.sentences == []
+        assert trigger.ranks == []
+        assert trigger.unseen.startswith("ranks 0,1 wait in all-reduce 200 of default for ")
+        assert trigger.unseen.endswith(
+            "; no rank that is seen from here is missing from it; the ranks of other hosts are not visible from here"
+        )
+    assert said
+    assert not [text for text in said if any(name in text for name in ("rank 2", "rank 3", "1-3", "2,3"))]

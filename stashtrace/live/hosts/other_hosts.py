@@ -146,6 +146,11 @@ class OtherHosts:
         awaited = self._launchers and not self._too_many and at_ns - self._begin_ns < AWAITED_NS
         return self._spoken_for | (set(self._missing) - self._told if awaited else set())
 
+    @property
+    def told(self) -> Collection[int]:
+        """Return the ranks of which something was known at any time, those of this host among them."""
+        return self._told
+
     def forget(self, before_ns: int, keep: Collection[str]) -> None:
         """Let go of rows as ``GrowingRun.forget`` does."""
         self._run.forget(before_ns, keep)

@@ -2,7 +2,8 @@
 
 A job stands still if a rank has not entered what others wait in, and its processes get on in nothing: no records, no
 I/O, no CPU, no other work (``record.look.progress``). One of the two alone is no alarm: long checkpoints, evaluations
-and compilations are neither.
+and compilations are neither. Nor is a wait for ranks of which nothing is seen here, as neither is known of them: it is
+told for what it is.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, tables_of
-from stashtrace.analysis.findings.ending.end_claims import ending_claims
+from stashtrace.analysis.findings.ending.end_claims import ending_claims, stuck_at_end
 from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
 from stashtrace.analysis.findings.spikes.spike_claims import claim_of_step
@@ -29,11 +30,14 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.template_parts import findings_of
-from stashtrace.units import ranks_in
+from stashtrace.summary.words.template_parts import findings_of, operation
+from stashtrace.units import duration_text, ranks_in, ranks_text
 
 #: No step has ended for so long before the ranks are looked at, and so long between two looks.
 _QUIET_NS, _PAUSE_NS = 4_000_000_000, 8_000_000_000
+
+#: Ranks wait for others that are not seen for so long before it is worth a line: checkpoints take as long.
+_LONG_NS = 30_000_000_000
 
 #: A wait for the rank that made a step slow is told if it is this part of what the step took longer.
 _WORTH_WAIT = 0.25
@@ -98,28 +102,44 @@ class StuckTrigger:
     ranks: list[int] = field(default_factory=list)
     #: What was seen of the processes, as a run keeps it (``run_facts.LOOKS``): they may be gone when somebody asks.
     looks: list[dict[str, Any]] = field(default_factory=list)
+    #: The sentence about ranks that wait for others of which nothing is seen from here; empty if none do.
+    unseen: str = ""
     _looked_ns: int = -_PAUSE_NS
 
-    def look(self, window: Trace, at_ns: int, last_end_ns: int, elsewhere: Collection[int] = ()) -> bool:
+    def look(
+        self,
+        window: Trace,
+        at_ns: int,
+        last_end_ns: int,
+        elsewhere: Collection[int] = (),
+        told: Collection[int] = (),
+    ) -> bool:
         """Look at a job again; return whether it has come to a standstill, or moves again, since the last call.
 
         ``at_ns``: CLOCK_MONOTONIC now. ``last_end_ns``: when the last step ended that has closed, on that clock.
         ``elsewhere``: ranks that their own hosts look at: a job that waits for these alone is stuck if they say so.
+        ``told``: ranks of which other hosts have told at any time.
         """
         if at_ns - last_end_ns < _QUIET_NS:
+            self.unseen = ""
             return self._become([], [])
         if at_ns - self._looked_ns < _PAUSE_NS:
             return False
         self._looked_ns = at_ns
         with contextlib.suppress(StashtraceError):  # a run that has no rank yet, or whose files go away
-            sentences, ranks = self._stands_still(window, elsewhere)
+            sentences, ranks = self._stands_still(window, elsewhere, told)
             # Only a step that ends shows that the job moves again: its processes may end instead.
             return self._become(sentences, ranks) if sentences else False
         return False
 
-    def _stands_still(self, window: Trace, elsewhere: Collection[int]) -> tuple[list[str], list[int]]:
-        ranks = ranks_to_look_at(window)
+    def _stands_still(
+        self, window: Trace, elsewhere: Collection[int], told: Collection[int]
+    ) -> tuple[list[str], list[int]]:
+        ranks, self.unseen = ranks_to_look_at(window), ""
         if set(ranks) <= set(elsewhere):
+            return [], []
+        if ranks and not set(ranks) & {*window.ranks.tolist(), *told, *elsewhere}:
+            self.unseen = _wait_for_unseen(window)
             return [], []
         wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(window, rank)}
         seen = look_at(window, self.directory, wanted)
@@ -132,6 +152,22 @@ class StuckTrigger:
         changed = bool(sentences) != bool(self.sentences)
         self.sentences, self.ranks = sentences, ranks
         return changed
+
+
+def _wait_for_unseen(window: Trace) -> str:
+    """Say that ranks wait for others of which nothing is seen here; empty where they do not wait for long."""
+    found = stuck_at_end(window, _LONG_NS)
+    if found is None or not found.roots:
+        return ""
+    waited = found.roots[0]
+    ranks = ranks_text(sorted(waited.waiting))
+    who = f"ranks {ranks} wait" if len(waited.waiting) > 1 else f"rank {ranks} waits"
+    number = f" {waited.operation.sequence}" if waited.operation.sequence >= 0 else ""
+    group = waited.operation.group or "a group without a name"
+    return (
+        f"{who} in {operation(waited.operation.operation)}{number} of {group} for {duration_text(found.since_ns)}; "
+        "no rank that is seen from here is missing from it; the ranks of other hosts are not visible from here"
+    )
 
 
 def _sentences(claims: Sequence[Claim]) -> list[str]:

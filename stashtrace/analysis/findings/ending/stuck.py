@@ -115,6 +115,8 @@ class _Waits:
     def __init__(self, trace: Trace) -> None:
         self.table = trace.collectives
         self.groups = _group_calls(trace)
+        #: Ranks of which there are records: of others nobody knows what they have called.
+        self.seen = frozenset(trace.ranks.tolist()) | frozenset(self.table["rank"].tolist())
         self.messages = np.isin(self.table["op_code"], _MESSAGES)
         self.pending = self._pending()
         self._is_open = set(self.pending.tolist())
@@ -134,7 +136,7 @@ class _Waits:
         lacks = np.zeros(len(table), dtype=bool)
         waits = np.isin(table["op_code"], SYNCHRONISING_OPS)
         for group in self.groups.values():
-            everybody = min((group.last.get(member, -1) for member in group.members), default=-1)
+            everybody = min((group.last.get(m, -1) for m in group.members if m in self.seen), default=-1)
             for rows in group.rows.values():
                 lacks[rows] = table["sequence"][rows] > everybody
         return np.flatnonzero(unseen | (lacks & waits & ~self.messages))
@@ -213,7 +215,7 @@ class _Waits:
         called, sequence = self.groups[int(table["group_hash"][row])], int(table["sequence"][row])
         missing = [m for m in called.members if m != rank and called.last.get(m, -1) < sequence]
         if missing:
-            return missing
+            return [m for m in missing if m in self.seen] or missing
         return [m for m in called.rows if m != rank and self._is_behind(m, row)]
 
     def _is_behind(self, rank: int, row: int) -> bool:
@@ -241,9 +243,10 @@ class _Waits:
         for rank in heads:
             if not lacks[rank]:
                 reached[rank] = _ends(rank, heads, lacks)
-        roots = sorted(set().union(*reached.values())) if reached else []
+        ends: set[int] = set().union(*reached.values())
+        roots = sorted((ends & self.seen) or ends)
         begins = [int(self.table["call_ns"][heads[r][0] if heads[r][0] >= 0 else self.open[r][0]]) for r in heads]
-        waiting = tuple(rank for rank in heads if reached[rank])
+        waiting = tuple(rank for rank in heads if reached[rank] & set(roots))
         if roots:
             since = min(int(self.table["call_ns"][heads[r][0]]) for r in waiting)
             found = tuple(self._root(rank, lacks[rank], waiting, heads) for rank in roots)
