@@ -29,7 +29,7 @@ from stashtrace.live.hosts.share import Share
 from stashtrace.live.idle import ASLEEP, PATIENCE_NS, IdleRecording
 from stashtrace.live.keeping import Keeper
 from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
-from stashtrace.live.state import Event, LiveState
+from stashtrace.live.state import Event, LiveState, read_states
 from stashtrace.live.table import LiveFile
 from stashtrace.live.totals import GrowingSum, LiveTotals
 from stashtrace.live.triggers.growth import GrowthTrigger
@@ -54,6 +54,8 @@ _VERDICTS_COUNT = 3
 _LAST_WORDS_S = 15.0
 #: And then for their parts of windows.
 _LAST_PARTS_S = 8.0
+#: A slow step of a rank of another host is left to that one for so long: rounds are up to 10 s apart.
+_LEFT_NS = 12_000_000_000
 #: A slow step gets a window if it is longer by this part of a usual one.
 _WINDOW_RATIO = 0.5
 
@@ -146,6 +148,8 @@ class FollowedRun:
         self._verdicts_at_s = time.monotonic()
         self._lost, self._recorder_cpu = GrowingSum(), GrowingSum()
         self._is_asked = False
+        #: Slow steps of ranks of other hosts, the name of the window, and when they were found.
+        self._left: list[tuple[Event, str, int]] = []
         #: The sentence about ranks that wait for others of which nothing is seen; it has a line when it begins.
         self._waits = ""
         #: When something was last made in the folder of windows, at the last round.
@@ -267,7 +271,11 @@ class FollowedRun:
         for slow in self.slow_steps.look(found.closed, found.window) if len(found.closed) else ():
             event = Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns)
             name = f"step-{slow.step:06}-slow" if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns else ""
-            self.alarms.add(event, name, at_ns)
+            if slow.rank in self.others.spoken_for(at_ns):
+                self._left.append((event, name, at_ns))
+            else:
+                self.alarms.add(event, name, at_ns)
+        self._tell_what_is_left(at_ns, ended)
         for growth in self.growth.look(found.closed):
             cost_ns = round(growth.now_ns - growth.before_ns)
             rank = growth.ranks[0] if len(growth.ranks) == 1 else growth.cause_rank
@@ -295,6 +303,19 @@ class FollowedRun:
                 event = Event("rank_lost", lost.text, time.time_ns(), lost.last_step, lost.rank)
                 self.alarms.add(event, f"step-{max(lost.last_step, 0):06}-lost", at_ns, now=True)
         self.state.stuck, self.state.stuck_ranks = "; ".join(self.stuck.sentences), list(self.stuck.ranks)
+
+    def _tell_what_is_left(self, at_ns: int, ended: bool) -> None:
+        """Tell slow steps that the host of the slow rank has not told: it knows more of them, but may see none."""
+        due = [one for one in self._left if ended or at_ns - one[2] >= _LEFT_NS]
+        self._left = [one for one in self._left if one not in due]
+        told: set[tuple[str, int]] = set()
+        if due:
+            with contextlib.suppress(StashtraceError):
+                states = [state for state in read_states(self.directory) if state.host != self.state.host]
+                told = {(event.kind, event.step) for state in states for event in state.events}
+        for event, name, _ in due:
+            if (event.kind, event.step) not in told:
+                self.alarms.add(event, "" if ended else name, at_ns)
 
     def _of_others(self, at_ns: int) -> tuple[Collection[int], Collection[int]]:
         """Return the ranks that other hosts speak for, and those of which something was told."""

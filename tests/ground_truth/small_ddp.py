@@ -1,7 +1,7 @@
 """A small data-parallel job over gloo, for tests of how it is launched: `small_ddp.py STEPS [RANK STEP]`.
 
 That rank fails in that step, once; torchrun answers with a restart of all ranks. The rank LATE_RANK, if there is one,
-takes 60 ms longer in each tenth step.
+takes 60 ms longer in each tenth step, and SLOW_S seconds longer in step SLOW_STEP.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -27,10 +27,13 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = DataLoader(TensorDataset(torch.randn(8 * steps, 64)), batch_size=8)
     late = int(os.environ.get("LATE_RANK", "-1"))
+    slow, slow_s = int(os.environ.get("SLOW_STEP", "-1")), float(os.environ.get("SLOW_S", "2"))
     first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     for step, (batch,) in enumerate(data):
         if (rank, step) == (who, when) and first:
             raise RuntimeError("told to fail")
+        if rank == late and step == slow:
+            time.sleep(slow_s)
         time.sleep(0.08 if rank == late and step % 10 == 0 else 0.02)
         model(batch).square().mean().backward()
         optimizer.step()

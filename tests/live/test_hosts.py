@@ -25,7 +25,7 @@ from stashtrace.live.hosts import other_hosts
 from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.hosts.share import Share
 from stashtrace.live.table import LIVE_STEPS
-from stashtrace.live.triggers.slow_and_stuck import StuckTrigger
+from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.looks import with_looks
 from stashtrace.record.directory import HOSTS_FOLDER
 from stashtrace.record.look.model import Look, ThreadLook
@@ -425,3 +425,20 @@ def test_a_job_whose_other_hosts_are_not_seen(tmp_path: Path, monkeypatch: pytes
         )
     assert said
     assert not [text for text in said if any(name in text for name in ("rank 2", "rank 3", "1-3", "2,3"))]
+
+
+def test_a_step_that_a_rank_of_another_host_made_slow(tmp_path: Path) -> None:
+    """Both hosts see it; the one that only waited says for whom."""
+    write_job(tmp_path / "job", ranks_count=4, steps_count=300, hosts=NODES, late_ms={(2, 220): 900.0})
+    (tmp_path / "grown").mkdir()
+    hosts = [Host(tmp_path / "grown", name) for name in NODES]
+    triggers, seen = [SlowStepTrigger() for _ in hosts], [list[SlowStepSeen]() for _ in hosts]
+    for now_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND):
+        for host, trigger, own in zip(hosts, triggers, seen, strict=True):
+            found = host.accounts.round(now_ns)
+            host.tell(now_ns)
+            if len(found.closed) and found.window is not None:
+                own += trigger.look(found.closed, found.window)
+    (here,), (there,) = seen
+    assert (here.step, here.rank) == (there.step, there.rank) == (220, 2)
+    assert "rank 2" in here.text

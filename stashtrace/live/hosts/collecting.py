@@ -245,7 +245,8 @@ class Collecting:
         """Say which ranks are not in a window, and why."""
         said = []
         for host, why in missing.items():
-            ranks = sorted(map(int, states[host].ranks)) if host in states else []
+            known = states[host].ranks if host in states else {}  # some are of other hosts: it waited for them
+            ranks = sorted(int(rank) for rank, own in known.items() if int(own.get("last_step", -1)) >= 0)
             who = f"{ranks_named(ranks)} on {host}" if ranks else f"the ranks of {host}"
             said.append(f"{who} ({why})")
         rest = "" if self._others is None else self._others.lacking(besides=missing)

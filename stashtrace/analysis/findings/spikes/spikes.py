@@ -226,9 +226,12 @@ def _beside(
         if (rank, step.step_kind) not in of_rank:
             alike = (host["rank"] == rank) & (host["kind"] == step.step_kind)
             own = host.take(alike & np.isin(host["step"], counted["step"])).sort_by("step")
-            of_rank[rank, step.step_kind] = own, beside.figures(rank, own)
+            of_rank[rank, step.step_kind] = own, beside.figures(rank, own) if len(own) else {}
         own, figures = of_rank[rank, step.step_kind]
         grew = step.grew_step_index if step.grew_step_index in own["step"] else step.step
+        if grew not in own["step"]:  # a rank of another host, of which its own host knows more
+            out.append(dict.fromkeys(_BESIDE, (-1.0, -1.0)))
+            continue
         at, others = int(np.searchsorted(own["step"], grew)), ~np.isin(own["step"], slow)
         out.append({name: (float(figures[name][at]), _usual(figures[name][others])) for name in _BESIDE})
     return out
