@@ -224,8 +224,8 @@ def _bring_home(outcome: Outcome, screen: Screen, *, merge: bool) -> bool:
     count = deliver(outcome.records, outcome.url)
     shutil.rmtree(outcome.records, ignore_errors=True)
     screen.say(
-        f"stashtrace: {count} files delivered to {outcome.url}; run `stashtrace merge {outcome.url}` when all hosts"
-        " have ended"
+        f"stashtrace: {count} files delivered to {outcome.url}; run `stashtrace merge {shown_directory(outcome)}` when"
+        " all hosts have ended"
     )
     return False
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +66,7 @@ def scrub_to(source: Path, target: Path, *, paths: bool, hosts: bool, progress: 
         raise OutputError(f"cannot write {target}: no such folder", hint=hint)
     with file_rights(share=False), written_to(target, hint), folder_beside(target) as half:
         work = _Work(source, half, secrets.token_bytes(32), Survey(), paths, hosts, progress)
-        work.run(shown=target.name)
+        work.run(shown=shlex.quote(target.name))
         made = half if source.is_dir() else next(half.iterdir())
         os.replace(made, target)
     return work.report
@@ -92,7 +93,7 @@ def scrub_in_place(source: Path, *, paths: bool, hosts: bool, progress: Progress
                 }
             ).encode(),
         )
-        work.run(shown=source.name)
+        work.run(shown=shlex.quote(source.name))
     state.unlink()
     return work.report
 

@@ -8,6 +8,7 @@ at a time. Damage is a loss row; ``strict=True`` raises.
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,7 +119,8 @@ def start_ns(process: StashFile) -> int:
 def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossRow]) -> FormatError:
     if stems:
         return FormatError(
-            f"{path} holds no readable trace: {losses[0][4]}", hint=f"`stashtrace info {path}` lists what is there"
+            f"{path} holds no readable trace: {losses[0][4]}",
+            hint=f"`stashtrace info {shlex.quote(str(path))}` lists what is there",
         )
     return FormatError(
         f"{path} holds no trace", hint="give the directory of `stashtrace run --out DIR -- CMD`; it holds .stash files"

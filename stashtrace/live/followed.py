@@ -271,7 +271,7 @@ class FollowedRun:
         for slow in self.slow_steps.look(found.closed, found.window) if len(found.closed) else ():
             event = Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns)
             name = f"step-{slow.step:06}-slow" if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns else ""
-            if slow.rank in self.others.spoken_for(at_ns):
+            if slow.rank in self.others.told and slow.rank not in self.accounts.closed:
                 self._left.append((event, name, at_ns))
             else:
                 self.alarms.add(event, name, at_ns)
@@ -315,7 +315,7 @@ class FollowedRun:
                 told = {(event.kind, event.step) for state in states for event in state.events}
         for event, name, _ in due:
             if (event.kind, event.step) not in told:
-                self.alarms.add(event, "" if ended else name, at_ns)
+                self.alarms.add(event, name, at_ns)
 
     def _of_others(self, at_ns: int) -> tuple[Collection[int], Collection[int]]:
         """Return the ranks that other hosts speak for, and those of which something was told."""

@@ -18,6 +18,7 @@ import fnmatch
 import itertools
 import json
 import os
+import shlex
 import shutil
 import stat
 import tempfile
@@ -406,7 +407,7 @@ def bring_home(records: Path, directory: Path) -> None:
     except OSError as error:
         raise CaptureError(
             f"cannot copy the records from {records} to {directory}: {(error.strerror or str(error)).lower()}",
-            hint=f"they are kept; `stashtrace merge {directory} {records}` brings them together",
+            hint=f"they are kept; `{shlex.join(['stashtrace', 'merge', str(directory), str(records)])}` brings them together",
         ) from error
     shutil.rmtree(records, ignore_errors=True)
 

@@ -7,6 +7,7 @@ and this module arranges these in lines. Nothing is printed here.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from stashtrace.analysis.findings import Summary, summarize
@@ -33,10 +34,10 @@ def summary(trace: Trace, *, look: Look | None = None, shown: str = "", first: T
     """Return the summary of a run as text.
 
     ``trace``: one run. ``look``: what the screen can show; by default 80 columns of UTF-8 without colour. ``shown``:
-    the run directory as a person would type it; by default the path of the trace. ``first``: what to change first: rows
+    the run directory as a person would type it in a command; by default the path of the trace. ``first``: what to change first: rows
     of the analysis ``first_changes``. Without, the summary does not say.
     """
-    return render(summarize(trace), look or Look(), shown or trace.path or "DIR", first)
+    return render(summarize(trace), look or Look(), shown or shlex.quote(trace.path or "DIR"), first)
 
 
 def render(tables: Summary, look: Look, path: str, first: Table | None = None) -> str:

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from stashtrace.cli.parsing import Parser, followed_run
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
             raise CaptureError(next(iter(asked.refusals.values())))
         raise CaptureError(
             f"no window was sealed: {next(iter(asked.missing.values()))}",
-            hint="its last steps have not closed; `stashtrace status`",
+            hint=f"its last steps have not closed; `stashtrace status {shlex.quote(str(directory))}`",
         )
     for line in asked.lines():
         Screen().say(f"stashtrace: {line}")

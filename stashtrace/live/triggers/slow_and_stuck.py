@@ -30,6 +30,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts
+from stashtrace.summary.words.spikes import NOTHING_LONGER
 from stashtrace.summary.words.template_parts import findings_of, operation
 from stashtrace.units import duration_text, ranks_in, ranks_text
 
@@ -82,6 +83,8 @@ def _seen(step: SlowStep, closed: Table, table: Table, window: Trace) -> SlowSte
     waited &= closed["straggler_ns"] >= _WORTH_WAIT * longer
     waited_ns = dict(zip(closed["rank"][waited].tolist(), closed["straggler_ns"][waited].tolist(), strict=True))
     text = "; ".join(_joined(_sentences([claim_of_step(rows, loading, waited_ns)])))
+    if step.rank not in window.ranks:
+        text = text.replace(NOTHING_LONGER, "which is on another host")
     return SlowStepSeen(step.step, step.rank, longer, round(step.usual_ns), text)
 
 

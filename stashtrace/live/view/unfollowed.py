@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shlex
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -108,7 +109,7 @@ def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[
     if is_foreign(str(path)):
         raise MissingDataError(
             f"{path} holds no run of stashtrace",
-            hint=f"`stashtrace summary {path}` reads files of other tools as well",
+            hint=f"`stashtrace summary {shlex.quote(str(path))}` reads files of other tools as well",
         )
     if not is_folder or not trace_files(path):  # a file of a run, or a store
         return None, _states_of_recording(path, run_id, facts)

@@ -9,6 +9,8 @@ from stashtrace.summary.words.template_parts import Finding, Row
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
 
+#: Said of a rank that others wait for where its records do not say why.
+NOTHING_LONGER = "of which nothing recorded takes longer"
 #: Name in ``spikes.beside`` -> what was so in those steps.
 _BESIDE = {
     "gc": "garbage was collected",
@@ -43,7 +45,7 @@ def _whose(f: Finding) -> str:
     waits = f.first("awaited_slowly")
     if waits is not None:
         rank = f"rank {waits['rank']}" if waits["rank"] >= 0 else "a rank"
-        return f":{_in_some(waits)} others wait for {rank}, of which nothing recorded takes longer"
+        return f":{_in_some(waits)} others wait for {rank}, {NOTHING_LONGER}"
     grew = f.first("grew_in")
     if grew is None:
         return "; no kind of time of one rank grows in most of them"
