@@ -14,7 +14,6 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from stashtrace.cli.screen import Screen
@@ -29,10 +28,10 @@ class FullScreen:
 
     def __init__(self, live: Any, from_ansi: Callable[[str], Any]) -> None:
         self._live, self._from_ansi = live, from_ansi
-        #: A byte comes out for each signal.
+        #: The number of each signal comes out. The interpreter writes it as the signal comes: a handler in Python would
+        #: run after a wait that has just begun.
         self._signals, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
-        self._stopping = False
         self._modes: list[Any] | None = None
 
     @property
@@ -50,8 +49,7 @@ class FullScreen:
         stdin = [sys.stdin.fileno()] if self._modes is not None else []
         readable, _, _ = select.select([self._signals, *stdin], [], [], timeout_s)
         if self._signals in readable:
-            os.read(self._signals, 4096)
-            if self._stopping:
+            if signal.SIGTSTP in os.read(self._signals, 4096):
                 self._stop()
             return "resized"
         if not readable:
@@ -64,8 +62,9 @@ class FullScreen:
         if sys.stdin.isatty():
             self._modes = termios.tcgetattr(sys.stdin.fileno())
             tty.setcbreak(sys.stdin.fileno())
-        signal.signal(signal.SIGWINCH, self._on_signal)
-        signal.signal(signal.SIGTSTP, self._on_signal)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)  # many signals at once are one
+        for number in (signal.SIGWINCH, signal.SIGTSTP):
+            signal.signal(number, lambda *_: None)
         self._live.start()
 
     def leave(self) -> None:
@@ -73,6 +72,7 @@ class FullScreen:
         self._live.stop()
         for number in (signal.SIGWINCH, signal.SIGTSTP):
             signal.signal(number, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
         if self._modes is not None:
             termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._modes)
             self._modes = None
@@ -82,14 +82,8 @@ class FullScreen:
         os.close(self._signals)
         os.close(self._wake)
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._stopping = self._stopping or number == signal.SIGTSTP
-        with contextlib.suppress(BlockingIOError):  # many signals at once are one
-            os.write(self._wake, b"!")
-
     def _stop(self) -> None:
         """Do what Ctrl-Z asks for: the shell has its terminal until it lets us go on."""
-        self._stopping = False
         self.leave()
         os.kill(os.getpid(), signal.SIGTSTP)
         self.enter()

@@ -405,9 +405,10 @@ def bring_home(records: Path, directory: Path) -> None:
             copy_process(records / stem, directory / free_stem(directory, stem))
         copy_host_facts(records, directory)
     except OSError as error:
+        merge = shlex.join(["stashtrace", "merge", str(directory), str(records)])
         raise CaptureError(
             f"cannot copy the records from {records} to {directory}: {(error.strerror or str(error)).lower()}",
-            hint=f"they are kept; `{shlex.join(['stashtrace', 'merge', str(directory), str(records)])}` brings them together",
+            hint=f"they are kept; `{merge}` brings them together",
         ) from error
     shutil.rmtree(records, ignore_errors=True)
 

@@ -34,8 +34,8 @@ def summary(trace: Trace, *, look: Look | None = None, shown: str = "", first: T
     """Return the summary of a run as text.
 
     ``trace``: one run. ``look``: what the screen can show; by default 80 columns of UTF-8 without colour. ``shown``:
-    the run directory as a person would type it in a command; by default the path of the trace. ``first``: what to change first: rows
-    of the analysis ``first_changes``. Without, the summary does not say.
+    the run directory as a person would type it in a command; by default the path of the trace. ``first``: what to
+    change first: rows of the analysis ``first_changes``. Without, the summary does not say.
     """
     return render(summarize(trace), look or Look(), shown or shlex.quote(trace.path or "DIR"), first)
 
