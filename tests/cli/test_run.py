@@ -208,3 +208,35 @@ def test_status_before_anything_was_recorded(run: Run, job: Path) -> None:
     shown = run("status", "out")
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.endswith("nothing was recorded yet\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "hint"),
+    [
+        (("--deeper", "nonsense"), "--deeper 'nonsense' is not known", "kernels, stacks, or kernels,stacks"),
+        (("--deeper", ""), "--deeper '' is not known", "kernels, stacks, or kernels,stacks"),
+        (("--deeper-budget", "0"), "--deeper-budget 0 is no part of an hour", "for example --deeper-budget 0.5"),
+        (("--deeper-budget", "-1"), "--deeper-budget -1 is no part of an hour", "for example --deeper-budget 0.5"),
+        (("--deeper-budget", "nan"), "--deeper-budget nan is no part of an hour", "for example --deeper-budget 0.5"),
+        (("--deeper-budget", "abc"), "invalid float value: 'abc'", "`stashtrace run --help` shows the options"),
+    ],
+)
+def test_bad_values_of_deeper_steps_are_refused(
+    run: Run, tmp_path: Path, words: tuple[str, str], said: str, hint: str
+) -> None:
+    answer = run("run", *words, "--out", "out", "--", "true")
+    assert answer.code == 2
+    error, empty, last = answer.err.splitlines()
+    assert error.startswith("error: ")
+    assert said in error
+    assert (empty, last) == ("", f"hint: {hint}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_paths_in_hints_can_be_pasted(run: Run, job: Path) -> None:
+    """Also those with a space in them."""
+    answer = run("run", "--no-merge", "--out", "my run", "--", sys.executable, "-c", "open('/etc/hostname').read()")
+    assert "`stashtrace merge './my run'` merges it" in answer.err
+    answer = run("merge", "my run")
+    assert "stashtrace info './my run'" in answer.err
+    assert "stashtrace view './my run'" in run("summary", "./my run").out
