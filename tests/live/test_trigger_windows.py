@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from growing_files import grow
 from made_job import write_job
-from stash_files import RUN_ID
+from other_boot import as_other_boot
+from stash_files import RUN_ID, START_NS
 from test_accounts import SECOND, afterwards
 from test_alarms import Calls
 from test_hosts import NODES, Host, late_job, unequal
@@ -92,24 +93,30 @@ def follow(
 
 
 def grown(
-    tmp_path: Path, sees: Sees, *, paces: tuple[int, int] = (1, 1), limits: Limits | None = None, after: int = AFTER
+    tmp_path: Path,
+    sees: Sees,
+    *,
+    paces: tuple[int, int] = (1, 1),
+    limits: Limits | None = None,
+    after: int = AFTER,
+    offset_ns: int = 0,
 ) -> tuple[list[Follower], Path]:
-    """Do so with the job that is there."""
+    """Do so with the job that is there; ``offset_ns``: of the second host's clock against that of the first."""
     target = tmp_path / "grown"
     target.mkdir()
-    followers = [Follower(Host(target, name), limits, after) for name in NODES]
+    followers = [Follower(Host(target, name, offset_ns=offset_ns * at), limits, after) for at, name in enumerate(NODES)]
     now_ns = 0
-    for at, now_ns in enumerate(grow(tmp_path / "job", target, SECOND)):
+    for at, now_ns in enumerate(grow(tmp_path / "job", target, SECOND, by_ticks=bool(offset_ns))):
         seen = sees(at, followers)
         for number, (follower, pace) in enumerate(zip(followers, paces, strict=True)):
             if at % pace == 0 or number in seen:
                 follower.round(now_ns, seen.get(number))
             else:
-                follower.alarms.look(now_ns)
+                follower.alarms.look(now_ns + follower.host.offset_ns)
     for follower in followers:
         follower.round(now_ns, ended=True)
     for follower in followers:
-        follower.alarms.look(now_ns, last=True)
+        follower.alarms.look(now_ns + follower.host.offset_ns, last=True)
     return followers, target
 
 
@@ -431,3 +438,18 @@ def test_ranks_that_are_started_again(tmp_path: Path) -> None:
     trace = load_trace(window)
     assert sorted(trace.ranks.tolist()) == [0, 1, 2, 3]
     assert " of ranks 0-3 are kept in " in sealed.text
+
+
+def test_clocks_of_hosts_that_are_set_meanwhile(tmp_path: Path) -> None:
+    """Each host has a clock of its own, and the wall clock of one is set back by an hour in the middle."""
+    late_job(tmp_path / "job")
+    step = (START_NS + 8 * SECOND, -3600 * SECOND)
+    for path in (tmp_path / "job").glob("node02.*.stash"):
+        as_other_boot(path, offset_ns=977 * SECOND, drift_ppb=20_000, wall_step=step)
+    _, target = grown(tmp_path, once(150, lambda closed: {0: [slow(closed)]}), offset_ns=977 * SECOND)
+    (window,) = windows(target)
+    (sealed,) = captures(target)
+    assert " of ranks 0-3 are kept in " in sealed.text
+    found = steps_by_rank(afterwards(window))
+    assert sorted(found) == [0, 1, 2, 3]
+    assert len({tuple(steps) for steps in found.values()}) == 1
