@@ -184,7 +184,7 @@ class Alarms:
         if sealed is None:
             return
         _add_stacks(sealed, stacks)
-        lacking = "" if joint is None else joint.lacking()
+        lacking = "" if joint is None else joint.lacking(accounts.closed)
         event = replace(_event_of(sealed, lacking=lacking), request=" ".join(self._requests))
         self._log.add(event)
         if self._requests:

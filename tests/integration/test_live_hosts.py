@@ -46,7 +46,7 @@ def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) 
     A slow step of one rank, which both hosts see, has one line, and one window with the ranks of both.
     """
     told = ["--on-trigger", "sh -c 'echo $STASHTRACE_TRIGGER_KIND $STASHTRACE_TRIGGER_STEP >> called'"]
-    job = Job(tmp_path, pair, torchrun(pair, 600), "shared/run", "--live", *told, LATE_RANK="1", SLOW_STEP="350")
+    job = Job(tmp_path, pair, torchrun(pair, 600), "shared/run", "--live", *told, LATE_RANK="1", SLOW_STEP="150")
     assert job.codes() == [0, 0], [job.said(host) for host in pair]
     run = tmp_path / "shared/run"
     live, states = read_live(run), read_states(run)
@@ -65,13 +65,13 @@ def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) 
     waited = live.take((live["rank"] == 0) & (live["step"] % 10 == 0) & (live["step"] > 20))
     assert (waited["cause_rank"] == 1).mean() > 0.9
     assert not (run / HOSTS_FOLDER).exists(), "the merge removes what hosts told each other"
-    slow = [event for event in read_events(run) if (event.kind, event.step) == ("slow_step", 350)]
+    slow = [event for event in read_events(run) if (event.kind, event.step) == ("slow_step", 150)]
     assert len(slow) == 1, slow
-    assert (tmp_path / "called").read_text().splitlines().count("slow_step 350") == 1
+    assert (tmp_path / "called").read_text().splitlines().count("slow_step 150") == 1
     window = steps(load_trace(slow[0].window))
     of_ranks = [window["step"][window["rank"] == rank].tolist() for rank in (0, 1)]
     assert of_ranks[0] == of_ranks[1]
-    assert {*range(330, 356)} <= set(of_ranks[0])
+    assert {*range(130, 156)} <= set(of_ranks[0])
     sealed = [event for event in read_events(run) if event.kind == "capture" and event.window == slow[0].window]
     assert [" of ranks 0,1 are kept in " in event.text for event in sealed] == [True]
 

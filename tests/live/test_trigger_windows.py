@@ -272,6 +272,7 @@ def test_a_host_that_has_ended(tmp_path: Path) -> None:
     _, target = follow(tmp_path, sees)
     (sealed,) = captures(target)
     assert sealed.window == str(windows(target)[0])
+    assert sealed.text.endswith(", without ranks 2,3 (nobody follows them any more)")
     assert {path.name.partition(".")[0] for path in windows(target)[0].glob("*.stash")} == {"node01"}
 
 

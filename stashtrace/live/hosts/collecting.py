@@ -148,8 +148,11 @@ class Collecting:
 
     def with_step(self, step: int) -> str:
         """Return the folder of a window that is not whole yet and will hold a step; empty if there is none."""
-        asked = ((one.part.window, one.part.request) for one in self._waiting)
-        return next((str(path) for path, request in asked if step <= request.newest + request.after_steps), "")
+        for one in self._waiting:
+            request = one.part.request
+            if step <= request.newest + (0 if request.now else request.after_steps):
+                return str(one.part.window)
+        return ""
 
     def add(self, part: Part) -> None:
         """Take the part of this host."""

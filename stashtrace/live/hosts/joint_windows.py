@@ -18,7 +18,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from stashtrace.live.capture import (
 )
 from stashtrace.live.hosts.asking import asked_hosts, make_folder
 from stashtrace.live.hosts.collecting import Collecting, Part, making_folder, part_folder, refuse_part, take_in
-from stashtrace.live.hosts.other_hosts import OtherHosts
+from stashtrace.live.hosts.other_hosts import OtherHosts, ranks_named
 from stashtrace.live.state import Event
 from stashtrace.record.directory import RUN_FILE, WINDOWS_FOLDER, update_host_facts
 from stashtrace.run_facts import STACKS, host_file, read_host_facts
@@ -111,9 +111,13 @@ class JointWindows:
         """
         return any(one.request.collector for one in self._open) or (not now and bool(self.collecting.with_step(step)))
 
-    def lacking(self) -> str:
-        """Say which ranks a window of this host alone lacks, and why; empty if none."""
-        return "" if self._others is None else self._others.lacking()
+    def lacking(self, own: Collection[int]) -> str:
+        """Say which ranks a window of this host alone lacks, and why; empty if none. ``own``: the ranks that it has."""
+        if self._others is None:
+            return ""
+        gone, rest = sorted(set(self._others.told) - set(own)), self._others.lacking()
+        said = [f"{ranks_named(gone)} (nobody follows them any more)"] if gone else []
+        return "; ".join([*said, *([rest] if rest else [])])
 
     # Triggers ----------------------------------------------------------------------------------------------------
 
@@ -216,6 +220,8 @@ class JointWindows:
         if self.collecting.knows(request):  # it was asked for again, but this part is sealed
             return ""
         path = self.folder_of(request)
+        if request.collector and (path / RUN_FILE).exists():  # it is whole without this part
+            return ""
         if request.collector:
             self._told.append((request, at_ns))
             if not request.now and request.event != "capture":
@@ -301,7 +307,7 @@ class JointWindows:
         """Pack the part of this host; return it where it is for this host to say so."""
         request, closed = joint.request, min(accounts.closed.values(), default=-1)
         first = joint.first if again else 0 if accounts.window is None else accounts.window.first_step
-        error = ""
+        error, size = "", 0
         try:
             files = list(accounts.run.files)
             if again:  # the rows of the earlier start are still there, as they were held
@@ -311,15 +317,18 @@ class JointWindows:
                     first, files = accounts.files_since(request.first_step)
                 facts = accounts.window_facts(first)
             part = self._pack(joint.path, files, {**facts, **({STACKS: list(stacks)} if stacks else {})})
-            size = sum(file.stat().st_size for file in part.glob("*.stash"))
-            if not request.collector:
+            if not request.collector:  # else another host may take it in by now
+                size = sum(file.stat().st_size for file in part.glob("*.stash"))
                 take_in(joint.path, part)
                 facts = {**self._facts, "window_of": str(self._facts.get("run_id", ""))}
                 write_whole(joint.path / RUN_FILE, json.dumps(facts))  # the same on all hosts
         except (OSError, StashtraceError) as problem:
             reason = problem.strerror if isinstance(problem, OSError) else str(problem)
             error = reason or str(problem)
-            self._remove(joint.path, error if request.collector else "")
+            names = [f"{file.name}.stash" for file in accounts.run.files]
+            self._remove(joint.path, () if request.collector else names)
+            if request.collector:
+                refuse_part(joint.path, self._host, error)
         if request.collector:
             self.collecting.add(Part(request, joint.path, at_ns, error))
             return None
@@ -338,29 +347,25 @@ class JointWindows:
         making.rename(part)
         return part
 
-    def _remove(self, window: Path, why: str) -> None:
-        """Remove this host's part: half of it would be read as whole. ``why``: what the collector is told."""
+    def _remove(self, window: Path, names: Sequence[str]) -> None:
+        """Remove this host's part: half of it would be read as whole. ``names``: of files that were taken over."""
         for folder in (making_folder(window, self._host), part_folder(window, self._host)):
             shutil.rmtree(folder, ignore_errors=True)
-        for name in (host_file(self._host), *(() if why else _own_files(window, self._host))):
+        for name in (host_file(self._host), *names):
             with contextlib.suppress(OSError):
                 (window / name).unlink(missing_ok=True)
-        if why:
-            refuse_part(window, self._host, why)
-        elif not any(window.glob("*.stash")):
+        if names and not any(window.glob("*.stash")):
             with contextlib.suppress(OSError):
                 (window / RUN_FILE).unlink(missing_ok=True)
                 window.rmdir()
-
-
-def _own_files(window: Path, host: str) -> list[str]:
-    """Return the files of a host that were taken over into a window."""
-    return [path.name for path in window.glob("*.stash") if path.name.startswith(f"{host}.")]
 
 
 def _is_same(request: Request, event: Event) -> bool:
     """Whether a trigger that another host has told is the one that was seen here."""
     if request.event != event.kind or event.kind in ("rank_lost", "capture"):
         return False  # each host tells of its own ranks
-    of_step = request.step == event.step
-    return of_step if event.kind == "slow_step" else of_step or (event.rank >= 0 and request.rank == event.rank)
+    if event.kind == "stuck":  # a step may close on one host a moment later than on another
+        return abs(request.step - event.step) <= 1
+    return request.step == event.step or (
+        event.kind == "stall_grows" and event.rank >= 0 and request.rank == event.rank
+    )
