@@ -149,6 +149,9 @@ class StuckTrigger:
         self.looks = facts_of_looks(seen)
         claims = [claim for claim in ending_claims(seen, lives=True) if claim.kind in ("hung", "mismatch")]
         found = sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
+        if any(claim.name == "unseen" for claim in claims):
+            silent = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+            return [*_sentences(claims), f"of {silent} nothing is told any more"], ranks
         return ([], []) if found and set(found) <= set(elsewhere) else (_sentences(claims), found)
 
     def _become(self, sentences: list[str], ranks: list[int]) -> bool:

@@ -90,6 +90,9 @@ def _hung(f: Finding) -> str:
         return f"{head}: {ranks_named(row['ranks'], ('gets', 'get'))} on with nothing, and no rank waits for another"
     if row["name"] == "circle":
         return f"{head}: ranks {row['ranks']} wait for each other"
+    if row["name"] == "unseen":
+        who = ranks_named(row["ranks"], ("waits", "wait"))
+        return f"{head}: {who} in {_operation(f)}, and no rank of which there are records is missing from it"
     if row["name"] == "inside":
         return f"{head}{':' if lives else ''} inside {_operation(f)}: its members have entered it and none has left it"
     return f"{head}: {_lacking(f)}"

@@ -199,7 +199,8 @@ def _hung(trace: Trace, found: Stuck, ended: set[int]) -> list[Claim]:
     claims = _mismatches(trace, found)
     since = -1 if _has_dumps(trace) else found.since_ns
     left = _alike([root for root in found.roots if root.rank not in ended])
-    claims += [_root_claim(trace, roots, found, since) for roots in left]
+    claims += [_root_claim(trace, roots, found, since) for roots in left if not is_unseen(trace, roots)]
+    claims += [_unseen_claim(roots, since) for roots in left if is_unseen(trace, roots)]
     if found.inside is not None:
         inside = replace(_about(found.inside, since), name="inside", ranks=ranks_text(list(found.waiting)))
         claims.append(replace(inside, evidence=(*inside.evidence, *_looked(trace, found.waiting))))
@@ -212,6 +213,16 @@ def _hung(trace: Trace, found: Stuck, ended: set[int]) -> list[Claim]:
         rows2 += _looked(trace, ranks)
         claims.append(Claim("headline", "hung", name="circle", ranks=ranks_text(ranks), stall_ns=since, evidence=rows2))
     return claims
+
+
+def is_unseen(trace: Trace, roots: Sequence[Root]) -> bool:
+    """Return whether nothing was recorded of the ranks at which waits end: nobody knows what these have called."""
+    return not _has_dumps(trace) and not {root.rank for root in roots} & set(trace.ranks.tolist())
+
+
+def _unseen_claim(roots: Sequence[Root], since_ns: int) -> Claim:
+    ranks = sorted({rank for root in roots for rank in root.waiting})
+    return replace(_about(roots[0].operation, since_ns), name="unseen", ranks=ranks_text(ranks))
 
 
 def _looked(trace: Trace, ranks: Sequence[int]) -> tuple[Evidence, ...]:

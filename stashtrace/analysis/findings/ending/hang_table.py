@@ -30,8 +30,8 @@ HANG = schema(
     col.word(
         "reason",
         "not_entered, not_finished, gone (its process ended or was stopped), mismatch (it called another operation),"
-        " circle (it waits for another row's rank), inside (all are inside and none leaves), still (nobody waits for"
-        " another, and no rank gets on)",
+        " circle (it waits for another row's rank), inside (all are inside and none leaves), unseen (it waits for ranks"
+        " of which nothing was recorded), still (nobody waits for another, and no rank gets on)",
         width=12,
     ),
     col.word(
@@ -138,7 +138,7 @@ def _rows(trace: Trace, claim: Claim) -> Iterator[tuple[Any, ...]]:
             sequence,
             round(about.moved_bytes),
             round(claim.stall_ns),
-            inside if claim.name != "inside" else claim.ranks,
+            inside if claim.name not in ("inside", "unseen") else claim.ranks,
             through,
             last[rank].items_count if rank in last else -1,
             *_activity(doing(trace, rank)),
