@@ -17,6 +17,7 @@ from other_boot import as_other_boot
 from stash_files import RUN_ID, START_NS
 from test_accounts import SECOND, afterwards
 
+from stashtrace.analysis.findings.ending.hang_table import hang
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.errors import DataLossWarning
 from stashtrace.format.growing import GrowingRun
@@ -26,6 +27,7 @@ from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.hosts.share import Share
 from stashtrace.live.table import LIVE_STEPS
 from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger
+from stashtrace.loading.load import load_trace
 from stashtrace.loading.looks import with_looks
 from stashtrace.record.directory import HOSTS_FOLDER
 from stashtrace.record.look.model import Look, ThreadLook
@@ -425,6 +427,10 @@ def test_a_job_whose_other_hosts_are_not_seen(tmp_path: Path, monkeypatch: pytes
         )
     assert said
     assert not [text for text in said if any(name in text for name in ("rank 2", "rank 3", "1-3", "2,3"))]
+    with pytest.warns(DataLossWarning, match="ranks_missing"):
+        table = hang(load_trace(tmp_path / "job"))
+    assert table["rank"].tolist() == ([1] if dead == 1 else [0, 1])
+    assert set(table["reason"].tolist()) == {"not_entered" if dead == 1 else "unseen"}
 
 
 def test_a_step_that_a_rank_of_another_host_made_slow(tmp_path: Path) -> None:
