@@ -1,7 +1,7 @@
 """Put the parts of a window together that hosts have sealed for a trigger, and say which ranks it lacks.
 
-    host A (saw the trigger)  ──► A.part ──┐
-    host B                    ──► B.part ──┼──► files of all, then run.json: the window is whole
+    host A (saw the trigger)  ──► A.ranks ─┐
+    host B                    ──► B.ranks ─┼──► files of all, then run.json: the window is whole
     host C, gone              ──► nothing ─┘    "without ranks 4-5: node2 has not answered within 20 s"
 
 A window is a run once its ``run.json`` lies there, which the collecting host writes last: a part that comes later is
@@ -46,7 +46,7 @@ def making_folder(window: Path, host: str) -> Path:
 
 def part_folder(window: Path, host: str) -> Path:
     """Return the folder of the part of a host that is whole."""
-    return window / f"{_file_name(host)}.part"
+    return window / f"{_file_name(host)}.ranks"
 
 
 def refuse_part(window: Path, host: str, why: str) -> None:

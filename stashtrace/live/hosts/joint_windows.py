@@ -3,7 +3,7 @@
     request ──► host A: last step it has closed ──►┐ host.A.json                     ┌──► files of A's ranks
             └─► host B: last step it has closed ──►┘ host.B.json: the latest + after └──► files of B's ranks
 
-Each host packs its part into a folder of its own, ``HOST.making``, which then becomes ``HOST.part``. Where somebody
+Each host packs its part into a folder of its own, ``HOST.making``, which then becomes ``HOST.ranks``. Where somebody
 asks for a window, each host takes its part over itself and says so; none waits for another. Where a trigger does, the
 host that saw it collects the parts (``live.hosts.collecting``).
 
