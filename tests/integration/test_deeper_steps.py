@@ -60,6 +60,9 @@ class Job:
     said: str
 
     def windows(self) -> list[Path]:
+        """The window of each request, all of which were answered."""
+        for answer in self.answers:
+            assert answer.returncode == 0, answer.stderr
         return [Path(answer.stdout.strip()) for answer in self.answers]
 
     def texts(self, kind: str = "deeper") -> list[str]:
@@ -128,7 +131,6 @@ def asked(tmp_path_factory: pytest.TempPathFactory, libraries: Path) -> Job:
 
 @pytest.mark.parametrize(("which", "count"), [(0, 3), (1, 2)])
 def test_each_rank_records_the_kernels_of_as_many_steps_as_were_asked_for(asked: Job, which: int, count: int) -> None:
-    assert asked.answers[which].returncode == 0, asked.answers[which].stderr
     trace = load_trace(asked.windows()[which])
     for rank in (0, 1):
         found = kernels_of(trace, rank)[-count:]
