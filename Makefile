@@ -49,7 +49,7 @@ quick: $(VENV)/.built $(VENV)/.test-tools  ## Run the tests of pure Python analy
 whole_files := -n $(workers) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
   -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
-test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Build everything and run the tests: under ten minutes
+test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Build everything and run the tests: a quarter of an hour
 	$(bin)/python -m pytest $(PYTEST) $(whole_files) -m "not thorough and not truth and not trust" tests
 
 # All that `make test` runs, and what judges the project rather than each change: docs/internals/tests.md says what that is.
