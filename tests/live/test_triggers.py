@@ -12,7 +12,7 @@ from made_job import write_job
 
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger
+from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger, as_seen_from_here
 from stashtrace.schema.trace import Trace
 
 SECOND = 1_000_000_000
@@ -51,7 +51,7 @@ def test_a_standstill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     seen = (["rank 1 has not entered all-reduce 7"], [1])
     looks: list[int] = []
 
-    def stands_still(trigger: StuckTrigger, window: Trace, elsewhere: Collection[int]) -> tuple[list[str], list[int]]:
+    def stands_still(trigger: StuckTrigger, window: Trace, *others: Collection[int]) -> tuple[list[str], list[int]]:
         looks.append(1)
         return seen
 
@@ -68,3 +68,11 @@ def test_a_standstill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert trigger.look(window, 40 * SECOND, last_end_ns=39 * SECOND)
     assert trigger.sentences == trigger.ranks == []
     assert len(looks) == 2
+
+
+def test_a_host_that_sees_a_part_of_the_ranks_says_so() -> None:
+    """What the summary words of a whole job is worded for the ranks that are seen."""
+    still = "no progress for 12 s: rank 1 gets on with nothing, and no rank waits for another"
+    assert as_seen_from_here(still).endswith("and no rank that is seen from here waits for another")
+    longer = "rank 0 spends 45 s more in transfers"
+    assert as_seen_from_here(longer) == f"{longer}, or in waits for ranks that are not seen from here"

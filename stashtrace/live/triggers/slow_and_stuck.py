@@ -42,6 +42,11 @@ _LONG_NS = 30_000_000_000
 
 #: A wait for the rank that made a step slow is told if it is this part of what the step took longer.
 _WORTH_WAIT = 0.25
+#: What is said of a job all of whose ranks are seen -> of one of which some are.
+_PARTLY_SEEN = {
+    "more in transfers": "more in transfers, or in waits for ranks that are not seen from here",
+    "and no rank waits for another": "and no rank that is seen from here waits for another",
+}
 #: Begin of the sentences about what was beside a slow step (``summary.words.spikes``).
 _MEANWHILE = "meanwhile "
 
@@ -174,6 +179,13 @@ def _wait_for_unseen(window: Trace) -> str:
         f"{who} in {operation(waited.operation.operation)}{number} of {group} for {duration_text(found.since_ns)}; "
         "no rank that is seen from here is missing from it; the ranks of other hosts are not visible from here"
     )
+
+
+def as_seen_from_here(text: str) -> str:
+    """Word a sentence for a host that does not see all ranks of the job: what it says of others it cannot know."""
+    for whole, part in _PARTLY_SEEN.items():
+        text = text.replace(whole, part)
+    return text
 
 
 def _sentences(claims: Sequence[Claim]) -> list[str]:
