@@ -1,7 +1,8 @@
 """A small data-parallel job over gloo, for tests of how it is launched: `small_ddp.py STEPS [RANK STEP]`.
 
 That rank fails in that step, once; torchrun answers with a restart of all ranks. The rank LATE_RANK, if there is one,
-takes 60 ms longer in each tenth step, and SLOW_S seconds longer in step SLOW_STEP.
+takes 60 ms longer in each tenth step, and SLOW_S seconds longer in step SLOW_STEP. After the last step the ranks stay
+for a minute, or until the file STAYS_UNTIL exists.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -40,6 +41,9 @@ def main() -> None:
         optimizer.zero_grad()
         if step == 4:
             print(f"rank {rank} trains", flush=True)
+    until, begin = os.environ.get("STAYS_UNTIL", ""), time.monotonic()
+    while until and not os.path.exists(until) and time.monotonic() - begin < 60:
+        time.sleep(0.1)
     dist.destroy_process_group()
     print(f"rank {rank} done", flush=True)
 

@@ -21,7 +21,7 @@ from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.live.events import read_events
-from stashtrace.live.state import LiveState, read_states
+from stashtrace.live.state import Event, LiveState, read_states
 from stashtrace.live.table import read_live, wide_rows
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import HOSTS_FOLDER
@@ -46,9 +46,13 @@ def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) 
     A slow step of one rank, which both hosts see, has one line, and one window with the ranks of both.
     """
     told = ["--on-trigger", "sh -c 'echo $STASHTRACE_TRIGGER_KIND $STASHTRACE_TRIGGER_STEP >> called'"]
-    job = Job(tmp_path, pair, torchrun(pair, 600), "shared/run", "--live", *told, LATE_RANK="1", SLOW_STEP="150")
+    variables = {"LATE_RANK": "1", "SLOW_STEP": "150", "STAYS_UNTIL": str(tmp_path / "enough")}
+    job = Job(tmp_path, pair, torchrun(pair, 600), "shared/run", "--live", *told, **variables)
+    run, deadline = tmp_path / "shared/run", time.monotonic() + 150
+    while time.monotonic() < deadline and not any(event.kind == "capture" for event in _events(run)):
+        time.sleep(0.5)  # a host whose job has ended has no part in a window
+    (tmp_path / "enough").touch()
     assert job.codes() == [0, 0], [job.said(host) for host in pair]
-    run = tmp_path / "shared/run"
     live, states = read_live(run), read_states(run)
     assert [max(own["steps_count"] for own in state.ranks.values()) for state in states] == [600, 600]
     trace = load_trace(run)
@@ -153,6 +157,10 @@ def test_an_idle_run_is_captured_on_both_hosts(pair: list[Host], tmp_path: Path)
     assert numbers[0] == numbers[1] == [*range(min(numbers[0]), max(numbers[0]) + 1)]
     assert len(numbers[0]) >= 20
     assert min(numbers[0]) > 5, "the steps before the request count"
+
+
+def _events(run: Path) -> list[Event]:
+    return read_events(run) if run.exists() else []
 
 
 def _states(run: Path) -> list[LiveState]:
