@@ -155,12 +155,11 @@ class DeeperSteps:
         begun, began_ns = self._newest
         age_ns = max(at_ns - began_ns, 0) if begun >= 0 else 0
         first = max(newest, begun) + 1 + _MARGIN_STEPS + (math.ceil(age_ns / usual_ns) if usual_ns else 0)
-        limit_ns = (count + 1) * usual_ns + left_ns
         if KERNELS in kinds:
-            ask_for_deeper_steps(self._directory, first, count, limit_ns)
+            ask_for_deeper_steps(self._directory, first, count, usual_ns, left_ns)
         if STACKS in kinds:
             self._sampler.start(self._processes())
-        until_ns = at_ns + age_ns + _MARGIN_STEPS * usual_ns + limit_ns + _LONGEST_NS
+        until_ns = at_ns + age_ns + (count + 1 + _MARGIN_STEPS) * usual_ns + left_ns + _LONGEST_NS
         self._asked = _Asked(frozenset(kinds), first, count, usual_ns, at_ns, until_ns, left_ns, self._windows_count)
         return first + count - 1, ""
 
@@ -193,7 +192,7 @@ class DeeperSteps:
         if not (is_over or ended or at_ns > asked.until_ns):
             return None
         if not is_over and KERNELS in asked.kinds and not ended:
-            ask_for_deeper_steps(self._directory, 0, 0, 0)
+            ask_for_deeper_steps(self._directory)
         self._asked = None
         if STACKS in asked.kinds:
             self._stacks += self._sampler.finish()

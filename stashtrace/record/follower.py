@@ -27,7 +27,7 @@ from stashtrace.record.program import own_program
 _CONTROL = "control-{host}"
 #: ``probes.deeper`` knows these too.
 _SIZE, _NUMBER_AT, _REQUEST_AT = 64, 1, 8
-_REQUEST = struct.Struct("<QQQ")
+_REQUEST = struct.Struct("<QQQQ")
 #: It makes one more round when the job has ended; if that takes longer, it is left behind.
 _PATIENCE_S = 30.0
 
@@ -120,8 +120,12 @@ def set_period(directory: Path, number: int) -> None:
         file.write(bytes([number]))
 
 
-def ask_for_deeper_steps(directory: Path, first_step: int, count: int, limit_ns: int) -> None:
+def ask_for_deeper_steps(
+    directory: Path, first_step: int = 0, count: int = 0, usual_ns: int = 0, budget_ns: int = 0
+) -> None:
     """Let the ranks record their kernels for some steps; ``count`` 0 for no more of them.
+
+    ``usual_ns``: of a step. ``budget_ns``: that the steps may take longer in all; a rank ends when it is used up.
 
     Errors of the system are raised as they are.
     """
@@ -129,7 +133,7 @@ def ask_for_deeper_steps(directory: Path, first_step: int, count: int, limit_ns:
         file.seek(_NUMBER_AT)
         number = file.read(1)[0] % 255 + 1
         file.seek(_REQUEST_AT)
-        file.write(_REQUEST.pack(first_step, count, limit_ns))
+        file.write(_REQUEST.pack(first_step, count, usual_ns, budget_ns))
         file.flush()  # before its number, by which it is seen
         file.seek(_NUMBER_AT)
         file.write(bytes([number]))
