@@ -108,6 +108,31 @@ def unequal(live: Table, whole: Table, tolerance_ns: int = 0) -> list[str]:
     ]
 
 
+def restarted_job(folder: Path) -> None:
+    """Write a job whose ranks are started again after 150 steps, under other numbers of processes."""
+    for restart, begin_ms, pid in (("0", 100.0, 1000), ("1", 20_000.0, 3000)):
+        write_job(
+            folder,
+            ranks_count=4,
+            steps_count=150,
+            restart=restart,
+            begin_ms=begin_ms,
+            first_pid=pid,
+            hosts=NODES,
+        )
+
+
+def all_sleep_in_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let looks at processes find each of them in a read that does not return."""
+
+    def look_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
+        thread = ThreadLook(1, "MainThread", "S", 5, "read", "/data/shard.tar")
+        asleep = Look(1, 2 * SECOND, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
+        return with_looks(trace, dict.fromkeys(wanted, asleep.to_text()))
+
+    monkeypatch.setattr("stashtrace.live.triggers.slow_and_stuck.look_at", look_at)
+
+
 def late_job(folder: Path, **more: Any) -> dict[tuple[int, int], float]:
     """Four ranks on two hosts; now and then a rank of each is late."""
     late = {(rank, step): 40.0 for rank in (1, 2) for step in range(50 + rank, 250, 9)}
@@ -276,16 +301,7 @@ def test_a_host_that_tells_nothing_of_its_last_steps(tmp_path: Path) -> None:
 
 
 def test_ranks_that_are_started_again(tmp_path: Path) -> None:
-    for restart, begin_ms, pid in (("0", 100.0, 1000), ("1", 20_000.0, 3000)):
-        write_job(
-            tmp_path / "job",
-            ranks_count=4,
-            steps_count=150,
-            restart=restart,
-            begin_ms=begin_ms,
-            first_pid=pid,
-            hosts=NODES,
-        )
+    restarted_job(tmp_path / "job")
     hosts = follow(tmp_path / "job", tmp_path / "grown")
     whole = afterwards(tmp_path / "job", start=1)
     for host in hosts:
@@ -350,12 +366,7 @@ def test_a_stuck_job_is_told_by_the_host_of_the_rank(
     facts = json.loads((tmp_path / "job" / "run.json").read_text())
     (tmp_path / "job" / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "exit_code"}))
 
-    def look_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
-        thread = ThreadLook(1, "MainThread", "S", 5, "read", "/data/shard.tar")
-        asleep = Look(1, 2 * SECOND, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
-        return with_looks(trace, dict.fromkeys(wanted, asleep.to_text()))
-
-    monkeypatch.setattr("stashtrace.live.triggers.slow_and_stuck.look_at", look_at)
+    all_sleep_in_a_read(monkeypatch)
     (tmp_path / "grown").mkdir()
     hosts = [Host(tmp_path / "grown", name) for name in NODES]
     stuck = [StuckTrigger(str(tmp_path / "grown")) for _ in hosts]
@@ -393,12 +404,7 @@ def test_a_job_whose_other_hosts_are_not_seen(tmp_path: Path, monkeypatch: pytes
     for path in (tmp_path / "job").glob("node02.*"):
         path.unlink()
 
-    def look_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
-        thread = ThreadLook(1, "MainThread", "S", 5, "read", "/data/shard.tar")
-        asleep = Look(1, 2 * SECOND, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
-        return with_looks(trace, dict.fromkeys(wanted, asleep.to_text()))
-
-    monkeypatch.setattr("stashtrace.live.triggers.slow_and_stuck.look_at", look_at)
+    all_sleep_in_a_read(monkeypatch)
     (tmp_path / "grown").mkdir()
     host = Host(tmp_path / "grown", "node01")
     trigger = StuckTrigger(str(tmp_path / "grown"))

@@ -40,6 +40,14 @@ class Log(EventLog):
         self._path = directory / f"events-{host}.jsonl"
 
 
+def tell_state(state: LiveState, host: Host, *, ended: bool) -> None:
+    """Write the state of a follower after a round."""
+    state.rounds_count += 1
+    state.ended = ended
+    state.ranks = {str(rank): {"last_step": step} for rank, step in host.accounts.closed.items()}
+    state.write(host.directory)
+
+
 class Follower:
     """What a follower does about windows, on one of several hosts."""
 
@@ -61,10 +69,7 @@ class Follower:
         self.say(ended=ended)
 
     def say(self, *, ended: bool = False) -> None:
-        self.state.rounds_count += 1
-        self.state.ended = ended
-        self.state.ranks = {str(r): {"last_step": step} for r, step in self.host.accounts.closed.items()}
-        self.state.write(self.host.directory)
+        tell_state(self.state, self.host, ended=ended)
 
 
 def capture(

@@ -18,8 +18,8 @@ from other_boot import as_other_boot
 from stash_files import RUN_ID, START_NS
 from test_accounts import SECOND, afterwards
 from test_alarms import Calls
-from test_hosts import NODES, Host, late_job, unequal
-from test_joint_windows import Log, whole
+from test_hosts import NODES, Host, late_job, restarted_job, unequal
+from test_joint_windows import Log, tell_state, whole
 
 from stashtrace.errors import DataLossWarning
 from stashtrace.format.compact import write_packed
@@ -66,10 +66,7 @@ class Follower:
         self.say(ended=ended)
 
     def say(self, *, ended: bool = False) -> None:
-        self.state.rounds_count += 1
-        self.state.ended = ended
-        self.state.ranks = {str(r): {"last_step": step} for r, step in self.host.accounts.closed.items()}
-        self.state.write(self.host.directory)
+        tell_state(self.state, self.host, ended=ended)
 
 
 def slow(step: int, rank: int = 1, cost_ns: int = 10) -> Event:
@@ -276,15 +273,20 @@ def test_a_host_that_has_ended(tmp_path: Path) -> None:
     assert {path.name.partition(".")[0] for path in windows(target)[0].glob("*.stash")} == {"node01"}
 
 
-def test_a_host_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of it is left in the window, and the line says why."""
+def fill_disk(monkeypatch: pytest.MonkeyPatch, first_letters: str) -> None:
+    """Let there be no space for the files whose names begin so."""
 
     def refuse(file: StashFile, path: str) -> int:
-        if file.name.startswith("node02.1021"):
+        if file.name.startswith(first_letters):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write_packed(file, path)
 
     monkeypatch.setattr("stashtrace.live.hosts.joint_windows.write_packed", refuse)
+
+
+def test_a_host_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is left in the window, and the line says why."""
+    fill_disk(monkeypatch, "node02.1021")
     followers, target = follow(tmp_path, once(150, lambda closed: {0: [slow(closed)]}))
     (window,) = windows(target)
     (sealed,) = captures(target)
@@ -296,13 +298,7 @@ def test_a_host_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_disk_of_the_host_that_saw_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks of the other one are kept all the same."""
-
-    def refuse(file: StashFile, path: str) -> int:
-        if file.name.startswith("node01."):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write_packed(file, path)
-
-    monkeypatch.setattr("stashtrace.live.hosts.joint_windows.write_packed", refuse)
+    fill_disk(monkeypatch, "node01.")
     _, target = follow(tmp_path, once(150, lambda closed: {0: [slow(closed)]}))
     (sealed,) = captures(target)
     assert " of ranks 2,3 are kept in " in sealed.text
@@ -423,16 +419,7 @@ def test_a_signal_asks_all_hosts(tmp_path: Path) -> None:
 
 def test_ranks_that_are_started_again(tmp_path: Path) -> None:
     """The steps after the trigger will not come: what there is of the first start is sealed."""
-    for restart, begin_ms, pid in (("0", 100.0, 1000), ("1", 20_000.0, 3000)):
-        write_job(
-            tmp_path / "job",
-            ranks_count=4,
-            steps_count=150,
-            restart=restart,
-            begin_ms=begin_ms,
-            first_pid=pid,
-            hosts=NODES,
-        )
+    restarted_job(tmp_path / "job")
     _, target = grown(tmp_path, once(146, lambda closed: {0: [slow(closed)]}))
     (window,) = windows(target)
     (sealed,) = captures(target)
