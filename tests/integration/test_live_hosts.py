@@ -47,20 +47,21 @@ def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) 
     """
     told = ["--on-trigger", "sh -c 'echo $STASHTRACE_TRIGGER_KIND $STASHTRACE_TRIGGER_STEP >> called'"]
     variables = {"LATE_RANK": "1", "SLOW_STEP": "150", "STAYS_UNTIL": str(tmp_path / "enough")}
-    job = Job(tmp_path, pair, torchrun(pair, 600), "shared/run", "--live", *told, **variables)
+    # So few steps that a follower which hears of the slow one at the end still holds it.
+    job = Job(tmp_path, pair, torchrun(pair, 300), "shared/run", "--live", *told, **variables)
     run, deadline = tmp_path / "shared/run", time.monotonic() + 150
     while time.monotonic() < deadline and not any(event.kind == "capture" for event in _events(run)):
         time.sleep(0.5)  # a host whose job has ended has no part in a window
     (tmp_path / "enough").touch()
     assert job.codes() == [0, 0], [job.said(host) for host in pair]
     live, states = read_live(run), read_states(run)
-    assert [max(own["steps_count"] for own in state.ranks.values()) for state in states] == [600, 600]
+    assert [max(own["steps_count"] for own in state.ranks.values()) for state in states] == [300, 300]
     trace = load_trace(run)
     table = steps(trace)
     whole = wide_rows(stalls(trace, by="step", warmup=True), table, start=0, complete=np.ones(len(table), dtype=bool))
-    assert len(live) == len(whole) == 1200
+    assert len(live) == len(whole) == 600
     live = live.take(live["complete"] == 1)  # on a busy machine the last steps may be told of too late
-    assert len(live) > 600
+    assert len(live) > 300
     at = GroupBy(whole["rank"], whole["step"]).row_of(live["rank"], live["step"])
     # Readings of the clocks that were let go of meanwhile move a moment by a few ns.
     for name in KIND_COLUMNS.values():
