@@ -4,6 +4,9 @@ The first optimizer of a process imports the compiler, only to have itself left 
 long as the import of torch, two seconds of a processor, and a job that compiles nothing is the same without it. One
 that does compile finds here nothing to do it with, and fails.
 
+Two more parts of the compiler are a quarter of what `import torch` takes: what exports programs, and what tells the
+shapes of results without the results. Jobs here have no use for either.
+
 A process that ends does not look for cycles among all that it has imported either: with torch, half a second more.
 """
 
@@ -17,13 +20,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 COMPILER = "torch._dynamo"
+#: What the import of torch loads for the compiler alone, and which nothing here calls.
+NOT_CALLED = ("torch.export", "torch._meta_registrations")
 
 
 class _NoCompiler:
-    """Finds and loads a compiler that has only what optimizers and DDP call of it."""
+    """Finds and loads a compiler that has only what optimizers and DDP call of it, and its other parts as empty modules."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != COMPILER:
+        if name not in (COMPILER, *NOT_CALLED):
             return None
         from importlib.machinery import ModuleSpec
 
@@ -33,6 +38,8 @@ class _NoCompiler:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
+        if module.__name__ != COMPILER:
+            return
         groups = []
 
         def optimize_ddp_mode() -> str:
