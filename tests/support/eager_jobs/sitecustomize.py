@@ -4,8 +4,8 @@ The first optimizer of a process imports the compiler, only to have itself left 
 long as the import of torch, two seconds of a processor, and a job that compiles nothing is the same without it. One
 that does compile finds here nothing to do it with, and fails.
 
-Two more parts of the compiler are a quarter of what `import torch` takes: what exports programs, and what tells the
-shapes of results without the results. Jobs here have no use for either.
+Two more parts of the compiler are a quarter of what `import torch` takes. What exports programs is loaded when one of
+its names is asked for; what tells the shapes of results without the results is not there.
 
 A process that ends does not look for cycles among all that it has imported either: with torch, half a second more.
 """
@@ -20,15 +20,22 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 COMPILER = "torch._dynamo"
-#: What the import of torch loads for the compiler alone, and which nothing here calls.
-NOT_CALLED = ("torch.export", "torch._meta_registrations")
+SHAPES = "torch._meta_registrations"
+EXPORT = "torch.export"
 
 
 class _NoCompiler:
-    """Finds and loads a compiler that has only what optimizers and DDP call of it, and its other parts as empty modules."""
+    """Finds and loads a compiler that has only what optimizers and DDP call of it, and no shapes."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in (COMPILER, *NOT_CALLED):
+        if name == EXPORT:
+            from importlib.machinery import PathFinder
+
+            spec = PathFinder.find_spec(name, path)
+            if spec is not None and spec.loader is not None:
+                spec.loader = _Later(spec.loader)
+            return spec
+        if name not in (COMPILER, SHAPES):
             return None
         from importlib.machinery import ModuleSpec
 
@@ -38,7 +45,8 @@ class _NoCompiler:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        if module.__name__ != COMPILER:
+        if module.__name__ == SHAPES:
+            _make_generators()
             return
         groups = []
 
@@ -63,6 +71,36 @@ class _NoCompiler:
                 clear_lru_cache=nothing,
             ),
         )
+
+
+class _Later:
+    """Loads a module when one of its names is asked for; the modules in it are found before."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        def load(name: str) -> Any:
+            if name.startswith("__"):  # asked for by imports
+                raise AttributeError(name)
+            del vars(module)["__getattr__"]
+            self._loader.exec_module(module)
+            return getattr(module, name)
+
+        vars(module)["__getattr__"] = load
+
+
+def _make_generators() -> None:
+    """Let random number generators be made: newer versions of torch allow it on their way to the shapes."""
+    from torch import _C
+
+    if hasattr(_C, "_set_generator_metaclass"):
+        from torch._opaque_base import OpaqueBaseMeta
+
+        _C._set_generator_metaclass(OpaqueBaseMeta)
 
 
 sys.meta_path.insert(0, _NoCompiler())
