@@ -308,11 +308,12 @@ class LiveAccounts:
         fitting = np.flatnonzero(everybody & old & long_ago & (by_step.values > first))
         if not len(fitting):
             return
+        if not self.windows:  # the rows that are let go of first can be read anew, too
+            self.windows.append(self.window or _window_from(table, int(by_step.values[0]), ours))
         first = int(by_step.values[fitting[-1]])
         own = table.take(table["step"] == first)
         own_begin_ns = int(own["begin_ns"].min()) + self.origin_ns
-        begins = dict(zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True))
-        self.window = Window(first, {rank: at for rank, at in begins.items() if rank in ours})
+        self.window = _window_from(table, first, ours)
         self.windows.append(self.window)
         oldest_ns = own_begin_ns - RECALLED_NS
         self.begins_ns = {
@@ -322,7 +323,9 @@ class LiveAccounts:
         }
         boots = {p.identity.rank: p.clock for p in opened.processes if p.identity.role is ProcessRole.RANK}
         self._begins = {
-            rank: (boots[rank].boot_id, boots[rank].monotonic_ns(at)) for rank, at in begins.items() if rank not in ours
+            rank: (boots[rank].boot_id, boots[rank].monotonic_ns(at))
+            for rank, at in zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True)
+            if rank not in ours
         }
         # Starts of an elastic job are counted by its ranks, also by those that have ended.
         ranks = {
@@ -337,6 +340,12 @@ class LiveAccounts:
         held = self.run.held_bytes + (0 if self.others is None else self.others.held_bytes)
         if held > MOST_BYTES:
             self._cut_ns = max(self._cut_ns, self.run.forget_half() - self.origin_ns)
+
+
+def _window_from(table: Table, step: int, ranks: Collection[int]) -> Window:
+    """Return the window that begins with a step of these ranks."""
+    rows = table.take((table["step"] == step) & np.isin(table["rank"], list(ranks)))
+    return Window(step, dict(zip(rows["rank"].tolist(), rows["begin_ns"].tolist(), strict=True)))
 
 
 def _last_begun(trace: Trace) -> dict[int, int]:

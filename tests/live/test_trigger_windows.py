@@ -172,6 +172,23 @@ def test_the_window_of_a_slow_step_has_all_hosts(tmp_path: Path, paces: tuple[in
     assert not any(follower.alarms.is_open or follower.alarms.is_collecting for follower in followers)
 
 
+def test_a_host_that_looks_seldom(tmp_path: Path) -> None:
+    """Its first look is so late that it lets go of the step at once: the rows are read anew from the begin."""
+    first: list[int] = []
+
+    def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
+        if not first and followers[1].closed >= 150:
+            first.append(at)
+        return {0: [slow(40)]} if first == [at - 1] else {}
+
+    _, target = follow(tmp_path, sees, paces=(1, 12))
+    (window,) = windows(target)
+    found = steps_by_rank(whole(window))
+    assert sorted(found) == [0, 1, 2, 3]
+    assert all(steps[0] <= 40 - BEFORE and steps[-1] >= 40 + AFTER for steps in found.values())
+    assert [event.text.endswith(")") for event in captures(target)] == [True]
+
+
 @pytest.mark.parametrize("apart", [0, 1, 3])
 def test_two_hosts_see_the_same_slow_step(tmp_path: Path, apart: int) -> None:
     """In the same round or some rounds later: one window, one line, one call."""
