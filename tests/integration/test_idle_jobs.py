@@ -30,8 +30,6 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 #: Beginning of each job: when it ends, and what each rank writes down of a step.
 HEAD = """
 import json, os, sys, time
-import torch
-torch.set_num_threads(1)
 rank = int(os.environ.get('RANK', '0'))
 lines = open(f'steps-{rank}', 'w')
 begin = time.monotonic()
@@ -43,6 +41,7 @@ def note(step, **more):
 """
 
 LOADER = """
+import torch
 from torch.utils.data import DataLoader, Dataset
 class Data(Dataset):
     def __len__(self): return 30
@@ -65,6 +64,7 @@ if __name__ == '__main__':
 
 #: Rank 1 comes later than rank 0 by most of a step, so that they may begin to record with different steps.
 DISTRIBUTED = """
+import torch
 import torch.distributed as dist
 dist.init_process_group('gloo')
 group = dist.group.WORLD
