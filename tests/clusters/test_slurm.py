@@ -164,7 +164,7 @@ def output(environment: dict[str, str], *words: str) -> str:
     return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60, check=False).stdout
 
 
-def wait_for(is_there: Callable[[], bool], limit_s: float = 60) -> None:
+def wait_for(is_there: Callable[[], bool], limit_s: float = 180) -> None:
     deadline = time.monotonic() + limit_s
     while not is_there():
         assert time.monotonic() < deadline, "the cluster does not come up, or a job does not end"
