@@ -8,7 +8,7 @@ from builders import MS
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, tables_of
 from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.headline import MOST_CHARACTERS, headline_text
+from stashtrace.summary.words.headline import MOST_CHARACTERS, _beginning, headline_text
 from stashtrace.summary.words.template_parts import Finding, findings_of
 
 RANKS = "0,2,5,7,11"
@@ -80,3 +80,18 @@ def test_one_rank_that_waits_for_two_says_which_part_is_for_one() -> None:
 def test_bounds_of_one_rank_are_an_upper_one_of_several() -> None:
     claim = finding("data", "worker", low_ms=30, confidence="between")
     assert headline_text([claim]).startswith("ranks 0,2,5,7,11 are input bound: up to 60.0 ms a step (up to 60 %)")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "stage 1 (ranks 64, 66, 68 … 126) computes 6.01 s a step, the other 3.99 s: an even split would save 17 %",
+            "stage 1 (ranks 64, 66, 68 … 126) computes 6.01 s a step, the other 3.99 s",
+        ),
+        ("late: " + "word " * 30, "late: " + " ".join(["word"] * 18) + " …"),
+    ],
+)
+def test_a_sentence_that_is_too_long_ends_with_a_clause(text: str, said: str) -> None:
+    """A short first one says too little: then the text is cut, and marked."""
+    assert _beginning(text) == said

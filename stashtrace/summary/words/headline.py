@@ -18,6 +18,8 @@ from stashtrace.units import percent_text, shortened
 
 #: Longest headline, in characters.
 MOST_CHARACTERS = 100
+#: A clause of fewer says too little alone.
+_LEAST_CHARACTERS = 30
 _NO_STEPS = "no_steps"
 _NAME_WIDTH = 24
 
@@ -34,8 +36,14 @@ def headline_text(found: Sequence[Finding]) -> str:
         texts = list(_forms(finding)) if finding.row["section"] == "verdict" else [claim_text(finding)]
         if texts[-1]:
             fits = (text for text in texts if len(text) <= MOST_CHARACTERS)
-            return next(fits, textwrap.shorten(texts[-1], MOST_CHARACTERS, placeholder=" …"))
+            return next(fits, _beginning(texts[-1]))
     return ""
+
+
+def _beginning(text: str) -> str:
+    """Return the clauses of a sentence that fit; where the first is too long, as much of it as fits, marked."""
+    end = max(text.rfind(mark, _LEAST_CHARACTERS, MOST_CHARACTERS + len(mark)) for mark in (": ", "; "))
+    return text[:end] if end > 0 else textwrap.shorten(text, MOST_CHARACTERS, placeholder=" …")
 
 
 def _forms(f: Finding) -> Iterator[str]:
