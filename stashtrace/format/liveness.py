@@ -9,28 +9,33 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
 from stashtrace.format.stash_file import StashFile
 
 _FOREIGN_AGE_S = 30.0
+_RING_END = b".ring\n"
+#: Major and minor number of its device, and its inode.
+_Ring = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
 class LiveRings:
-    """Rings that processes of this host have mapped."""
+    """Rings that processes of this host have mapped.
 
-    #: Of this host.
-    boot_id: str
-    #: As /proc/PID/maps shows them: device and inode -> process, as this host numbers it.
-    pids: Mapping[tuple[int, int, int], int]
+    ``boot_id``: of this host. ``pids``: as /proc/PID/maps shows them, device and inode -> process, as this host numbers
+    it; None to read /proc as far as answers need it, each process once. Processes of other users whose maps may not be
+    read are left out.
+    """
+
+    def __init__(self, boot_id: str, pids: Mapping[_Ring, int] | None = None) -> None:
+        self.boot_id = boot_id
+        self._pids = dict(pids or {})
+        self._is_whole = pids is not None
 
     @classmethod
     def look(cls) -> LiveRings:
-        """Read /proc once. Processes of other users whose maps may not be read are left out."""
-        pids = [entry for entry in os.listdir("/proc") if entry.isdigit()]
-        return cls(own_boot_id(), {ring: int(pid) for pid in pids for ring in _rings_of(pid)})
+        """Begin a look at the processes of this host."""
+        return cls(own_boot_id())
 
     def holds(self, stash: StashFile) -> bool:
         """Whether the writer of this file is still at work, or may be."""
@@ -39,7 +44,7 @@ class LiveRings:
         except OSError:
             return False  # the process ended in order, or its file was merged
         if self.is_of_host(stash):
-            return self._pid(facts) >= 0
+            return self._pid(facts, stash) >= 0
         newest = max(facts.st_mtime, os.stat(stash.path).st_mtime)
         return time.time() - newest < _FOREIGN_AGE_S
 
@@ -50,12 +55,26 @@ class LiveRings:
     def pid_of(self, stash: StashFile) -> int:
         """Return this host's number of the living writer of a file; -1 if it is of another host, or has ended."""
         try:
-            return self._pid(os.stat(stash.ring_path)) if self.is_of_host(stash) else -1
+            return self._pid(os.stat(stash.ring_path), stash) if self.is_of_host(stash) else -1
         except OSError:
             return -1
 
-    def _pid(self, facts: os.stat_result) -> int:
-        return self.pids.get((os.major(facts.st_dev), os.minor(facts.st_dev), facts.st_ino), -1)
+    def _pid(self, facts: os.stat_result, stash: StashFile) -> int:
+        ring = os.major(facts.st_dev), os.minor(facts.st_dev), facts.st_ino
+        if ring not in self._pids and not self._is_whole:
+            # Where the writer sees the same numbers of processes as we do, it has the one that its file names, and the
+            # maps of all others, which may be thousands, need not be read.
+            named = stash.metadata.get("pid")
+            self._read([named] if isinstance(named, int) else [])
+        if ring not in self._pids and not self._is_whole:
+            self._read(int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+            self._is_whole = True
+        return self._pids.get(ring, -1)
+
+    def _read(self, pids: Iterable[int]) -> None:
+        for pid in pids:
+            for ring in _rings_of(pid):
+                self._pids.setdefault(ring, pid)
 
 
 def own_boot_id() -> str:
@@ -67,15 +86,15 @@ def own_boot_id() -> str:
         return ""
 
 
-def _rings_of(pid: str) -> list[tuple[int, int, int]]:
-    rings = []
+def _rings_of(pid: int) -> Iterator[_Ring]:
     try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.endswith(".ring\n"):
-                    _range, _mode, _offset, device, inode = line.split(maxsplit=5)[:5]
-                    major, _, minor = device.partition(":")
-                    rings.append((int(major, 16), int(minor, 16), int(inode)))
+        with open(f"/proc/{pid}/maps", "rb") as file:
+            text = file.read()
     except OSError:  # it ended meanwhile, or belongs to somebody else
-        return rings
-    return rings
+        return
+    if _RING_END in text:
+        for line in text.splitlines(keepends=True):
+            if line.endswith(_RING_END):
+                _range, _mode, _offset, device, inode = line.split(maxsplit=5)[:5]
+                major, _, minor = device.partition(b":")
+                yield int(major, 16), int(minor, 16), int(inode)

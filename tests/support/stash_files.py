@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,23 @@ REALTIME_OFFSET_NS = 1_700_000_000_000_000_000
 def ms(milliseconds: float) -> int:
     """Ticks of a moment, in ms after the start."""
     return START_NS + round(milliseconds * 1e6)
+
+
+@cache
+def _schema_records() -> list[dict[str, Any]]:
+    """Records of the schema, which are made anew each time they are asked for."""
+    return list(_native.schema()["records"])
+
+
+@cache
+def _zeros(record: str) -> dict[str, Any]:
+    """The fields of a record in their order, as they are where nothing else is said."""
+    return {name: b"" if name == "text" else 0 for name in current_layouts()[record].dtype.names or ()}
+
+
+@cache
+def _place(record: str) -> int:
+    return sorted(current_layouts()).index(record)
 
 
 class StashWriter:
@@ -69,7 +87,7 @@ class StashWriter:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.pid = pid
         self.stem = f"{host}.{pid}.{incarnation}"
-        self.schema_records = [dict(r) for r in _native.schema()["records"]]
+        self.schema_records = [dict(r) for r in _schema_records()]
         self.metadata: dict[str, Any] = {
             "run_id": run_id,
             "host": host,
@@ -111,12 +129,10 @@ class StashWriter:
 
     def row(self, record: str, **fields: Any) -> tuple[Any, ...]:
         """One row as a tuple in the order of the schema; fields not given are 0."""
-        names = current_layouts()[record].dtype.names
-        assert names is not None
-        unknown = set(fields) - set(names)
-        if unknown:
+        zeros = _zeros(record)
+        if unknown := fields.keys() - zeros.keys():
             raise KeyError(f"{record} has no {sorted(unknown)}")
-        return tuple(fields.get(n, b"" if n == "text" else 0) for n in names)
+        return tuple((zeros | fields).values())
 
     def rows(self, record: str, rows: Sequence[tuple[Any, ...]] | npt.NDArray[np.void]) -> npt.NDArray[np.void]:
         """Rows as a structured array."""
@@ -228,7 +244,7 @@ class StashWriter:
         return self.path
 
     def _ring_id(self, record: str, tid: int) -> int:
-        return sorted(current_layouts()).index(record) + 100 * (tid % 1000)
+        return _place(record) + 100 * (tid % 1000)
 
 
 def write_run_json(directory: str | Path, *, run_id: str = RUN_ID, **more: Any) -> Path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ SHARED = (
     *("clock_ping", "collective_call", "collective_done", "collective_wait", "nccl_call", "nccl_task"),
     *("device_clock", "device_bracket", "span", "instant", "batch", "phase_span", "clock_sync"),
 )
+_ORDER = {record: place for place, record in enumerate(SHARED)}
 _MARKS = (SpanKind.STEP_MARK, SpanKind.STEP)
 #: Of these records only some rows belong to the training loop; of collectives, see :class:`_Collectives`.
 _WANTED: dict[str, Callable[[Rows], npt.NDArray[np.bool_]]] = {
@@ -54,10 +56,11 @@ _READ_WITHIN_NS = 120_000_000_000
 _CLOCK_RING = 0xFFFF_FFFF
 
 
-def string_fields(record: str) -> list[str]:
+@cache
+def string_fields(record: str) -> tuple[str, ...]:
     """Return the fields of a record that hold the number of a text."""
     [entry] = (one for one in _native.schema()["records"] if one["name"] == record)
-    return [one["name"] for one in entry["fields"] if one["doc"].startswith("string id")]
+    return tuple(one["name"] for one in entry["fields"] if one["doc"].startswith("string id"))
 
 
 @dataclass(slots=True)
@@ -141,9 +144,8 @@ class _ToldRank:
         """
         parts: list[bytes] = []
         self.collectives.next_round()
-        for record in SHARED:
-            for chunk in self.source.chunks((record,)):
-                self._add(parts, self.source, chunk, chunk.ring_id, at_ns)
+        for chunk in sorted(self.source.chunks(_ORDER), key=lambda chunk: _ORDER[chunk.layout.name]):
+            self._add(parts, self.source, chunk, chunk.ring_id, at_ns)
         for file in clocks_of:
             for chunk in file.chunks(("clock_sync",)):
                 self._add(parts, file, chunk, _CLOCK_RING, at_ns)
@@ -165,8 +167,11 @@ class _ToldRank:
         """Add the new rows of a chunk, behind the texts that they name."""
         record = chunk.layout.name
         key = (file.name, chunk.layout.record_id, chunk.tid, chunk.ring_id)
-        rows = chunk.rows[max(0, self._next.get(key, 0) - chunk.first_sequence) :]
-        self._next[key] = max(self._next.get(key, 0), chunk.first_sequence + len(chunk.rows))
+        told, end = self._next.get(key, 0), chunk.first_sequence + len(chunk.rows)
+        if end <= told:
+            return
+        rows = chunk.rows[max(0, told - chunk.first_sequence) :]
+        self._next[key] = end
         if record in _WANTED and len(rows):
             rows = rows[_WANTED[record](rows)]
         elif record in _OF_COLLECTIVES and len(rows):
@@ -179,7 +184,8 @@ class _ToldRank:
         self._pack(parts, record, chunk.layout.record_id, rows, tid, ring_id, at_ns)
 
     def _add_texts(self, parts: list[bytes], record: str, rows: Rows, tid: int, at_ns: int) -> None:
-        named = {int(i) for name in string_fields(record) if name in (rows.dtype.names or ()) for i in rows[name]}
+        names = (name for name in string_fields(record) if name in (rows.dtype.names or ()))
+        named = {number for name in names for number in rows[name].tolist()}
         new = sorted(named - self._texts - {0})
         if not new:
             return
