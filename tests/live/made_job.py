@@ -7,8 +7,10 @@ rank has entered, optimizer. Lengths vary by a fixed seed; chosen steps of chose
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from stash_files import REALTIME_OFFSET_NS, START_NS, StashWriter, write_run_json
@@ -19,7 +21,23 @@ MS = 1_000_000
 _GROUP = 77
 
 
-def write_job(
+#: What was asked for -> name of each file of the job -> what it holds.
+_written: dict[str, dict[str, bytes]] = {}
+
+
+def write_job(folder: Path, **job: Any) -> None:
+    """Write the files of a job; ``job``: as :func:`_write_job` has it. The same job is made up once."""
+    key = repr(sorted(job.items()))
+    if key not in _written:
+        with tempfile.TemporaryDirectory() as made:
+            _write_job(Path(made), **job)
+            _written[key] = {path.name: path.read_bytes() for path in Path(made).iterdir()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in _written[key].items():
+        (folder / name).write_bytes(data)
+
+
+def _write_job(
     folder: Path,
     *,
     ranks_count: int = 2,

@@ -107,7 +107,7 @@ def whole(window: str | Path) -> Table:
 def test_a_window_has_the_ranks_of_all_hosts(tmp_path: Path, paces: tuple[int, int]) -> None:
     """Whose rounds are as far apart as they like: the same steps of all ranks, with the times of the whole run."""
     late_job(tmp_path / "job")
-    asked, followers = capture(tmp_path / "job", tmp_path / "grown", 150, paces)
+    asked, followers = capture(tmp_path / "job", tmp_path / "grown", 100, paces)
     asked.wait(1)
     assert set(asked.windows) == set(NODES)
     assert asked.lines() == ["sealed on node01, node02"]
@@ -138,7 +138,7 @@ def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
     for now_ns in grow(tmp_path / "job", target, SECOND, by_ticks=True):
         for follower in followers:
             follower.round(now_ns)
-        if asked is None and followers[0].host.accounts.closed.get(0, -1) >= 150:
+        if asked is None and followers[0].host.accounts.closed.get(0, -1) >= 100:
             asked = ask_hosts(target, asked_hosts(target), 10)
     assert asked is not None
     asked.wait(1)
@@ -156,7 +156,7 @@ def test_a_host_that_is_gone_does_not_hold_it_up(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("stashtrace.live.hosts.asking._ASKED_SILENT_S", 0.2)
     monkeypatch.setattr("stashtrace.live.hosts.asking._SILENT_ROUNDS", 0)
     late_job(tmp_path / "job")
-    asked, _ = capture(tmp_path / "job", tmp_path / "grown", 150, gone=1)
+    asked, _ = capture(tmp_path / "job", tmp_path / "grown", 100, gone=1)
     asked.wait(60)
     assert set(asked.windows) == {"node01"}
     said = asked.lines()
@@ -179,7 +179,7 @@ def test_a_host_that_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.Mon
         return write_packed(file, path)
 
     monkeypatch.setattr("stashtrace.live.hosts.joint_windows.write_packed", refuse)
-    asked, _ = capture(tmp_path / "job", tmp_path / "grown", 150)
+    asked, _ = capture(tmp_path / "job", tmp_path / "grown", 100)
     asked.wait(1)
     assert set(asked.windows) == {"node01"}
     assert asked.lines()[1].endswith("could not be written: No space left on device")

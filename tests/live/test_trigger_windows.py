@@ -82,10 +82,16 @@ Sees = Callable[[int, list[Follower]], dict[int, list[Event]]]
 
 
 def follow(
-    tmp_path: Path, sees: Sees, *, paces: tuple[int, int] = (1, 1), limits: Limits | None = None, after: int = AFTER
+    tmp_path: Path,
+    sees: Sees,
+    *,
+    paces: tuple[int, int] = (1, 1),
+    limits: Limits | None = None,
+    after: int = AFTER,
+    steps_count: int = 200,
 ) -> tuple[list[Follower], Path]:
     """Let a job of four ranks grow on two hosts; the follower of each makes a round every so many looks."""
-    late_job(tmp_path / "job")
+    late_job(tmp_path / "job", steps_count)
     return grown(tmp_path, sees, paces=paces, limits=limits, after=after)
 
 
@@ -151,7 +157,7 @@ def test_the_window_of_a_slow_step_has_all_hosts(tmp_path: Path, paces: tuple[in
         at.append(closed - 3)
         return {0: [slow(closed - 3)]}
 
-    followers, target = follow(tmp_path, once(150, make), paces=paces)
+    followers, target = follow(tmp_path, once(150, make), paces=paces, steps_count=300)
     (window,) = windows(target)
     trigger, sealed = read_events(target)
     assert trigger.window == sealed.window == str(window)
@@ -195,7 +201,7 @@ def test_two_hosts_see_the_same_slow_step(tmp_path: Path, apart: int) -> None:
     seen: list[tuple[int, int]] = []
 
     def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
-        if not seen and followers[0].closed >= 150:
+        if not seen and followers[0].closed >= 100:
             seen.append((at, followers[0].closed))
         if not seen:
             return {}
@@ -213,7 +219,7 @@ def test_triggers_of_both_hosts_share_a_window(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
-        if not seen and followers[0].closed >= 150:
+        if not seen and followers[0].closed >= 100:
             seen.append((at, followers[0].closed))
             return {0: [slow(seen[0][1])]}
         if seen and at == seen[0][0] + 1:
@@ -235,7 +241,7 @@ def test_a_stuck_job_seals_at_once(tmp_path: Path) -> None:
 
     def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
         closed = followers[0].closed
-        if closed >= 150 and len(moments) < 2:
+        if closed >= 100 and len(moments) < 2:
             moments.append(at)
             return {0: [slow(closed)]} if len(moments) == 1 else {0: [stuck(closed)]}
         if len(moments) == 2 and at == moments[1] + 2:
@@ -252,11 +258,11 @@ def test_a_stuck_job_seals_at_once(tmp_path: Path) -> None:
 
 def test_a_dead_host_is_named_and_not_waited_for(tmp_path: Path) -> None:
     """A lost host: its follower died with it. What is there is sealed within seconds."""
-    write_job(tmp_path / "job", ranks_count=4, steps_count=300, hosts=NODES)
+    write_job(tmp_path / "job", ranks_count=4, steps_count=200, hosts=NODES)
     begun: list[int] = []
 
     def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
-        if not begun and followers[0].closed >= 150:
+        if not begun and followers[0].closed >= 100:
             begun.append(at)
             followers[1].round = lambda *_, **__: None  # type: ignore[method-assign]
             return {0: [stuck(followers[0].closed, 2)]}
@@ -282,7 +288,7 @@ def test_a_host_that_has_ended(tmp_path: Path) -> None:
             followers[1].round = lambda *_, **__: None  # type: ignore[method-assign]
         return found
 
-    trigger = once(150, lambda closed: {0: [slow(closed)]})
+    trigger = once(100, lambda closed: {0: [slow(closed)]})
     _, target = follow(tmp_path, sees)
     (sealed,) = captures(target)
     assert sealed.window == str(windows(target)[0])
@@ -304,7 +310,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, first_letters: str) -> None:
 def test_a_host_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is left in the window, and the line says why."""
     fill_disk(monkeypatch, "node02.1021")
-    followers, target = follow(tmp_path, once(150, lambda closed: {0: [slow(closed)]}))
+    followers, target = follow(tmp_path, once(100, lambda closed: {0: [slow(closed)]}))
     (window,) = windows(target)
     (sealed,) = captures(target)
     assert sealed.text.endswith(", without ranks 2,3 on node02 (No space left on device)")
@@ -316,7 +322,7 @@ def test_a_host_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_the_disk_of_the_host_that_saw_it_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranks of the other one are kept all the same."""
     fill_disk(monkeypatch, "node01.")
-    _, target = follow(tmp_path, once(150, lambda closed: {0: [slow(closed)]}))
+    _, target = follow(tmp_path, once(100, lambda closed: {0: [slow(closed)]}))
     (sealed,) = captures(target)
     assert " of ranks 2,3 are kept in " in sealed.text
     assert sealed.text.endswith(", without ranks 0,1 on node01 (No space left on device)")
@@ -333,7 +339,7 @@ def test_a_run_directory_that_vanishes(tmp_path: Path, rounds: int) -> None:
     for now_ns in moments:
         for follower in followers:
             follower.round(now_ns)
-        if followers[0].closed >= 150:
+        if followers[0].closed >= 100:
             break
     accounts = followers[0].host.accounts
     steps = [lambda: followers[0].alarms.add(slow(followers[0].closed - AFTER), "step-000145-slow", now_ns)]
@@ -353,7 +359,7 @@ def test_a_run_directory_that_vanishes(tmp_path: Path, rounds: int) -> None:
 
 def test_the_host_that_saw_it_dies_while_parts_are_collected(tmp_path: Path) -> None:
     """The other one puts the window together, with the part that is there, and says so."""
-    write_job(tmp_path / "job", ranks_count=4, steps_count=1200, hosts=NODES)
+    write_job(tmp_path / "job", ranks_count=4, steps_count=950, hosts=NODES)
 
     def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
         found = trigger(at, followers)
@@ -365,7 +371,7 @@ def test_the_host_that_saw_it_dies_while_parts_are_collected(tmp_path: Path) -> 
         return found
 
     stop: list[int] = []
-    trigger = once(150, lambda closed: {0: [slow(closed)]})
+    trigger = once(100, lambda closed: {0: [slow(closed)]})
     _, target = grown(tmp_path, sees, after=40)
     (sealed,) = captures(target)
     assert " of ranks 2,3 are kept in " in sealed.text
@@ -407,7 +413,7 @@ def test_limits_hold_for_all_hosts_together(tmp_path: Path) -> None:
         closed = followers[number].closed
         return {number: [slow(closed)]} if closed >= 60 and at % 8 < 2 else {}
 
-    followers, target = follow(tmp_path, sees, limits=Limits(windows_count=2, pause_ns=0))
+    followers, target = follow(tmp_path, sees, limits=Limits(windows_count=2, pause_ns=0), steps_count=300)
     assert len(windows(target)) == 2
     assert any("no window was sealed for " in note for follower in followers for note in follower.alarms.notes)
 
@@ -418,7 +424,7 @@ def test_a_signal_asks_all_hosts(tmp_path: Path) -> None:
     late_job(tmp_path / "job")
 
     def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
-        if not asked and followers[1].closed >= 150:
+        if not asked and followers[1].closed >= 100:
             asked.append(followers[1].closed)
             followers[1].alarms.ask(followers[1].closed, at_ns=10**15)
         return {}
@@ -437,7 +443,7 @@ def test_a_signal_asks_all_hosts(tmp_path: Path) -> None:
 def test_ranks_that_are_started_again(tmp_path: Path) -> None:
     """The steps after the trigger will not come: what there is of the first start is sealed."""
     restarted_job(tmp_path / "job")
-    _, target = grown(tmp_path, once(146, lambda closed: {0: [slow(closed)]}))
+    _, target = grown(tmp_path, once(96, lambda closed: {0: [slow(closed)]}))
     (window,) = windows(target)
     (sealed,) = captures(target)
     trace = load_trace(window)
@@ -448,10 +454,10 @@ def test_ranks_that_are_started_again(tmp_path: Path) -> None:
 def test_clocks_of_hosts_that_are_set_meanwhile(tmp_path: Path) -> None:
     """Each host has a clock of its own, and the wall clock of one is set back by an hour in the middle."""
     late_job(tmp_path / "job")
-    step = (START_NS + 8 * SECOND, -3600 * SECOND)
+    step = (START_NS + 6 * SECOND, -3600 * SECOND)
     for path in (tmp_path / "job").glob("node02.*.stash"):
         as_other_boot(path, offset_ns=977 * SECOND, drift_ppb=20_000, wall_step=step)
-    _, target = grown(tmp_path, once(150, lambda closed: {0: [slow(closed)]}), offset_ns=977 * SECOND)
+    _, target = grown(tmp_path, once(100, lambda closed: {0: [slow(closed)]}), offset_ns=977 * SECOND)
     (window,) = windows(target)
     (sealed,) = captures(target)
     assert " of ranks 0-3 are kept in " in sealed.text
