@@ -70,11 +70,11 @@ def differences(live: Table, whole: Table, tolerance_ns: int = 0) -> list[str]:
 @pytest.mark.parametrize("ranks_count", [1, 3])
 def test_closed_steps_equal_the_analysis(tmp_path: Path, ranks_count: int) -> None:
     """Late ranks, batches in flight and calls on files are among them; most of the run is forgotten by its end."""
-    late = {(ranks_count - 1, step): 40.0 for step in range(50, 250, 7)}
-    write_job(tmp_path / "job", ranks_count=ranks_count, steps_count=400, late_ms=late)
+    late = {(ranks_count - 1, step): 40.0 for step in range(50, 190, 7)}
+    write_job(tmp_path / "job", ranks_count=ranks_count, steps_count=240, late_ms=late)
     live, accounts, _ = follow(tmp_path / "job", tmp_path / "grown")
     whole = afterwards(tmp_path / "job")
-    assert len(live) == len(whole) == ranks_count * 400
+    assert len(live) == len(whole) == ranks_count * 240
     assert differences(live, whole) == []
     assert accounts.window is not None, "the window is to begin after the head of the run"
     waited = int(live["straggler_ns"].sum())
@@ -93,22 +93,22 @@ def test_kinds_sum_to_the_step(tmp_path: Path) -> None:
 
 def test_a_rank_that_was_killed(tmp_path: Path) -> None:
     """All ranks stop where it died."""
-    write_job(tmp_path / "job", steps_count=400, dead=[(1, 250)])
+    write_job(tmp_path / "job", steps_count=240, dead=[(1, 150)])
     live, _, _ = follow(tmp_path / "job", tmp_path / "grown", killed=(1010, 1011))
-    assert len(live) >= 500
+    assert len(live) >= 300
     assert differences(live, afterwards(tmp_path / "job")) == []
 
 
 def test_a_silent_rank_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    """Of two ranks that do not wait for each other, one is killed after 100 of 600 steps; its ring stays."""
-    write_job(tmp_path / "job", steps_count=600, dead=[(1, 100)], lockstep=False)
+    """Of two ranks that do not wait for each other, one is killed after 50 of 400 steps; its ring stays."""
+    write_job(tmp_path / "job", steps_count=400, dead=[(1, 50)], lockstep=False)
     accounts = LiveAccounts(GrowingRun(str(tmp_path / "grown")))
     newest = -1
     for now_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND, killed=(1010, 1011)):
         accounts.round(now_ns)
         newest = accounts.closed.get(0, -1)
-    assert newest > 500
-    assert accounts.closed[1] == 99
+    assert newest > 330
+    assert accounts.closed[1] == 49
 
 
 def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
@@ -121,25 +121,25 @@ def test_memory_does_not_grow_with_the_run(tmp_path: Path) -> None:
 
 def test_steps_count_from_0_again_after_a_restart(tmp_path: Path) -> None:
     """The ranks of an elastic job begin a second time: the rows say so, and equal those of the second start."""
-    write_job(tmp_path / "job", steps_count=150, restart="0")
-    write_job(tmp_path / "job", steps_count=300, restart="1", begin_ms=20_000.0, first_pid=3000)
+    write_job(tmp_path / "job", steps_count=100, restart="0")
+    write_job(tmp_path / "job", steps_count=150, restart="1", begin_ms=12_000.0, first_pid=3000)
     live, accounts, _ = follow(tmp_path / "job", tmp_path / "grown")
     assert sorted(set(live["start"].tolist())) == [0, 1]
     assert accounts.start == 1
     second = live.take(live["start"] == 1)
-    assert len(second) == 600
+    assert len(second) == 300
     assert differences(second, afterwards(tmp_path / "job", start=1)) == []
 
 
 def test_a_step_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that do not fit go, and the steps that needed them say that they are not complete."""
-    write_job(tmp_path / "job", steps_count=300)
+    write_job(tmp_path / "job", steps_count=200)
     monkeypatch.setattr(live_accounts, "MOST_BYTES", 20_000)
     accounts = LiveAccounts(GrowingRun(str(tmp_path / "grown")))
     parts = [accounts.round(now_ns).closed for now_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND)]
     closed = Table.concat(LIVE_STEPS, parts)
     assert accounts.run.held_bytes < 10 * 20_000
-    assert len(closed) > 500
+    assert len(closed) > 330
     assert (closed["complete"] == 0).any()
 
 
