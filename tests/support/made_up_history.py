@@ -132,8 +132,8 @@ def _run(
     growth = 1.0
     for at, more in fleet.slow_commits.items():
         growth *= 1 + more if commit_number >= at else 1.0
-    whole = random.normal(1.0, job.run_scatter)
-    compute = job.compute_ns * growth * whole * random.normal(1.0, job.scatter, (STEPS, ranks))
+    longer = random.normal(1.0, job.run_scatter)
+    compute = job.compute_ns * growth * longer * random.normal(1.0, job.scatter, (STEPS, ranks))
     fetch = job.fetch_ns * random.gamma(20, 1 / 20, (STEPS, ranks))
     extra = {"compute": compute, "fetch": fetch}
     cause = dict.fromkeys(range(ranks), "compute")
@@ -152,13 +152,15 @@ def _run(
     out = RunRows(f"{fleet.seed:08x}{number:024x}", begin, end)
     _facts(out, fleet, job, names, ranks, commit_number)
     kinds = {"compute": compute, "fetch": fetch, "straggler": wait, "network": np.repeat(link[:, None], ranks, axis=1)}
+    whole = {name: values.astype(np.int64) for name, values in kinds.items()}
+    whole = {"step": np.repeat(step[:, None], ranks, axis=1), **whole}
+    marks = {name: np.percentile(own, (10, 50, 90, 99), axis=0).astype(int).T.tolist() for name, own in whole.items()}
+    means = {name: own.mean(axis=0).tolist() for name, own in whole.items()}
+    steps = max((end - begin) * 9 // 10 // int(step.mean()), STEPS)
     for rank in range(ranks):
-        for name, values in {"step": np.repeat(step[:, None], ranks, axis=1), **kinds}.items():
-            own = values[:, rank].astype(np.int64)
-            marks = np.percentile(own, (10, 50, 90, 99)).astype(int).tolist()
-            quantiles = dict(zip(("p10_ns", "p50_ns", "p90_ns", "p99_ns"), marks, strict=True))
-            steps = max((end - begin) * 9 // 10 // int(step.mean()), STEPS)
-            out.add("kind", name=name, rank=rank, value=int(steps), mean_ns=int(own.mean()), **quantiles)
+        for name in whole:
+            quantiles = dict(zip(("p10_ns", "p50_ns", "p90_ns", "p99_ns"), marks[name][rank], strict=True))
+            out.add("kind", name=name, rank=rank, value=int(steps), mean_ns=int(means[name][rank]), **quantiles)
         waited = np.where(last == rank, wait.sum(axis=1) / max(ranks - 1, 1), 0.0)
         named = {"name": cause[rank], "text": host_of[rank], "rank": rank, "value": int((last == rank).sum())}
         out.add("rank", mean_ns=int(waited.mean()), p50_ns=int(np.median(waited)), **named)
@@ -200,9 +202,9 @@ def _reads(
     parts = 512
     edges = np.linspace(begin, end, parts + 1)
     part = (end - begin) / parts
-    drift = np.zeros(parts)
-    for at in range(1, parts):
-        drift[at] = 0.9 * drift[at - 1] + random.normal(0, 0.1)
+    drift = [0.0]
+    for more in random.normal(0, 0.1, parts - 1).tolist():
+        drift.append(0.9 * drift[-1] + more)
     latency = 4_000_000 * np.exp(drift + random.normal(0, 0.15, parts))
     for low, high in others:
         overlap = np.clip(np.minimum(edges[1:], high) - np.maximum(edges[:-1], low), 0, None) / part
