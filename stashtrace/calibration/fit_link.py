@@ -12,12 +12,13 @@ Errors of times are relative ones: 3 % of 10 us are as good as 3 % of 10 ms.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from stashtrace.calibration.robust_line import Floats, Line, least_absolute, robust_line
+from stashtrace.calibration.robust_line import Floats, Line, least_absolute_parts, parts_mask, robust_line
 from stashtrace.errors import MissingDataError, UsageError
 
 #: Fewer points than this say nothing about a line of their own.
@@ -220,29 +221,26 @@ def _relative(error: Floats, time: Floats) -> Floats:
 def _best_starts(size: Floats, time: Floats, relative: Floats, max_pieces: int, error_ratio: float) -> list[int]:
     """First point of each piece, by exhaustive search; equal sizes are never divided."""
     count = len(size)
+    if max_pieces == 1:
+        return [0]
     smallest = max(_SMALLEST_RATIO, 0.8 * error_ratio)
-    costs: dict[tuple[int, int], float] = {}
-
-    def cost(begin: int, end: int) -> float:
-        known = costs.get((begin, end))
-        if known is None:
-            alpha, beta = least_absolute(size[begin:end], time[begin:end], relative[begin:end])
-            model = np.maximum(alpha + beta * size[begin:end], 0.01 * time[begin:end])
-            known = costs[begin, end] = float(np.abs(np.log(time[begin:end] / model)).sum())
-        return known
+    begins = [0, *(at for at in range(_POINTS_A_PIECE, count) if size[at] > size[at - 1])]
+    parts = [(begin, end) for begin in begins for end in range(begin + _POINTS_A_PIECE, count + 1)]
+    parts = parts or [(0, count)]
+    costs = dict(zip(parts, _costs(size, time, relative, parts).tolist(), strict=True))
 
     def criterion(total: float, pieces: int) -> float:
         typical = max(total / max(count - 2 * pieces, 1), smallest)
         return 2 * count * math.log(typical) + 3 * pieces * math.log(count)
 
-    best, best_value = [0], criterion(cost(0, count), 1)
+    best, best_value = [0], criterion(costs[0, count], 1)
     # sums[end] -> cheapest way to cover the points before `end` with the pieces of this round.
-    sums: dict[int, tuple[float, list[int]]] = {end: (cost(0, end), [0]) for end in range(_POINTS_A_PIECE, count + 1)}
+    sums: dict[int, tuple[float, list[int]]] = {end: (costs[0, end], [0]) for end in range(_POINTS_A_PIECE, count + 1)}
     for pieces in range(2, max_pieces + 1):
         following: dict[int, tuple[float, list[int]]] = {}
         for end in range(pieces * _POINTS_A_PIECE, count + 1):
             options = [
-                (sums[begin][0] + cost(begin, end), [*sums[begin][1], begin])
+                (sums[begin][0] + costs[begin, end], [*sums[begin][1], begin])
                 for begin in range((pieces - 1) * _POINTS_A_PIECE, end - _POINTS_A_PIECE + 1)
                 if begin in sums and size[begin] > size[begin - 1]
             ]
@@ -255,6 +253,14 @@ def _best_starts(size: Floats, time: Floats, relative: Floats, max_pieces: int, 
             best, best_value = following[count][1], value
         sums = following
     return best
+
+
+def _costs(size: Floats, time: Floats, relative: Floats, parts: Sequence[tuple[int, int]]) -> Floats:
+    """Sum of the absolute relative residuals of each part of the points about a line of its own."""
+    alpha, beta = least_absolute_parts(size, time, relative, parts)
+    model = np.maximum(alpha[:, None] + beta[:, None] * size, 0.01 * time)
+    costs: Floats = (parts_mask(len(size), parts) * np.abs(np.log(time / model))).sum(axis=1)
+    return costs
 
 
 def _piece(size: Floats, line: Line) -> Piece:

@@ -6,7 +6,7 @@ Pure functions of numpy arrays.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,23 +58,45 @@ class Line:
 
 
 def least_absolute(sizes: Floats, times: Floats, errors: Floats) -> tuple[float, float]:
-    """Find the line of the smallest sum of absolute relative residuals.
+    """Find the line of the smallest sum of absolute relative residuals; see :func:`least_absolute_parts`."""
+    alpha, beta = least_absolute_parts(sizes, times, errors, [(0, len(sizes))])
+    return float(alpha[0]), float(beta[0])
 
-    Iteratively reweighted least squares; single wild points hardly move it, so it is where :func:`robust_line` begins.
-    ``errors`` are relative standard errors of the times.
+
+def least_absolute_parts(
+    sizes: Floats, times: Floats, errors: Floats, parts: Sequence[tuple[int, int]]
+) -> tuple[Floats, Floats]:
+    """Find the lines of the smallest sum of absolute relative residuals of parts of the points: (alphas, betas).
+
+    Iteratively reweighted least squares, of all parts at once; single wild points hardly move a line, so it is where
+    :func:`robust_line` begins. ``errors`` are relative standard errors of the times. ``parts``: first point of each,
+    and the one behind its last.
     """
-    weights = np.ones(len(sizes))
-    line, model = (0.0, 0.0), times
+    first, end = np.array(parts, dtype=np.int64).reshape(-1, 2).T
+    inside = parts_mask(len(sizes), parts)
+    alpha, beta = np.zeros(len(parts)), np.zeros(len(parts))
+    moves = np.arange(len(parts))  # parts whose line still does
+    weights, model = inside, np.broadcast_to(times, inside.shape)
     for _ in range(_ROUGH_ROUNDS):
-        scale = model * errors
-        fitted = _solve(sizes / scale, 1 / scale, times / scale, weights)
-        model = _positive(fitted[0] + fitted[1] * sizes, times)
-        residual = np.abs(times / model - 1) / errors
-        weights = 1 / np.maximum(residual, 1e-6)
-        if abs(fitted[0] - line[0]) + abs(fitted[1] - line[1]) * sizes[-1] < _ROUGH_STILL * times[0]:
+        within = inside[moves] / (model * errors)
+        fitted = _solve(sizes * within, within, times * within, weights)
+        model = _positive(fitted[0][:, None] + fitted[1][:, None] * sizes, times)
+        weights = 1 / np.maximum(np.abs(times / model - 1) / errors, 1e-6)
+        moved = np.abs(fitted[0] - alpha[moves]) + np.abs(fitted[1] - beta[moves]) * sizes[end[moves] - 1]
+        alpha[moves], beta[moves] = fitted
+        still = moved < _ROUGH_STILL * times[first[moves]]
+        if still.all():
             break
-        line = fitted
-    return fitted
+        moves, weights, model = moves[~still], weights[~still], model[~still]
+    return alpha, beta
+
+
+def parts_mask(count: int, parts: Sequence[tuple[int, int]]) -> Floats:
+    """Return 1 where one of ``count`` points (columns) is in a part (row), else 0."""
+    first, end = np.array(parts, dtype=np.int64).reshape(-1, 2).T
+    at = np.arange(count)
+    mask: Floats = ((at >= first[:, None]) & (at < end[:, None])).astype(np.float64)
+    return mask
 
 
 def robust_line(sizes: Floats, times: Floats, errors: Floats, *, errors_known: bool, from_zero: bool) -> Line:
@@ -128,7 +150,8 @@ def _iterate(sizes: Floats, times: Floats, errors: Floats, *, fixed: str | None)
         elif fixed == "origin":
             fitted = (0.0, float(np.sum(weights * times * sizes / spread**2) / np.sum(weights * (sizes / spread) ** 2)))
         else:
-            fitted = _solve(sizes / spread, 1 / spread, times / spread, weights)
+            found = _solve(sizes / spread, 1 / spread, times / spread, weights)
+            fitted = float(found[0]), float(found[1])
         moved = abs(fitted[0] - alpha) + abs(fitted[1] - beta) * sizes[-1]
         alpha, beta = fitted
         if moved < _STILL * times[0]:
@@ -136,18 +159,24 @@ def _iterate(sizes: Floats, times: Floats, errors: Floats, *, fixed: str | None)
     return alpha, beta, scale
 
 
-def _solve(slope: Floats, intercept: Floats, target: Floats, weights: Floats) -> tuple[float, float]:
-    """Weighted least squares of two columns, on columns of equal size: bytes go over nine decades."""
-    unit = float(np.sqrt(slope @ slope)) or 1.0
-    base = float(np.sqrt(intercept @ intercept)) or 1.0
-    x, one = slope / unit, intercept / base
+def _solve(slope: Floats, intercept: Floats, target: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Weighted least squares of two columns, each along the last axis: (intercepts, slopes).
+
+    The columns are made equally large first, as bytes go over nine decades.
+    """
+    unit, base = np.sqrt((slope**2).sum(axis=-1)), np.sqrt((intercept**2).sum(axis=-1))
+    unit, base = np.where(unit > 0, unit, 1.0), np.where(base > 0, base, 1.0)
+    x, one = slope / unit[..., None], intercept / base[..., None]
     wx, w1 = weights * x, weights * one
-    xx, xo, oo = float(wx @ x), float(wx @ one), float(w1 @ one)
-    xt, ot = float(wx @ target), float(w1 @ target)
+    xx, xo, oo = (wx * x).sum(axis=-1), (wx * one).sum(axis=-1), (w1 * one).sum(axis=-1)
+    xt, ot = (wx * target).sum(axis=-1), (w1 * target).sum(axis=-1)
     determinant = xx * oo - xo * xo
-    if determinant <= 1e-12 * xx * oo:  # all weight on one size: a line through it and the origin
-        return 0.0, (xt / xx if xx else 0.0) / unit
-    return (ot * xx - xt * xo) / determinant / base, (xt * oo - ot * xo) / determinant / unit
+    flat = determinant <= 1e-12 * xx * oo  # all weight on one size: a line through it and the origin
+    divisor = np.where(flat, 1.0, determinant)
+    alone = np.where(xx > 0, xt / np.where(xx > 0, xx, 1.0), 0.0)
+    intercepts: Floats = np.where(flat, 0.0, (ot * xx - xt * xo) / divisor / base)
+    slopes: Floats = np.where(flat, alone, (xt * oo - ot * xo) / divisor) / unit
+    return intercepts, slopes
 
 
 def _covariance(sizes: Floats, spread: Floats, residual: Floats) -> Floats:

@@ -429,7 +429,7 @@ def join_chunks(chunks: list[Chunk], dtype: np.dtype[np.void]) -> RawRecords:
     rows = [project(c.rows, dtype) for c in chunks]
     tids = np.repeat(np.array([c.tid for c in chunks], dtype=np.uint32), [len(r) for r in rows])
     # Of structured arrays numpy joins the types anew, pair by pair: that costs 100 times what their bytes do.
-    joined = rows[0] if len(rows) == 1 else np.frombuffer(bytearray().join(rows), dtype=dtype)
+    joined = rows[0] if len(rows) == 1 else np.frombuffer(bytearray().join(part.data for part in rows), dtype=dtype)
     return RawRecords(joined, tids)
 
 
