@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -123,13 +123,22 @@ def test_recorded_waits_leave_no_doubt_about_the_rest(tmp_path: Path) -> None:
     assert budget["compute"][1] == pytest.approx(50 * STEPS, abs=51), "an annotation of a job's own compute"
 
 
-def _grid(events: list[dict[str, Any]], wanted: Callable[[dict[str, Any]], bool], base: int, size: int) -> Any:
-    """True in each microsecond that a chosen event covers."""
-    out = np.zeros(size, dtype=bool)
-    for e in events:
-        if wanted(e):
-            out[e["ts"] - base : e["ts"] + e["dur"] - base] = True
-    return out
+class Spans:
+    """Microseconds between the moments at which anything begins or ends, which sets of them are masks of."""
+
+    def __init__(self, moments: Iterable[int]) -> None:
+        self.moments = np.unique(list(moments))
+
+    def covered(self, intervals: Iterable[tuple[int, int]]) -> Any:
+        """True in each span that one of some intervals covers."""
+        out = np.zeros(len(self.moments) - 1, dtype=bool)
+        for begin, end in intervals:
+            assert {begin, end} <= set(self.moments.tolist())
+            out[np.searchsorted(self.moments, begin) : np.searchsorted(self.moments, end)] = True
+        return out
+
+    def length(self, mask: Any) -> int:
+        return int(np.diff(self.moments)[mask].sum())
 
 
 @pytest.mark.parametrize("rank", [0, 5])
@@ -149,25 +158,27 @@ def test_real_lines_with_the_items_moved_to_a_worker(tmp_path: Path, rank: int, 
     trace = stashtrace.load(path)
     calls = [e for e in kept if e["ph"] == "X"]
     base = min(e["ts"] for e in calls)
-    size = max(e["ts"] + e["dur"] for e in calls) - base + 1
-    computing = _grid(calls, lambda e: e["name"] == "TorchFramework.compute", base, size)
     ends = np.array(sorted(e["ts"] + e["dur"] for e in calls if e["name"] == "TorchFramework.compute")) - base
     steps = stashtrace.analyze(trace, "steps")
     origin = int(facts_of(trace)["origin_realtime_ns"]) // 1000 - base
     assert (steps["end_ns"] // 1000 + origin).tolist() == ends.tolist()[-len(steps) :]
-    inside = np.zeros(size, dtype=bool)
-    inside[int(steps["begin_ns"].min()) // 1000 + origin : ends[-1]] = True
-    named = _grid(calls, lambda e: e["tid"] == main and _within_a_step(e, base, ends), base, size)
-    making = np.zeros(size, dtype=bool)
-    for _, _, begin_ms, end_ms in _made(trace):
-        making[round(begin_ms * 1000) + origin : round(end_ms * 1000) + origin] = True
-    items = _grid(calls, lambda e: e["name"].endswith("__getitem__"), base, size)
+    within = (int(steps["begin_ns"].min()) // 1000 + origin, int(ends[-1]))
+    made = [(round(begin * 1000) + origin, round(end * 1000) + origin) for _, _, begin, end in _made(trace)]
+
+    def of(events: Iterable[dict[str, Any]]) -> list[tuple[int, int]]:
+        return [(e["ts"] - base, e["ts"] + e["dur"] - base) for e in events]
+
+    spans = Spans(moment for interval in (*of(calls), *made, within) for moment in interval)
+    inside, making = spans.covered([within]), spans.covered(made)
+    computing = spans.covered(of(e for e in calls if e["name"] == "TorchFramework.compute"))
+    named = spans.covered(of(e for e in calls if e["tid"] == main and _within_a_step(e, base, ends)))
+    items = spans.covered(of(e for e in calls if e["name"].endswith("__getitem__")))
     assert not (items & ~making).any()
-    assert (making & ~items).sum() < 0.02 * items.sum(), "a batch reaches from its first item to its last"
+    assert spans.length(making & ~items) < 0.02 * spans.length(items), "a batch reaches from its first item to its last"
     budget = _budget(trace)
-    assert budget["prep"][0] * 1000 == pytest.approx(int((inside & making & ~named).sum()), abs=100)
+    assert budget["prep"][0] * 1000 == pytest.approx(spans.length(inside & making & ~named), abs=100)
     assert budget["prep"][1] == 0
-    assert budget["compute"][1] * 1000 == pytest.approx(int((inside & named & ~(making & computing)).sum()), abs=100)
+    assert budget["compute"][1] * 1000 == pytest.approx(spans.length(inside & named & ~(making & computing)), abs=100)
     assert budget["compute"][1] < 0.8 * sum(point for point, _, _ in budget.values())
 
 

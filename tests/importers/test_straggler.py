@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import sys
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,15 @@ def test_what_is_no_such_trace(tmp_path: Path) -> None:
         load(tmp_path / "trace-Z.parquet")
 
 
+@cache
+def published_job(name: str) -> Trace:
+    """A published job; traces do not change, and keep what analyses have found."""
+    return load(corpus(f"straggler/trace-{name}.parquet"))
+
+
 @pytest.fixture(scope="module", params=["AR", "SE"])
 def job(request: pytest.FixtureRequest) -> tuple[str, Trace]:
-    return request.param, load(corpus(f"straggler/trace-{request.param}.parquet"))
+    return request.param, published_job(request.param)
 
 
 def test_two_jobs_in_one_folder(tmp_path: Path) -> None:
@@ -189,17 +196,16 @@ def test_corpus_kinds_of_every_rank_sum_to_its_step(job: tuple[str, Trace]) -> N
     stalls = stashtrace.analyze(trace, "stalls")
     assert set(stalls["method"][stalls["step"] >= 0].tolist()) == {"kernels"}
     totals: dict[tuple[int, int], int] = {}
-    for row in stalls.rows():
-        key = (row["rank"], row["step"])
-        totals[key] = totals.get(key, 0) + row["stall_ns"]
+    for rank, step, length in zip(*(stalls[name].tolist() for name in ("rank", "step", "stall_ns")), strict=True):
+        totals[rank, step] = totals.get((rank, step), 0) + length
     lengths = _lengths(stashtrace.analyze(trace, "steps"))
     assert {key: totals[key] for key in lengths} == lengths
     table = pq.read_table(corpus(f"straggler/trace-{name}.parquet"))
     computes = np.isin(table["optype"].to_pylist(), ("forward-compute", "backward-compute", "optimizer"))
-    rank, duration = table["rank"].to_numpy(), table["duration"].to_numpy().astype(np.float64)
+    ranks, duration = table["rank"].to_numpy(), table["duration"].to_numpy().astype(np.float64)
     for value in trace.ranks.tolist():
         own = (stalls["rank"] == value) & (stalls["kind"] == "compute") & (stalls["step"] >= 0)
-        expected = duration[computes & (rank == value)].sum() * SECOND
+        expected = duration[computes & (ranks == value)].sum() * SECOND
         assert int(stalls["stall_ns"][own].sum()) == pytest.approx(expected, rel=2e-4)
 
 
@@ -226,7 +232,7 @@ def _by_root(trace: Trace) -> dict[int, int]:
 
 def test_corpus_the_slowed_worker_is_the_straggler() -> None:
     """AR: one worker was slowed on purpose; the authors blame data-parallel rank 0 and stage 0, which is rank 0."""
-    trace = load(corpus("straggler/trace-AR.parquet"))
+    trace = published_job("AR")
     published = reference("straggler-AR.json")["published"]
     by_dp, by_stage = published["blocking_decompose_by_dp_rank"], published["blocking_decompose_by_stage"]
     assert (max(by_dp, key=by_dp.get), max(by_stage, key=by_stage.get)) == ("0", "0")
@@ -245,7 +251,7 @@ def test_corpus_the_slowed_worker_is_the_straggler() -> None:
 
 def test_corpus_of_uneven_sequences_nobody_is_the_straggler() -> None:
     """SE: sequence lengths make every worker late at times, those of the last stage more."""
-    trace = load(corpus("straggler/trace-SE.parquet"))
+    trace = published_job("SE")
     by_stage = reference("straggler-SE.json")["published"]["blocking_decompose_by_stage"]
     found = _by_root(trace)
     assert max(found.values()) < 0.04 * sum(found.values())
@@ -256,7 +262,7 @@ def test_corpus_of_uneven_sequences_nobody_is_the_straggler() -> None:
 @pytest.mark.thorough
 def test_corpus_summaries_name_the_published_causes() -> None:
     """AR: the slowed worker. SE: the last stage, and sequences of uneven length in every stage."""
-    ar, se = (" ".join(summary(load(corpus(f"straggler/trace-{name}.parquet"))).split()) for name in ("AR", "SE"))
+    ar, se = (" ".join(summary(published_job(name)).split()) for name in ("AR", "SE"))
     assert "▶ rank 0 (stage 0) computes 26.1 s a step longer than the others of its stage in backward-compute" in ar
     assert "▶ stage 1 (ranks 64, 66, 68 … 126) computes 6.01 s a step, the other 3.99 s: an even split would save" in se
     assert "within a step the work of the ranks of one stage differs by 14 %" in se
