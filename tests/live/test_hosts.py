@@ -344,7 +344,7 @@ def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("inside_count", [pytest.param(0, marks=pytest.mark.thorough), 40])
+@pytest.mark.parametrize("inside_count", [pytest.param(0, marks=pytest.mark.thorough), 20])
 def test_a_vector_is_small(tmp_path: Path, inside_count: int) -> None:
     """What is told of a step of a rank takes less than 1 KB: what ranks of one host do together is not told."""
     late_job(tmp_path / "job", inside_count=inside_count)
