@@ -187,7 +187,7 @@ def test_a_host_that_looks_seldom(tmp_path: Path) -> None:
             first.append(at)
         return {0: [slow(40)]} if first == [at - 1] else {}
 
-    _, target = follow(tmp_path, sees, paces=(1, 12))
+    _, target = follow(tmp_path, sees, paces=(1, 12), steps_count=300)
     (window,) = windows(target)
     found = steps_by_rank(whole(window))
     assert sorted(found) == [0, 1, 2, 3]
