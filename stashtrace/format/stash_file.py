@@ -428,9 +428,11 @@ def join_chunks(chunks: list[Chunk], dtype: np.dtype[np.void]) -> RawRecords:
     chunks.sort(key=lambda c: c.tid)
     rows = [project(c.rows, dtype) for c in chunks]
     tids = np.repeat(np.array([c.tid for c in chunks], dtype=np.uint32), [len(r) for r in rows])
+    if len(rows) == 1:
+        return RawRecords(rows[0], tids)
     # Of structured arrays numpy joins the types anew, pair by pair: that costs 100 times what their bytes do.
-    joined = rows[0] if len(rows) == 1 else np.frombuffer(bytearray().join(part.data for part in rows), dtype=dtype)
-    return RawRecords(joined, tids)
+    joined = bytearray().join(np.ascontiguousarray(part).data for part in rows)
+    return RawRecords(np.frombuffer(joined, dtype=dtype), tids)
 
 
 # Rows of a process in pieces of bounded size, for the one table that may not fit into memory twice.

@@ -9,7 +9,6 @@ import random
 import socket
 from pathlib import Path
 
-
 #: What this process was given: who asks for two ports has the second before anybody listens on the first.
 _given: list[int] = []
 
