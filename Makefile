@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport MAKEFLAGS
 
 bin := $(VENV)/bin
-workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 2)
+workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
 # "/", ":" and "%" cannot stand in the name of a file or of a target; everything else of a requirement can.
 torch_name := $(TORCH)$(if $(TORCH_INDEX),@$(TORCH_INDEX))
 torch_stamp := $(VENV)/.installed-$(subst %,_,$(subst :,_,$(subst /,_,$(torch_name))))
@@ -44,7 +44,7 @@ quick: $(VENV)/.built $(VENV)/.test-tools  ## Run the tests of pure Python analy
 	  $(quick_tests)
 
 # A worker takes whole files, so that what a file sets up once is set up once; those with slow tests first, where xdist
-# would take those with most tests (tests/conftest.py). Tests wait for half of their time, so there are two workers more
+# would take those with most tests (tests/conftest.py). Tests wait for more than half of their time, so there are four workers more
 # than cores. One that hangs ends the run, by name.
 whole_files := -n $(workers) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
   -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true

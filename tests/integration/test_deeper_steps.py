@@ -173,6 +173,7 @@ def test_the_whole_run_is_not_taken_for_one_recording_of_kernels(asked: Job) -> 
     assert len(breakdown(trace, by="step"))
 
 
+@pytest.mark.thorough
 def test_the_budget_ends_deeper_steps_and_refuses_more(tmp_path: Path, libraries: Path) -> None:
     """0.36 s an hour: two steps or three, not fifty, and then no more."""
     captures = [["--kernels", "--steps", "50"], ["--kernels", "--steps", "50"]]

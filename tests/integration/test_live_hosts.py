@@ -40,6 +40,7 @@ def pair() -> Iterator[list[Host]]:
         pytest.skip(str(missing))
 
 
+@pytest.mark.thorough
 def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) -> None:
     """Each host accounts for its own rank; the sums are those of the merged recording.
 
