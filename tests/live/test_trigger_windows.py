@@ -256,6 +256,28 @@ def test_a_stuck_job_seals_at_once(tmp_path: Path) -> None:
     assert followers[1].calls.events == []
 
 
+def test_steps_that_do_not_come_are_waited_for_a_minute(tmp_path: Path) -> None:
+    """A job that is neither stuck nor at its end: the window has the steps that there are."""
+    target = tmp_path / "grown"
+    target.mkdir()
+    write_job(tmp_path / "job", ranks_count=4, steps_count=130, hosts=NODES)
+    followers = [Follower(Host(target, name), after=60) for name in NODES]
+    sees, asked_ns, now_ns = once(100, lambda closed: {0: [slow(closed)]}), 0, 0
+    for at, now_ns in enumerate(grow(tmp_path / "job", target, SECOND)):
+        seen = sees(at, followers)
+        asked_ns = now_ns if seen else asked_ns
+        for number, follower in enumerate(followers):
+            follower.round(now_ns, seen.get(number))
+    for later_s, sealed_count in ((58, 0), (62, 1)):
+        for _ in range(2):  # the parts of both, and the window of them
+            for follower in followers:
+                follower.round(asked_ns + later_s * SECOND)
+        assert len(captures(target)) == sealed_count
+    found = steps_by_rank(whole(windows(target)[0]))
+    assert sorted(found) == [0, 1, 2, 3]
+    assert all(steps[-1] > 120 for steps in found.values())
+
+
 def test_a_dead_host_is_named_and_not_waited_for(tmp_path: Path) -> None:
     """A lost host: its follower died with it. What is there is sealed within seconds."""
     write_job(tmp_path / "job", ranks_count=4, steps_count=200, hosts=NODES)
