@@ -165,8 +165,10 @@ def _fork_for_each(client: socket.socket) -> dict[str, Any] | None:
 
 if __name__ == "__main__":
     del sys.path[0]  # the folder of this file
+    gc.disable()  # all that is imported stays
     _import_all()
     gc.freeze()
+    gc.enable()
     request = _fork_for_each(socket.socket(fileno=int(sys.argv[1])))
     if request is not None:
         os.environ.clear()
