@@ -27,6 +27,7 @@ from stashtrace.format.stash_file import StashFile
 from stashtrace.live.alarms import Alarms
 from stashtrace.live.capture import Captures, Limits, take_requests
 from stashtrace.live.events import read_events
+from stashtrace.live.hosts.collecting import take_in
 from stashtrace.live.hosts.joint_windows import JointWindows
 from stashtrace.live.state import Event, LiveState
 from stashtrace.loading.load import load_trace
@@ -379,15 +380,21 @@ def test_a_run_directory_that_vanishes(tmp_path: Path, rounds: int) -> None:
     assert not followers[0].alarms.is_collecting
 
 
-def test_the_host_that_saw_it_dies_while_parts_are_collected(tmp_path: Path) -> None:
-    """The other one puts the window together, with the part that is there, and says so."""
+@pytest.mark.parametrize("begun", [False, True])
+def test_the_host_that_saw_it_dies_while_parts_are_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """The other one puts the window together, with the part that is there, and says so; also of one that had begun."""
     write_job(tmp_path / "job", ranks_count=4, steps_count=950, hosts=NODES)
+    monkeypatch.setattr("stashtrace.live.hosts.collecting._TAKEN_NS", 3 * SECOND)
 
     def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
         found = trigger(at, followers)
         if found:
             stop.append(at)
         elif stop:
+            if begun and at == stop[0] + 1:
+                (windows(tmp_path / "grown")[0] / "taken").touch()
             followers[0].round = lambda *_, **__: None  # type: ignore[method-assign]
             followers[0].alarms.look = lambda *_, **__: None  # type: ignore[method-assign]
         return found
@@ -398,7 +405,37 @@ def test_the_host_that_saw_it_dies_while_parts_are_collected(tmp_path: Path) -> 
     (sealed,) = captures(target)
     assert " of ranks 2,3 are kept in " in sealed.text
     assert ", without ranks 0,1 on node01 (its follower has made no round for " in sealed.text
-    assert not [path for path in windows(target)[0].iterdir() if path.is_dir()]
+    assert not [path for path in windows(target)[0].iterdir() if path.is_dir() or path.name == "taken"]
+
+
+@pytest.mark.parametrize("moved_count", [0, 1])
+def test_a_slow_host_is_taken_for_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved_count: int) -> None:
+    """It has begun to put the window together when the other one means to do so in its place: one of them does."""
+    target, times, moved, looks = tmp_path / "grown", [0], list[Path](), list[int]()
+    target.mkdir()
+    late_job(tmp_path / "job")
+    followers = [Follower(Host(target, name)) for name in NODES]
+
+    def take(window: Path, part: Path) -> None:
+        if len(moved) == moved_count and not looks:
+            looks.append(times[-1] + 12 * SECOND)  # node01 has made no round meanwhile
+            followers[1].alarms.look(looks[0])
+        moved.append(part)
+        take_in(window, part)
+
+    monkeypatch.setattr("stashtrace.live.hosts.collecting.take_in", take)
+    sees = once(100, lambda closed: {0: [slow(closed)]})
+    for at, now_ns in enumerate(grow(tmp_path / "job", target, SECOND)):
+        seen = sees(at, followers)
+        times.append(now_ns)
+        for number, follower in enumerate(followers):
+            follower.round(now_ns, seen.get(number))
+    for follower in followers:
+        follower.alarms.look(times[-1] + 13 * SECOND, last=True)
+    assert [path.name for path in moved] == ["node01.ranks", "node02.ranks"]
+    (sealed,) = captures(target)
+    assert " of ranks 0-3 are kept in " in sealed.text
+    assert sorted(steps_by_rank(whole(windows(target)[0]))) == [0, 1, 2, 3]
 
 
 def test_a_part_that_comes_too_late_is_removed(tmp_path: Path) -> None:

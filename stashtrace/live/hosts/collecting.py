@@ -35,8 +35,11 @@ from stashtrace.whole_files import new_file, write_whole
 _WAIT_NS, _WAIT_NOW_NS = 20_000_000_000, 4_000_000_000
 #: Another host takes the place of a collecting one that has not put a window together for so long.
 _LONGEST_NS = 2 * PATIENCE_NS
-#: A host makes this file that collects in the place of one that is gone.
+#: The host that makes this file puts the window together. One that is slow may have been taken for gone, and two would
+#: take the parts from each other.
 _TAKEN = "taken"
+#: That takes a moment: a host that has not done it for so long is gone, and another one does it.
+_TAKEN_NS = PATIENCE_NS
 
 
 def making_folder(window: Path, host: str) -> Path:
@@ -101,6 +104,9 @@ class _Waiting:
     part: Part
     is_ours: bool
     heard: Heard = field(default_factory=Heard)
+    #: The file of another host that puts it together, and when it was first seen.
+    taken: tuple[int, int] = (-1, -1)
+    taken_ns: int = -1
 
 
 @dataclass(slots=True)
@@ -187,20 +193,36 @@ class Collecting:
             why = one.heard.why_missing(request.collector, states.get(request.collector), at_ns)
             if not why and at_ns - one.part.sealed_ns < _LONGEST_NS:
                 return Finished(request, window, "") if last else None
-            with contextlib.suppress(OSError):  # another host was first
-                os.close(new_file(window / _TAKEN))
-                one.is_ours = True
-            if not one.is_ours:
-                return Finished(request, window, "") if last else None
+            one.is_ours = True
         missing = self._missing(one, states, at_ns, last=last)
         if missing is None:
             return None
         try:
+            if not self._takes(one, at_ns):
+                return Finished(request, window, "") if last else None
+            if (window / RUN_FILE).exists():  # another host was done meanwhile
+                (window / _TAKEN).unlink(missing_ok=True)
+                return Finished(request, window, str(window))
             return self._put_together(one.part, states, missing)
         except OSError as error:
             shutil.rmtree(window, ignore_errors=True)  # half a window would be read as a whole one
             sealed = Sealed(window.name, "", -1, request.step, 0, error.strerror or str(error))
             return Finished(request, window, "", sealed)
+
+    def _takes(self, one: _Waiting, at_ns: int) -> bool:
+        """Return True if it is for this host to put a window together. Raises OSError if the system refuses."""
+        path = one.part.window / _TAKEN
+        with contextlib.suppress(FileNotFoundError):
+            facts = path.stat()
+            if one.taken != (facts.st_ino, facts.st_mtime_ns):
+                one.taken, one.taken_ns = (facts.st_ino, facts.st_mtime_ns), at_ns
+            if at_ns - one.taken_ns < _TAKEN_NS:
+                return False
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError):  # another host was first
+            os.close(new_file(path))
+            return True
+        return False
 
     def _missing(self, one: _Waiting, states: dict[str, LiveState], at_ns: int, *, last: bool) -> dict[str, str] | None:
         """Return the hosts without a part and why; None while one is waited for."""
@@ -235,9 +257,9 @@ class Collecting:
                 path.unlink(missing_ok=True)
         for one in told:
             take_in(window, one.folder)
-        (window / _TAKEN).unlink(missing_ok=True)
         facts = {**self._facts, "window_of": str(self._facts.get("run_id", ""))}
         write_whole(window / RUN_FILE, json.dumps(facts))
+        (window / _TAKEN).unlink(missing_ok=True)
         ranks = sorted(set().union(*(one.ranks for one in told)))
         size = sum(file.stat().st_size for file in window.glob("*.stash"))
         first, last = max(one.first for one in told), min(one.last for one in told)
