@@ -47,7 +47,9 @@ def main(argv: Sequence[str]) -> int:
     """Ask for a window, wait until it is sealed and print its folder."""
     arguments = parser().read(argv)
     if arguments.steps < 0 or arguments.timeout <= 0:
-        raise UsageError("--steps and --timeout cannot be negative", hint="for example --steps 20 --timeout 300")
+        raise UsageError(
+            "--steps cannot be negative, and --timeout must be more than 0", hint="for example --steps 20 --timeout 300"
+        )
     directory = followed_run(arguments.path)
 
     from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
