@@ -18,7 +18,8 @@ unexport PYTHONDONTWRITEBYTECODE
 unexport MAKEFLAGS
 
 bin := $(VENV)/bin
-workers := $(shell expr $$(getconf _NPROCESSORS_ONLN) + 4)
+cores := $(shell getconf _NPROCESSORS_ONLN)
+workers := $(shell expr $(cores) + 4)
 # "/", ":" and "%" cannot stand in the name of a file or of a target; everything else of a requirement can.
 torch_name := $(TORCH)$(if $(TORCH_INDEX),@$(TORCH_INDEX))
 torch_stamp := $(VENV)/.installed-$(subst %,_,$(subst :,_,$(subst /,_,$(torch_name))))
@@ -49,11 +50,11 @@ quick: $(VENV)/.built $(VENV)/.test-tools  ## Run the tests of pure Python analy
 whole_files := -n $(workers) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
   -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
-test: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Build everything and run the tests: a quarter of an hour
+test: $(VENV)/.built $(torch_stamp) $(VENV)/.tests-compiled  ## Build everything and run the tests: a quarter of an hour
 	$(bin)/python -m pytest $(PYTEST) $(whole_files) -m "not thorough and not truth and not trust" tests
 
 # All that `make test` runs, and what judges the project rather than each change: docs/internals/tests.md says what that is.
-thorough: $(VENV)/.built $(torch_stamp) $(VENV)/.thorough-tools $(VENV)/.frameworks  ## Run the tests and what takes longer: half an hour
+thorough: $(VENV)/.built $(torch_stamp) $(VENV)/.tests-compiled $(VENV)/.thorough-tools $(VENV)/.frameworks  ## Run the tests and what takes longer: half an hour
 	frameworks="$$(cd $(VENV)/frameworks && pwd)/bin/python"; \
 	STASHTRACE_TRACKERS_PYTHON="$$frameworks" STASHTRACE_RAY_PYTHON="$$frameworks" \
 	  $(bin)/python -m pytest $(PYTEST) $(whole_files) --hypothesis-profile thorough -m "not truth and not trust" tests
@@ -123,6 +124,11 @@ $(VENV)/.built: $(VENV)/.compiled
 $(VENV)/.test-tools: $(VENV)/.built pyproject.toml
 	$(bin)/python -m pip install -q --no-build-isolation -e ".[test,docs]"
 	touch $@
+
+# Once, by all cores: each worker would compile all tests for itself. What cannot be collected is told by the run that follows.
+$(VENV)/.tests-compiled: $(VENV)/.test-tools
+	@find tests -name 'test_*.py' | xargs -P $(cores) -n 120 $(bin)/python -m pytest -q --collect-only >/dev/null || true
+	@touch $@
 
 # Schemas of Kubernetes, and the models of an operator: 150 MB.
 $(VENV)/.thorough-tools: $(VENV)/.test-tools

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
+from checkout_files import project_files
 from source_tree import ROOT, short, source_files, tracked_files
 
 SOURCES = source_files("csrc", "stashtrace", "tests", "benchmarks", "examples", "scripts")
@@ -15,10 +17,10 @@ MOST_FILES = 15
 #: One file per command; one per collector, by the collector's name.
 BY_NAME = {"stashtrace/cli/commands", "stashtrace/collectors"}
 #: Folder of the package -> its files.
-FOLDERS = {
-    folder: [p for p in tracked_files() if p.parent == folder]
-    for folder in sorted({p.parent for p in tracked_files() if p.relative_to(ROOT).parts[0] == "stashtrace"})
-}
+FOLDERS: dict[Path, list[Path]] = {}
+for _name in project_files():
+    if _name.startswith("stashtrace/"):
+        FOLDERS.setdefault((ROOT / _name).parent, []).append(ROOT / _name)
 BANNED_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"}
 
 

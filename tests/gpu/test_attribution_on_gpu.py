@@ -3,13 +3,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from installed import why_no_gpu
 
 import stashtrace
 
@@ -29,19 +29,7 @@ torch.cuda.synchronize()
 """
 
 
-def why_not() -> str:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no driver: libcuda.so.1 cannot be loaded"
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed"
-    return "" if torch.cuda.is_available() else "torch sees no device"
-
-
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(why_not()), reason=why_not() or "runs")]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(why_no_gpu()), reason=why_no_gpu() or "runs")]
 
 
 def test_brackets_agree_with_kernels(tmp_path: Path) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import why_no_gpu
 from traced import TracedRun, run_traced
 
 from stashtrace.schema.kinds import DeviceWork
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here"),
+    pytest.mark.skipif(bool(why_no_gpu()), reason=why_no_gpu() or "runs"),
 ]
 
 JOB = """

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from installed import why_no_gpu
 
 import stashtrace
 from stashtrace.schema.kinds import CollectiveOp
 
-torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(bool(why_no_gpu()), reason=why_no_gpu() or "runs"),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]

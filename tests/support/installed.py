@@ -1,4 +1,4 @@
-"""torch for tests that need it: looked for while tests are collected, imported when it is used.
+"""torch and a GPU for tests that need them: looked for while tests are collected, torch imported when it is used.
 
 Each worker collects all tests, and the import takes two seconds of a processor. Most tests only start jobs that use it.
 """
@@ -6,6 +6,7 @@ Each worker collects all tests, and the import takes two seconds of a processor.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 from typing import Any
@@ -30,3 +31,14 @@ def needs_torch() -> Any:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed", allow_module_level=True)
     return _Late("torch")
+
+
+def why_no_gpu() -> str:
+    """Return why torch has no GPU here, empty where it has one; without a driver, torch is not asked."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no driver: libcuda.so.1 cannot be loaded"
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    return "" if importlib.import_module("torch").cuda.is_available() else "torch sees no device"
