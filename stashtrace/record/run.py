@@ -3,7 +3,7 @@
 Called by ``stashtrace run``, which merges the records afterwards. The command runs in our process group, with our stdin
 and stdout, as it would without us. The kernel delivers to it what the terminal sends (Ctrl-C, Ctrl-Z) and what is sent
 to the group; a signal that is sent to us alone we pass on. ``record.group_witness`` tells the two apart. Signals are
-taken by ``sigwaitinfo``; no handler runs, so that nothing is interrupted halfway. SIGUSR2 asks for a window of a run
+taken by ``sigtimedwait``; no handler runs, so that nothing is interrupted halfway. SIGUSR2 asks for a window of a run
 that is followed; the command gets it then only if it has a handler, since else it would be ended by it.
 """
 
@@ -63,6 +63,9 @@ FORWARDED = (
 _SI_KERNEL = 128
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
+#: Another thread of this process, as numpy has them, may take a SIGCHLD that comes while we do not wait for it, and
+#: there it is lost: so often we look without one.
+_LOOK_S = 0.5
 #: A program that began less than this ago may not have mapped our library yet.
 _LOADING_S = 1.0
 #: Control devices of the NVIDIA and AMD drivers.
@@ -342,11 +345,10 @@ class _Watch:
         """Wait until the command has ended; end it when its goal is reached."""
         self._reap()
         while self.status is None:
-            if self._goal is None:
-                self._take(signal.sigwaitinfo(self._signals))
-            elif (info := signal.sigtimedwait(self._signals, _POLL_S)) is not None:
+            info = signal.sigtimedwait(self._signals, _LOOK_S if self._goal is None else _POLL_S)
+            if info is not None:
                 self._take(info)
-            elif number := self._goal.signal_now():
+            elif self._goal is not None and (number := self._goal.signal_now()):
                 os.kill(self._child, number)  # not reaped yet, so the number is still the command's
             self._reap()
 
