@@ -167,6 +167,20 @@ def test_a_checkpoint_is_called_one(tmp_path: Path, name: str) -> None:
     assert "by turns" not in _said(trace)
 
 
+def test_what_a_rank_does_longer_in_few_steps_is_said_of_these(tmp_path: Path) -> None:
+    now_and_then: Extra = lambda rank, number: 160.0 if rank == 0 and number in (11, 29, 50) else 0.0  # noqa: E731
+    found = _verdicts(job(tmp_path / "few", steps=60, python=now_and_then, name="checkpoint"))
+    late = next(row for row in found if row["kind"] == "late")
+    few = "rank 0 saves checkpoints 8.73 ms a step longer than rank 1, all of it in 3 of 55 steps; rank 1 waits"
+    assert late["text"].startswith(few)
+
+    often: Extra = lambda rank, number: 20.0 if rank == 0 and number % 7 in (1, 2, 4) else 0.0  # noqa: E731
+    found = _verdicts(job(tmp_path / "often", steps=60, python=often, name="checkpoint"))
+    late = next(row for row in found if row["kind"] == "late")
+    assert late["cause_rank"] == 0
+    assert " of it in " not in late["text"]
+
+
 def test_a_rank_that_is_late_in_every_fourth_step_stands_out(tmp_path: Path) -> None:
     every_fourth: Extra = lambda rank, number: 160.0 if rank == 0 and number % 4 == 3 else 0.0  # noqa: E731
     late = next(row for row in _verdicts(job(tmp_path, steps=24, python=every_fourth)) if row["kind"] == "late")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
@@ -39,19 +40,27 @@ def surplus_over_peers(trace: Trace, steps: Table, rank: int, peers: Sequence[in
     ``peers``: ranks to compare with, of which at most 15 are taken, spread evenly. A step without one of them is left
     out. Returns kind (names of ``late``'s ``cause_kind``) -> ns a step; empty if the ranks have no step in common.
     """
+    by_step = surplus_by_step(trace, compared_steps(trace, steps, rank, peers))
+    return {kind: float(longer.mean()) for kind, longer in by_step.items()}
+
+
+def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, npt.NDArray[np.float64]]:
+    """Return by how much a rank does each kind of time longer than the median of its peers, in each step.
+
+    ``compared``: of ``compared_steps``, the rank first. Returns kind (as
+    ``surplus_over_peers``) -> ns in each of the steps.
+    """
+    if not compared:
+        return {}
     index = TraceIndex(trace)
     threads = {thread.rank: thread for thread in step_threads(trace)}
-    tables = compared_steps(trace, steps, rank, peers)
-    if not tables:
-        return {}
-    spent = {one: rank_times(index, threads[one]).within(own["begin_ns"], own["end_ns"]) for one, own in tables.items()}
-    typical = np.median(np.stack([spent[one] for one in tables if one != rank]), axis=0)
-    longer = (spent[rank] - typical).mean(axis=0)
-    return {kind: float(longer[n]) for n, kind in enumerate(CAUSES) if n != BEFORE}
+    spent = [rank_times(index, threads[one]).within(own["begin_ns"], own["end_ns"]) for one, own in compared.items()]
+    longer = spent[0] - np.median(np.stack(spent[1:]), axis=0)
+    return {kind: longer[:, n] for n, kind in enumerate(CAUSES) if n != BEFORE}
 
 
 def compared_steps(trace: Trace, steps: Table, rank: int, peers: Sequence[int]) -> dict[int, Table]:
-    """Return, for a rank and the peers that it is compared with, the steps that all of them have; empty if none."""
+    """Return the steps that a rank and the peers that it is compared with all have, the rank first; empty if none."""
     known_ranks = {thread.rank for thread in step_threads(trace)}
     known = [peer for peer in peers if peer in known_ranks and peer != rank]
     if rank not in known_ranks or not known:

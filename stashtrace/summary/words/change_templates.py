@@ -158,8 +158,15 @@ def _by_turns(e: Row, f: Finding, amounts: bool) -> str:
     return "they take turns: in each step only one of them"
 
 
+def late_in_few_steps(f: Finding) -> str:
+    """Say in which few steps a late rank does longer what it does longer, to follow that; empty if in more of them."""
+    few = f.first("late_in_few_steps")
+    return "" if few is None or f.first("only_in_steps") is not None else f", {_few_steps(few, f, False)}"
+
+
 def _few_steps(e: Row, f: Finding, amounts: bool) -> str:
     part = percent_text(e["part_ratio"])
+    part = "all" if part == percent_text(1) else part
     if e["items_count"] == 1:
         return f"{part} of it in step {e['name']} alone"
     return f"{part} of it in {e['items_count']} of {e['of_count']} steps"

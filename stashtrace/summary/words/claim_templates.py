@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from stashtrace.summary.words.change_templates import CHANGES, mean_alone, steps_of_time
+from stashtrace.summary.words.change_templates import CHANGES, late_in_few_steps, mean_alone, steps_of_time
 from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS, part_for_it, peers_of, surplus
 from stashtrace.summary.words.on_file import file_claim
@@ -118,7 +118,7 @@ def _root(f: Finding) -> str:
     head = f"rank {rank} comes last"
     work = work or before
     if work is not None:
-        head = f"rank {rank} {surplus(work, peers_of(work))}"
+        head = f"rank {rank} {surplus(work, peers_of(work))}{late_in_few_steps(f)}"
         head += " before these waits" if before is not None else ""
     if len(links) == 1 and links[0]["items_count"] == 1:
         part = part_for_it(f)

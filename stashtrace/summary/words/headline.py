@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.change_templates import steps_of_time
+from stashtrace.summary.words.change_templates import late_in_few_steps, steps_of_time
 from stashtrace.summary.words.claim_templates import verdict_text
 from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS, NEARLY_ALL_RATIO, part_for_it, peers_of, surplus
@@ -76,7 +76,7 @@ def _late(f: Finding) -> str:
     work = f.first("late_surplus") or f.first("late_surplus_before")
     if work is not None:
         whom = "partly for it" if part_for_it(f, NEARLY_ALL_RATIO) else "for it"
-        return f"rank {work['rank']} {surplus(work, peers_of(work))}; {_waits(whom)(f)}"
+        return f"rank {work['rank']} {surplus(work, peers_of(work))}{late_in_few_steps(f)}; {_waits(whom)(f)}"
     if f.first("slow_rank") is not None or f.first("slow_stage") is not None:
         return verdict_text(f, steps=False).partition("; ")[0]  # who waits for it is not said
     rank = f.row["cause_rank"]

@@ -98,7 +98,7 @@ def test_ranks_that_have_a_time_by_turns_are_said_to() -> None:
 
 def test_a_time_of_one_step_is_said_with_it() -> None:
     said = verdicts(job(lambda rank, step: 900 if step == 50 and rank == 0 else 0))
-    assert said["other"].endswith("; 100 % of it in step 50 alone")
+    assert said["other"].endswith("; all of it in step 50 alone")
 
 
 def test_fewer_steps_are_said_and_are_no_shorter_time() -> None:

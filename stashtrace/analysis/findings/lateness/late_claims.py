@@ -26,8 +26,9 @@ from stashtrace.analysis.findings.lateness.culprits import (
 from stashtrace.analysis.findings.lateness.late_work_names import kind_in_words
 from stashtrace.analysis.findings.lateness.pipeline_claims import pipeline_claims
 from stashtrace.analysis.findings.lateness.uneven_steps import Unlike, unlike_ranks
+from stashtrace.analysis.findings.over_time.affected_steps import few_steps
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
-from stashtrace.analysis.stragglers.surplus import EXPLAINS_RATIO
+from stashtrace.analysis.stragglers.surplus import EXPLAINS_RATIO, GROUPS, compared_steps, surplus_by_step
 from stashtrace.units import ranks_text
 
 #: Largest number of claims about late ranks.
@@ -75,6 +76,7 @@ def _culprit_claim(facts: RunFacts, hit: Sequence[RankFacts], culprit: Culprit, 
         Evidence(
             "late_part", "straggler_roots", rank=worst.rank, part_ratio=min(culprit.part_of.get(worst.rank, 0), 1)
         ),
+        *_few_rows(facts, culprit),
         *_also_rows(facts, culprit),
         *_unknown_work(facts, culprit, worst),
         *_often_rows(facts, culprit),
@@ -132,6 +134,32 @@ def _surplus_row(facts: RunFacts, culprit: Culprit) -> Evidence:
         kind=culprit.on.way if culprit.on is not None else kind,
         name=culprit.named.name,
     )
+
+
+def _few_rows(facts: RunFacts, culprit: Culprit) -> list[Evidence]:
+    """Return the few steps in which a root does longer what it does longer, if most of that lies in them."""
+    if not culprit.group or culprit.before_waits or culprit.on is not None or culprit.is_quiet:
+        return []
+    steps, ranks = facts.tables["steps"], [rank.rank for rank in facts.ranks]
+    compared = compared_steps(facts.trace, steps, culprit.rank, ranks)
+    by_kind = surplus_by_step(facts.trace, compared)
+    longer = sum((by_kind[kind] for kind in GROUPS[culprit.group] if kind in by_kind), np.zeros(1))
+    few, part = few_steps(np.maximum(longer, 0))
+    if not len(few):
+        return []
+    longest = str(compared[culprit.rank]["step"][few[0]])
+    steps_count = len(longer)
+    return [
+        Evidence(
+            "late_in_few_steps",
+            "straggler_roots",
+            rank=culprit.rank,
+            items_count=len(few),
+            of_count=steps_count,
+            part_ratio=part,
+            name=longest,
+        )
+    ]
 
 
 def _also_rows(facts: RunFacts, culprit: Culprit) -> list[Evidence]:

@@ -38,13 +38,26 @@ UNEVEN_STEPS = 1
 #: With fewer steps it is not said that a time lies in few of them.
 _ENOUGH_STEPS = 20
 #: Few steps are at most this part of all, and hold at least that part of the time.
-_FEW_RATIO, _MOST_RATIO = 0.05, 0.8
+_FEW_RATIO, _MOST_RATIO = 0.1, 0.8
 #: Ranks have a time by turns if in each step one of them has at least this part of it, ...
 _ALONE_RATIO = 0.9
 #: ... and each of them is that one in at least this part of an equal share of the steps.
 _FAIR_RATIO = 0.5
 #: Kinds of time behind a cause that are not the whole column of its verdict.
 _PARTS = {("data", "reads"): ("fetch",), ("host", "python"): ("python",)}
+
+
+def few_steps(whole: Floats) -> tuple[npt.NDArray[np.int64], float]:
+    """Return the places of few steps that have most of a time, the longest first, and their part of it.
+
+    ``whole``: the time of each step, in ns. No place if it is spread over more steps, or there are too few to tell.
+    """
+    longest = np.argsort(-whole, kind="stable")[: int(_FEW_RATIO * len(whole))]
+    most = _MOST_RATIO * whole.sum()
+    if len(whole) < _ENOUGH_STEPS or whole[longest].sum() < most or most <= 0:
+        return longest[:0], 0.0
+    few = longest[: int(np.searchsorted(np.cumsum(whole[longest]), most)) + 1]
+    return few, float(whole[few].sum() / whole.sum())
 
 
 def in_steps(facts: RunFacts, claims: Sequence[Claim]) -> list[Claim]:
@@ -169,17 +182,13 @@ class _Budget:
         return [Evidence("by_turns", "stalls", items_count=ranks, of_count=steps)]
 
     def _few(self, numbers: npt.NDArray[np.int64], whole: Floats) -> list[Evidence]:
-        """Return the few steps in which most of the time lies."""
-        steps = len(whole)
-        most = int(_FEW_RATIO * steps)
-        longest = np.sort(np.argsort(-whole, kind="stable")[:most])
-        if steps < _ENOUGH_STEPS or whole[longest].sum() < _MOST_RATIO * whole.sum():
+        few, part = few_steps(whole)
+        if not len(few):
             return []
-        by_length = longest[np.argsort(-whole[longest], kind="stable")]
-        few = int(np.searchsorted(np.cumsum(whole[by_length]), _MOST_RATIO * whole.sum())) + 1
-        part = float(whole[by_length[:few]].sum() / whole.sum())
-        first = int(numbers[by_length[0]])
-        return [Evidence("in_few_steps", "stalls", items_count=few, of_count=steps, part_ratio=part, name=str(first))]
+        longest = str(numbers[few[0]])
+        return [
+            Evidence("in_few_steps", "stalls", items_count=len(few), of_count=len(whole), part_ratio=part, name=longest)
+        ]
 
     def _fewer(self, claim: Claim, ranks: Sequence[int]) -> list[Evidence]:
         """Return that the rank whose time it is made fewer steps than others."""
