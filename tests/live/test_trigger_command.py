@@ -88,6 +88,19 @@ def test_a_storm_is_counted_and_said_once(tmp_path: Path) -> None:
     assert command.dropped_count == 100
 
 
+def test_in_a_storm_those_that_cost_most_are_called_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = TriggerCommand([sys.executable, "-c", NOTE], tmp_path)
+    for step in range(20):
+        command.add(Event("slow_step", "", 5, step, 0, 5_000 if step in (9, 15) else 2_000 + step))
+    command.add(Event("capture", "", 5, 100, -1, 0))
+    command.add(Event("rank_lost", "", 5, 101, 1, 0))
+    poll_until_idle(command)
+    called = sorted(int(path.stem) for path in tmp_path.iterdir())
+    assert called == [9, 15, 16, 17, 18, 19, 100, 101]
+    assert command.dropped_count == 14
+
+
 def test_a_command_that_fails_is_said_once(tmp_path: Path) -> None:
     command = TriggerCommand(["sh", "-c", "exit 3"], tmp_path)
     for step in range(4):

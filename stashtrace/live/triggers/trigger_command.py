@@ -1,7 +1,7 @@
 """``run --on-trigger CMD``: a command of the user is called for each trigger, beside the rounds of the follower.
 
     trigger ──► queue of 8 ──► one call at a time ──► ended, or killed after 60 s
-                   │ full: counted
+                   │ full: the least costly is left out, and counted
 
 No shell reads the command, so a sentence or a path in its variables is never taken for code. A call is looked at once a
 round and never waited for, but for a short time when the job has ended.
@@ -30,6 +30,8 @@ TIMEOUT_S = 60.0
 #: When the job has ended, the calls that are left have so long together.
 END_S = 10.0
 _POLL_S = 0.05
+#: Kinds of events that tell what a job loses, where others tell of its end, or answer somebody.
+_LONGER = ("slow_step", "stall_grows")
 
 
 class TriggerCommand:
@@ -50,11 +52,12 @@ class TriggerCommand:
         self.called_count = self.failed_count = self.dropped_count = 0
 
     def add(self, event: Event) -> None:
-        """Let the command be called for an event; if too many wait already, it is counted."""
-        if len(self._waiting) >= WAITING_COUNT:
+        """Let the command be called for an event; if too many wait already, the least costly is counted instead."""
+        self._waiting.append(event)
+        if len(self._waiting) > WAITING_COUNT:
+            # Of equal ones the newest: several come at once where the follower was kept from a processor.
+            del self._waiting[min(range(len(self._waiting)), key=lambda at: (*_worth(self._waiting[at]), -at))]
             self.dropped_count += 1
-        else:
-            self._waiting.append(event)
 
     def poll(self) -> list[str]:
         """Look at the running call, and start the next one; return what went wrong for the first time."""
@@ -136,6 +139,11 @@ class TriggerCommand:
         new = [line for line in dict.fromkeys(lines) if line not in self._said]
         self._said.update(new)
         return new
+
+
+def _worth(event: Event) -> tuple[bool, int]:
+    """Order events by how much a call for them matters: steps that take longer come after all else."""
+    return event.kind not in _LONGER, event.cost_ns
 
 
 def variables_of(event: Event, directory: Path) -> Mapping[str, str]:
