@@ -47,8 +47,8 @@ def surplus_over_peers(trace: Trace, steps: Table, rank: int, peers: Sequence[in
 def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, npt.NDArray[np.float64]]:
     """Return by how much a rank does each kind of time longer than the median of its peers, in each step.
 
-    ``compared``: of ``compared_steps``, the rank first. Returns kind (as
-    ``surplus_over_peers``) -> ns in each of the steps.
+    ``compared``: what ``compared_steps`` returns. Returns kind, as ``surplus_over_peers`` does -> ns in each of the
+    steps; empty if there are none.
     """
     if not compared:
         return {}
