@@ -42,11 +42,19 @@ def machine() -> dict[str, Any]:
 def versions(*modules: str) -> dict[str, str]:
     """Python, compiler and the project's commit, and the versions of importable modules."""
     found = {"python": platform.python_version(), "gcc": _output(["gcc", "-dumpfullversion"]) or "not found"}
-    found["commit"] = _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty"]) or "unknown"
+    found["commit"] = commit_of(ROOT)
     for name in modules:
         module = __import__(name)
         found[name] = str(getattr(module, "__version__", "unknown"))
     return found
+
+
+def commit_of(checkout: Path) -> str:
+    """Return the commit of a checkout, with ``-dirty`` where files other than results differ from it."""
+    git = ["git", "-C", str(checkout)]
+    commit = _output([*git, "describe", "--always"]) or "unknown"
+    changed = _output([*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/benchmarks/results"])
+    return f"{commit}-dirty" if changed else commit
 
 
 def summary(values: Sequence[float]) -> dict[str, float | int]:
