@@ -45,8 +45,8 @@ quick: $(VENV)/.built $(VENV)/.test-tools  ## Run the tests of pure Python analy
 	  $(quick_tests)
 
 # A worker takes whole files, so that what a file sets up once is set up once; those with slow tests first, where xdist
-# would take those with most tests (tests/conftest.py). Tests wait for more than half of their time, so there are four workers more
-# than cores. One that hangs ends the run, by name.
+# would take those with most tests (tests/conftest.py). Tests wait for more than half of their time, so there are four
+# workers more than cores. One that hangs ends the run, by name.
 whole_files := -n $(workers) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
   -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
@@ -125,7 +125,8 @@ $(VENV)/.test-tools: $(VENV)/.built pyproject.toml
 	$(bin)/python -m pip install -q --no-build-isolation -e ".[test,docs]"
 	touch $@
 
-# Once, by all cores: each worker would compile all tests for itself. What cannot be collected is told by the run that follows.
+# Once, by all cores: each worker would compile all tests for itself. What cannot be collected is told by the run that
+# follows.
 $(VENV)/.tests-compiled: $(VENV)/.test-tools
 	@find tests -name 'test_*.py' | xargs -P $(cores) -n 120 $(bin)/python -m pytest -q --collect-only >/dev/null || true
 	@touch $@

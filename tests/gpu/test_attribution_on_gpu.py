@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from installed import why_no_gpu
+from installed import needs_gpu
 
 import stashtrace
 
@@ -29,7 +28,7 @@ torch.cuda.synchronize()
 """
 
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(why_no_gpu()), reason=why_no_gpu() or "runs")]
+pytestmark = needs_gpu()
 
 
 def test_brackets_agree_with_kernels(tmp_path: Path) -> None:

@@ -7,15 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from installed import why_no_gpu
+from installed import needs_gpu
 from traced import TracedRun, run_traced
 
 from stashtrace.schema.kinds import DeviceWork
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(bool(why_no_gpu()), reason=why_no_gpu() or "runs"),
-]
+pytestmark = needs_gpu()
 
 JOB = """
 import contextlib, json, torch

@@ -16,16 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from installed import why_no_gpu
+from installed import needs_gpu
 
 import stashtrace
 from stashtrace.schema.kinds import CollectiveOp
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(why_no_gpu()), reason=why_no_gpu() or "runs"),
-]
+pytestmark = [*needs_gpu(), pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 20

@@ -33,12 +33,17 @@ def needs_torch() -> Any:
     return _Late("torch")
 
 
-def why_no_gpu() -> str:
-    """Return why torch has no GPU here, empty where it has one; without a driver, torch is not asked."""
+def needs_gpu() -> list[pytest.MarkDecorator]:
+    """Return the marks of a module whose tests need a GPU that torch finds; without a driver, torch is not asked."""
+    why = _why_no_gpu()
+    return [pytest.mark.gpu, pytest.mark.skipif(bool(why), reason=why or "there is a GPU")]
+
+
+def _why_no_gpu() -> str:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "no driver: libcuda.so.1 cannot be loaded"
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed"
-    return "" if importlib.import_module("torch").cuda.is_available() else "torch sees no device"
+    return "" if importlib.import_module("torch").cuda.is_available() else "torch finds no GPU here"

@@ -147,17 +147,15 @@ def _few_rows(facts: RunFacts, culprit: Culprit) -> list[Evidence]:
     few, part = few_steps(np.maximum(longer, 0))
     if not len(few):
         return []
-    longest = str(compared[culprit.rank]["step"][few[0]])
-    steps_count = len(longer)
     return [
         Evidence(
             "late_in_few_steps",
             "straggler_roots",
             rank=culprit.rank,
             items_count=len(few),
-            of_count=steps_count,
+            of_count=len(longer),
             part_ratio=part,
-            name=longest,
+            name=str(compared[culprit.rank]["step"][few[0]]),
         )
     ]
 
