@@ -45,7 +45,7 @@ def numbers(tables: Summary, prefix: str = PREFIX) -> dict[str, float]:
         # Each column has a row for each rank and kind of step, and all of these have the same columns.
         columns = list(dict.fromkeys(budgets["column"].tolist()))
         one = budgets.take(budgets["column"] == columns[0])
-        whole_ns = float((one["step_ns"] * one["steps_count"]).sum())
+        whole_ns = float(budgets["stall_ns"].sum())  # exact, where the mean step is rounded to a nanosecond
         values["step_s"] = whole_ns / float(one["steps_count"].sum()) / 1e9
         values["steps_count"] = max(int(one["steps_count"][one["rank"] == rank].sum()) for rank in one["rank"])
         values["ranks_count"] = len(set(one["rank"].tolist()))

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from traced import run_traced
 
+from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.cli import main
 from stashtrace.trackers.noted_runs import noted_run
 
@@ -147,7 +148,10 @@ def test_the_answers_are_logged(run, doubles: Path, tmp_path: Path) -> None:
     assert took["files"] == ["<!doctype html>"]
     summary = took["summary"]
     ratios = [value for name, value in summary.items() if name.endswith("_ratio") and "own_cpu" not in name]
-    assert sum(ratios) == pytest.approx(1.0)
+    assert sum(ratios) == pytest.approx(1.0, rel=1e-12)
+    known = counted_steps(steps(run.trace))
+    step_ns = (known["end_ns"] - known["begin_ns"]).mean()
+    assert summary["stashtrace/step_s"] == pytest.approx(step_ns / 1e9, rel=1e-12), "of all columns, and not rounded"
     assert summary["stashtrace/ranks_count"] == 2
     assert summary["stashtrace/steps_count"] <= 30
     assert summary["stashtrace/straggler_rank"] == -1
