@@ -8,6 +8,8 @@ Two more parts of the compiler are a quarter of what `import torch` takes. What 
 its names is asked for; what tells the shapes of results without the results is not there.
 
 A process that ends does not look for cycles among all that it has imported either: with torch, half a second more.
+Before that it lets gloo's threads come to rest. One of them may still hold a tensor of the last collective when the
+interpreter is gone; torch 2.13 then aborts, in jobs without this file too.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,7 +17,9 @@ from __future__ import annotations
 
 import atexit
 import gc
+import os
 import sys
+import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -103,5 +107,28 @@ def _make_generators() -> None:
         _C._set_generator_metaclass(OpaqueBaseMeta)
 
 
+def _gloo_rests() -> bool:
+    """Whether each thread that runs gloo's collectives waits, for work or for the interpreter."""
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/stat") as file:
+                name, state = file.read().rpartition(")")[::2]
+        except OSError:  # it has ended
+            continue
+        if name.endswith("(pt_gloo_runloop") and state.split()[0] != "S":
+            return False
+    return True
+
+
+def _end() -> None:
+    looks_at_rest = 0
+    for _ in range(5000):
+        looks_at_rest = looks_at_rest + 1 if _gloo_rests() else 0
+        if looks_at_rest == 2:
+            break
+        time.sleep(0.002)  # a thread that waits for the interpreter has it meanwhile
+    gc.freeze()
+
+
 sys.meta_path.insert(0, _NoCompiler())
-atexit.register(gc.freeze)  # the first that is registered is called last
+atexit.register(_end)  # the first that is registered is called last
