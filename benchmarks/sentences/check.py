@@ -342,13 +342,13 @@ def _late(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected
         return ""
     waited = rank.late_ns
     most = max(waited.values(), default=0.0)
-    if row["cause_kind"] == "alternates" and len(truth.ranks) == 2:
+    if row["cause_kind"] in ("alternates", "chance") and len(truth.ranks) == 2:
         whole = [sum((r.late_ns or {}).values()) for r in truth.ranks.values()]
-        return (
-            ""
-            if min(whole) >= MATTERS * max(whole)
-            else f"they wait {' and '.join(f'{w / 1e6:.3g} ms' for w in whole)}"
-        )
+        if row["cause_kind"] == "chance":  # this rank is said to wait longer than the other one
+            fine = sum(waited.values()) == max(whole)
+        else:
+            fine = min(whole) >= MATTERS * max(whole)
+        return "" if fine else f"they wait {' and '.join(f'{w / 1e6:.3g} ms' for w in whole)}"
     if row["cause_rank"] < 0:
         return ""
     # A rank may wait for the root through others: whom it waits for itself stands in the chain.

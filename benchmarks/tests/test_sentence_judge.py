@@ -331,6 +331,23 @@ def test_ranks_alternate_only_where_each_waits_about_as_long(check: ModuleType, 
     )
 
 
+def test_of_two_ranks_that_wait_by_chance_the_one_that_is_named_waits_longer(
+    check: ModuleType, truth: ModuleType
+) -> None:
+    a, b = known(truth, late=6), known(truth, 1, late=36)
+    a.late_ns, b.late_ns = {1: 6 * MS}, {0: 36 * MS}
+    row = claim("late", 36, rank=1, ranks="1", cause_rank=-1, cause_kind="chance")
+    assert judged(check, row, run(truth, a, b)) == "true"
+    assert (
+        judged(
+            check,
+            row | {"rank": 0, "ranks": "0", "stall_ns": 6 * MS, "share_ratio": 0.06, "least_ns": 6 * MS},
+            run(truth, a, b),
+        )
+        == "false"
+    )
+
+
 def test_waiting_for_a_cpu_is_judged_by_the_thread_itself(check: ModuleType, truth: ModuleType) -> None:
     a, b = known(truth), known(truth, 1)
     a.waited_for_cpu_ns, b.waited_for_cpu_ns = 30 * MS, 10 * MS

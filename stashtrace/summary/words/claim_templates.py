@@ -92,21 +92,30 @@ def _late(f: Finding) -> str:
     if few is not None:
         most = f"{percent_text(few['part_ratio'])} of it in {few['items_count']} of {few['of_count']} steps"
         return f"{head} for whoever comes last, {most}: too few to tell whether it is always the same rank"
-    if len(turns) == 2:
-        (a, b) = turns
-        parts = [f"rank {e['rank']} {duration_text(e['amount_ns'])} ({percent_text(e['part_ratio'])})" for e in (a, b)]
-        return (
-            f"ranks {a['rank']} and {b['rank']} wait for each other by turns{where}, {' and '.join(parts)} a step:"
-            " neither takes longer than their steps vary"
-        )
-    other = f.first("other_rank")
-    if len(turns) == 1 and other is not None:
-        both = " and ".join(str(rank) for rank in sorted((row["rank"], other["rank"])))
-        return (
-            f"ranks {both} wait for each other by turns{where}, rank {row['rank']} {lost(row)} and rank {other['rank']}"
-            " less: neither takes longer than their steps vary"
-        )
+    both = [*turns, *f.all("other_rank")][:2]  # earlier versions named the other rank also where both are in ``turns``
+    if len(both) == 2 and len(turns) <= 2:
+        return _two_that_wait(row, both, where)
     return f"{head} by turns for whoever comes last: no rank takes longer than the steps vary"
+
+
+def _two_that_wait(row: Row, waits: list[Row], where: str) -> str:
+    """Word the waits of two ranks of which neither stands out."""
+    least, largest = sorted(waits, key=lambda e: float(e["amount_ns"]))
+    more, less = largest["rank"], least["rank"]
+    known = least["amount_ns"] >= 0  # earlier versions did not store it
+    parts = {less: f"{duration_text(least['amount_ns'])} ({percent_text(least['part_ratio'])})" if known else "less"}
+    most, most_share = lost_amount(row)
+    if row["cause_kind"] == "chance":
+        return (
+            f"rank {more} waits {most} a step ({most_share}) for rank {less}{where}, and rank {less} {parts[less]} for"
+            f" rank {more}: the difference is no more than their steps vary"
+        )
+    parts[more] = f"{most} ({most_share})"
+    a, b = sorted(parts)
+    return (
+        f"ranks {a} and {b} wait for each other by turns{where}, rank {a} {parts[a]} and rank {b} {parts[b]} a step:"
+        " neither takes longer than their steps vary"
+    )
 
 
 def _root(f: Finding) -> str:

@@ -37,6 +37,8 @@ _LATE_AT_MOST = 2
 _LEFT_RATIO = 0.5
 #: Waiting that lies in less than this part of the steps lies in few of them.
 _FEW_RATIO = 0.15
+#: Two ranks wait for each other by turns if the one that waits less waits for this part of what the other does.
+_LIKE_RATIO = 0.5
 #: What is longer when a rank comes later by turns is said for at most so many kinds, of at least this share.
 _KINDS_AT_MOST, _KIND_RATIO = 3, 0.15
 #: Transfers have a verdict of their own from this share of the step on.
@@ -227,16 +229,7 @@ def _by_turns(facts: RunFacts, hit: Sequence[RankFacts], found: Blame, base: Bas
     unknown = float(found.by_step_ns[found.ranks < 0].sum())
     if unknown > _LEFT_RATIO * found.whole_ns:
         return [claim]
-    rows = [
-        Evidence(
-            "waits_for_other",
-            "stalls",
-            rank=rank.rank,
-            amount_ns=rank.per_step_ns("straggler"),
-            part_ratio=rank.share("late"),
-        )
-        for rank in sorted(left, key=lambda one: one.rank)
-    ]
+    rows = [_wait_row("waits_for_other", rank) for rank in sorted(left, key=lambda one: one.rank)]
     kinds = [(kind, share) for kind, share in found.kinds().items() if kind and share >= _KIND_RATIO]
     rows += [
         Evidence("late_by_turns", "straggler_roots", kind=kind_in_words(facts, -1, kind), part_ratio=share)
@@ -259,8 +252,17 @@ def _by_turns(facts: RunFacts, hit: Sequence[RankFacts], found: Blame, base: Bas
         )
         work = [replace(_surplus_row(facts, one), code="late_one_work")] if one.group else []
         return [replace(claim, cause_kind="few", evidence=(times, *work))]
-    others = [rank.rank for rank in facts.ranks if rank.rank != left[0].rank]
-    if len(others) == 1:  # whoever comes last is always the same one
-        rows.append(Evidence("other_rank", "stalls", rank=others[0]))
     kind = "once" if steps_count < costliest_wait.SEVERAL else "alternates"
+    others = [rank for rank in facts.ranks if rank.rank != left[0].rank]
+    if len(others) == 1:  # whoever comes last is always the same one
+        waits_ns = sorted(rank.per_step_ns("straggler") for rank in (left[0], others[0]))
+        if kind == "alternates" and waits_ns[0] < _LIKE_RATIO * waits_ns[1]:
+            kind = "chance"
+        if len(left) == 1:
+            rows.append(_wait_row("other_rank", others[0]))
     return [replace(claim, cause_kind=kind, evidence=tuple(rows))]
+
+
+def _wait_row(code: str, rank: RankFacts) -> Evidence:
+    waits_ns = rank.per_step_ns("straggler")
+    return Evidence(code, "stalls", rank=rank.rank, amount_ns=waits_ns, part_ratio=rank.share("late"))
