@@ -25,6 +25,7 @@ from stashtrace.live.events import EventLog
 from stashtrace.live.followed import FollowedRun, FollowOptions
 from stashtrace.live.metrics.outlets import Outlets, add_outlet_arguments, outlets_of
 from stashtrace.live.state import Event
+from stashtrace.record.launchers import own_place
 from stashtrace.record.run import FORWARDED
 
 #: Seconds between two rounds, and the share of one core that all rounds may take.
@@ -75,6 +76,7 @@ def _follow(arguments: argparse.Namespace) -> None:
         shared=arguments.shared,
     )
     run = FollowedRun(arguments.directory, log, options)
+    run.state.follower_pid, run.state.follower_place = os.getpid(), own_place()
     outlets = outlets_of(arguments, run.state)
     run.publish = Outlets(outlets, lambda text: log.add(Event("metrics", text, time.time_ns()))).publish
     interval_s, ended = _LEAST_S, False

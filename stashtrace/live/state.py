@@ -64,6 +64,9 @@ class LiveState:
     rounds_count: int = 0
     #: Whether the job has ended.
     ended: bool = False
+    #: Process that makes the rounds, and the boot and pid namespace in which it has that number; empty where unknown.
+    follower_pid: int = 0
+    follower_place: str = ""
     #: Start of an elastic job.
     start: int = 0
     #: Rank -> numbers as ``RankTotals`` has them, and the realtime of its last step's end.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from stashtrace.live.hosts.asking import Asked, ask_hosts, asked_hosts
 from stashtrace.live.hosts.joint_windows import JointWindows
 from stashtrace.live.state import Event, LiveState
 from stashtrace.loading.load import load_trace
+from stashtrace.record.launchers import own_place
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.table import Table
@@ -167,6 +169,22 @@ def test_a_host_that_is_gone_does_not_hold_it_up(tmp_path: Path, monkeypatch: py
     assert np.unique(table["rank"]).tolist() == [0, 1]
     assert table["step"].max() >= asked.request.newest + 10
     assert not list((tmp_path / "grown").glob("*.request")), "nobody takes it later"
+
+
+def test_a_follower_that_is_seen_to_live_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long its round takes; one that has ended is not waited for at all."""
+    monkeypatch.setattr("stashtrace.live.hosts.asking._ASKED_SILENT_S", 0.1)
+    monkeypatch.setattr("stashtrace.live.hosts.asking._SILENT_ROUNDS", 0)
+    with subprocess.Popen(["sleep", "1000"]) as follower:
+        state = LiveState("node01", follower_pid=follower.pid, follower_place=own_place())
+        state.write(tmp_path)
+        asked = ask_hosts(tmp_path, [state], 5)
+        asked.wait(1)
+        assert asked.missing == {"node01": "nothing within 1 s"}
+        follower.kill()
+    asked = ask_hosts(tmp_path, [state], 5)
+    asked.wait(60)
+    assert asked.missing == {"node01": "its follower has ended"}
 
 
 def test_a_host_that_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

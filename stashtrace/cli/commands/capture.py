@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
             raise CaptureError(next(iter(asked.refusals.values())))
         raise CaptureError(
             f"no window was sealed: {next(iter(asked.missing.values()))}",
-            hint=f"its last steps have not closed; `stashtrace status {shlex.quote(str(directory))}`",
+            hint=f"`stashtrace status {shlex.quote(str(directory))}` shows whether it still makes steps",
         )
     for line in asked.lines():
         Screen().say(f"stashtrace: {line}")

@@ -18,12 +18,14 @@ from stashtrace.live.capture import Request, new_request_name, put_request
 from stashtrace.live.events import read_events
 from stashtrace.live.state import LiveState, read_states
 from stashtrace.record.directory import WINDOWS_FOLDER, rights_of_run
+from stashtrace.record.launchers import own_place
 from stashtrace.text import list_some
 from stashtrace.units import duration_text
 
 #: A follower that has made no round for so long, and for so many of its rounds, is not waited for.
 _SILENT_S, _SILENT_ROUNDS = 10.0, 3
-#: Somebody who asks gets nothing but the answer, and on a host with more processes than cores a round takes its time.
+#: Somebody who asks gets nothing but the answer, and on a host with more processes than cores a round takes its time. A
+#: follower that is seen to live, which has a low priority, is waited for as long as the user says.
 _ASKED_SILENT_S = 30.0
 _POLL_S = 0.2
 _NAMED = 6
@@ -132,6 +134,8 @@ class Asked:
     refusals: dict[str, str] = field(default_factory=dict)
     #: Host that has not answered -> why it is no longer waited for.
     missing: dict[str, str] = field(default_factory=dict)
+    #: Hosts whose follower had ended at the last look.
+    _gone: set[str] = field(default_factory=set)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until each host has answered, is gone or has had its time; then nothing is asked for any more.
@@ -175,6 +179,21 @@ class Asked:
                     answers[host] = event.window or event.text
             if host in self.windows or host in self.refusals:
                 continue
-            if why := self.heard.why_missing(host, states.get(host), time.monotonic_ns()):
+            state = states.get(host)
+            lives = None if state is None or state.ended else _lives(state)
+            if lives:
+                self._gone.discard(host)
+            elif lives is not None and host in self._gone:
+                self.missing[host] = "its follower has ended"
+            elif lives is not None:
+                self._gone.add(host)  # what it said last may not have been read yet
+            elif why := self.heard.why_missing(host, state, time.monotonic_ns()):
                 self.missing[host] = why
         return bool(self._waited_for())
+
+
+def _lives(state: LiveState) -> bool | None:
+    """Whether a follower is there; None where that cannot be seen, as on other hosts."""
+    if not state.follower_place or state.follower_place != own_place():
+        return None
+    return os.path.exists(f"/proc/{state.follower_pid}")
