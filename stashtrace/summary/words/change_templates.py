@@ -140,13 +140,15 @@ def _only_in(e: Row, f: Finding, amounts: bool) -> str:
     if kind in ("growth", "decline"):
         return f"{'growing' if kind == 'growth' else 'shrinking'} {f'by {length} ' if some else ''}over the run"
     only = "only" if e["part_ratio"] <= NOTHING_RATIO else "mostly"
-    which = {
-        "begin": f"{only} up to step {last}",
-        "middle": f"{only} in steps {first} to {last}",
-        "end": f"{only} from {'about ' if e['name'] else ''}step {first} on",
-        "ends": f"{'not' if only == 'only' else 'less'} in steps {first} to {last}",
-        "period": f"{only} in {every_nth(first, last, e['name'])}",
-    }[kind]
+    if kind == "period":  # its name is a count, that of the others the onset
+        which = f"{only} in {every_nth(first, last, e['name'])}"
+    else:
+        which = {
+            "begin": f"{only} up to step {last}",
+            "middle": f"{only} in steps {first} to {last}",
+            "end": f"{only} from {'about ' if e['name'] else ''}step {first} on",
+            "ends": f"{'not' if only == 'only' else 'less'} in steps {first} to {last}",
+        }[kind]
     if not some:
         return which
     there = "in the others" if kind == "ends" else "there"
