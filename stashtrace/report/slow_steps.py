@@ -60,7 +60,7 @@ def slow_steps(steps: Table, stalls: Table, causes: Table, hidden: Table) -> dic
     kind = np.zeros(len(own), dtype=np.int64)
     for code, name in enumerate(_KINDS):  # a matrix of comparisons would be larger than all other columns
         kind[own["kind"] == name] = code
-    cells = GroupBy.cells((kind, by_step.row_of(own["step"])), (len(_KINDS), count))
+    cells = GroupBy.cells((kind, by_step.find(own["step"])), (len(_KINDS), count))
     shape = (len(_KINDS), count)
     mean = {n: cells.sum(own[n]).reshape(shape) / ranks for n in ("stall_ns", "low_ns", "high_ns")}
     usual = {n: np.median(values, axis=1) for n, values in mean.items()}

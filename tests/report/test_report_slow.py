@@ -13,14 +13,19 @@ from stashtrace.report.slow_steps import FEWEST, SLOW_RATIO, slow_steps
 from stashtrace.schema.trace import Trace
 
 
-def job(saves: dict[int, int], *, steps: int = 20, ranks: int = 2, gc: dict[int, int] | None = None) -> Trace:
-    """Ranks that compute for 20 ms a step; rank 0 saves a checkpoint of so many ms in some steps, before the others."""
+def job(
+    saves: dict[int, int], *, steps: int = 20, ranks: int = 2, gc: dict[int, int] | None = None, leaves: int = 100
+) -> Trace:
+    """Ranks that compute for 20 ms a step; the first saves a checkpoint of so many ms in some steps, before the others.
+
+    ``leaves``: step before which rank 0 leaves the job.
+    """
     build, clock = TraceBuilder(), 0
     for step in range(steps):
-        entered = {}
-        for rank in range(ranks):
+        entered: dict[int, int] = {}
+        for rank in range(0 if step < leaves else 1, ranks):
             process, now = build.rank(rank), clock
-            save = saves.get(step, 0) * MS if rank == 0 else 0
+            save = saves.get(step, 0) * MS if not entered else 0
             if save:
                 process.phase("checkpoint", now, now + save)
             now += save
@@ -57,6 +62,12 @@ def test_a_step_with_a_checkpoint_is_slow_because_of_it_and_of_the_wait_for_it()
     assert all(kind["low_ns"] <= kind["surplus_ns"] <= kind["high_ns"] for kind in first["kinds"])
     assert found["excess_ns"] == pytest.approx(90 * MS, rel=0.02)
     assert first["end_ns"] - first["begin_ns"] >= 80 * MS
+
+
+def test_a_step_that_rank_0_did_not_make_has_the_times_of_the_others() -> None:
+    (row,) = slow_of(job({14: 60}, leaves=8))["listed"]
+    assert [(kind["kind"], kind["rank"]) for kind in row["kinds"]] == [("checkpoint", 1)]
+    assert (row["step"], row["kinds"][0]["surplus_ns"]) == (14, 60 * MS)
 
 
 def test_a_run_of_even_steps_has_no_slow_one() -> None:
