@@ -140,7 +140,8 @@ def _collective_cut_out(run: _Run, row: dict[str, Any], times: Table, keys: Tabl
     # The step of the late rank, all of the wait, and what the late rank did longer, but not so much that the wait is
     # too small to see.
     earliest = min(step[0] if step else first, first - wait // 10, came - max(row["cause_ns"], 0) - wait // 10)
-    begin = max(earliest, first - _BEFORE * wait, run.trace.origin_ns)
+    # Where clocks of hosts do not agree, a wait may lie before the begin of the processes.
+    begin = max(earliest, first - _BEFORE * wait, min(run.trace.origin_ns, first))
     last = max(end for _, end in entered.values())
     window = Window(begin, max(min(last, came + _AFTER * wait), came + 1))
     lanes: list[dict[str, Any]] = []

@@ -97,10 +97,12 @@ def verdict(table: Table, before: str, after: str) -> list[str]:
             f"no difference: the median step takes {first} in {before} and {second} in {after} (noise up to {noise})"
         )
     else:
-        ratio = abs(step["change_ns"]) / step["before_ns"]
-        # A step of ten times the length is another job rather than a change of so many percent.
-        share = percent_text(ratio) if ratio < _TIMES_RATIO else f"{ratio + 1:,.0f} times as long: is it the same job?"
-        change = f"{duration_text(abs(step['change_ns']))} ({share})"
+        change = duration_text(abs(step["change_ns"]))
+        if step["before_ns"]:  # marks of steps may stand at one moment
+            ratio = abs(step["change_ns"]) / step["before_ns"]
+            # A step of ten times the length is another job rather than a change of so many percent.
+            times = f"{ratio + 1:,.0f} times as long: is it the same job?"
+            change += f" ({percent_text(ratio) if ratio < _TIMES_RATIO else times})"
         lines.append(
             f"{after} is {step['verdict']}: the median step takes {second}, {change} {_than(step)} than {first} in"
             f" {before}"

@@ -50,6 +50,17 @@ def test_a_late_loader_is_followed_from_the_file_to_the_rank_that_waits() -> Non
     assert any(begin == batch["begin_ns"] or end == batch["end_ns"] for _, begin, end in pieces(cut, "worker"))
 
 
+def test_a_wait_before_its_processes_began_is_drawn_whole() -> None:
+    """As with a host whose clock is ahead."""
+    build, _ = job(sleep={1: 30}, ranks=2)
+    last_ns = max(row["end_ns"] for row in build.rows["collectives"])
+    for process in build.rows["processes"]:
+        process.update(begin_ns=last_ns, end_ns=last_ns + MS)
+    cut = waits_of(build.trace())["cut_outs"][0]
+    assert roles(cut) == ["late", "victim"]
+    assert 0 <= cut["entered_ns"] < cut["end_ns"] - cut["begin_ns"]
+
+
 def test_the_arrow_is_where_the_late_rank_enters() -> None:
     build, trace = job(sleep={1: 30}, ranks=2)
     cut = waits_of(trace)["cut_outs"][0]

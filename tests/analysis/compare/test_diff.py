@@ -15,6 +15,7 @@ from stashtrace.analysis.compare.change import Side
 from stashtrace.analysis.compare.diff import diff, diff_of_sides
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.schema.trace import Trace
+from stashtrace.summary.diff_text import verdict
 
 
 def steady(forward_ms: float, save_every: int = 0, jitter: float = 0.02, count: int = 60) -> Trace:
@@ -47,6 +48,14 @@ def test_rare_kinds_are_compared_by_their_mean() -> None:
     row = next(r for r in table.rows() if r["kind"] == "checkpoint")
     assert (row["statistic"], row["verdict"]) == ("mean", "faster")
     assert row["before_ns"] == pytest.approx(8 * MS, rel=0.1)
+
+
+def test_steps_without_a_length_are_compared() -> None:
+    """Steps of a foreign file may begin and end at one moment."""
+    table = diff(steady(20), steady(30))
+    table = table.replace(before_ns=np.zeros(len(table), dtype=np.int64))
+    first, *_ = verdict(table, "before", "after")
+    assert re.fullmatch(r"after is slower: the median step takes [\d.]+ ms, [\d.]+ ms more than 0 ns in before", first)
 
 
 def test_docstring_names_the_columns() -> None:
