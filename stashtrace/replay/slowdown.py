@@ -88,7 +88,8 @@ def slowdown(trace: Trace, *, center: Center = "mean") -> Table:
     Raises
     ------
     MissingDataError
-        If no rank has two steps, or :func:`~stashtrace.analysis.graph.build` has no graph for the run.
+        If no rank has two steps, they have no length without the time that nothing explains, or
+        :func:`~stashtrace.analysis.graph.build` has no graph for the run.
     UsageError
         For an unknown center.
     """
@@ -96,8 +97,16 @@ def slowdown(trace: Trace, *, center: Center = "mean") -> Table:
 
 
 def slowdown_of(graph: Graph, center: Center = "mean", *, least_ratio: float = 0.0) -> Table:
-    """Make the ``slowdown`` table of a graph; without causes for a job that is slowed down by less than a ratio."""
+    """Make the ``slowdown`` table of a graph; without causes for a job that is slowed down by less than a ratio.
+
+    Raises MissingDataError as ``slowdown`` does.
+    """
     whole = Ideal(graph, center)
+    if min(whole.step_ns, whole.ideal_step_ns) <= 0:
+        raise MissingDataError(
+            "the steps of this run have no length without their gaps, so ranks cannot be compared by their work",
+            hint="`stashtrace analyze stalls` shows how much of a step was recorded",
+        )
     rows = _rows(whole, causes(whole) if whole.slowdown_ratio >= least_ratio else [])
     rounds = [column.dtype == "i8" for column in SLOWDOWN.columns]
     return Table.from_rows(

@@ -17,7 +17,7 @@ import stashtrace
 from stashtrace.analysis.graph import PipelineGraph, build
 from stashtrace.analysis.graph.pipeline_graph import build_pipeline
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.errors import UsageError
+from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Ideal
 from stashtrace.replay.slowdown import ranks_together
 from stashtrace.schema.table import Table
@@ -118,6 +118,13 @@ def test_alike_ranks_lose_nothing(tmp_path: Path) -> None:
     table = stashtrace.analyze(load(write(tmp_path / "trace-X.parquet", two_stages({}))), "slowdown")
     assert row_of(table, "all")["slowdown_ratio"] == pytest.approx(1, abs=1e-5)
     assert set(table["recovered_ratio"].tolist()) == {-1.0}
+
+
+def test_steps_without_a_length_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hole between two steps is taken from the second; where it is a gap, too, less than nothing may be left."""
+    monkeypatch.setattr(Ideal, "step_ns", -5.0)
+    with pytest.raises(MissingDataError, match="no length without their gaps"):
+        stashtrace.analyze(trace_from_text("rank 0 phase : FFBBOFFBBOFFBBO"), "slowdown")
 
 
 def four_ranks(steps: int = 8) -> str:

@@ -122,7 +122,10 @@ def main(argv: Sequence[str]) -> int:
     path, limits = CriticalPath.of(trace, graph), limit_lines(trace, graph)
     several = len(np.unique(graph.ends_rank)) > 1
     ranking = base.is_reliable and not changes and not arguments.apply
-    alike = slowdown_of(graph, least_ratio=WORTH_SHARING) if several and ranking else None
+    alike = None
+    if several and ranking:
+        with contextlib.suppress(MissingDataError):  # without it nothing is said of ranks that are alike
+            alike = slowdown_of(graph, least_ratio=WORTH_SHARING)
     advice = _advice(trace, graph) if ranking else []
 
     held_ns = max(int(path.shares["held_ns"].sum()), 1)
