@@ -27,7 +27,7 @@ from stashtrace.analysis.compare.cpu_use import OtherWork, added_by_others
 from stashtrace.analysis.compare.job_identity import DECIDING, Difference, differences
 from stashtrace.analysis.compare.needs import NO_NEEDS, Needs, needs_of, runs_without_other_work
 from stashtrace.analysis.compare.steps_of_run import STEP
-from stashtrace.errors import UsageError
+from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.stall_kinds import hint_for, kinds_of_word
 
 #: What is judged if nothing is asked for: above the run-to-run allowance, so that equal runs can pass.
@@ -145,7 +145,8 @@ def judge(
     """Compare two jobs, and judge the conditions unless the jobs cannot be compared.
 
     ``allowed``: fields of :data:`stashtrace.analysis.compare.job_identity.DECIDING` that may differ.
-    ``allowance_ratio``, ``by_turns``: as in :func:`stashtrace.analysis.compare.change.change_of`.
+    ``allowance_ratio``, ``by_turns``: as in :func:`stashtrace.analysis.compare.change.change_of`. Raises
+    MissingDataError if the steps before have no length.
     """
     differs = tuple(differences(before.facts, after.facts))
     refused = tuple(
@@ -158,6 +159,11 @@ def judge(
         kind: change_of(before, after, kind, allowance_ratio=allowance_ratio, by_turns=by_turns) for kind in kinds
     }
     step_ns = changes[STEP].before_ns
+    if step_ns <= 0:
+        raise MissingDataError(
+            "the steps before have no length, and growth is judged as a part of them",
+            hint="`stashtrace analyze steps` shows when each began and ended",
+        )
     # By turns, what slows the machine down slows both sides.
     other = OtherWork() if by_turns else other_work(before, after)
     run_ns = allowance_ratio * step_ns

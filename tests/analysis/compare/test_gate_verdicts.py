@@ -18,7 +18,7 @@ from stashtrace.analysis.compare.gate_verdict import Condition, Gate, judge
 from stashtrace.analysis.compare.job_identity import DECIDING, FIELDS, changed_words, common_facts, differences
 from stashtrace.analysis.compare.needs import Needs
 from stashtrace.analysis.compare.steps_of_run import KEPT_STEPS, StepsOfRun
-from stashtrace.errors import FormatError, UsageError
+from stashtrace.errors import FormatError, MissingDataError, UsageError
 from stashtrace.summary.gate_text import gate_lines
 
 MS = 1_000_000
@@ -151,6 +151,12 @@ def test_a_slow_down_is_worse() -> None:
     )
     assert gate.judged[0].rank in (0, 1)
     assert gate.judged[0].rank_growth_ns == pytest.approx(6 * MS, rel=0.1)
+
+
+def test_growth_of_steps_without_a_length_is_not_judged() -> None:
+    """Steps of a foreign file may begin and end at one moment."""
+    with pytest.raises(MissingDataError, match="the steps before have no length"):
+        verdict(side(run(1, step_ms=0)), side(run(2)))
 
 
 def test_percent_are_of_the_step_before_not_of_the_kind() -> None:
