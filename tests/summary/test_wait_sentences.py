@@ -187,19 +187,19 @@ def test_of_two_ranks_that_differ_by_chance_neither_is_waited_for() -> None:
     noise = noisy(8, 1.2)
     trace = data_parallel(lambda s, r: noise(s, r) + (0.8 if r == 0 else 0), steps=65)
     assert late(trace).text == (
-        "rank 1 waits 979 us a step (4 %) for rank 0 in all-reduce, and rank 0 131 us (0.5 %) for rank 1: the"
+        "rank 1 waits 979 us a step (4 %) for rank 0 in all-reduce, and rank 0 waits 131 us (0.5 %) for rank 1: the"
         " difference is no more than their steps vary"
     )
     assert (row(trace)["cause_rank"], row(trace)["cause_kind"]) == (-1, "chance")
 
 
 def test_two_ranks_wait_by_turns_only_if_both_wait_alike() -> None:
-    """Of nine steps rank 0 is last in seven, by less than makes it stand out."""
+    """Of nine steps rank 0 is last in six, by less than makes it stand out."""
     lengths_ms = (0, 22, 41, -11, 33, 18, 52, -14, 26, 37)
     trace = data_parallel(lambda s, r: max(lengths_ms[s % 10] * (1 if r == 0 else -1), 0.0), steps=14)
     assert re.fullmatch(
-        r"rank 1 waits [\d.]+ ms a step \(\d+ %\) for rank 0 in all-reduce, and rank 0 [\d.]+ ms \(\d+ %\) for rank 1:"
-        r" the difference is no more than their steps vary",
+        r"rank 1 waits [\d.]+ ms a step \(\d+ %\) for rank 0 in all-reduce, and rank 0 waits [\d.]+ ms \(\d+ %\)"
+        r" for rank 1: the difference is no more than their steps vary",
         late(trace).text,
     )
     alike = data_parallel(lambda s, r: 20.0 if s % 2 == r else 0.0, steps=14)

@@ -179,17 +179,21 @@ class Asked:
                     answers[host] = event.window or event.text
             if host in self.windows or host in self.refusals:
                 continue
-            state = states.get(host)
-            lives = None if state is None or state.ended else _lives(state)
-            if lives:
-                self._gone.discard(host)
-            elif lives is not None and host in self._gone:
-                self.missing[host] = "its follower has ended"
-            elif lives is not None:
-                self._gone.add(host)  # what it said last may not have been read yet
-            elif why := self.heard.why_missing(host, state, time.monotonic_ns()):
+            if why := self._why_missing(host, states.get(host)):
                 self.missing[host] = why
         return bool(self._waited_for())
+
+    def _why_missing(self, host: str, state: LiveState | None) -> str:
+        """Return why a host that has not answered is not to be waited for; empty if it is."""
+        lives = None if state is None or state.ended else _lives(state)
+        if lives is None:
+            return self.heard.why_missing(host, state, time.monotonic_ns())
+        if lives:
+            return ""
+        if host in self._gone:
+            return "its follower has ended"
+        self._gone.add(host)  # what it said last may not have been read yet
+        return ""
 
 
 def _lives(state: LiveState) -> bool | None:

@@ -107,8 +107,8 @@ def _two_that_wait(row: Row, waits: list[Row], where: str) -> str:
     most, most_share = lost_amount(row)
     if row["cause_kind"] == "chance":
         return (
-            f"rank {more} waits {most} a step ({most_share}) for rank {less}{where}, and rank {less} {parts[less]} for"
-            f" rank {more}: the difference is no more than their steps vary"
+            f"rank {more} waits {most} a step ({most_share}) for rank {less}{where}, and rank {less} waits"
+            f" {parts[less]} for rank {more}: the difference is no more than their steps vary"
         )
     parts[more] = f"{most} ({most_share})"
     a, b = sorted(parts)
