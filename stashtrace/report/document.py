@@ -125,7 +125,7 @@ def report_facts(
         steps, stalls = facts.tables["steps"], facts.tables["stalls"]
         made["heat"] = heat_maps(stalls, find_steps(trace), ranks_apart(made["budget"]["groups"]))
         made["waits"] = costliest_waits(trace, steps, stalls)
-        made["slow"] = slow_steps(steps, stalls, facts.tables["straggler_causes"], facts.tables["hidden"])
+        made["slow"] = slow_steps(trace, steps, facts.tables["spikes"])
     made["commands"] = _commands(made, facts, commands)
     if calibration:
         made["commands"]["links"] += f" --calibration {shlex.quote(calibration)}"
@@ -175,6 +175,7 @@ def _commands(made: dict[str, Any], facts: RunFacts, commands: Commands) -> dict
         "findings": commands.command("analyze", "finding_evidence"),
         "budget": commands.command("analyze", "stalls"),
         "late": commands.command("analyze", "late"),
+        "slow": commands.command("analyze", "spikes"),
         "links": commands.command("analyze", "link_efficiency"),
         "info": commands.command("info"),
         "note": commands.note,

@@ -1,4 +1,4 @@
-"""Steps that are longer than most, and the kinds of time that made them longer."""
+"""Slow steps on the page: those of ``spikes``, with what made them longer."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -8,30 +8,33 @@ from typing import Any
 import pytest
 from builders import MS, TraceBuilder
 
+from stashtrace.analysis.findings.spikes.noise import LEAST_STEPS
+from stashtrace.analysis.findings.spikes.spikes import spikes
 from stashtrace.analysis.findings.summary_input import gather
-from stashtrace.report.slow_steps import FEWEST, SLOW_RATIO, slow_steps
+from stashtrace.report.page.later_parts import slow_lead
+from stashtrace.report.slow_steps import LISTED, slow_steps
+from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.trace import Trace
 
 
-def job(
-    saves: dict[int, int], *, steps: int = 20, ranks: int = 2, gc: dict[int, int] | None = None, leaves: int = 100
-) -> Trace:
-    """Ranks that compute for 20 ms a step; the first saves a checkpoint of so many ms in some steps, before the others.
+def job(sleeps: dict[int, int], *, steps: int = 60, gc: dict[int, int] | None = None, leaves: int = 100) -> Trace:
+    """Two ranks that compute for 20 ms a step; the first of a step sleeps for so many ms in some steps.
 
     ``leaves``: step before which rank 0 leaves the job.
     """
     build, clock = TraceBuilder(), 0
     for step in range(steps):
         entered: dict[int, int] = {}
-        for rank in range(0 if step < leaves else 1, ranks):
+        for rank in range(0 if step < leaves else 1, 2):
             process, now = build.rank(rank), clock
-            save = saves.get(step, 0) * MS if not entered else 0
-            if save:
-                process.phase("checkpoint", now, now + save)
-            now += save
+            sleep = sleeps.get(step, 0) * MS if not entered else 0
+            collected = (gc or {}).get(step, 0) * MS if not entered else 0
+            if sleep:
+                process.wait(WaitOp.SLEEP, now, now + sleep)
+            if collected:
+                process.gc(now + sleep, now + sleep + collected)
+            now += sleep + collected
             process.phase("forward", now, now + 6 * MS).phase("backward", now + 6 * MS, now + 18 * MS)
-            if (gc or {}).get(step):
-                process.gc(now + 7 * MS, now + 7 * MS + (gc or {})[step] * MS)
             entered[rank] = now + 18 * MS
         end = max(entered.values()) + MS
         keys = build.collective({rank: (at, end) for rank, at in entered.items()}, message_bytes=1000)
@@ -44,49 +47,55 @@ def job(
 
 def slow_of(trace: Trace) -> dict[str, Any]:
     tables = gather(trace).tables
-    return slow_steps(tables["steps"], tables["stalls"], tables["straggler_causes"], tables["hidden"])
+    return slow_steps(trace, tables["steps"], tables["spikes"])
 
 
-def test_a_step_with_a_checkpoint_is_slow_because_of_it_and_of_the_wait_for_it() -> None:
-    found = slow_of(job({9: 60, 14: 30}))
+def test_steps_that_wait_for_a_rank_that_sleeps_are_slow_because_of_it() -> None:
+    trace = job({39: 60, 44: 30})
+    found = slow_of(trace)
     assert found["slow_count"] == 2
-    assert [row["step"] for row in found["listed"]] == [9, 14]
+    assert [row["step"] for row in found["listed"]] == [39, 44], "the one that costs most first"
     first = found["listed"][0]
-    assert first["excess_ns"] == pytest.approx(60 * MS, rel=0.02)
-    kinds = {kind["kind"]: kind for kind in first["kinds"]}
-    assert set(kinds) == {"checkpoint", "straggler"}
-    # Each is the mean over both ranks, so together they are the excess.
-    assert sum(kind["surplus_ns"] for kind in first["kinds"]) == pytest.approx(first["excess_ns"], rel=0.02)
-    assert (kinds["checkpoint"]["rank"], kinds["checkpoint"]["late_rank"]) == (0, -1)
-    assert (kinds["straggler"]["rank"], kinds["straggler"]["late_rank"]) == (1, 0)
-    assert all(kind["low_ns"] <= kind["surplus_ns"] <= kind["high_ns"] for kind in first["kinds"])
+    assert first["excess_ns"] == first["length_ns"] - first["usual_ns"] == pytest.approx(60 * MS, rel=0.02)
+    assert first["texts"][0] == "rank 0 is blocked or asleep 60.0 ms longer"
     assert found["excess_ns"] == pytest.approx(90 * MS, rel=0.02)
     assert first["end_ns"] - first["begin_ns"] >= 80 * MS
+    assert slow_lead(found) == (
+        "2 of 55 counted steps are slow: together they take 90.0 ms longer than others like that, 8 % of the time of"
+        " all steps."
+    )
+    assert {row["step"] for row in found["listed"]} == set(spikes(trace)["step"].tolist()), "one rule for both"
+
+
+def test_slow_steps_are_as_many_as_were_planted() -> None:
+    """One step in five, at random moments: neither are the others called slow, nor are these taken for usual."""
+    planted = {2: 30, 9: 30, 16: 30, 28: 30, 31: 30, 36: 30, 39: 30, 48: 30, 52: 30, 54: 30}
+    found = slow_of(job(planted, steps=55))
+    assert found["slow_count"] == len(planted) - 1, "the first is part of the warm-up"
+    assert len(found["listed"]) == min(found["slow_count"], LISTED)
+    assert {row["step"] for row in found["listed"]} <= set(planted)
 
 
 def test_a_step_that_rank_0_did_not_make_has_the_times_of_the_others() -> None:
-    (row,) = slow_of(job({14: 60}, leaves=8))["listed"]
-    assert [(kind["kind"], kind["rank"]) for kind in row["kinds"]] == [("checkpoint", 1)]
-    assert (row["step"], row["kinds"][0]["surplus_ns"]) == (14, 60 * MS)
+    (row,) = slow_of(job({54: 60}, steps=80, leaves=8))["listed"]
+    assert (row["step"], row["texts"][0]) == (54, "rank 1 is blocked or asleep 60.0 ms longer")
 
 
 def test_a_run_of_even_steps_has_no_slow_one() -> None:
     found = slow_of(job({}))
-    assert (found["slow_count"], found["listed"]) == (0, [])
-    assert found["limit_ns"] == pytest.approx((1 + SLOW_RATIO) * found["median_ns"], rel=1e-6)
+    assert (found["slow_count"], found["listed"], found["too_few"]) == (0, [], False)
 
 
 def test_steps_that_vary_by_themselves_are_not_called_slow() -> None:
-    assert slow_of(job({step: (step * 7) % 13 for step in range(20)}))["slow_count"] == 0
+    assert slow_of(job({step: (step * 7) % 13 for step in range(60)}))["slow_count"] == 0
 
 
-def test_what_goes_on_beside_a_slow_step_is_named_as_that() -> None:
-    (row,) = slow_of(job({12: 8}, gc={12: 4}))["listed"]
-    assert [part["name"] for part in row["beside"]] == ["gc"]
-    assert row["beside"][0]["surplus_ns"] == pytest.approx(4 * MS)
+def test_what_goes_on_at_the_same_time_is_named_as_that() -> None:
+    (row,) = slow_of(job({52: 8}, gc={52: 4}))["listed"]
+    assert any("garbage" in said for said in row["texts"])
 
 
 def test_too_few_steps_have_no_usual_length() -> None:
-    found = slow_of(job({2: 50}, steps=FEWEST - 1))
+    found = slow_of(job({12: 50}, steps=LEAST_STEPS))
     assert found["too_few"]
     assert found["listed"] == []

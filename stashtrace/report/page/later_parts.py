@@ -7,10 +7,8 @@ from typing import Any
 
 from stashtrace.report.page import svg_pictures
 from stashtrace.report.page.html import code_line, how, how_each, listing, paragraph, see, table, tag, text, unfolding
-from stashtrace.report.page.page_words import BESIDE, KINDS, claims_of, link_method_text, sentence, wait_how
+from stashtrace.report.page.page_words import claims_of, link_method_text, sentence, wait_how
 from stashtrace.units import bytes_text, duration_text, percent_text
-
-_SURPLUS = ("surplus_ns", "low_ns", "high_ns")
 
 
 def waits_part(facts: dict[str, Any]) -> list[str]:
@@ -89,73 +87,46 @@ def slow_part(facts: dict[str, Any]) -> list[str]:
     slow = facts["slow"]
     if not slow:
         return []
-    if slow["too_few"]:
-        return [paragraph(f"Too few steps were counted ({slow['steps_count']}) to say which of them are slow.")]
-    rule = (
-        f"A step is slow if it takes more than {duration_text(slow['limit_ns'])}: the median step"
-        f" ({duration_text(slow['median_ns'])}; the mean is {duration_text(slow['mean_ns'])}) and a tenth of it, or"
-        " five median deviations if that is more."
-    )
     known = how(
         "slow steps",
-        rule,
-        "The length of a step is the mean over its ranks, and so is each kind; its surplus is what it exceeds its own"
-        " median by. Surpluses of a step add up to its own only about, as each median is of other steps.",
-        "The bounds of a surplus are its bounds in this step against those of the median step.",
-        command=facts["commands"]["budget"],
+        "A step is slow if it is longer than steps that are like it (of one kind, with or without a checkpoint, and with"
+        " as much computing), by more than these vary and by 2 % at least.",
+        "The length of a step is the mean over its ranks; what grew is a time of the rank that is named.",
+        command=facts["commands"]["slow"],
     )
-    bounds = [
-        (row["step"], KINDS[kind["kind"]], *(duration_text(kind[name]) for name in _SURPLUS))
-        for row in slow["listed"]
-        for kind in row["kinds"]
-    ]
-    bounded = unfolding(
-        "Bounds of these surpluses",
-        table("Surplus over the median step", ("step", "time", "longer by", "at least", "at most"), bounds, numbers=3),
-        class_="how",
-    )
+    if slow["too_few"]:
+        said = f"Too few steps were counted ({slow['steps_count']}) to say which of them are slow."
+        return [paragraph(said), known]
     if not slow["slow_count"]:
         return [paragraph(f"None of the {slow['steps_count']:,} counted steps is slow."), known]
-    share = percent_text(slow["excess_ns"] / max(slow["whole_ns"], 1))
-    one = slow["slow_count"] == 1
-    verbs = "is slow; it takes" if one else "are slow; together they take"
-    medians = "the median step" if one else "as many median steps"
-    lead = (
-        f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps {verbs}"
-        f" {duration_text(slow['excess_ns'])} more than {medians} ({share} of all counted steps)."
-    )
     rows = [
         (
             (row["step"], row["step"]),
-            "; ".join(slow_reasons(row)),
+            "; ".join(row["texts"]),
             (duration_text(row["length_ns"]), row["length_ns"]),
             (f"+{duration_text(row['excess_ns'])}", row["excess_ns"]),
         )
         for row in slow["listed"]
     ]
-    head = ("step", "what is longer", "length", "over the median")
-    which = "The longest steps" if slow["slow_count"] > len(rows) else "Slow steps, the longest first"
-    caption = f"{which}, and what is longer in them than in the median step"
+    head = ("step", "what is longer", "length", "longer by")
+    which = "The costliest slow steps" if slow["slow_count"] > len(rows) else "Slow steps, the costliest first"
     commands = [tag("li", f"step {row['step']}: {tag('code', text(row['command']))}") for row in slow["listed"]]
     return [
-        paragraph(lead),
-        table(caption, head, rows, numbers=2, sortable=True),
+        paragraph(slow_lead(slow)),
+        table(f"{which}, and what is longer in them", head, rows, numbers=2, sortable=True),
         unfolding("On the timeline", tag("ul", "".join(commands)), subject="slow steps"),
-        bounded,
         known,
     ]
 
 
-def slow_reasons(row: dict[str, Any]) -> list[str]:
-    """Word what made a step longer: the kinds, then what went on beside it."""
-    said = []
-    for kind in row["kinds"]:
-        where = [f"most on rank {kind['rank']}"] if kind["rank"] >= 0 else []
-        where += [f"mostly for rank {kind['late_rank']}"] if kind["late_rank"] >= 0 else []
-        beside = f" ({', '.join(where)})" if where else ""
-        said.append(f"{KINDS[kind['kind']]} +{duration_text(kind['surplus_ns'])}{beside}")
-    said += [f"at the same time {BESIDE[b['name']]} for {duration_text(b['surplus_ns'])} more" for b in row["beside"]]
-    return said or ["no kind alone is much longer"]
+def slow_lead(slow: dict[str, Any]) -> str:
+    """Say how many steps are slow, and what they cost."""
+    share = percent_text(slow["excess_ns"] / max(slow["whole_ns"], 1))
+    verbs = "is slow: it takes" if slow["slow_count"] == 1 else "are slow: together they take"
+    return (
+        f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps {verbs}"
+        f" {duration_text(slow['excess_ns'])} longer than others like that, {share} of the time of all steps."
+    )
 
 
 def links_part(facts: dict[str, Any]) -> list[str]:

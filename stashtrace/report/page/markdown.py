@@ -8,7 +8,7 @@ from typing import Any
 
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page.first_parts import group_title
-from stashtrace.report.page.later_parts import slow_reasons
+from stashtrace.report.page.later_parts import slow_lead
 from stashtrace.report.page.page_words import claims_of, finding_how, method_text, title_around
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.units import bytes_text, duration_text, percent_text
@@ -117,16 +117,8 @@ def _slow(facts: dict[str, Any]) -> list[str]:
     slow = facts["slow"]
     if not slow or not slow["listed"]:
         return []
-    verb = "takes" if slow["slow_count"] == 1 else "take"
-    lead = (
-        f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps {verb} more than"
-        f" {duration_text(slow['limit_ns'])} (the median step takes"
-        f" {duration_text(slow['median_ns'])}, the mean is {duration_text(slow['mean_ns'])})."
-    )
-    rows = [
-        (row["step"], duration_text(row["length_ns"]), "; ".join(slow_reasons(row))) for row in slow["listed"][:_SLOW]
-    ]
-    return ["### Slow steps", lead, _table(("step", "length", "what is longer than in the median step"), rows, 0)]
+    rows = [(row["step"], duration_text(row["length_ns"]), "; ".join(row["texts"])) for row in slow["listed"][:_SLOW]]
+    return ["### Slow steps", slow_lead(slow), _table(("step", "length", "what is longer"), rows, 0)]
 
 
 def _links(facts: dict[str, Any]) -> list[str]:

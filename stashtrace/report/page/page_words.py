@@ -33,12 +33,6 @@ _LINK_METHODS = {
     "not_calibrated": "none: not this operation, backend or number of ranks",
     "none": "none: the run has no calibration",
 }
-#: Column of ``hidden`` -> what went on.
-BESIDE = {
-    "hidden_checkpoint": "a checkpoint was written in the background",
-    "gc": "Python collected garbage",
-    "cpu_contention": "the step thread waited for a CPU",
-}
 
 
 def title_around(facts: dict[str, Any]) -> tuple[str, str]:

@@ -32,12 +32,18 @@ _PARTS = {"fetch": ", which its storage delays", "prep": " in the making", "hand
 
 
 def whose_time(f: Finding) -> str:
-    """Say whose time it is that changes; empty if no kind of a rank's time explains it."""
+    """Say whose time it is that changes, with the mark before it."""
+    mark, said = changed_time(f)
+    return f"{mark} {said}"
+
+
+def changed_time(f: Finding) -> tuple[str, str]:
+    """Return the mark that goes before, and whose time it is that changes."""
     row, absent = f.first("changed_time"), f.first("behind_it")
     if absent is not None and absent["kind"] == "absent":
-        return f": {ranks_named(absent['name'], ('makes', 'make'))} no step then"
+        return ":", f"{ranks_named(absent['name'], ('makes', 'make'))} no step then"
     if row is None:
-        return "; no kind of time of one rank explains it"
+        return ";", "no kind of time of one rank explains it"
     file = f.first("changed_file")
     kind = row["kind"] if row["kind"] in _VERBS or file is not None else COLUMN_OF[row["kind"]]
     verbs, rest = _VERBS[kind] if file is None else (("spends", "spend"), "{more} {doing}")
@@ -46,7 +52,7 @@ def whose_time(f: Finding) -> str:
     words["doing"] = doing(file["kind"], file["name"]) if file is not None else ""
     said = rest.format(**words, part=_PARTS.get(row["kind"], ""))
     until = " at the end than at the beginning" if f.row["kind"] == "drift" else ""
-    return f": {ranks_named(row['name'], verbs)} {duration_text(row['amount_ns'])} {said}{until}"
+    return ":", f"{ranks_named(row['name'], verbs)} {duration_text(row['amount_ns'])} {said}{until}"
 
 
 #: Onset of a shift that is not sudden -> what its steps do.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from stashtrace.analysis.findings.spikes.spike_claims import AS_IT_RUNS
-from stashtrace.summary.words.change_templates import behind_it, whose_time
+from stashtrace.summary.words.change_templates import behind_it, changed_time
 from stashtrace.summary.words.template_parts import Finding, Row
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
@@ -33,27 +33,32 @@ def slow_steps(f: Finding) -> str:
     part = f"{percent_text(f.row['share_ratio'])} of the time of all steps"
     longer = f"{duration_text(at['amount_ns'])} longer than others like"
     if f.row["name"] == AS_IT_RUNS:
-        return f"step {named} took {duration_text(f.row['stall_ns'])}, {longer} it{_whose(f)}"
+        return f"step {named} took {duration_text(f.row['stall_ns'])}, {longer} it{_mark(f)} {what_grew(f)}"
     if count == 1:
-        return f"step {named} takes {longer} it, {part}{_whose(f)}"
+        return f"step {named} takes {longer} it, {part}{_mark(f)} {what_grew(f)}"
     more = ", ..." if count > len(named.split(", ")) else ""
     which = f"{count} of {count_noun(at['of_count'], 'step')} ({named}{more})"
-    return f"{which} take {longer} them (median), {part}{_whose(f)}"
+    return f"{which} take {longer} them (median), {part}{_mark(f)} {what_grew(f)}"
 
 
-def _whose(f: Finding) -> str:
+def _mark(f: Finding) -> str:
+    return ";" if f.first("awaited_slowly") is None and f.first("grew_in") is None else ":"
+
+
+def what_grew(f: Finding) -> str:
+    """Say whose time grew in the slow steps of a claim."""
     waits = f.first("awaited_slowly")
     if waits is not None:
         rank = f"rank {waits['rank']}" if waits["rank"] >= 0 else "a rank"
-        return f":{_in_some(waits)} others wait for {rank}, {NOTHING_LONGER}"
+        return f"{_in_some(waits)}others wait for {rank}, {NOTHING_LONGER}"
     grew = f.first("grew_in")
     if grew is None:
-        return "; no kind of time of one rank grows in most of them"
-    return f":{_in_some(grew)}{whose_time(f).removeprefix(':')}"
+        return "no kind of time of one rank grows in most of them"
+    return f"{_in_some(grew)}{changed_time(f)[1]}"
 
 
 def _in_some(row: Row) -> str:
-    return "" if row["items_count"] == row["of_count"] else f" in {row['items_count']} of them"
+    return "" if row["items_count"] == row["of_count"] else f"in {row['items_count']} of them "
 
 
 def behind_slow(row: Row, f: Finding) -> str:

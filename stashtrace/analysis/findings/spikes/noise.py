@@ -3,8 +3,8 @@
     level       the median of the newest values, so that a drift is followed
     threshold   the rest above the level that noise exceeds in fewer than one of thousands of steps
 
-The threshold is taken from the body of the rests, without the largest of them: a few slow steps among those remembered
-do not hide the next one. From the body, an exponential tail is drawn on to the chance that is asked for, further out
+The threshold is taken from the body of the rests, without the largest of them, and without those that stand apart from
+the body by more than its own noise: slow steps among those remembered do not hide the next one, be they few or many. From the body, an exponential tail is drawn on to the chance that is asked for, further out
 the fewer values it rests on; for heavier tails, it is never less than a multiple of the width of the body.
 """
 
@@ -30,6 +30,8 @@ _BODY, _MAYBE_SLOW = 0.75, 0.02
 WIDTH_SHARE, _WIDTHS = 0.95, 2.75
 #: A threshold is made anew once this part of its rests is new.
 _ANEW_RATIO = 1 / 32
+#: Gaps that are tried: one more than the sizes of slow steps that a run has at the same time.
+_CUTS = 8
 
 
 def middle(values: Floats) -> Floats:
@@ -108,9 +110,32 @@ class Noise:
             return
         self._stale = 0
         rests = np.sort(self._rests.values)
-        low, high = np.quantile(rests, ((1 - WIDTH_SHARE) / 2, (1 + WIDTH_SHARE) / 2)).tolist()
-        self._width = high - low
-        self._threshold = max(_exponential_tail(rests), float(rests[len(rests) // 2]) + _WIDTHS * self._width)
+        self._width = _width(rests)
+        self._threshold = _threshold(_body(rests))
+
+
+def _body(rests: Floats) -> Floats:
+    """Return sorted rests without those that stand apart: beyond the threshold that all below them give.
+
+    Where many steps are slow they would else be taken for noise, and hide each other. Candidates are cuts at the widest
+    gaps above the median; of those that bear themselves out, the one with the fewest rests below it.
+    """
+    half = len(rests) // 2 + 1
+    gaps = np.diff(rests[half - 1 :])
+    for cut in sorted((half + np.argsort(-gaps, kind="stable")[:_CUTS]).tolist()):
+        if rests[cut] > _threshold(rests[:cut]):
+            return rests[:cut]
+    return rests
+
+
+def _threshold(rests: Floats) -> float:
+    return max(_exponential_tail(rests), float(rests[len(rests) // 2]) + _WIDTHS * _width(rests))
+
+
+def _width(rests: Floats) -> float:
+    last = len(rests) - 1
+    low, high = np.interp((last * (1 - WIDTH_SHARE) / 2, last * (1 + WIDTH_SHARE) / 2), np.arange(last + 1), rests)
+    return float(high - low)
 
 
 def _exponential_tail(rests: Floats) -> float:

@@ -5,8 +5,8 @@
 
 Data of varying length makes computing long, and makes ranks wait for the one with the longest batch. So what a step has
 beside its longest computing is judged apart, by its own noise, and neither varying batches nor waits for them move it.
-Computing itself is compared with batches of about the same size where sizes are known. Where they are not, or do not
-tell how long computing takes, it counts as slow only far beyond anything that was seen before.
+Computing itself is compared with batches of about the same size where sizes are known. Where it varies although sizes
+are not known, or do not tell how long it takes, it counts as slow only far beyond anything that was seen before.
 
 Steps are alike that are of one kind, follow a step of the same kind or not, and save a checkpoint or not. The time that
 made a step slow is that of the kind that grew most on one rank; a wait is followed to the rank that was waited for, in
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,8 @@ from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 
 Bools = npt.NDArray[np.bool_]
+#: Kind of step, whether it follows one of its kind, whether it saves a checkpoint.
+_Key = tuple[str, bool, bool]
 
 _KINDS = tuple(KIND_COLUMNS)
 _COMPUTE, _WAITS, _SAVES = (
@@ -64,8 +66,12 @@ _SIZE_RATIO, _OF_SIZE = 0.25, 48
 _VARIES_RATIO, _BEYOND_ALL, _SEEN_STEPS = 0.1, 2.0, 128
 #: The part of other work that follows computing is estimated anew after so many steps.
 _SLOPE_STEPS = 16
-#: The level has changed if so many of the last ones lie beyond the threshold.
-_BEYOND, _OF_LAST = 5, 10
+#: The level has changed if so many steps in a row lie beyond the threshold.
+_IN_A_ROW = 5
+#: Steps that are kept when it has.
+_KEPT_STEPS = 10
+#: The median of fewer steps may be a slow one: their noise is taken when so many are known.
+_LEVEL_LEAST = 8
 #: A kind of time comes back after so many steps if that many slow steps lie equally far apart, to a step.
 _TIMES = 4
 #: Groups of like steps that are remembered.
@@ -111,6 +117,13 @@ class _Step:
     sizes: Floats
     #: Rank that was waited for longest in all, -1 if none.
     awaited: int
+    #: The step before it is of the same kind.
+    follows: bool
+
+    @property
+    def key(self) -> _Key:
+        """What steps that are alike have in common, beside their ranks."""
+        return self.kind, self.follows, bool(self.spent[:, _SAVES].any())
 
     @property
     def beside(self) -> float:
@@ -123,8 +136,8 @@ class SlowSteps:
 
     def __init__(self, *, worth_ratio: float = WORTH_RATIO) -> None:
         self._worth_ratio = worth_ratio
-        self._groups: OrderedDict[tuple[str, bool, bool], _Group] = OrderedDict()
-        self._before: tuple[_Step, _Group] | None = None
+        self._groups: OrderedDict[_Key, _Group] = OrderedDict()
+        self._before: _Step | None = None
         self._slow_steps: dict[str, deque[int]] = {}
 
     def add(self, rows: Table, samples: Floats | None = None) -> list[SlowStep]:
@@ -133,17 +146,30 @@ class SlowSteps:
         ``rows``: columns of ``step_times``, all ranks of a step in one call. ``samples``: size of the batch of each
         row, 0 if unknown: samples, tokens, or whatever computing grows with.
         """
-        found = []
-        for step in _steps_of(rows, samples):
-            follows = self._before is not None and self._before[0].kind == step.kind
-            group = self._group((step.kind, follows, bool(step.spent[:, _SAVES].any())), step.ranks)
-            slow = group.judge(step, self._before)
-            self._before = step, group
-            if slow is not None:
-                found.append(self._with_period(slow))
-        return found
+        steps = _steps_of(rows, samples, self._before)
+        judged = [self._judge(step, before) for step, before in zip(steps, [self._before, *steps], strict=False)]
+        self._before = steps[-1] if steps else self._before
+        return [self._with_period(slow) for _, slow in judged if slow is not None]
 
-    def _group(self, key: tuple[str, bool, bool], ranks: tuple[int, ...]) -> _Group:
+    def search(self, rows: Table, samples: Floats | None = None) -> list[SlowStep]:
+        """Return the slow steps of a whole run: those without enough steps before them are judged by the later ones."""
+        steps = _steps_of(rows, samples)
+        pairs = list(zip(steps, [None, *steps], strict=False))
+        judged = [self._judge(*pair) for pair in pairs]
+        early = SlowSteps(worth_ratio=self._worth_ratio)
+        again = [early._judge(*pair) for pair in reversed(pairs)]
+        found = [one if known else other for (known, one), (_, other) in zip(judged, reversed(again), strict=True)]
+        return [self._with_period(slow) for slow in found if slow is not None]
+
+    def _judge(self, step: _Step, before: _Step | None) -> tuple[bool, _Found | None]:
+        """Return whether enough like steps are known to judge one, and what is slow of it; then remember it."""
+        usual = self._groups.get(before.key) if before is not None else None
+        grown = usual.extra(before) if before is not None and usual is not None and usual.ranks == step.ranks else None
+        group = self._group(step.key, step.ranks)
+        is_known = group.is_known
+        return is_known, group.judge(step, before if grown is not None else None, grown)
+
+    def _group(self, key: _Key, ranks: tuple[int, ...]) -> _Group:
         group = self._groups.get(key)
         if group is None or group.ranks != ranks:
             group = self._groups[key] = _Group(ranks, self._worth_ratio)
@@ -195,53 +221,82 @@ class _Group:
         self._beside, self._computing = _Figure(), _Figure()
         self._parts = Ring(NOISE_STEPS, (2,))
         self._slope, self._slope_age = 0.0, 0
+        self._first: list[_Step] = []
         self._lengths = Ring(LEVEL_STEPS)
         self._spent = Ring(LEVEL_STEPS, (len(ranks), len(_KINDS)))
         self._sizes = Ring(NOISE_STEPS, (len(ranks), 2))
 
-    def judge(self, step: _Step, before: tuple[_Step, _Group] | None) -> _Found | None:
-        """Return what is slow of a step, None if it is like the others; then remember it."""
-        computing = step.spent[:, _COMPUTE]
-        expected = self._expected(step)
-        beside = step.beside
-        worth = self._worth_ratio * float(middle(self._lengths.values)) if len(self._lengths) else np.inf
-        most = float(computing.max())
-        known = ~np.isnan(expected)
-        longest = float(computing[known].max() - expected[known].max()) if known.any() else -np.inf
-        long = self._above_level(beside, most), longest
+    @property
+    def is_known(self) -> bool:
+        """Whether there are enough of them to judge another one."""
+        return len(self._beside.noise) >= LEAST_STEPS
+
+    def judge(self, step: _Step, before: _Step | None, grown: Floats | None) -> _Found | None:
+        """Return what is slow of a step, None if it is like the others; then remember it.
+
+        ``before``, ``grown``: the step before it on the same ranks, and ``extra`` of that one; None if unknown.
+        """
+        if len(self._lengths) < _LEVEL_LEAST:
+            self._first.append(step)
+            self._remember(step)
+            if len(self._first) == _LEVEL_LEAST:
+                self._take_as_usual(self._first)
+                self._first = []
+            return None
+        longer, expected = self._longer(step)
+        worth = self._worth_ratio * float(middle(self._lengths.values))
         slow = None
-        is_long = self._beside.is_beyond(long[0], worth)
-        computes_long = self._computing.is_beyond(long[1], worth) and self._is_no_data(long[1], step, expected)
-        if is_long and not (computes_long and long[1] > long[0]):
-            slow = self._what_grew(step, before, long[0])
+        is_long = self._beside.is_beyond(longer[0], worth)
+        computes_long = self._computing.is_beyond(longer[1], worth) and self._is_no_data(longer[1], expected)
+        if is_long and not (computes_long and longer[1] > longer[0]):
+            slow = self._what_grew(step, before, grown, longer[0])
         elif computes_long:
-            longer = np.where(known, computing - expected, 0.0)
-            rank = int(longer.argmax())
-            ranks = self._alike(longer, rank)
-            slow = _Found(step, long[1], step.ranks[rank], ranks, step.number, _KINDS[_COMPUTE], float(longer[rank]))
-        self._beside.add(long[0], is_long)
-        if known.any():
-            self._computing.add(long[1], computes_long)
+            extra = np.where(np.isnan(expected), 0.0, step.spent[:, _COMPUTE] - expected)
+            rank = int(extra.argmax())
+            ranks = self._alike(extra, rank)
+            slow = _Found(step, longer[1], step.ranks[rank], ranks, step.number, _KINDS[_COMPUTE], float(extra[rank]))
+        self._beside.add(longer[0], is_long)
+        if math.isfinite(longer[1]):
+            self._computing.add(longer[1], computes_long)
         changed = self._beside.has_changed or self._computing.has_changed
-        self._parts.add(np.array([beside, most]))
-        self._lengths.add(step.length)
-        self._spent.add(step.spent)
-        self._sizes.add(np.stack([step.sizes, computing], axis=1))
+        self._remember(step)
         if changed:
             for figure in (self._beside, self._computing):
                 figure.begin_anew()
             for ring in (self._parts, self._lengths, self._spent, self._sizes):
-                ring.keep_newest(_OF_LAST)
+                ring.keep_newest(_KEPT_STEPS)
             return None
         return slow
+
+    def _remember(self, step: _Step) -> None:
+        computing = step.spent[:, _COMPUTE]
+        self._parts.add(np.array([step.beside, float(computing.max())]))
+        self._lengths.add(step.length)
+        self._spent.add(step.spent)
+        self._sizes.add(np.stack([step.sizes, computing], axis=1))
+
+    def _take_as_usual(self, steps: list[_Step]) -> None:
+        """Make the first noise of steps that are remembered already."""
+        for beside, computing in [self._longer(step)[0] for step in steps]:
+            self._beside.add(beside, False)
+            if math.isfinite(computing):
+                self._computing.add(computing, False)
+
+    def _longer(self, step: _Step) -> tuple[tuple[float, float], Floats]:
+        """Return what a step has above the usual beside its computing, and in it; then the usual computing by rank.
+
+        The second is minus infinity where no like batch is known.
+        """
+        computing, expected = step.spent[:, _COMPUTE], self._expected(step)
+        known = ~np.isnan(expected)
+        longest = float(computing[known].max() - expected[known].max()) if known.any() else -math.inf
+        return (self._above_level(step.beside, float(computing.max())), longest), expected
 
     def _above_level(self, beside: float, computing: float) -> float:
         """Return what a step has beside its computing above the level, for as much computing.
 
         Where computing varies with the data, other work may as well: batches of long samples take longer to prepare.
         """
-        if not len(self._parts):
-            return 0.0
         self._slope_age += 1
         if self._slope_age >= _SLOPE_STEPS:
             self._slope_age = 0
@@ -257,8 +312,6 @@ class _Group:
 
         NaN where no like batch is known.
         """
-        if not len(self._spent):
-            return np.full(len(step.ranks), np.nan)
         usual = middle(self._spent.values[:, :, _COMPUTE])
         if not step.sizes.all() or not self._varies(step.sizes):
             return np.asarray(usual)
@@ -271,18 +324,18 @@ class _Group:
     def _varies(self, sizes: Floats) -> bool:
         return bool((self._sizes.values[:, :, 0] != sizes).any())
 
-    def _is_no_data(self, longer: float, step: _Step, expected: Floats) -> bool:
+    def _is_no_data(self, longer: float, expected: Floats) -> bool:
         """Return whether long computing is not explained by data that take long."""
         noise = self._computing.noise
-        if step.sizes.all() and noise.width < _VARIES_RATIO * float(np.nanmax(expected)):
+        if noise.width < _VARIES_RATIO * float(np.nanmax(expected)):
             return True
         return len(noise) >= _SEEN_STEPS and longer > _BEYOND_ALL * noise.largest
 
     def extra(self, step: _Step) -> Floats:
-        """Return by how much each kind of time of each rank is longer than in like steps."""
+        """Return by how much each kind of time of each rank is longer than in like steps; there is at least one."""
         return np.asarray(step.spent - middle(self._spent.values))
 
-    def _what_grew(self, step: _Step, before: tuple[_Step, _Group] | None, longer: float) -> _Found:
+    def _what_grew(self, step: _Step, before: _Step | None, grown: Floats | None, longer: float) -> _Found:
         """Return the time that grew most, on the rank that was waited for or else; in this step or the one before."""
         extra = self.extra(step)
         weight = np.where(np.array(step.ranks) == step.awaited, _AWAITED, 1.0)[:, None]
@@ -296,13 +349,13 @@ class _Group:
         if whole[worker] >= _EXPLAINS * longer:
             ranks = self._alike(whole, worker)
             return _Found(step, longer, step.ranks[worker], ranks, step.number, TOGETHER, float(whole[worker]))
-        if before is not None and before[0].ranks == step.ranks and step.awaited in step.ranks:
+        if before is not None and grown is not None and step.awaited in step.ranks:
             # Work behind the last meeting of a step is waited for in the next one.
-            late, previous = step.ranks.index(step.awaited), before[1].extra(before[0])
-            place = int(np.where(np.arange(len(_KINDS)) == _WAITS, -np.inf, previous[late]).argmax())
-            if previous[late, place] >= _EXPLAINS * longer:
-                grown = float(previous[late, place])
-                return _Found(step, longer, step.awaited, (step.awaited,), before[0].number, _KINDS[place], grown)
+            own = grown[step.ranks.index(step.awaited)]
+            place = int(np.where(np.arange(len(_KINDS)) == _WAITS, -np.inf, own).argmax())
+            if own[place] >= _EXPLAINS * longer:
+                ranks = (step.awaited,)
+                return _Found(step, longer, step.awaited, ranks, before.number, _KINDS[place], float(own[place]))
         waits = extra[:, _WAITS]
         return _Found(
             step, longer, step.awaited, self._alike(waits, int(waits.argmax())), step.number, _KINDS[_WAITS], longer
@@ -317,7 +370,7 @@ class _Figure:
 
     def __init__(self) -> None:
         self.noise = Noise()
-        self._beyond: deque[bool] = deque(maxlen=_OF_LAST)
+        self._in_a_row = 0
 
     def is_beyond(self, rest: float, worth: float) -> bool:
         """Return whether neither chance nor smallness explains it."""
@@ -326,16 +379,16 @@ class _Figure:
     def add(self, rest: float, beyond: bool) -> None:
         """Remember what a step has above the level."""
         self.noise.add(rest)
-        self._beyond.append(beyond)
+        self._in_a_row = self._in_a_row + 1 if beyond else 0
 
     @property
     def has_changed(self) -> bool:
-        """Whether so many of the last values are beyond that these are the usual ones now."""
-        return sum(self._beyond) >= _BEYOND
+        """Whether so many values in a row are beyond that these are the usual ones now."""
+        return self._in_a_row >= _IN_A_ROW
 
     def begin_anew(self) -> None:
         """Take the last steps for usual ones."""
-        self._beyond.clear()
+        self._in_a_row = 0
 
 
 def _by_size(sizes: Floats, spent: Floats, size: float) -> float:
@@ -358,8 +411,8 @@ def _line(x: Floats, y: Floats) -> float:
     return (above - below) / (high - low) if high > low else 0.0
 
 
-def _steps_of(rows: Table, samples: Floats | None) -> list[_Step]:
-    """Return the steps of some rows, in the order in which they begin."""
+def _steps_of(rows: Table, samples: Floats | None, before: _Step | None = None) -> list[_Step]:
+    """Return the steps of some rows, in the order in which they begin; ``before``: the one before the first."""
     groups = GroupBy(rows["step"])
     spent = np.stack([rows[name] for name in KIND_COLUMNS.values()], axis=1).astype(np.float64)
     length = (rows["end_ns"] - rows["begin_ns"]).astype(np.float64)
@@ -381,6 +434,9 @@ def _steps_of(rows: Table, samples: Floats | None) -> list[_Step]:
                 spent[own],
                 sizes[own],
                 awaited,
+                follows=False,
             )
         )
-    return sorted(steps, key=lambda step: step.begin_ns)
+    steps.sort(key=lambda step: step.begin_ns)
+    kinds = ["" if before is None else before.kind, *(step.kind for step in steps)]
+    return [replace(step, follows=step.kind == kind) for step, kind in zip(steps, kinds, strict=False)]

@@ -1,6 +1,6 @@
 """spikes: the slow steps of a run, whose time grew in each, what that time went to, and what happened beside it.
 
-``slow_steps`` finds them, as it does while a job runs; here the whole recording tells more about each.
+``slow_steps`` finds them, as it does while a job runs; the whole recording tells more about each.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -95,9 +95,9 @@ def spikes(trace: Trace) -> Table:
 
     A step is slow if it is longer than steps that are alike (of one kind, with or without a checkpoint, and with as
     much computing), by more than these vary by chance: at most once in 10,000 steps of a balanced job. Each step is
-    compared with earlier ones alone, as while the job runs; the warm-up, and the first two dozen of each kind, are not
-    judged. Computing that takes longer on its own is slow only where batches of about the same size tell how long it
-    takes, or far beyond anything seen before: else it may be the data.
+    compared with earlier ones, as while the job runs; the first two dozen of each kind with the later ones; the warm-up
+    is not judged. Computing that takes longer on its own is slow only where it hardly varies, where batches of about
+    the same size tell how long it takes, or far beyond anything seen before: else it may be the data.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def spikes(trace: Trace) -> Table:
 
 def spikes_of(trace: Trace, counted: Table, stalls: Table, hidden: Table) -> Table:
     """Make the table ``spikes`` of counted steps of any kinds, and the stalls and hidden work of all steps."""
-    found = SlowSteps().add(step_times(counted, stalls), samples_of(trace, counted))
+    found = SlowSteps().search(step_times(counted, stalls), samples_of(trace, counted))
     return described(trace, counted, hidden, found)
 
 
