@@ -3,7 +3,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,7 +22,19 @@ def look_if_stuck(trace: Trace, paths: Sequence[str], run_id: str | None) -> Tra
         ranks = ranks_to_look_at(trace)
         wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(trace, rank)}
         trace = look_at(trace, path, wanted, run_id=run_id)
+        if wanted:
+            _keep(trace, path)
     return trace
+
+
+def _keep(trace: Trace, path: str) -> None:
+    """Keep what was seen in the run, as followers do: who reads it when the processes are gone knows it, too."""
+    from stashtrace.loading.looks import facts_of_looks
+    from stashtrace.record.directory import update_host_facts
+    from stashtrace.run_facts import LOOKS
+
+    with contextlib.suppress(OSError):  # the run of another user, or of a file system that is full
+        update_host_facts(Path(path), socket.gethostname(), {LOOKS: facts_of_looks(trace)})
 
 
 def lives(paths: Sequence[str], run_id: str | None) -> bool:

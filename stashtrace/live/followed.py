@@ -294,9 +294,9 @@ class FollowedRun:
                 update_host_facts(self.directory, self.state.host, {LOOKS: self.stuck.looks})
             else:
                 self.alarms.add(Event("moves_again", "the job moves again", time.time_ns()), "", at_ns)
-        if self.stuck.unseen and not self._waits:
-            self.alarms.add(Event("waits", self.stuck.unseen, time.time_ns()), "", at_ns)
-        self._waits = self.stuck.unseen
+        if self.stuck.waits and not self._waits:
+            self.alarms.add(Event("waits", self.stuck.waits, time.time_ns()), "", at_ns)
+        self._waits = self.stuck.waits
         if not ended:
             files, closed = self.accounts.run.files, self.accounts.closed
             for lost in self.lost_ranks.look(found.window, files, at_ns, closed, self.stuck.ranks):

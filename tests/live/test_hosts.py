@@ -127,7 +127,7 @@ def all_sleep_in_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def look_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
         thread = ThreadLook(1, "MainThread", "S", 5, "read", "/data/shard.tar")
-        asleep = Look(1, 2 * SECOND, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
+        asleep = Look(1, 1 << 60, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
         return with_looks(trace, dict.fromkeys(wanted, asleep.to_text()))
 
     monkeypatch.setattr("stashtrace.live.triggers.slow_and_stuck.look_at", look_at)
@@ -417,20 +417,20 @@ def test_a_job_whose_other_hosts_are_not_seen(tmp_path: Path, monkeypatch: pytes
         found = host.accounts.round(now_ns)
         if found.window is not None:
             trigger.look(found.window, now_ns, 0, host.others.spoken_for(now_ns), host.others.told)
-            said += [trigger.unseen, *trigger.sentences]
+            said += [trigger.waits, *trigger.sentences]
     assert [text for text in said if text] == [], "nothing is said while the job gets on, nor of a wait that just began"
     found = host.accounts.round(moments[-1] + 8 * SECOND)
     assert found.window is not None
     trigger.look(found.window, moments[-1] + 8 * SECOND, 0, host.others.spoken_for(moments[-1]), host.others.told)
-    said = [text for text in (trigger.unseen, *trigger.sentences) if text]
+    said = [text for text in (trigger.waits, *trigger.sentences) if text]
     if dead == 1:
         assert trigger.ranks == [1]
-        assert trigger.unseen == ""
+        assert trigger.waits == ""
     else:
         assert trigger.sentences == []
         assert trigger.ranks == []
-        assert trigger.unseen.startswith("ranks 0,1 wait in all-reduce 100 of default for ")
-        assert trigger.unseen.endswith(
+        assert trigger.waits.startswith("ranks 0,1 wait in all-reduce 100 of default for ")
+        assert trigger.waits.endswith(
             "; no rank that is seen from here is missing from it; the ranks of other hosts are not visible from here"
         )
     assert said

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from made_job import write_job
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger, as_seen_from_here
+from stashtrace.loading.looks import with_looks
+from stashtrace.record.look.model import Look, ThreadLook
 from stashtrace.schema.trace import Trace
 
 SECOND = 1_000_000_000
@@ -76,3 +79,39 @@ def test_a_host_that_sees_a_part_of_the_ranks_says_so() -> None:
     assert as_seen_from_here(still).endswith("and no rank that is seen from here waits for another")
     longer = "rank 0 spends 45 s more in transfers"
     assert as_seen_from_here(longer) == f"{longer}, or in waits for ranks that are not seen from here"
+
+
+@pytest.mark.parametrize("waits_s", [20.0, 50.0])
+def test_a_rank_that_uses_a_cpu_and_records_nothing_is_said_after_half_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_s: float
+) -> None:
+    """It may compute: no alarm says that the job is stuck; a person learns who is waited for, and where it runs."""
+    write_job(tmp_path / "job", steps_count=200, dead=[(1, 100)], waits=True, waits_s=waits_s)
+    facts = json.loads((tmp_path / "job" / "run.json").read_text())
+    (tmp_path / "job" / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "exit_code"}))
+
+    def look_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
+        thread = ThreadLook(1, "MainThread", "R", 5, frames=("spin at /job/train.py:7",))
+        busy = Look(1, 1 << 60, SECOND, "R", thread, thread_ran_ns=SECOND, others_ran_ns=0, moved_bytes=0)
+        return with_looks(trace, dict.fromkeys(wanted, busy.to_text()))
+
+    monkeypatch.setattr("stashtrace.live.triggers.slow_and_stuck.look_at", look_at)
+    accounts, trigger = LiveAccounts(GrowingRun(str(tmp_path / "grown"))), StuckTrigger(str(tmp_path / "grown"))
+    said: list[str] = []
+    now_ns = 0
+    for now_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND):
+        found = accounts.round(now_ns)
+        if found.window is not None:
+            trigger.look(found.window, now_ns, 0)
+            said.append(trigger.waits)
+    found = accounts.round(now_ns + 8 * SECOND)
+    assert found.window is not None
+    trigger.look(found.window, now_ns + 8 * SECOND, 0)
+    said.append(trigger.waits)
+    assert trigger.sentences == []
+    assert any(said) == (waits_s > 30)
+    if any(said):
+        text = next(text for text in said if text)
+        assert text.startswith("rank 1 has not entered all-reduce 100 of default")
+        assert "but its thread still runs" in text
+        assert "in spin (/job/train.py:7): it computes, or loops" in text

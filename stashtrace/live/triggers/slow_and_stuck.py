@@ -19,6 +19,7 @@ import numpy as np
 from stashtrace.analysis.findings.claim_rows import Claim, tables_of
 from stashtrace.analysis.findings.ending.end_claims import ending_claims, stuck_at_end
 from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
+from stashtrace.analysis.findings.ending.idle import long_ns
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
 from stashtrace.analysis.findings.spikes.spike_claims import claim_of_step
 from stashtrace.analysis.findings.spikes.spikes import described, samples_of
@@ -26,6 +27,7 @@ from stashtrace.analysis.stalls.hidden import hidden
 from stashtrace.analysis.steps.steps import WARMUP_STEPS, steps
 from stashtrace.errors import StashtraceError
 from stashtrace.loading.looks import facts_of_looks, look_at
+from stashtrace.record.look.progress import RUNS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -110,8 +112,9 @@ class StuckTrigger:
     ranks: list[int] = field(default_factory=list)
     #: What was seen of the processes, as a run keeps it (``run_facts.LOOKS``): they may be gone when somebody asks.
     looks: list[dict[str, Any]] = field(default_factory=list)
-    #: The sentence about ranks that wait for others of which nothing is seen from here; empty if none do.
-    unseen: str = ""
+    #: The sentence about ranks that wait long for others of which nothing is seen from here, or which use a CPU and
+    #: record nothing; empty if none do.
+    waits: str = ""
     _looked_ns: int = -_PAUSE_NS
 
     def look(
@@ -129,7 +132,7 @@ class StuckTrigger:
         ``told``: ranks of which other hosts have told at any time.
         """
         if at_ns - last_end_ns < _QUIET_NS:
-            self.unseen = ""
+            self.waits = ""
             return self._become([], [])
         if at_ns - self._looked_ns < _PAUSE_NS:
             return False
@@ -143,16 +146,19 @@ class StuckTrigger:
     def _stands_still(
         self, window: Trace, elsewhere: Collection[int], told: Collection[int]
     ) -> tuple[list[str], list[int]]:
-        ranks, self.unseen = ranks_to_look_at(window), ""
+        ranks, self.waits = ranks_to_look_at(window), ""
         if set(ranks) <= set(elsewhere):
             return [], []
         if ranks and not set(ranks) & {*window.ranks.tolist(), *told, *elsewhere}:
-            self.unseen = _wait_for_unseen(window)
+            self.waits = _wait_for_unseen(window)
             return [], []
         wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(window, rank)}
         seen = look_at(window, self.directory, wanted)
         self.looks = facts_of_looks(seen)
-        claims = [claim for claim in ending_claims(seen, lives=True) if claim.kind in ("hung", "mismatch")]
+        told = ending_claims(seen, lives=True)
+        claims = [claim for claim in told if claim.kind in ("hung", "mismatch")]
+        if not claims:
+            self.waits = "; ".join(_sentences([claim for claim in told if _waits_for_loop(claim, window)]))
         found = sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
         if any(claim.name == "unseen" for claim in claims):
             silent = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
@@ -179,6 +185,15 @@ def _wait_for_unseen(window: Trace) -> str:
         f"{who} in {operation(waited.operation.operation)}{number} of {group} for {duration_text(found.since_ns)}; "
         "no rank that is seen from here is missing from it; the ranks of other hosts are not visible from here"
     )
+
+
+def _waits_for_loop(claim: Claim, window: Trace) -> bool:
+    """Whether ranks have waited for longer than any step takes for ranks that use a CPU and record nothing.
+
+    It may be a loop without an end or a long computation: nobody can tell from outside.
+    """
+    ways = [row.kind for row in claim.evidence if row.code == "still_works"]
+    return claim.kind == "awaited" and set(ways) == {RUNS} and claim.stall_ns > max(_LONG_NS, long_ns(window))
 
 
 def as_seen_from_here(text: str) -> str:

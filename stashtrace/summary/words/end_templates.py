@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+from stashtrace.analysis.findings.ending.end_claims import FAILED_FIRST
 from stashtrace.analysis.findings.ending.looked import ENDED, RUNS, STOPPED, SYSTEM, UNKNOWN, split_name
 from stashtrace.record.look.progress import DEVICE_RUNS, ENTERED, OTHERS_RUN, STANDS_STILL
 from stashtrace.schema.kinds import ElementType
@@ -41,14 +42,23 @@ def _how(code: str, name: str, exit_code: int) -> str:
 
 def _first(f: Finding) -> str:
     """Say which rank failed first, and how; empty if that is not recorded."""
-    row = next((e for e in f.evidence if e["code"] in ("raised", "ended_by", "left_with")), None)
+    row = next((e for e in f.evidence if e["code"] in FAILED_FIRST), None)
     if row is None:
         return ""
+    if row["code"] == "gone_first":
+        return _gone_first(row)
     how = _how(row["code"], row["name"], row["of_count"])
     was = "was " if row["code"] == "ended_by" else ""
     steps = f" after {count_noun(row['items_count'], 'step')}" if row["items_count"] >= 0 else ""
     memory = "; the kernel ended a process for want of memory meanwhile" if row["kind"] == "kernel" else ""
     return f"{_who(row)} {was}{how}{steps}{memory}"
+
+
+def _gone_first(row: Row) -> str:
+    """Say whose records end before another rank failed."""
+    steps = f"after {count_noun(row['items_count'], 'step')}, " if row["items_count"] >= 0 else ""
+    before = f"{steps}{duration_text(row['amount_ns'])} before another rank failed"
+    return f"the records of rank {row['rank']} end first, {before}; how it ended is not in the recording"
 
 
 def _ended(head: Callable[[str], str]) -> Callable[[Finding], str]:

@@ -91,6 +91,29 @@ def test_a_rank_that_raised_is_not_said_to_hang() -> None:
     assert "hung" not in summary(failed())
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_rank_that_is_gone_before_the_others_fail_comes_first(recorded: bool) -> None:
+    """Nobody recorded how rank 1 ended: its records stop, and 10 ms later the others lose their connections to it."""
+    build = job(exit_code="")
+    build.collective({0: (60 * MS, 80 * MS), 2: (60 * MS, 80 * MS)}, sequence=3, status=1)
+    for rank in (0, 2):
+        raised(build, rank, 80 * MS + rank, BROKEN)
+        build.rank(rank).lives(0, 300 * MS)
+    build.rank(1).lives(0, 70 * MS)
+    if recorded:
+        parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
+        say(build, f"exited {1000 + build.rank(0).process_id}", "1 local rank 0", parent.process_id)
+    claims = document(summarize(build.trace()))["findings"]
+    if recorded:  # a parent that knows how ranks ended says nothing of this one: it ended well
+        assert claims[0]["text"] == f"rank 0 raised {BROKEN} after 3 steps"
+        return
+    assert claims[0]["text"] == (
+        "the records of rank 1 end first, after 3 steps, 10.0 ms before another rank failed; how it ended is not in the"
+        " recording"
+    )
+    assert claims[0]["evidence_text"] == [f"then ranks 0,2 raised {BROKEN}"]
+
+
 def test_endings_are_in_the_order_in_which_they_came() -> None:
     rows = list(analyze(failed(), "endings").rows())
     assert [(row["rank"], row["exception"], row["steps_count"]) for row in rows] == [

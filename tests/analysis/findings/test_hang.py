@@ -186,7 +186,7 @@ def test_who_holds_the_gil() -> None:
 def test_workers_that_do_not_simply_wait_for_work_are_told() -> None:
     build = one_missing()
     main = build.rank(2).process_id
-    own = [build.rank(2).worker(number).process_id for number in range(3)]
+    own = [build.rank(2).worker(number).process_id for number in range(4)]
     trace = ended(build)
     assert [process for process, _ in threads_to_look_at(trace, 2)] == [main, *own]
     looks = {
@@ -194,13 +194,26 @@ def test_workers_that_do_not_simply_wait_for_work_are_told() -> None:
         own[0]: a_look("read", "/data/shard-0003.tar"),
         own[1]: a_look("poll"),
         own[2]: a_look("read", "pipe:[77]"),
+        own[3]: a_look("futex"),
     }
     trace = with_looks(trace, {process: look.to_text() for process, look in looks.items()})
-    assert rows(trace)[0]["workers"] == "0 read /data/shard-0003.tar"
-    assert (
-        "  worker 0 of rank 2 is inside read() of /data/shard-0003.tar, in fetch (/job/train.py:41)"
-        in describe_stuck(trace)
-    )
+    assert rows(trace)[0]["workers"] == "0 read /data/shard-0003.tar, 3 futex"
+    said = describe_stuck(trace)
+    assert "  worker 0 of rank 2 is inside read() of /data/shard-0003.tar, in fetch (/job/train.py:41)" in said
+    lock = "waiting for a lock, a condition or another thread"
+    assert f"  worker 3 of rank 2 is {lock}, in fetch (/job/train.py:41)" in said
+
+
+@pytest.mark.parametrize("works_s", [90, 110])
+def test_a_look_at_a_process_that_has_gone_on_since_tells_nothing_of_its_end(works_s: int) -> None:
+    """The look was taken 100 s after the origin of the trace."""
+    build = one_missing()
+    build.rank(2).phase("forward", works_s * S, works_s * S + MS)
+    code = build.strings.code
+    build.add("metadata", process_id=-1, key_code=code("origin_monotonic_ns"), value_code=code("0"))
+    process = build.rank(2).process_id
+    trace = with_looks(ended(build, 200 * S), {process: a_look("futex").to_text()})
+    assert rows(trace)[0]["activity"] == ("futex" if works_s < 100 else "unknown")
 
 
 def test_the_row_and_the_sentences_name_the_same() -> None:

@@ -13,7 +13,7 @@ import stashtrace
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.ending.end_claims import stuck_at_end
 from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, NOT_FINISHED, Stuck, find_stuck
-from stashtrace.schema.kinds import CollectiveOp, ElementType, TrackKind
+from stashtrace.schema.kinds import CollectiveOp, ElementType, SpanKind, TrackKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary
 from stashtrace.summary.words import claim_text, evidence_texts
@@ -138,6 +138,37 @@ def test_collectives_of_different_sizes_are_named() -> None:
     assert sentences(build.trace())[0] == (
         "mismatched message sizes in all-reduce 3 of default_pg: rank 0 4.00 MB, rank 1 8.00 MB"
     )
+
+
+def test_a_backend_that_ends_one_rank_at_once_leaves_the_other_an_end() -> None:
+    """Gloo aborts the rank that gave fewer bytes (``gloo/transport/tcp/pair.cc``); the other's call returns."""
+    build = started(2)
+    build.collective({0: (40 * MS, 90 * MS, 90 * MS)}, message_bytes=405_544)
+    build.collective(pending(1), message_bytes=16, sequence=3)
+    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
+    assert sentences(build.trace())[0] == (
+        "mismatched message sizes in all-reduce 3 of default_pg: rank 0 406 KB, rank 1 16 B"
+    )
+
+
+@pytest.mark.parametrize("failed_s", [0.1, 30.0])
+def test_a_rank_that_fails_inside_at_once_is_a_crash_and_one_that_fails_late_a_hang(failed_s: float) -> None:
+    build = started(2)
+    build.collective(pending(0, 1))
+    failed_ns = 40 * MS + round(failed_s * S)
+    build.add(
+        "spans",
+        span_id=0,
+        begin_ns=failed_ns,
+        end_ns=failed_ns,
+        track_id=build.rank(1).track_id,
+        kind_code=int(SpanKind.EXCEPTION),
+        name_code=build.strings.code("RuntimeError: no memory"),
+    )
+    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
+    said = " ".join(sentences(build.trace()))
+    assert ("hung" in said) == (failed_s > 1)
+    assert "rank 1 raised RuntimeError: no memory" in said
 
 
 def test_collectives_of_different_element_types_are_named() -> None:

@@ -21,8 +21,10 @@ from stashtrace.analysis.findings.ending.still_works import still_works
 from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, Mismatch, Operation, Root, Stuck, find_stuck
 from stashtrace.analysis.findings.trust import run_facts
 from stashtrace.analysis.steps.step_time import step_time_of
+from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.record.look.progress import RUNS
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
@@ -35,9 +37,11 @@ _OTHERS_AT_MOST = 3
 #: A process that leaves with one of these was ended by SIGTERM or Ctrl-C, as a rule by its launcher.
 _TOLD_TO_END = ("SIGTERM", "SIGINT")
 #: Codes of evidence about the rank that failed first.
-FAILED_FIRST = ("raised", "ended_by", "left_with")
+FAILED_FIRST = ("raised", "ended_by", "left_with", "gone_first")
 #: Programs that start ranks and leave with a code of their own, and of whose children no record says how they ended.
 _LAUNCHERS = ("srun", "mpirun", "mpiexec", "orterun", "prun", "jsrun", "aprun", "flux")
+#: Later than any moment of a trace.
+_NEVER_NS = 1 << 62
 #: Importer of dumps that are written when a job hangs.
 _DUMPS = "flight_recorder"
 
@@ -71,7 +75,7 @@ def _ending_claims(trace: Trace) -> list[Claim]:
     found = stuck_at_end(trace) if may_hang else None
     if found is None:
         if may_hang and claims:  # a backend may end a rank at once that called what the others did not
-            claims = claims + _mismatches_of_failed(trace)
+            claims = [_after_one_that_is_gone(trace, claims[0]), *claims[1:], *_mismatches_of_failed(trace)]
         still = _still(trace) if may_hang and not claims else []
         return still + claims if failed or not claims or still else claims + _first_to_end(trace)
     first = {row.rank for row in failed if row.code in FAILED_FIRST}
@@ -83,22 +87,27 @@ def _ending_claims(trace: Trace) -> list[Claim]:
     return hung + claims if first <= set(found.waiting) else claims + hung
 
 
-def _failures(trace: Trace) -> list[Evidence]:
-    """Return how ranks failed, the first one first; then those of the others that failed otherwise."""
+def _failed_ranks(trace: Trace) -> list[dict[str, Any]]:
+    """Return the rows of ``endings`` of ranks and workers that failed by themselves, the first one first."""
     try:
         table = endings(trace)
     except MissingDataError:
         return []
     role = dict(zip(trace.processes["process_id"].tolist(), trace.processes["role_code"].tolist(), strict=True))
-    rows = [
+    return [
         row
         for row in table.rows()
         if row["sender"] not in ("launcher", "loader")
         and (row["rank"] >= 0 or role.get(row["process_id"]) == ProcessRole.RANK)
         and (row["worker_id"] < 0 or row["signal"] not in _TOLD_TO_END)
     ]
-    if not rows:  # of a job without ranks, any of its processes
-        rows = [row for row in table.rows() if row["exception"] and row["worker_id"] < 0]
+
+
+def _failures(trace: Trace) -> list[Evidence]:
+    """Return how ranks failed, the first one first; then those of the others that failed otherwise."""
+    rows = _failed_ranks(trace)
+    if not rows and len(trace.processes):  # of a job without ranks, any of its processes
+        rows = [row for row in endings(trace).rows() if row["exception"] and row["worker_id"] < 0]
     ranks = [row for row in rows if row["worker_id"] < 0] or rows
     if not ranks:
         return []
@@ -116,6 +125,41 @@ def _failures(trace: Trace) -> list[Evidence]:
         for (text, signal, code), of in list(others.items())[:_OTHERS_AT_MOST]
     ]
     return [first, *more]
+
+
+def _after_one_that_is_gone(trace: Trace, claim: Claim) -> Claim:
+    """Return the claim about the rank that failed first, behind the one that it waited for and that is gone.
+
+    Where no parent recorded how ranks ended: the records of a rank that others wait for end before these fail. One that
+    lives adds samples until it ends, and one that fails by an exception leaves it: this one was killed, or left.
+    """
+    failed = [row for row in _failed_ranks(trace) if row["worker_id"] < 0]
+    if not failed or any(row["signal"] or row["exit_code"] >= 0 for row in failed):
+        return claim
+    found = find_stuck(trace, newest_ns(trace))
+    if found is None:
+        return claim
+    awaited = [root.rank for root in found.roots] or found.waiting
+    processes = trace.processes.take(trace.processes["role_code"] == ProcessRole.RANK)
+    last_ns = {rank: int(processes["end_ns"][rows].max()) for rank, rows in GroupBy(processes["rank"]).items()}
+    ended = sorted(set(awaited) - {row["rank"] for row in failed}, key=lambda rank: last_ns.get(rank, _NEVER_NS))
+    ahead = failed[0]["at_ns"] - last_ns.get(ended[0], _NEVER_NS) if ended else -1
+    if ahead <= 0:
+        return claim
+    steps_count = _steps_count(trace, ended[0])
+    gone = Evidence("gone_first", "processes", rank=ended[0], items_count=steps_count, amount_ns=ahead)
+    text = failed[0]["exception"]
+    alike = ranks_text([row["rank"] for row in failed if row["exception"] == text])
+    raised = Evidence("ended_after", "endings", of_count=-1, name=f"{alike}:{text}")
+    rest = (row for row in claim.evidence[1:] if row.code != raised.code or not row.name.endswith(f":{text}"))
+    return replace(claim, rank=ended[0], evidence=(gone, raised, *rest))
+
+
+def _steps_count(trace: Trace, rank: int) -> int:
+    try:
+        return int(np.count_nonzero(find_steps(trace)["rank"] == rank))
+    except MissingDataError:
+        return -1
 
 
 def _evidence(row: dict[str, Any]) -> Evidence:
@@ -149,7 +193,16 @@ def stuck_at_end(trace: Trace, least_ns: int = SUSPICIOUS_NS) -> Stuck | None:
         return found
     step = step_time_of(trace)
     usual = _STEPS * step.median_ns if step is not None else 0
-    return found if found.since_ns > max(least_ns, usual) else None
+    since = found.since_ns
+    if found.inside is not None:  # a member that fails inside at once is why none leaves it
+        since = min(since, _first_failure_ns(trace) - found.inside.call_ns)
+    return found if since > max(least_ns, usual) else None
+
+
+def _first_failure_ns(trace: Trace) -> int:
+    """Return when the first rank failed by itself, as far as its records say; the end of all time if none did."""
+    ends = [row["at_ns"] for row in _failed_ranks(trace) if row["worker_id"] < 0 and row["at_ns"] >= 0]
+    return min(ends, default=_NEVER_NS)
 
 
 def _still(trace: Trace) -> list[Claim]:

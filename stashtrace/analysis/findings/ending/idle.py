@@ -36,7 +36,7 @@ def find_idle(trace: Trace) -> Idle | None:
     end = newest_ns(trace)
     last = max(_last_ns(trace, rank) for rank in ranks)
     since = end - last
-    if last < 0 or since < _least_ns(trace) or any(still_works(trace, rank, since) for rank in ranks):
+    if last < 0 or since < long_ns(trace) or any(still_works(trace, rank, since) for rank in ranks):
         return None
     return Idle(tuple(ranks), since)
 
@@ -46,7 +46,8 @@ def _last_ns(trace: Trace, rank: int) -> int:
     return last_work_ns(trace, thread[1]) if thread is not None else -1
 
 
-def _least_ns(trace: Trace) -> int:
+def long_ns(trace: Trace) -> int:
+    """Return how long nothing may end before that is more than a long step."""
     try:
         table = find_steps(trace)
     except MissingDataError:

@@ -21,14 +21,16 @@ RUNS, STOPPED, ENDED, SYSTEM, UNKNOWN = "runs", "stopped", "ended", "kernel", "u
 #: Letters of the kernel for a process that is stopped by a signal or by a debugger.
 _STOPPED = ("T", "t")
 _GONE = ("", "Z", "X")
-#: A worker that waits for work, or for room in the queue of what it made, stands in one of these.
-_IDLE_CALLS = ("futex", "poll", "select", "epoll", "sleep")
+#: A worker that waits for work stands in one of these: it polls the pipe of its queue, whose lock it alone takes.
+_IDLE_CALLS = ("poll", "select", "epoll")
 _WORKERS_AT_MOST = 3
+#: Tables whose rows are made by work; a thread that polls or sleeps again and again adds rows to ``waits``.
+WORK = ("phases", "batches", "spans")
 
 
 @cached_on_trace
 def looks(trace: Trace) -> Mapping[int, Look]:
-    """Return the newest look at each process that was looked at, by process_id."""
+    """Return the newest look at each process that was looked at, by process_id, if it has not gone on since."""
     facts = trace.metadata
     found: dict[int, Look] = {}
     for row in np.flatnonzero(facts["key_code"] == trace.strings.find(LOOK_FACT)).tolist():
@@ -36,7 +38,21 @@ def looks(trace: Trace) -> Mapping[int, Look]:
         process = int(facts["process_id"][row])
         if look is not None and (process not in found or look.at_ns >= found[process].at_ns):
             found[process] = look
-    return found
+    return {process: look for process, look in found.items() if not _went_on(trace, process, look)}
+
+
+def _went_on(trace: Trace, process: int, look: Look) -> bool:
+    """Whether a process has finished work since it was looked at, as far as its clock is that of the trace."""
+    facts = trace.metadata
+    rows = np.flatnonzero(facts["key_code"] == trace.strings.find("origin_monotonic_ns"))
+    origin = trace.text(int(facts["value_code"][rows[0]])) if len(rows) else ""
+    if not origin.isdecimal() or len(np.unique(trace.processes["boot_code"])) > 1:
+        return False
+    tracks = trace.tracks["track_id"][trace.tracks["process_id"] == process]
+    since = look.at_ns - int(origin)
+    return any(
+        (trace.table(name)["end_ns"][np.isin(trace.table(name)["track_id"], tracks)] > since).any() for name in WORK
+    )
 
 
 def look_at_rank(trace: Trace, rank: int) -> Look | None:

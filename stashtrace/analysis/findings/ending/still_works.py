@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from stashtrace.analysis.findings.ending.last_activity import ran_since, step_track
-from stashtrace.analysis.findings.ending.looked import look_at_rank, was_seen
+from stashtrace.analysis.findings.ending.looked import WORK, look_at_rank, was_seen
 from stashtrace.analysis.findings.ending.newest_row import newest_ns
 from stashtrace.analysis.stalls.sampled_cpus import timed_samples
 from stashtrace.record.look.progress import Progress, way_of_progress
@@ -17,8 +17,6 @@ from stashtrace.schema.trace import Trace
 
 #: What is looked at is this part of the wait, the last one.
 _LAST_PART = 0.5
-#: Rows of these are made by work; a thread that polls or sleeps again and again adds rows to ``waits``.
-_WORKING = ("phases", "batches", "spans")
 
 
 def still_works(trace: Trace, rank: int, since_ns: int) -> str:
@@ -52,7 +50,7 @@ def _makes_records(trace: Trace, track: int, begin_ns: int) -> bool:
 def last_work_ns(trace: Trace, track: int) -> int:
     """Return when a thread last ended something but a wait or a message; -1 if it never did."""
     last = -1
-    for name in _WORKING:
+    for name in WORK:
         table = trace.table(name)
         last = max(last, int(table["end_ns"][table["track_id"] == track].max(initial=-1)))
     for io in trace.io_pieces():

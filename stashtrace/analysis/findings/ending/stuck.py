@@ -310,8 +310,13 @@ class _Waits:
         return None
 
     def _undone(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Return which rows have not ended, or failed."""
-        return np.asarray(np.isin(rows, self.pending) | (self.table["status_code"][rows] == 1))
+        """Return which rows are of an operation of their group that has not ended, or failed, on one of these ranks.
+
+        A member that a backend ended at once leaves the others with an end of theirs.
+        """
+        undone = np.isin(rows, self.pending) | (self.table["status_code"][rows] == 1)
+        sequence = self.table["sequence"][rows]
+        return np.isin(sequence, sequence[undone])
 
     def _told_apart(
         self, group: _GroupCalls, rows: npt.NDArray[np.int64], *, by_size: bool = False, by_type: bool = False
