@@ -89,8 +89,8 @@ def slow_part(facts: dict[str, Any]) -> list[str]:
         return []
     known = how(
         "slow steps",
-        "A step is slow if it is longer than steps that are like it (of one kind, with or without a checkpoint, and with"
-        " as much computing), by more than these vary and by 2 % at least.",
+        "A step is slow if it is longer than steps that are like it (of one kind, with or without a checkpoint, and"
+        " with as much computing), by more than these vary and by 2 % at least.",
         "The length of a step is the mean over its ranks; what grew is a time of the rank that is named.",
         command=facts["commands"]["slow"],
     )

@@ -185,6 +185,27 @@ def test_sizes_of_batches_tell_long_computing_from_long_data() -> None:
     assert SlowSteps().add(rows) == []
 
 
+def test_one_step_in_five_is_not_what_steps_are_like() -> None:
+    """At random moments: the first ones are judged by what comes later."""
+    planted = np.flatnonzero(np.random.default_rng(1).random(55) < 0.2).tolist()
+    trace = job(55, sleep=lambda rank, step: 30 * MS if rank == 1 and step in planted else 0).trace()
+    assert spikes(trace)["step"].tolist() == [step for step in planted if step >= 5]
+
+
+@pytest.mark.parametrize("planted", [(10, 15), (60, 130)])
+@pytest.mark.parametrize("slow_rank", [1, -1])
+def test_a_rank_that_computes_longer_than_it_ever_does(planted: tuple[int, int], slow_rank: int) -> None:
+    """Computing that hardly varies; on one rank, or on all."""
+
+    def compute(rank: int, step: int) -> int:
+        return 24 * MS + (41 * MS if step in planted and slow_rank in (rank, -1) else 0) + (7 * step % 5) * MS // 10
+
+    table = spikes(job(200, compute=compute).trace())
+    assert table["step"].tolist() == list(planted)
+    assert set(table["kind"].tolist()) == {"compute"}
+    assert np.abs(table["extra_ns"] - 41 * MS).max() < MS
+
+
 def test_a_new_level_is_told_a_few_times_and_then_usual() -> None:
     trace = job(300, sleep=lambda rank, step: 100 * MS if rank == 0 and step >= 150 else 0).trace()
     told = [slow.step for slow in SlowSteps().add(step_times(find_steps(trace), stalls(trace, warmup=True)))]

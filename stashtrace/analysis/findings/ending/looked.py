@@ -50,9 +50,8 @@ def _went_on(trace: Trace, process: int, look: Look) -> bool:
         return False
     tracks = trace.tracks["track_id"][trace.tracks["process_id"] == process]
     since = look.at_ns - int(origin)
-    return any(
-        (trace.table(name)["end_ns"][np.isin(trace.table(name)["track_id"], tracks)] > since).any() for name in WORK
-    )
+    work = (trace.table(name) for name in WORK)
+    return any((table["end_ns"][np.isin(table["track_id"], tracks)] > since).any() for table in work)
 
 
 def look_at_rank(trace: Trace, rank: int) -> Look | None:

@@ -4,8 +4,9 @@
     threshold   the rest above the level that noise exceeds in fewer than one of thousands of steps
 
 The threshold is taken from the body of the rests, without the largest of them, and without those that stand apart from
-the body by more than its own noise: slow steps among those remembered do not hide the next one, be they few or many. From the body, an exponential tail is drawn on to the chance that is asked for, further out
-the fewer values it rests on; for heavier tails, it is never less than a multiple of the width of the body.
+the body by more than its own noise: slow steps among those remembered do not hide the next one, be they few or many.
+From the body, an exponential tail is drawn on to the chance that is asked for, further out the fewer values it rests
+on; for heavier tails, it is never less than a multiple of the width of the body.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -80,17 +81,18 @@ class Noise:
         self._stale = 0
         self._threshold = math.inf
         self._width = math.inf
-        #: The largest rest of all so far.
-        self.largest = 0.0
+        #: The largest rest of all so far, and of those that were not called slow.
+        self.largest = self.largest_usual = 0.0
 
     def __len__(self) -> int:
         return len(self._rests)
 
-    def add(self, rest: float) -> None:
+    def add(self, rest: float, *, slow: bool) -> None:
         """Take in what a value has above the level that its predecessors give."""
         self._rests.add(rest)
         self._stale += 1
         self.largest = max(self.largest, rest)
+        self.largest_usual = max(self.largest_usual, 0.0 if slow else rest)
 
     @property
     def threshold(self) -> float:
@@ -117,15 +119,20 @@ class Noise:
 def _body(rests: Floats) -> Floats:
     """Return sorted rests without those that stand apart: beyond the threshold that all below them give.
 
-    Where many steps are slow they would else be taken for noise, and hide each other. Candidates are cuts at the widest
-    gaps above the median; of those that bear themselves out, the one with the fewest rests below it.
+    Where many steps are slow they would else be taken for noise, and hide each other; a few never count. Candidates are
+    cuts at the widest gaps above the median; of those that bear themselves out, the one with the fewest rests below it.
     """
-    half = len(rests) // 2 + 1
-    gaps = np.diff(rests[half - 1 :])
+    half, few = len(rests) // 2 + 1, _few(rests)
+    gaps = np.diff(rests[half - 1 : len(rests) - few])
     for cut in sorted((half + np.argsort(-gaps, kind="stable")[:_CUTS]).tolist()):
         if rests[cut] > _threshold(rests[:cut]):
             return rests[:cut]
     return rests
+
+
+def _few(rests: Floats) -> int:
+    """Return how many of the largest may be slow steps, whatever the noise."""
+    return math.ceil(_MAYBE_SLOW * len(rests))
 
 
 def _threshold(rests: Floats) -> float:
@@ -145,7 +152,7 @@ def _exponential_tail(rests: Floats) -> float:
     distribution), not that of a tail taken as known.
     """
     tail = rests[int(_BODY * len(rests)) :]
-    censored = math.ceil(_MAYBE_SLOW * len(rests))
+    censored = _few(rests)
     known = tail[: len(tail) - censored]
     begin = float(known[0])
     # Those that may be slow steps count as somewhere beyond the largest of the others.

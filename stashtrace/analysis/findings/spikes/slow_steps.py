@@ -62,7 +62,8 @@ _AWAITED = 2.0
 #: Batches are of about the same size if their sizes differ by less than this part; so many of them are compared.
 _SIZE_RATIO, _OF_SIZE = 0.25, 48
 #: Computing varies with the data if the width of its noise is this part of it. Then it is slow only at so many times
-#: the most that was ever seen above the level, of at least so many steps.
+#: the most that was ever seen above the level, of at least so many steps. Where it does not, and the sizes of batches
+#: are not known, at so many times the most of steps that were not slow.
 _VARIES_RATIO, _BEYOND_ALL, _SEEN_STEPS = 0.1, 2.0, 128
 #: The part of other work that follows computing is estimated anew after so many steps.
 _SLOPE_STEPS = 16
@@ -247,7 +248,9 @@ class _Group:
         worth = self._worth_ratio * float(middle(self._lengths.values))
         slow = None
         is_long = self._beside.is_beyond(longer[0], worth)
-        computes_long = self._computing.is_beyond(longer[1], worth) and self._is_no_data(longer[1], expected)
+        computes_long = self._computing.is_beyond(longer[1], worth) and self._is_no_data(
+            longer[1], expected, sized=bool(step.sizes.all())
+        )
         if is_long and not (computes_long and longer[1] > longer[0]):
             slow = self._what_grew(step, before, grown, longer[0])
         elif computes_long:
@@ -324,11 +327,11 @@ class _Group:
     def _varies(self, sizes: Floats) -> bool:
         return bool((self._sizes.values[:, :, 0] != sizes).any())
 
-    def _is_no_data(self, longer: float, expected: Floats) -> bool:
+    def _is_no_data(self, longer: float, expected: Floats, *, sized: bool) -> bool:
         """Return whether long computing is not explained by data that take long."""
         noise = self._computing.noise
         if noise.width < _VARIES_RATIO * float(np.nanmax(expected)):
-            return True
+            return sized or longer > _BEYOND_ALL * noise.largest_usual
         return len(noise) >= _SEEN_STEPS and longer > _BEYOND_ALL * noise.largest
 
     def extra(self, step: _Step) -> Floats:
@@ -378,7 +381,7 @@ class _Figure:
 
     def add(self, rest: float, beyond: bool) -> None:
         """Remember what a step has above the level."""
-        self.noise.add(rest)
+        self.noise.add(rest, slow=beyond)
         self._in_a_row = self._in_a_row + 1 if beyond else 0
 
     @property
