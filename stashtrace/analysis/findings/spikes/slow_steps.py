@@ -153,22 +153,25 @@ class SlowSteps:
         return [self._with_period(slow) for _, slow in judged if slow is not None]
 
     def search(self, rows: Table, samples: Floats | None = None) -> list[SlowStep]:
-        """Return the slow steps of a whole run: those without enough steps before them are judged by the later ones."""
+        """Return the slow steps of a whole run: each is judged by the steps before it or behind it, where more are."""
         steps = _steps_of(rows, samples)
         pairs = list(zip(steps, [None, *steps], strict=False))
         judged = [self._judge(*pair) for pair in pairs]
-        early = SlowSteps(worth_ratio=self._worth_ratio)
-        again = [early._judge(*pair) for pair in reversed(pairs)]
-        found = [one if known else other for (known, one), (_, other) in zip(judged, reversed(again), strict=True)]
+        backward = SlowSteps(worth_ratio=self._worth_ratio)
+        again = [backward._judge(*pair) for pair in reversed(pairs)]
+        found = [
+            one if known_count >= later_count else other
+            for (known_count, one), (later_count, other) in zip(judged, reversed(again), strict=True)
+        ]
         return [self._with_period(slow) for slow in found if slow is not None]
 
-    def _judge(self, step: _Step, before: _Step | None) -> tuple[bool, _Found | None]:
-        """Return whether enough like steps are known to judge one, and what is slow of it; then remember it."""
+    def _judge(self, step: _Step, before: _Step | None) -> tuple[int, _Found | None]:
+        """Return by how many like steps one is judged, and what is slow of it; then remember it."""
         usual = self._groups.get(before.key) if before is not None else None
         grown = usual.extra(before) if before is not None and usual is not None and usual.ranks == step.ranks else None
         group = self._group(step.key, step.ranks)
-        is_known = group.is_known
-        return is_known, group.judge(step, before if grown is not None else None, grown)
+        known_count = group.known_count
+        return known_count, group.judge(step, before if grown is not None else None, grown)
 
     def _group(self, key: _Key, ranks: tuple[int, ...]) -> _Group:
         group = self._groups.get(key)
@@ -228,9 +231,9 @@ class _Group:
         self._sizes = Ring(NOISE_STEPS, (len(ranks), 2))
 
     @property
-    def is_known(self) -> bool:
-        """Whether there are enough of them to judge another one."""
-        return len(self._beside.noise) >= LEAST_STEPS
+    def known_count(self) -> int:
+        """The number of them that another one is compared with."""
+        return len(self._beside.noise)
 
     def judge(self, step: _Step, before: _Step | None, grown: Floats | None) -> _Found | None:
         """Return what is slow of a step, None if it is like the others; then remember it.

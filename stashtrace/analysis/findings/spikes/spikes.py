@@ -95,7 +95,7 @@ def spikes(trace: Trace) -> Table:
 
     A step is slow if it is longer than steps that are alike (of one kind, with or without a checkpoint, and with as
     much computing), by more than these vary by chance: at most once in 10,000 steps of a balanced job. Each step is
-    compared with earlier ones, as while the job runs; the first two dozen of each kind with the later ones; the warm-up
+    compared with earlier or with later ones, whichever are more; while a job runs, with earlier ones alone. The warm-up
     is not judged. Computing that takes longer on its own is slow only where it hardly varies, where batches of about
     the same size tell how long it takes, or far beyond anything seen before: else it may be the data.
 
