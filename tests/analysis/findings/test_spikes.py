@@ -185,6 +185,13 @@ def test_sizes_of_batches_tell_long_computing_from_long_data() -> None:
     assert SlowSteps().add(rows) == []
 
 
+def test_a_step_that_fewer_ranks_make() -> None:
+    trace = job(120, sleep=lambda rank, step: 90 * MS if (rank, step) == (1, 90) else 0).trace()
+    rows = step_times(find_steps(trace), stalls(trace, warmup=True))
+    cut = rows.take((rows["rank"] == 1) | (rows["step"] != 20))
+    assert [slow.step for slow in SlowSteps().search(cut)] == [90]
+
+
 def test_one_step_in_five_is_not_what_steps_are_like() -> None:
     """At random moments: the first ones are judged by what comes later."""
     planted = np.flatnonzero(np.random.default_rng(1).random(55) < 0.2).tolist()

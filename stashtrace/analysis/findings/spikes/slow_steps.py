@@ -167,11 +167,13 @@ class SlowSteps:
 
     def _judge(self, step: _Step, before: _Step | None) -> tuple[int, _Found | None]:
         """Return by how many like steps one is judged, and what is slow of it; then remember it."""
-        usual = self._groups.get(before.key) if before is not None else None
-        grown = usual.extra(before) if before is not None and usual is not None and usual.ranks == step.ranks else None
+        grown = None
+        if before is not None and before.ranks == step.ranks:
+            usual = self._groups.get(before.key)
+            grown = usual.extra(before) if usual is not None and usual.ranks == before.ranks else None
         group = self._group(step.key, step.ranks)
         known_count = group.known_count
-        return known_count, group.judge(step, before if grown is not None else None, grown)
+        return known_count, group.judge(step, before, grown)
 
     def _group(self, key: _Key, ranks: tuple[int, ...]) -> _Group:
         group = self._groups.get(key)
