@@ -12,8 +12,9 @@
 
 namespace stashtrace {
 
-// What a name says of its value: nothing; it is secret; it is unless it is a plain word; ... a path; USER:PASSWORD.
-enum class SecretKind : unsigned char { kNone, kSecret, kKey, kFolder, kUser };
+// What a name says of its value: nothing; it is secret; it is unless it is a plain word; ... a path; USER:PASSWORD;
+// USER:PASSWORD@HOST; a list of pairs; secret unless it looks like source code; if it is base64 of USER:PASSWORD.
+enum class SecretKind : unsigned char { kNone, kSecret, kKey, kFolder, kUser, kProxy, kCookie, kAssigned, kBasic };
 
 // Scrubs the arguments of one command line, one after the other.
 class ArgumentScrubber {

@@ -28,18 +28,50 @@ _LISTS = {
     "kKeys": "KEYS",
     "kAccounts": "ACCOUNTS",
     "kSigners": "SIGNERS",
+    "kIssuers": "ISSUERS",
     "kEndings": "ENDINGS",
+    "kAddresses": "ADDRESSES",
+    "kAlone": "ALONE",
     "kVocabulary": "VOCABULARY",
     "kRefusals": "REFUSALS",
     "kUsers": "USERS",
+    "kProxies": "PROXIES",
+    "kCookies": "COOKIES",
+    "kAuthorizations": "AUTHORIZATIONS",
+    "kNetrc": "NETRC",
+    "kNoValues": "NO_VALUES",
+    "kAwsKeys": "AWS_KEYS",
     "kSchemes": "SCHEMES",
+}
+_NUMBERS = {
+    "kAwsKeyLength": "AWS_KEY_LENGTH",
+    "kShortestToken": "SHORTEST_TOKEN",
+    "kLongestName": "LONGEST_NAME",
+    "kShortestValue": "SHORTEST_VALUE",
 }
 
 
 def secret_words() -> str:
     """The words that tell secrets, as C++; what each list means is said in ``stashtrace/scrubbing.py``."""
     lists = [_array(name, sorted(getattr(scrubbing, source))) for name, source in _LISTS.items()]
-    return _header("Words by which scrubbing.cpp tells secrets", "stashtrace::secret_words", lists)
+    numbers = [
+        f"inline constexpr std::size_t {name} = {getattr(scrubbing, source)};\n" for name, source in _NUMBERS.items()
+    ]
+    return _header(
+        "Words by which scrubbing.cpp tells secrets",
+        "stashtrace::secret_words",
+        [*lists, _shapes(), *numbers],
+        "#include <cstddef>\n",
+    )
+
+
+def _shapes() -> str:
+    """Beginnings of tokens in the order in which they are tried, and the signs that follow with letters and digits."""
+    rows = textwrap.fill(", ".join(f'{{"{begin}", "{signs}"}}' for begin, signs in scrubbing.token_shapes()), 116)
+    return (
+        "struct Shape {\n  std::string_view begin, signs;\n};\n"
+        f"inline constexpr Shape kShapes[] = {{\n{textwrap.indent(rows, '    ')}}};\n"
+    )
 
 
 def rank_variables() -> str:
@@ -53,11 +85,11 @@ def _array(name: str, words: Iterable[str]) -> str:
     return f"inline constexpr std::string_view {name}[] = {{\n{textwrap.indent(quoted, '    ')}}};\n"
 
 
-def _header(what: str, namespace: str, lists: Iterable[str]) -> str:
+def _header(what: str, namespace: str, lists: Iterable[str], include: str = "") -> str:
     return (
         f"// {what}. SPDX-License-Identifier: Apache-2.0\n//\n"
         "// Generated from stashtrace/scrubbing.py by scripts/docs/generate_guest_words.py; do not edit.\n"
-        "#pragma once\n\n#include <string_view>\n\n"
+        f"#pragma once\n\n{include}#include <string_view>\n\n"
         f"// clang-format off\nnamespace {namespace} {{\n\n{''.join(lists)}\n}}  // namespace {namespace}\n"
     )
 

@@ -37,7 +37,9 @@ for name in {[given for given, _ in NAMES] + ["local?b@c"]!r}:
 #: Of these the arguments of :func:`test_both_halves_scrub_alike` are made.
 FRAGMENTS = (
     "--token --key --pwd --pass -u -H token key Api-Key Authorization Bearer no_token pad-token "
-    "me X1 a.b 1000 / // :/ :// : = , ; & ? # @ ' \" { } ( -- - https s3 x+https ß"
+    "me X1 a.b 1000 / // :/ :// : = , ; & ? # @ ' \" { } ( -- - https s3 x+https ß "
+    "Cookie a=b; -x proxy Basic dTpwYXNz bearer digest machine login password None webhook_url --pat --sig \\n % "
+    "hf_X1secretX1secretabcd sk-proj- AKIA0123456789ABCDEF eyJ .eyJ -----BEGIN PRIVATE KEY----- -----END"
 )
 
 
