@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from stashtrace.regular_files import read_whole
+
 #: Name of the inventory of GPUs among the facts of a launcher.
 GPU_INVENTORY = "gpu_inventory"
 #: Name of the looks at its processes among the facts of a run: what they did when the job stood still.
@@ -202,8 +204,7 @@ def json_object(text: str | bytes) -> dict[str, Any]:
 
 def read_facts(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read the sound facts of a file; raise OSError if it cannot be read, ValueError if it holds no JSON object."""
-    with open(path, "rb") as file:
-        return valid_facts(json_object(file.read()))
+    return valid_facts(json_object(read_whole(path)))
 
 
 def host_file(host: str) -> str:

@@ -8,10 +8,10 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
+from stashtrace.regular_files import read_text
 from stashtrace.run_facts import json_object
 
 
@@ -37,7 +37,7 @@ class CheckedFile:
         ``inside`` is what the file is called in a directory that may be meant.
         """
         try:
-            return Path(self.path).read_text(encoding="utf-8")
+            return read_text(self.path)
         except (FileNotFoundError, NotADirectoryError):
             raise MissingDataError(f"{self.path} does not exist", hint=self.hint) from None
         except IsADirectoryError:

@@ -16,6 +16,7 @@ from stashtrace.cli.parsing import existing_run
 from stashtrace.errors import FormatError, MissingDataError, UsageError
 from stashtrace.output_files import complete_file, written_to
 from stashtrace.record.remote import fetch, is_url, read_file, write_file
+from stashtrace.regular_files import open_binary, read_whole
 from stashtrace.text import list_some
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _launch_of(path: Path) -> tuple[tuple[str, ...], str]:
     from stashtrace.run_facts import json_object, valid_facts
 
     try:
-        facts = valid_facts(json_object((path / RUN_FILE).read_bytes()))
+        facts = valid_facts(json_object(read_whole(path / RUN_FILE)))
     except (OSError, ValueError):  # files of other tools, or a damaged run, of which loading has said so
         return (), ""
     return tuple(facts.get("command", ())), facts.get("working_directory", "")
@@ -162,7 +163,7 @@ def _saves_again(place: str) -> str:
 
 def _is_baseline(path: Path) -> bool:
     """Tell a baseline from a trace of another tool, which may end in .json too: by its first key."""
-    with open(path, "rb") as file:
+    with open_binary(path) as file:
         return b'"stashtrace_baseline"' in file.read(256)
 
 
@@ -174,7 +175,7 @@ def _bytes_of(path: Path) -> bytes | None:
     try:
         if path.stat().st_size > _LARGEST_BYTES:
             raise FormatError(f"{path} is larger than any baseline", hint=f"{_SAVES} saves one")
-        return path.read_bytes()
+        return read_whole(path)
     except FileNotFoundError:
         return None
 

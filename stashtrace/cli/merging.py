@@ -52,8 +52,8 @@ def merge_and_report(
     run_id: str | None = None,
     own_host_only: bool = False,
     after: AfterMerge | None = None,
-) -> None:
-    """Merge a run directory and show its summary, then call ``after``.
+) -> list[str]:
+    """Merge a run directory and show its summary, then call ``after``; return a sentence for each file not written.
 
     ``directory``: the run. ``screen``: for the progress bar and the summary. ``shown``: the directory as a person would
     type it. ``run_id``: which run, if the directory holds several. ``own_host_only``: pack no files of other hosts:
@@ -78,17 +78,19 @@ def merge_and_report(
         tables = summarize(trace)
         progress.step(0.5, "what to do first")
         first = what_to_do_first(trace)
+    unwritten = [f"the timeline was not written: {error}" for error in no_timeline]
     try:
         _write_words(directory / SUMMARY_FILE, render(tables, Look(), shown, first))
     except OSError as error:
-        troubles.append(f"{SUMMARY_FILE} was not written: {error.strerror}")
+        unwritten.append(f"the summary was not written: cannot write {directory / SUMMARY_FILE}: {error.strerror}")
     screen.say("\n" + render(tables, Look(screen.width, screen.utf8, screen.colour), shown, first))
-    for trouble in [*troubles, *no_timeline]:
+    for trouble in [*troubles, *unwritten]:
         screen.say(f"warning: {trouble}")
     if no_timeline:
         screen.say(f"\nhint: `stashtrace export perfetto {shown} -o FILE` writes it elsewhere")
     if after is not None:
         after(trace, tables, first)
+    return unwritten
 
 
 def write_summary(trace: Trace, path: Path, shown: str) -> None:
@@ -124,7 +126,7 @@ def _write_timeline(trace: Trace, path: Path) -> list[str]:
     try:
         export(trace, "perfetto", str(path))
     except (StashtraceError, OSError) as error:
-        return [f"the timeline was not written: {error}"]
+        return [str(error)]
     return []
 
 

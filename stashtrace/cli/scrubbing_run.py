@@ -26,6 +26,7 @@ from stashtrace.output_files import written_to
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.record.directory import RUN_FILE, SUMMARY_FILE, TIMELINE_FILE, file_rights
 from stashtrace.record.launchers import own_place
+from stashtrace.regular_files import read_text, read_whole
 from stashtrace.run_facts import host_file, json_object, valid_facts
 from stashtrace.store import scrub_store as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
@@ -78,7 +79,7 @@ def scrub_in_place(source: Path, *, paths: bool, hosts: bool, progress: Progress
     state = directory / STATE_FILE
     _refuse_recording(source)
     key, survey, paths, hosts = _state(state, paths, hosts)
-    with file_rights(share=False):
+    with file_rights(share=False), written_to(source, "make room, then scrub again: it goes on where it was"):
         work = _Work(source, None, key, survey, paths, hosts, progress)
         _replace(
             state,
@@ -104,7 +105,7 @@ def _state(state: Path, paths: bool, hosts: bool) -> tuple[bytes, Survey, bool, 
     if not state.exists():
         return secrets.token_bytes(32), survey, paths, hosts
     try:
-        kept = json.loads(state.read_text(encoding="utf-8"))
+        kept = json_object(read_whole(state))
         survey.hosts |= set(kept["hosts"])
         survey.secrets |= set(kept["secrets"])
         survey.folders |= set(kept["folders"])
@@ -217,7 +218,7 @@ class _Work:
     def _scrub_calibration(self) -> None:
         path = self._directory / _CALIBRATION
         if path.exists():
-            text = path.read_text(encoding="utf-8", errors="replace")
+            text = read_text(path, errors="replace")
             lines = [self._scrubber.text(line) for line in text.split("\n")]
             self._put(path, path.name, "\n".join(lines).encode())
 
@@ -294,7 +295,7 @@ def _facts_files(directory: Path) -> Iterator[Path]:
 
 def _facts_of(path: Path) -> dict[str, Any]:
     try:
-        return valid_facts(json_object(path.read_text(encoding="utf-8")))
+        return valid_facts(json_object(read_whole(path)))
     except (OSError, ValueError):
         return {}
 

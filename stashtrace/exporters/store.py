@@ -70,7 +70,13 @@ def _write(
 ) -> Exported:
     report = progress or (lambda share, task: None)
     chosen = None if ranks is None else {*ranks, NO_RANK}
-    writer = StoreWriter(path, parts.strings)
+    with StoreWriter(path, parts.strings) as writer:
+        return _write_ranks(parts, path, writer, source, chosen, report)
+
+
+def _write_ranks(
+    parts: RanksOfRun | _Split, path: Path, writer: StoreWriter, source: str, chosen: set[int] | None, report: Progress
+) -> Exported:
     for done, (rank, tables) in enumerate(parts):
         if chosen is None or rank in chosen:
             writer.write(rank, {name: table for name, table in tables.items() if name not in _DERIVED})

@@ -18,6 +18,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
+from stashtrace.regular_files import open_regular
 from stashtrace.run_facts import json_object, valid_facts
 
 FILE_MAGIC = b"STASHTR\n"
@@ -84,7 +85,7 @@ class ByteFile:
     def __init__(self, path: str) -> None:
         self.path = path
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = open_regular(path)
         except OSError as error:
             raise FormatError(f"cannot read {path}: {error.strerror}") from error
         self.size = os.fstat(self._fd).st_size

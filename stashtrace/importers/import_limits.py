@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from stashtrace.errors import ImporterError
+from stashtrace.regular_files import FREE_BYTES, MOST_EXPANSION
 from stashtrace.units import bytes_text
 
 #: Nesting depth of a document. Execution traces have 10 levels, configurations of groups 5.
@@ -26,9 +27,6 @@ MOST_VALUES = 20_000_000
 MOST_INSTRUCTIONS = 20_000_000
 #: Bytes of one line, or of the text before the first event.
 LONGEST_LINE_BYTES = 16 << 20
-#: Unpacked bytes that are allowed whatever the ratio, and the ratio allowed above. Traces shrink to 1/5 to 1/50.
-FREE_BYTES = 64 << 20
-MOST_EXPANSION = 250
 #: Bound of the numbers that a column holds: 2^62 ns is the year 2116, 2^62 bytes are 4 EiB.
 HIGHEST = 1 << 62
 #: Steps of SQLite's virtual machine: allowed for any file, allowed in addition per byte of the file, between checks.

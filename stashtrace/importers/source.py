@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.import_limits import FREE_BYTES, Expansion
+from stashtrace.importers.import_limits import Expansion
+from stashtrace.regular_files import FREE_BYTES, open_binary, open_regular
 
 #: Length of the beginning that ``sniff`` gets.
 HEAD_BYTES = 1 << 16
@@ -63,7 +64,7 @@ class _Counted(_Reader):
     """A file that reports how much of it is read."""
 
     def __init__(self, path: Path, advance: Advance) -> None:
-        super().__init__(open(path, "rb", buffering=0))  # noqa: SIM115 - closed by close()
+        super().__init__(os.fdopen(open_regular(path), "rb", buffering=0))
         self._advance = advance
         self.count = 0
 
@@ -187,7 +188,7 @@ class Source:
     @cached_property
     def is_compressed(self) -> bool:
         """Whether the file is compressed with gzip or zstd."""
-        with self.path.open("rb") as stream:
+        with open_binary(self.path) as stream:
             return stream.read(len(_ZSTD)).startswith((_GZIP, _ZSTD))
 
     def open(self) -> BinaryIO:
@@ -215,7 +216,7 @@ class Source:
             If nothing installed here can decompress it, or it expands more than any trace.
         """
         self.cut_reason = None
-        with self.path.open("rb") as raw:
+        with open_binary(self.path) as raw:
             is_gzip = raw.read(len(_GZIP)) == _GZIP
         # Of gzip without the copies that a buffered stream makes.
         with _Counted(self.path, self._advance) if is_gzip else self.open() as stream:
@@ -281,7 +282,7 @@ class Source:
     def _torn_head(self) -> bytes:
         """Return what can be decompressed of a file that is cut within its head."""
         try:
-            with self.path.open("rb") as stream:
+            with open_binary(self.path) as stream:
                 compressed = stream.read(HEAD_BYTES)
             return zlib.decompressobj(wbits=31).decompress(compressed, HEAD_BYTES)
         except READ_ERRORS:

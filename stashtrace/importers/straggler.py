@@ -26,9 +26,11 @@ from stashtrace.importers.collective_names import subgroup_hash
 from stashtrace.importers.import_context import Bools, ImportContext, Int64
 from stashtrace.importers.import_limits import OutOfBoundsError
 from stashtrace.importers.source import Source
+from stashtrace.regular_files import open_binary
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, HOST_NOT_RECORDED, PIPELINE_STAGE
+from stashtrace.store.bounded_parquet import parquet_file, read_parquet
 
 _MAGIC = b"PAR1"
 _COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
@@ -67,7 +69,7 @@ def sniff(head: bytes, path: Path) -> bool:
     if not head.startswith(_MAGIC):
         return False
     try:
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - _TAIL_BYTES, 0))
             tail = file.read(_TAIL_BYTES)
     except OSError:
@@ -78,15 +80,15 @@ def sniff(head: bytes, path: Path) -> bool:
 def load(source: Source, context: ImportContext) -> None:
     """Read the workers of one job."""
     try:
-        parquet = importlib.import_module("pyarrow.parquet")
+        importlib.import_module("pyarrow.parquet")
     except ImportError as error:
         raise ImporterError(
             f"{source.path} is a Parquet file, which needs pyarrow", hint="pip install 'stashtrace[arrow]'"
         ) from error
-    with parquet.ParquetFile(source.path) as file:
+    with parquet_file(source.path) as file:
         if file.metadata.num_rows > _MOST_ROWS_PER_BYTE * source.size_bytes:
             raise OutOfBoundsError(str(source.path), f"says that it has {file.metadata.num_rows} rows")
-        table = file.read(columns=list(_COLUMNS))
+        table = read_parquet(file, source.size_bytes, list(_COLUMNS))
     source.passed(source.size_bytes)
     column = table["optype"].combine_chunks().dictionary_encode()
     column = column if not hasattr(column, "chunks") else column.combine_chunks()
@@ -120,7 +122,7 @@ def _sizes(path: Path) -> dict[str, int]:
     """Return the sizes of the job by dimension, from the file of metadata beside the trace; empty without one."""
     beside = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml")
     try:
-        with beside.open("rb") as file:
+        with open_binary(beside) as file:
             text = file.read(_MOST_META_BYTES).decode("utf-8", "replace")
     except OSError:
         return {}

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from stashtrace.errors import ImporterError
-from stashtrace.importers.import_limits import FREE_BYTES, LONGEST_LINE_BYTES, MOST_EXPANSION, OutOfBoundsError
+from stashtrace.importers.import_limits import LONGEST_LINE_BYTES, OutOfBoundsError
 from stashtrace.importers.source import Source
+from stashtrace.regular_files import FREE_BYTES, MOST_EXPANSION, open_binary
 from stashtrace.units import bytes_text
 from stashtrace.whole_files import new_file
 
@@ -188,7 +189,7 @@ def _unpack_tar(archive: Path, writer: _Writer, is_wanted: Wanted) -> None:
 
 def _tar_entries(archive: Path) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
     source = Source(archive)
-    with source.open() if source.is_compressed else archive.open("rb") as stream:
+    with source.open() if source.is_compressed else open_binary(archive) as stream:
         forward = cast(BinaryIO, _Forward(stream, can_seek=not source.is_compressed))
         with tarfile.open(fileobj=forward, mode="r:") as opened:
             while (entry := opened.next()) is not None:

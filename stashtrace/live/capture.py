@@ -28,6 +28,8 @@ from stashtrace.format.compact import write_packed
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import RUN_FILE, WINDOWS_FOLDER
+from stashtrace.regular_files import read_whole
+from stashtrace.run_facts import json_object
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text
 from stashtrace.whole_files import write_whole
@@ -302,9 +304,9 @@ def take_requests(directory: Path, host: str) -> list[Request]:
 
 def _read_request(path: Path) -> Request:
     """Raises ValueError, TypeError, KeyError or AttributeError where the file is no request."""
-    facts = json.loads(path.read_text(encoding="utf-8"))
+    facts = json_object(read_whole(path))
     hosts, window = tuple(map(str, facts.get("hosts", ()))), str(facts.get("window", ""))
-    if len(hosts) > 1 and _WINDOW_NAME.fullmatch(window) is None:
+    if (window or len(hosts) > 1) and _WINDOW_NAME.fullmatch(window) is None:
         raise ValueError(window)
     numbers = {name: int(facts.get(name, -1)) for name in ("newest", "step", "rank", "first_step")}
     return Request(

@@ -18,6 +18,7 @@ from typing import TextIO
 from stashtrace.errors import FormatError
 from stashtrace.live.state import EVENTS_KEPT, Event
 from stashtrace.live.table import open_own
+from stashtrace.regular_files import read_text
 from stashtrace.text import count_noun
 from stashtrace.visible import visible_line
 
@@ -80,7 +81,7 @@ def read_events(directory: str | os.PathLike[str], host: str = "*") -> list[Even
     events = []
     for path in sorted(Path(directory).glob(EVENTS_FILE.format(host=host if host == "*" else glob.escape(host)))):
         try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = read_text(path, errors="replace").splitlines()
         except OSError as error:
             raise FormatError(f"cannot read {path}: {error.strerror}") from error
         for line in lines:

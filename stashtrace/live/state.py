@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import FormatError
+from stashtrace.regular_files import read_whole
+from stashtrace.run_facts import json_object
 from stashtrace.whole_files import write_whole
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ def read_states(directory: str | os.PathLike[str]) -> list[LiveState]:
 
 def _read(path: Path) -> LiveState:
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = json_object(read_whole(path))
         if facts.pop("format") > _FORMAT:
             raise FormatError(
                 f"{path} is from a newer stashtrace", hint="show it with the stashtrace that follows the run"

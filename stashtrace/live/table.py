@@ -143,7 +143,7 @@ def open_own(path: str, flags: int) -> int:
 
     Raises OSError as ``os.open`` does.
     """
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
 def _kind_codes(words: npt.NDArray[np.str_]) -> npt.NDArray[np.int64]:

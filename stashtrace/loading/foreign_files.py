@@ -16,6 +16,7 @@ from stashtrace.importers.registry import Importer, importer_names, recognise
 from stashtrace.importers.source import Source
 from stashtrace.importers.unpack_archive import archive_kind
 from stashtrace.importers.unread_formats import UnreadFormat, unread_format, wrapper
+from stashtrace.regular_files import open_regular
 from stashtrace.units import bytes_text
 
 #: In a folder with more files than this, a sample is examined first.
@@ -173,8 +174,7 @@ def _require_readable(file: Path) -> None:
             raise ImporterError(f"{file} is not a regular file", hint="give the files that the other tool wrote")
         if not file.stat().st_size:
             raise ImporterError(f"{file} is empty", hint="the job may have ended before it was written: record again")
-        with file.open("rb"):
-            pass
+        os.close(open_regular(file))
     except OSError as error:
         hint = f"see who may: ls -ld {file}" if isinstance(error, PermissionError) else None
         raise ImporterError(f"{file} cannot be read: {error.strerror or error}", hint=hint) from error

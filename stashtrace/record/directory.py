@@ -30,6 +30,7 @@ from typing import Any
 from stashtrace.errors import CaptureError
 from stashtrace.record.job import Job
 from stashtrace.record.launchers import RECORDS, all_ended, launchers, own_place
+from stashtrace.regular_files import open_regular
 from stashtrace.run_facts import host_file, read_facts
 from stashtrace.whole_files import claim_file, remove_left_in, try_folder, whole_file, write_whole
 
@@ -337,16 +338,23 @@ def make_scratch(root: str | None, job: Job) -> Path:
 def run_directory_of(path: Path) -> Path:
     """Return the run directory of a directory on local scratch in which a run records; any other path as it is."""
     directory = Path(str(read_run_file(path).get(RUN_DIRECTORY, "")) or path) if path.is_dir() else path
-    return directory if directory.is_dir() else path
+    return directory if directory.is_dir() and _is_named(path, directory, RECORDS) else path
 
 
 def scratch_of(directory: Path) -> Path | None:
     """Return the directory on local scratch in which a run records on this host; None if there is none."""
     for facts in (read_run_file(directory), *launchers(directory)):
         records = Path(str(facts.get(RECORDS, "")))
-        if facts.get("place") == own_place() and records.is_absolute() and records.is_dir():
+        here = facts.get("place") == own_place() and records.is_absolute()
+        if here and records.is_dir() and _is_named(directory, records, RUN_DIRECTORY):
             return records
     return None
+
+
+def _is_named(path: Path, other: Path, fact: str) -> bool:
+    """Whether the files of the other directory name this one: else a run from elsewhere would lead to any folder."""
+    named = (Path(str(facts.get(fact) or path / "none")) for facts in (read_run_file(other), *launchers(other)))
+    return any(one.is_dir() and one.samefile(path) for one in named)
 
 
 def trace_files(directory: Path) -> list[Path]:
@@ -414,6 +422,7 @@ def bring_home(records: Path, directory: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
+    os.close(open_regular(source))  # a device would be copied without end
     with whole_file(target, own_mode=True, tidy=False) as partial:
         shutil.copyfile(source, partial)
         shutil.copystat(source, partial)

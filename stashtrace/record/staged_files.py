@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, FormatError
+from stashtrace.regular_files import read_whole
 from stashtrace.whole_files import whole_file
 
 _MAGIC = b"SHSTAG02"
@@ -120,7 +121,7 @@ def _is_current(name: str, copy: Copy) -> bool:
 
 def _content(path: Path) -> bytearray:
     try:
-        data = bytearray(path.read_bytes())
+        data = bytearray(read_whole(path))
     except OSError as error:
         raise FormatError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
     if len(data) < _HEAD.size or data[:8] != _MAGIC:

@@ -7,6 +7,7 @@ a few ranks needs the memory of these ranks only.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -28,6 +29,7 @@ from stashtrace.schema.possible import without_impossible
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, GrowingTable, Table
 from stashtrace.schema.trace import LossRow, Trace
+from stashtrace.store.bounded_parquet import TooLargeError, parquet_file, read_parquet
 from stashtrace.store.layout import (
     NO_RANK,
     PROCESS,
@@ -256,7 +258,7 @@ def _naming(folder: Path, name: str, rank: int) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, TooLargeError, pyarrow.ArrowException) as error:
         reason = str(error).partition("\n")[0]
         file = partition(folder, name, rank)
         raise FormatError(f"{file} cannot be read: {reason}", hint="export the run again") from error
@@ -264,12 +266,11 @@ def _naming(folder: Path, name: str, rank: int) -> Iterator[None]:
 
 def _arrow_of(file: str) -> pyarrow.Table | None:
     """Content of one file, None if the rank has none."""
-    import pyarrow.parquet
-
     if not os.path.exists(file):
         return None
     # Read as a file, not as a data set: that would add a second column of the rank, from the path.
-    return pyarrow.parquet.ParquetFile(pyarrow.OSFile(file)).read(use_threads=False)
+    with parquet_file(file) as opened:
+        return read_parquet(opened, os.path.getsize(file))
 
 
 def _possible(part: Table, left_out: Counter[str]) -> Table:
@@ -389,8 +390,8 @@ class StoreWriter:
     """Writes a store into a folder.
 
     ``path``: folder to make. One that holds a store is replaced, any other that is not empty is refused. ``strings``:
-    behind the text codes of all tables. Raises StashtraceError if pyarrow is missing, or the folder cannot be made or
-    holds something else.
+    behind the text codes of all tables. Left by an error, as a context, it removes what it has written. Raises
+    StashtraceError if pyarrow is missing, or the folder cannot be made or holds something else.
     """
 
     def __init__(self, path: Path, strings: StringPool) -> None:
@@ -400,6 +401,7 @@ class StoreWriter:
         self.rows: Counter[str] = Counter()
         self.ranks: set[int] = set()
         self._strings = strings
+        self._is_new = not path.exists()
         try:
             if is_store(path):
                 shutil.rmtree(path)
@@ -408,6 +410,18 @@ class StoreWriter:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._refused(error) from error
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            return
+        for name in os.listdir(self.path):  # it was empty before
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        if self._is_new:
+            with contextlib.suppress(OSError):  # somebody else has put something into it
+                self.path.rmdir()
 
     def write(self, rank: int, tables: Mapping[str, Table]) -> None:
         """Write tables of one rank (-1: of none); empty ones leave no file."""

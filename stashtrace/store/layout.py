@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stashtrace.errors import FormatError, StashtraceError, UnsupportedVersionError
+from stashtrace.regular_files import read_whole
 from stashtrace.run_facts import json_object
 from stashtrace.schema.columns import Column, Schema
 from stashtrace.schema.events import TABLES
@@ -57,7 +58,7 @@ def read_facts(path: Path) -> dict[str, Any]:
     """
     file = path / STORE_FILE
     try:
-        facts = json_object(file.read_text(encoding="utf-8"))
+        facts = json_object(read_whole(file))
         version = int(facts["version"])
         facts["ranks"] = [int(rank) for rank in facts.get("ranks", [])]
         facts["rows"] = {str(name): int(count) for name, count in dict(facts.get("rows", {})).items()}

@@ -13,6 +13,7 @@ from stashtrace.errors import FormatError
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.schema.events import TABLES
 from stashtrace.scrubbing import RANK_VARIABLES
+from stashtrace.store.bounded_parquet import TooLargeError, parquet_file, read_parquet
 from stashtrace.store.layout import STORE_FILE, parquet_options, read_facts, require_pyarrow
 from stashtrace.whole_files import new_file
 
@@ -132,11 +133,11 @@ def _fact(key: str, value: str) -> dict[str, Any]:
 def _read(path: Path) -> Any:
     require_pyarrow()
     import pyarrow
-    import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.ParquetFile(path).read()
-    except (OSError, pyarrow.ArrowException) as error:
+        with parquet_file(path) as file:
+            return read_parquet(file, path.stat().st_size)
+    except (OSError, TooLargeError, pyarrow.ArrowException) as error:
         raise FormatError(f"{path} is damaged: {error}", hint="export the run again") from error
 
 

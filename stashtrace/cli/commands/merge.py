@@ -12,13 +12,14 @@ from pathlib import Path
 from stashtrace.cli.merging import merge_and_report, short_path
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen, end_on_terminate
-from stashtrace.errors import UsageError
+from stashtrace.errors import OutputError, UsageError
 from stashtrace.loading.gather import fold_launchers, gather, is_wanted, run_directories
 from stashtrace.loading.temporary_archives import kind_of
 from stashtrace.output_files import written_to
 from stashtrace.record.directory import rights_of_run, trace_files
 from stashtrace.record.launchers import end_turns
 from stashtrace.record.remote import fetch, is_url
+from stashtrace.text import count_noun
 
 
 def parser() -> Parser:
@@ -59,7 +60,12 @@ def main(argv: Sequence[str]) -> int:
     if any(target.glob("launch.*.json")):
         fold_launchers(target)
         end_turns(target)
-    merge_and_report(target, screen, shown=short_path(target), run_id=arguments.run)
+    unwritten = merge_and_report(target, screen, shown=short_path(target), run_id=arguments.run)
+    if unwritten:
+        raise OutputError(
+            f"{count_noun(len(unwritten), 'file')} of the merged run could not be written",
+            hint=f"nothing recorded is lost: make room, then `stashtrace merge {short_path(target)}` writes them",
+        )
     return 0
 
 

@@ -28,6 +28,7 @@ from stashtrace.lab.history.place import Place, file_time
 from stashtrace.lab.history.sections import ASKED, HISTORY, SECTIONS, VALUES, VERSION, VERSION_KEY, arrow_schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.possible import HIGHEST
+from stashtrace.store.bounded_parquet import read_parquet
 from stashtrace.text import count_noun, list_some
 
 if TYPE_CHECKING:
@@ -292,10 +293,10 @@ def _decode(content: bytes, columns: Sequence[str]) -> pyarrow.Table | str:
             return f"{_NEWER} {int(told)}"
         if not _is_schema(metadata.get(b"ARROW:schema", b"")):
             return _OTHER_COLUMNS
-        table = file.read(columns=columns, use_threads=False)
+        table = read_parquet(file, len(content), columns)
         # What the file says of its columns may not be what it has.
         return table if table.schema.equals(_schema_of(tuple(columns))) else _OTHER_COLUMNS
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, FormatError, pyarrow.ArrowException) as error:
         return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 

@@ -13,6 +13,7 @@ from stashtrace.errors import MissingDataError, OutputError
 from stashtrace.lab.history.sections import SUFFIX, RunRows, parquet_bytes, require_parquet
 from stashtrace.output_files import written_to
 from stashtrace.record.remote import claim_remote_file, is_url, list_files, local_path, read_files
+from stashtrace.regular_files import read_whole
 from stashtrace.whole_files import claim_file, give_mode
 
 _HINT = "choose another folder or URL with --history"
@@ -60,8 +61,7 @@ class Place:
         found: dict[str, bytes | str] = {}
         for name in names:
             try:
-                with open(self.folder / name, "rb") as file:
-                    found[name] = file.read()
+                found[name] = read_whole(self.folder / name)
             except OSError as error:
                 found[name] = error.strerror or str(error)
         return found

@@ -27,6 +27,7 @@ from stashtrace.live.hosts.other_hosts import OtherHosts, ranks_named
 from stashtrace.live.state import LiveState, read_states
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.directory import RUN_FILE
+from stashtrace.regular_files import read_text
 from stashtrace.run_facts import WINDOW_STEPS, host_file, read_host_facts
 from stashtrace.whole_files import new_file, write_whole
 
@@ -280,7 +281,7 @@ class Collecting:
 
 def _text_of(path: Path) -> str:
     with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace") or "it has none"
+        return read_text(path, errors="replace") or "it has none"
     return ""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from stashtrace.live.metrics.exposition import NewestFamilies
 from stashtrace.live.metrics.series import Family
+from stashtrace.regular_files import open_binary
 from stashtrace.whole_files import give_mode, whole_file
 
 _NAME = "stashtrace-{host}-{run}.prom"
@@ -63,8 +64,8 @@ class Textfile:
             if path == self._path:
                 continue
             with contextlib.suppress(OSError):  # it has gone meanwhile, or is another user's
-                with open(path, "rb") as file:
-                    over = file.readline() == _ENDED
+                with open_binary(path) as file:
+                    over = file.readline(len(_ENDED) + 1) == _ENDED
                 if over or time.time() - path.stat().st_mtime > _ABANDONED_S:
                     path.unlink()
                     continue
