@@ -39,6 +39,10 @@ def test_type_message_and_place() -> None:
         ("", "ValueError"),
         ("======\ntrain.py FAILED\n------", "ValueError: train.py FAILED"),
         ("refused, password=hunter22", "ValueError: refused, password=<scrubbed>"),
+        (
+            "401; sent Authorization: Bearer X1secret and hf_X1secretX1secretabcd and Basic dTpYMXNlY3JldA==",
+            "ValueError: 401; sent Authorization: <scrubbed> and <scrubbed> and Basic <scrubbed>",
+        ),
         ("GET https://me:pw@host/a?sig=1", "ValueError: GET https://host/a"),
         ("[/pytorch/gloo/pair.cc:537] Read error", "ValueError: Read error"),
         (
