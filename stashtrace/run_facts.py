@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stashtrace.regular_files import read_whole
+from stashtrace.whole_files import read_whole
 
 #: Name of the inventory of GPUs among the facts of a launcher.
 GPU_INVENTORY = "gpu_inventory"

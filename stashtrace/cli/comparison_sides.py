@@ -16,8 +16,8 @@ from stashtrace.cli.parsing import existing_run
 from stashtrace.errors import FormatError, MissingDataError, UsageError
 from stashtrace.output_files import complete_file, written_to
 from stashtrace.record.remote import fetch, is_url, read_file, write_file
-from stashtrace.regular_files import open_binary, read_whole
 from stashtrace.text import list_some
+from stashtrace.whole_files import open_binary, read_whole
 
 if TYPE_CHECKING:
     from stashtrace.analysis.compare.change import Side

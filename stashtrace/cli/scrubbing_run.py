@@ -26,11 +26,10 @@ from stashtrace.output_files import written_to
 from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.record.directory import RUN_FILE, SUMMARY_FILE, TIMELINE_FILE, file_rights
 from stashtrace.record.launchers import own_place
-from stashtrace.regular_files import read_text, read_whole
 from stashtrace.run_facts import host_file, json_object, valid_facts
 from stashtrace.store import scrub_store as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
-from stashtrace.whole_files import folder_beside, give_mode, whole_file
+from stashtrace.whole_files import folder_beside, give_mode, read_text, read_whole, whole_file
 
 #: Holds the key and the names to replace while a run is scrubbed in place.
 STATE_FILE = "scrub.unfinished"

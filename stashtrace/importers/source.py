@@ -20,7 +20,7 @@ from typing import BinaryIO, cast
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.import_limits import Expansion
-from stashtrace.regular_files import FREE_BYTES, open_binary, open_regular
+from stashtrace.whole_files import FREE_BYTES, open_binary, open_regular
 
 #: Length of the beginning that ``sniff`` gets.
 HEAD_BYTES = 1 << 16

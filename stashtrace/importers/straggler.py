@@ -26,11 +26,11 @@ from stashtrace.importers.collective_names import subgroup_hash
 from stashtrace.importers.import_context import Bools, ImportContext, Int64
 from stashtrace.importers.import_limits import OutOfBoundsError
 from stashtrace.importers.source import Source
-from stashtrace.regular_files import open_binary
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, HOST_NOT_RECORDED, PIPELINE_STAGE
 from stashtrace.store.bounded_parquet import parquet_file, read_parquet
+from stashtrace.whole_files import open_binary
 
 _MAGIC = b"PAR1"
 _COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")

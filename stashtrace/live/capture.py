@@ -28,11 +28,10 @@ from stashtrace.format.compact import write_packed
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import RUN_FILE, WINDOWS_FOLDER
-from stashtrace.regular_files import read_whole
 from stashtrace.run_facts import json_object
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text
-from stashtrace.whole_files import write_whole
+from stashtrace.whole_files import read_whole, write_whole
 
 #: A window whose steps after the trigger do not come is sealed without them.
 PATIENCE_NS = 60_000_000_000

@@ -18,9 +18,9 @@ from typing import TextIO
 from stashtrace.errors import FormatError
 from stashtrace.live.state import EVENTS_KEPT, Event
 from stashtrace.live.table import open_own
-from stashtrace.regular_files import read_text
 from stashtrace.text import count_noun
 from stashtrace.visible import visible_line
+from stashtrace.whole_files import read_text
 
 EVENTS_FILE = "events-{host}.jsonl"
 #: Lines of one kind in a minute.

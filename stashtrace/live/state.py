@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import FormatError
-from stashtrace.regular_files import read_whole
 from stashtrace.run_facts import json_object
-from stashtrace.whole_files import write_whole
+from stashtrace.whole_files import read_whole, write_whole
 
 if TYPE_CHECKING:
     from stashtrace.live.totals import LiveTotals

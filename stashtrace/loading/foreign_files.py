@@ -16,8 +16,8 @@ from stashtrace.importers.registry import Importer, importer_names, recognise
 from stashtrace.importers.source import Source
 from stashtrace.importers.unpack_archive import archive_kind
 from stashtrace.importers.unread_formats import UnreadFormat, unread_format, wrapper
-from stashtrace.regular_files import open_regular
 from stashtrace.units import bytes_text
+from stashtrace.whole_files import open_regular
 
 #: In a folder with more files than this, a sample is examined first.
 FEW_FILES = 1000

@@ -30,9 +30,8 @@ from typing import Any
 from stashtrace.errors import CaptureError
 from stashtrace.record.job import Job
 from stashtrace.record.launchers import RECORDS, all_ended, launchers, own_place
-from stashtrace.regular_files import open_regular
 from stashtrace.run_facts import host_file, read_facts
-from stashtrace.whole_files import claim_file, remove_left_in, try_folder, whole_file, write_whole
+from stashtrace.whole_files import claim_file, open_regular, remove_left_in, try_folder, whole_file, write_whole
 
 RUN_FILE = "run.json"
 #: Of files of processes; a process may have both.

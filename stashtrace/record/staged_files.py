@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, FormatError
-from stashtrace.regular_files import read_whole
-from stashtrace.whole_files import whole_file
+from stashtrace.whole_files import read_whole, whole_file
 
 _MAGIC = b"SHSTAG02"
 _HEAD = struct.Struct("<8sQQQ")

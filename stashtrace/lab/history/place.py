@@ -13,8 +13,7 @@ from stashtrace.errors import MissingDataError, OutputError
 from stashtrace.lab.history.sections import SUFFIX, RunRows, parquet_bytes, require_parquet
 from stashtrace.output_files import written_to
 from stashtrace.record.remote import claim_remote_file, is_url, list_files, local_path, read_files
-from stashtrace.regular_files import read_whole
-from stashtrace.whole_files import claim_file, give_mode
+from stashtrace.whole_files import claim_file, give_mode, read_whole
 
 _HINT = "choose another folder or URL with --history"
 #: Digits of a run's id in the name of its file.

@@ -27,9 +27,8 @@ from stashtrace.live.hosts.other_hosts import OtherHosts, ranks_named
 from stashtrace.live.state import LiveState, read_states
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.directory import RUN_FILE
-from stashtrace.regular_files import read_text
 from stashtrace.run_facts import WINDOW_STEPS, host_file, read_host_facts
-from stashtrace.whole_files import new_file, write_whole
+from stashtrace.whole_files import new_file, read_text, write_whole
 
 #: Other hosts have so long for their parts once this host has sealed its own: rounds are up to 10 s apart, and a step
 #: closes a second or two after it ended. Where no step is to come, each of them can seal at once.

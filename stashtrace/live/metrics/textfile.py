@@ -14,8 +14,7 @@ from pathlib import Path
 
 from stashtrace.live.metrics.exposition import NewestFamilies
 from stashtrace.live.metrics.series import Family
-from stashtrace.regular_files import open_binary
-from stashtrace.whole_files import give_mode, whole_file
+from stashtrace.whole_files import give_mode, open_binary, whole_file
 
 _NAME = "stashtrace-{host}-{run}.prom"
 _ENDED = b"# stashtrace: this run has ended\n"

@@ -10,7 +10,7 @@ from source_tree import ROOT, short, source_files
 
 #: Who else opens a file to read it, and why that is no file of somebody else.
 OWN_READS = {
-    "stashtrace/regular_files.py": "it is the place",
+    "stashtrace/whole_files.py": "it is the place",
     "stashtrace/analysis/io/cache.py": "a file that the command line names: it may be a pipe",
     "stashtrace/callbacks.py": "in the job, from its own run directory",
     "stashtrace/cli/__init__.py": "the null device",
@@ -57,7 +57,6 @@ OWN_READS = {
     "stashtrace/report/page/html.py": "what belongs to the package",
     "stashtrace/timeline/serve.py": "files of the viewer, and a timeline that it has written",
     "stashtrace/trackers/writers/tensorboard.py": "what it has just written",
-    "stashtrace/whole_files.py": "folders, by their descriptors",
 }
 #: Guest code imports nothing of ours, and reads what the recorder of its own process made.
 GUEST = "stashtrace/probes/"
@@ -66,7 +65,7 @@ WRITING = {"w", "x", "a"}
 
 
 def reads(text: str) -> Iterator[int]:
-    """Lines that open or read a file by other means than ``stashtrace.regular_files``."""
+    """Lines that open or read a file by other means than ``stashtrace.whole_files``."""
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call):
             continue
@@ -95,7 +94,7 @@ def test_no_other_code_opens_what_others_may_have_put_there() -> None:
         for name, lines in found.items()
         if lines and name not in OWN_READS and not name.startswith(GUEST) and name.endswith(".py")
     }
-    assert left == {}, "read it with stashtrace.regular_files, or say in OWN_READS why not"
+    assert left == {}, "read it with stashtrace.whole_files, or say in OWN_READS why not"
 
 
 def test_what_is_looked_for_is_found() -> None:
