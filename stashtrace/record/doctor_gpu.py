@@ -32,9 +32,16 @@ _PROBE_S = 15.0
 _DRIVER = "libcuda.so.1"
 #: First version of NCCL (as ncclGetVersion gives it) and the plugin interface that it speaks.
 _PLUGIN_VERSIONS = ((23100, 7), (22902, 6), (22803, 5), (22700, 4))
-_BROADCAST_HAZARD = (22900, 23199)
-#: Below this NCCL's profiler may not get the connection it needs, and then crashes (nccl#2326).
-_SMALL_SHM_BYTES = 256 << 20
+#: What the recorder knows of stamps, by ``csrc/collectors/nccl/hazards.cpp``: the first NCCL that mixes them up after a
+#: broadcast, and the room in /dev/shm without which it can crash with them (nccl#2326).
+_BROADCASTS_SINCE = 22900
+_SMALL_SHM_BYTES = 128 << 20
+#: Source of NCCL's times (``nccl_source`` of a run) -> what that means for them.
+_SOURCES = {
+    "events": "collectives are timed by events around the calls",
+    "plugin": "collectives get the device's own times, per channel",
+    "host": "collectives have the times of their calls alone",
+}
 _CUPTI_KNOWN = ((18, 28), (130000, 130599))
 _NSIGHT_PROCESSES = {"nsys", "nsys-launcher", "ncu", "cuda-gdb"}
 
@@ -73,11 +80,11 @@ def gpu_checks(environment: Mapping[str, str] | None = None) -> list[Check]:
             ("GPU clocks", _CLOCKS),
         ]
     answers += [
-        ("NCCL", _nccl(libraries)),
+        ("NCCL", _nccl(libraries, environment)),
         ("NCCL plugin", _nccl_plugin(libraries, environment)),
         ("broadcasts", _nccl_broadcasts(libraries, environment)),
-        ("NCCL and shm", _nccl_shared_memory(libraries)),
-        ("timing events", _timing_events(environment)),
+        ("NCCL and shm", _nccl_shared_memory(libraries, environment)),
+        ("timing events", _timing_events(libraries, environment)),
         ("driver calls", _driver_calls(libraries)),
         ("kernels", _deep_mode(libraries, environment)),
     ]
@@ -217,7 +224,30 @@ def _plugin_version(version: int) -> int:
     return next((interface for first, interface in _PLUGIN_VERSIONS if version >= first), 0)
 
 
-def _nccl(libraries: Mapping[str, Any]) -> Answer | None:
+def _needs_stamps(environment: Mapping[str, str]) -> bool:
+    """Return whether NCCL's device stamps are the only device times of its operations, or asked for."""
+    chosen = environment.get("STASHTRACE_NCCL_SOURCE")
+    return chosen == "plugin" or (chosen != "events" and not _has_events(environment))
+
+
+def _has_events(environment: Mapping[str, str]) -> bool:
+    forced = environment.get("STASHTRACE_FORCE_EVENTS") == "1"
+    return forced or environment.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
+
+
+def nccl_source(version: int, environment: Mapping[str, str]) -> str:
+    """Return where a job with ``environment`` gets NCCL's times from, as ``nccl_source`` of its run will name it."""
+    if not _needs_stamps(environment):
+        return "events" if _has_events(environment) else "host"
+    return "plugin" if _plugin_version(version) and not _is_shm_small() else "host"
+
+
+def _is_shm_small() -> bool:
+    free_bytes = _shm_bytes()
+    return free_bytes is not None and free_bytes < _SMALL_SHM_BYTES
+
+
+def _nccl(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> Answer | None:
     version = _nccl_version(libraries)
     on_gpu = bool(_devices(libraries))
     if version <= 0:
@@ -226,12 +256,12 @@ def _nccl(libraries: Mapping[str, Any]) -> Answer | None:
         return ("invisible", detail, meaning) if on_gpu else None
     source = "of the wheel" if "/" in libraries["nccl"]["path"] else "of the library path"
     interface = _plugin_version(version)
-    if not interface:
-        detail = f"{version_text(version)} {source}, no profiler interface with device times before 2.27"
-        return "measured", detail, "collectives are timed by events around the calls"
-    detail = f"{version_text(version)} {source}, profiler interface v{interface}"
-    meaning = "collectives get the device's own times, per channel"
-    return ("measured", detail, meaning) if on_gpu else ("ok", detail, f"on a GPU, {meaning}")
+    speaks = f"profiler interface v{interface}" if interface else "no profiler interface with device times before 2.27"
+    detail, times = f"{version_text(version)} {source}, {speaks}", nccl_source(version, environment)
+    meaning = _SOURCES[times]
+    if not on_gpu:
+        return "ok", detail, f"on a GPU, {meaning}"
+    return "partly" if times == "host" else "measured", detail, meaning
 
 
 def _nccl_plugin(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> Answer | None:
@@ -243,26 +273,29 @@ def _nccl_plugin(libraries: Mapping[str, Any], environment: Mapping[str, str]) -
 
 def _nccl_broadcasts(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> Answer | None:
     version = _nccl_version(libraries)
-    first, last = _BROADCAST_HAZARD
-    if not first <= version <= last or environment.get("NCCL_ALLGATHERV_ENABLE") == "0":
+    if nccl_source(version, environment) != "plugin" or version < _BROADCASTS_SINCE:
         return None
-    detail = f"NCCL {version_text(version)} may time them as other operations (nccl#2368)"
-    return "partly", detail, "set NCCL_ALLGATHERV_ENABLE=0 for a job that broadcasts"
-
-
-def _nccl_shared_memory(libraries: Mapping[str, Any]) -> Answer | None:
-    free_bytes = _shm_bytes()
-    if free_bytes is None or free_bytes >= _SMALL_SHM_BYTES or not _plugin_version(_nccl_version(libraries)):
+    if environment.get("NCCL_ALLGATHERV_ENABLE") == "0":
         return None
-    detail = f"{free_bytes >> 20} MiB free in /dev/shm: NCCL's profiler may crash (nccl#2326)"
-    return "partly", detail, "enlarge it (docker: --shm-size=1g) or set STASHTRACE_NCCL_SOURCE=events"
+    detail = f"NCCL {version_text(version)} mixes up times after one (nccl#2368)"
+    return "partly", detail, f"from there on {_SOURCES['host']}; NCCL_ALLGATHERV_ENABLE=0 prevents it, but slows NCCL"
 
 
-def _timing_events(environment: Mapping[str, str]) -> Answer | None:
+def _nccl_shared_memory(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> Answer | None:
+    if not _needs_stamps(environment) or not _plugin_version(_nccl_version(libraries)) or not _is_shm_small():
+        return None
+    detail = f"{(_shm_bytes() or 0) >> 20} MiB free in /dev/shm: NCCL can crash if asked for its times (nccl#2326)"
+    return "partly", detail, f"not asked: {_SOURCES['host']}; enlarge it (docker: --shm-size=1g)"
+
+
+def _timing_events(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> Answer | None:
     if environment.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
         return None
     detail = "CUDA_DEVICE_MAX_CONNECTIONS=1: an event may hold up what runs beside it"
-    return "partly", detail, "off; collectives keep NCCL's times; STASHTRACE_FORCE_EVENTS=1 measures at that price"
+    if _has_events(environment):
+        return "partly", detail, "used nevertheless, as STASHTRACE_FORCE_EVENTS=1 says"
+    times = _SOURCES[nccl_source(_nccl_version(libraries), environment)]
+    return "partly", detail, f"off; {times}; STASHTRACE_FORCE_EVENTS=1 measures at that price"
 
 
 def _driver_calls(libraries: Mapping[str, Any]) -> Answer | None:

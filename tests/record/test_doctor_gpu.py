@@ -141,19 +141,52 @@ def test_a_plugin_of_the_user_is_said_to_be_chained(machine: Machine) -> None:
     assert "NCCL plugin" not in machine.checks()
 
 
-@pytest.mark.parametrize(("version", "named"), [(22809, False), (22907, True), (23102, True), (23203, False)])
+#: What makes NCCL's stamps the only device times.
+STAMPS = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+@pytest.mark.parametrize(("version", "named"), [(22809, False), (22907, True), (23102, True), (23203, True)])
 def test_the_hazard_of_broadcasts(machine: Machine, version: int, named: bool) -> None:
     machine.number("libnccl.so.2", "ncclGetVersion", version)
-    assert ("broadcasts" in machine.checks()) == named
-    assert "broadcasts" not in machine.checks(NCCL_ALLGATHERV_ENABLE="0")
+    assert ("broadcasts" in machine.checks(**STAMPS)) == named
+    assert "broadcasts" not in machine.checks(**STAMPS, NCCL_ALLGATHERV_ENABLE="0")
+    assert "broadcasts" not in machine.checks(), "timed by events, which nothing mixes up"
 
 
 def test_the_hazard_of_a_small_shm(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine.number("libnccl.so.2", "ncclGetVersion", 22809)
+    machine.number("libnccl.so.2", "ncclGetVersion", 22907)
     monkeypatch.setattr(doctor_gpu, "_shm_bytes", lambda: 64 << 20)
-    assert "--shm-size" in machine.checks()["NCCL and shm"].meaning
-    monkeypatch.setattr(doctor_gpu, "_shm_bytes", lambda: 8 << 30)
+    small = machine.checks(**STAMPS)
+    assert "--shm-size" in small["NCCL and shm"].meaning
+    assert "broadcasts" not in small, "without stamps none is mixed up"
     assert "NCCL and shm" not in machine.checks()
+    monkeypatch.setattr(doctor_gpu, "_shm_bytes", lambda: 8 << 30)
+    assert "NCCL and shm" not in machine.checks(**STAMPS)
+
+
+EVENTS, CHANNELS, CALLS = "timed by events", "per channel", "times of their calls alone"
+
+
+@pytest.mark.parametrize(
+    ("version", "variables", "words"),
+    [
+        (22809, {}, EVENTS),
+        (22304, {}, EVENTS),
+        (22809, STAMPS, CHANNELS),
+        (22304, STAMPS, CALLS),
+        (22809, STAMPS | {"STASHTRACE_FORCE_EVENTS": "1"}, EVENTS),
+        (22809, STAMPS | {"STASHTRACE_NCCL_SOURCE": "events"}, CALLS),
+        (22809, {"STASHTRACE_NCCL_SOURCE": "plugin"}, CHANNELS),
+        (22304, {"STASHTRACE_NCCL_SOURCE": "plugin"}, CALLS),
+    ],
+)
+def test_times_of_collectives_are_promised_of_the_source_that_is_used(
+    machine: Machine, version: int, variables: dict[str, str], words: str
+) -> None:
+    found = machine.with_gpu().number("libnccl.so.2", "ncclGetVersion", version).checks(**variables)
+    assert words in found["NCCL"].meaning
+    if "timing events" in found and "STASHTRACE_FORCE_EVENTS" not in variables:
+        assert words in found["timing events"].meaning
 
 
 def test_one_connection_turns_timing_events_off(machine: Machine) -> None:
