@@ -288,6 +288,8 @@ class DeviceCall(Code):
     GRAPH_LAUNCH = 9
     MODULE_LOAD = 10
     ALLOCATE_RETRY = 11
+    MAP_MEMORY = 12
+    UNMAP_MEMORY = 13
 
 
 class DeviceWork(Code):
@@ -367,6 +369,8 @@ BLOCKING_CALLS = (
     DeviceCall.ALLOCATE_HOST,
     DeviceCall.MODULE_LOAD,
     DeviceCall.ALLOCATE_RETRY,
+    DeviceCall.MAP_MEMORY,
+    DeviceCall.UNMAP_MEMORY,
 )
 
 

@@ -288,12 +288,21 @@ FAKE_API int cudaLaunchKernelExC(const LaunchConfig* config, const void* functio
   return launch(function, arguments, config->stream);
 }
 
-FAKE_API int cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned version, unsigned long long flags,
-                                              int* found) {
-  FAKE_CALL(cudaGetDriverEntryPointByVersion);
+// cuda_runtime_api.h 13.5, 13626: a function that is not there is told by `found`, the call succeeds nevertheless. Code for
+// per-thread default streams calls the forms with _ptsz (242), whose default are that thread's.
+static int entry_point(const char* name, void** function, unsigned version, unsigned long long flags, int* found) {
   if (const int error = driver_ready(); error != kSuccess) return kept(error);
   int missing = 0;
   driver().look_up(name, function, static_cast<int>(version), flags, &missing);
   if (found != nullptr) *found = missing;
   return kSuccess;
 }
+#define ENTRY_POINT(NAME, VERSION, FLAGS, ...)                                                          \
+  FAKE_API int NAME(const char* name, void** function, __VA_ARGS__ unsigned long long flags, int* found) { \
+    FAKE_CALL(NAME);                                                                                    \
+    return entry_point(name, function, VERSION, FLAGS, found);                                          \
+  }
+ENTRY_POINT(cudaGetDriverEntryPoint, kVersion, flags)
+ENTRY_POINT(cudaGetDriverEntryPoint_ptsz, kVersion, flags == 0 ? 2 : flags)
+ENTRY_POINT(cudaGetDriverEntryPointByVersion, version, flags, unsigned version, )
+ENTRY_POINT(cudaGetDriverEntryPointByVersion_ptsz, version, flags == 0 ? 2 : flags, unsigned version, )

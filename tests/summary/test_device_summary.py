@@ -43,6 +43,7 @@ def job(
     untimed: bool = False,
     marks: bool = True,
     sync: bool = False,
+    unmaps: bool = False,
     kernels: tuple[int, ...] = (),
 ) -> Trace:
     """Two ranks whose device works through steps of 100 ms; rank 1 enters its all-reduce ``late_ms`` late."""
@@ -77,6 +78,8 @@ def job(
                 compute[number].graph(base + 10 * MS, base + (10 + graph_ms) * MS)
             if sync:
                 gpu.call(DeviceCall.STREAM_SYNCHRONIZE, base + 10 * MS, base + 30 * MS, stream=compute[number])
+            if unmaps:
+                gpu.call(DeviceCall.UNMAP_MEMORY, base + 31 * MS, base + 32 * MS)
             if step in kernels:
                 compute[number].kernel(base, base + 90 * MS)
         end = STEPS * STEP if marks else -1
@@ -155,6 +158,13 @@ def test_a_starved_device_is_a_bound() -> None:
     assert [f.kind for f in found] == ["host"]
     assert found[0].text.startswith("the devices of ranks 0,1 may stand idle for up to ")
     assert found[0].evidence[0].startswith("the host leads its device by 0 ns in the median of ")
+
+
+def test_a_wait_before_memory_is_given_back_is_not_said_to_be_an_item() -> None:
+    (first, *_) = verdicts(job(starved=True, sync=True, unmaps=True))
+    said = " ".join(first.evidence)
+    assert "stream_synchronize before unmap_memory (the wait of an allocator, as torch's expandable" in said
+    assert ".item()" not in said
 
 
 def test_blocking_calls_are_named_by_thread_and_number() -> None:

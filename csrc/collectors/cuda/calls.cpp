@@ -76,9 +76,10 @@ void write_call(std::uint16_t code, std::uint64_t begin, Stream stream, bool has
 
 // A caching allocator asks for the same size again when it has given memory back; a job that continues with a smaller
 // batch does not. The row is only of this call: the failed one, synchronisations and frees in between have their own.
-void write_allocation(std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes, Result result) noexcept {
+void write_allocation(std::uint16_t code, std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes,
+                      Result result) noexcept {
   const bool again = result == kSuccess && bytes != 0 && bytes == t_failed_bytes;
-  write_call(again ? call_code::allocate_retry : call_code::allocate, begin, stream, has_stream, bytes, result);
+  write_call(again ? call_code::allocate_retry : code, begin, stream, has_stream, bytes, result);
   t_failed_bytes = result == kSuccess ? 0 : bytes;
 }
 

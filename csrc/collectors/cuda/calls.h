@@ -51,7 +51,9 @@ CopyFacts look_at(const Copy& copy) noexcept;
 
 void write_call(std::uint16_t code, std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes,
                 Result result) noexcept;
-void write_allocation(std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes, Result result) noexcept;
+// Notes a failure, so that the next of the same size counts as a retry; `code`: what it is otherwise.
+void write_allocation(std::uint16_t code, std::uint64_t begin, Stream stream, bool has_stream, std::size_t bytes,
+                      Result result) noexcept;
 void write_slow_launch(std::uint64_t begin, std::uint64_t end, Stream stream, Result result) noexcept;
 bool is_slow(std::uint64_t ticks) noexcept;
 
@@ -170,7 +172,8 @@ Result timed_call(std::uint16_t code, Stream stream, bool has_stream, std::size_
 }
 
 template <class Call>
-Result allocating(Stream stream, bool has_stream, std::size_t bytes, Call call) noexcept {
+Result allocating(Stream stream, bool has_stream, std::size_t bytes, Call call,
+                  std::uint16_t code = call_code::allocate) noexcept {
   if (!watching()) return call();
   const std::uint64_t begin = now_ticks();
   Result result;
@@ -178,7 +181,7 @@ Result allocating(Stream stream, bool has_stream, std::size_t bytes, Call call) 
     const device::Inside inside;
     result = call();
   }
-  write_allocation(begin, stream, has_stream, bytes, result);
+  write_allocation(code, begin, stream, has_stream, bytes, result);
   return result;
 }
 

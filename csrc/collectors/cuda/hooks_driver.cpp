@@ -1,14 +1,16 @@
-// The driver's calls, for programs that look them up themselves: CuPy, Triton, JAX and other static runtimes.
+// The driver's calls, for programs that look them up themselves: CuPy, Triton, JAX and other static runtimes; torch's allocator.
 // SPDX-License-Identifier: Apache-2.0
 //
 // Callers: libstashtrace_lookup.so calls stashtrace_lookup() for each name that begins with "cu"; the functions that it
-// returns are called like the driver's own. Only with STASHTRACE_LOOKUP_HOOK=1. Each function exists twice: as it is,
-// and for callers whose stream 0 is their thread's own (_ptsz).
+// returns are called like the driver's own. Only with STASHTRACE_LOOKUP_HOOK=1. hooks_runtime.cpp always does the same
+// for look-ups by libcudart. Each function exists twice: as it is, and for callers whose stream 0 is their thread's own
+// (_ptsz).
 #include <atomic>
 #include <string_view>
 
 #include "collectors/cuda/calls.h"
 #include "collectors/cuda/cuda_collector.h"
+#include "collectors/cuda/look_ups.h"
 #include "core/text_buffer.h"
 #include "device/driver.h"
 #include "runtime/capi.h"
@@ -184,6 +186,27 @@ struct Ours {
   static Result cuMemFreeHost(void* pointer) {
     return timed_call(call_code::free, nullptr, false, 0, [=] { return real_cuMemFreeHost[kVariant](pointer); });
   }
+  static Result cuMemCreate(unsigned long long* handle, std::size_t bytes, const void* how, unsigned long long flags) {
+    return allocating(
+        nullptr, false, bytes, [=] { return real_cuMemCreate[kVariant](handle, bytes, how, flags); },
+        call_code::map_memory);
+  }
+  static Result cuMemMap(DevicePointer to, std::size_t bytes, std::size_t offset, unsigned long long handle,
+                         unsigned long long flags) {
+    return timed_call(call_code::map_memory, nullptr, false, bytes,
+                      [=] { return real_cuMemMap[kVariant](to, bytes, offset, handle, flags); });
+  }
+  static Result cuMemSetAccess(DevicePointer to, std::size_t bytes, const void* whose, std::size_t count) {
+    return timed_call(call_code::map_memory, nullptr, false, bytes,
+                      [=] { return real_cuMemSetAccess[kVariant](to, bytes, whose, count); });
+  }
+  static Result cuMemUnmap(DevicePointer from, std::size_t bytes) {
+    return timed_call(call_code::unmap_memory, nullptr, false, bytes,
+                      [=] { return real_cuMemUnmap[kVariant](from, bytes); });
+  }
+  static Result cuMemRelease(unsigned long long handle) {
+    return timed_call(call_code::unmap_memory, nullptr, false, 0, [=] { return real_cuMemRelease[kVariant](handle); });
+  }
   static Result cuMemsetD8_v2(DevicePointer to, unsigned char value, std::size_t count) {
     return launching(of(nullptr), [=] { return real_cuMemsetD8_v2[kVariant](to, value, count); });
   }
@@ -292,9 +315,9 @@ void tell_too_new(std::string_view name) noexcept {
 Result look_up(const char* symbol, void** function, int version, std::uint64_t flags);
 Result look_up_with_status(const char* symbol, void** function, int version, std::uint64_t flags, int* status);
 
-// Replaces an answer of the driver's own look-up, by the name without suffixes. What is in no known range is left
-// unchanged: its signature may differ.
-void replace(const char* symbol, void** function, int version, std::uint64_t flags) noexcept {
+}  // namespace
+
+void replace_looked_up(const char* symbol, void** function, int version, std::uint64_t flags) noexcept {
   constexpr int kLookUpSince = 11030, kWithStatus = 12000;
   if (symbol == nullptr || function == nullptr || *function == nullptr || device::Inside::already()) return;
   if ((flags & ~(kLookUpLegacy | kLookUpPerThread)) != 0) return;
@@ -321,15 +344,17 @@ void replace(const char* symbol, void** function, int version, std::uint64_t fla
   }
 }
 
+namespace {
+
 Result look_up(const char* symbol, void** function, int version, std::uint64_t flags) {
   const Result result = g_look_up(symbol, function, version, flags);
-  if (result == kSuccess) replace(symbol, function, version, flags);
+  if (result == kSuccess) replace_looked_up(symbol, function, version, flags);
   return result;
 }
 
 Result look_up_with_status(const char* symbol, void** function, int version, std::uint64_t flags, int* status) {
   const Result result = g_look_up_with_status(symbol, function, version, flags, status);
-  if (result == kSuccess) replace(symbol, function, version, flags);
+  if (result == kSuccess) replace_looked_up(symbol, function, version, flags);
   return result;
 }
 

@@ -3,6 +3,7 @@
 // Called in place of libcudart by everything that links it dynamically (torch, libtorch's users); a static
 // runtime never comes here. Thin: calls.h says what is recorded, runtimes.h which libcudart a call goes on to.
 #include "collectors/cuda/calls.h"
+#include "collectors/cuda/look_ups.h"
 #include "collectors/cuda/runtimes.h"
 
 using namespace stashtrace::cuda;
@@ -46,6 +47,15 @@ Result launching_config(const LaunchConfig* config, bool per_thread, Call call) 
   if (config == nullptr) return call();
   return launching(per_thread ? own_default(config->stream) : config->stream, call);
 }
+
+// The driver gives the form of that version. Without flags a look-up means the default of the code that asks.
+template <class Call>
+Result looking_up(const char* symbol, void** function, int version, unsigned long long flags, Call call) {
+  const Result result = call();
+  if (cuda_is_on && result == kSuccess) replace_looked_up(symbol, function, version, flags);
+  return result;
+}
+unsigned long long own_flags(unsigned long long flags) { return flags == 0 ? kLookUpPerThread : flags; }
 
 }  // namespace
 
@@ -269,3 +279,19 @@ STASHTRACE_CUDART_HOOK(cudaStreamAddCallback, (Stream stream, StreamCallback fun
                        (stream, function, data, flags), enqueuing_host_function(stream, call))
 STASHTRACE_CUDART_HOOK(cudaStreamAddCallback_ptsz, (Stream stream, StreamCallback function, void* data, unsigned flags),
                        (stream, function, data, flags), enqueuing_host_function(own_default(stream), call))
+
+STASHTRACE_CUDART_HOOK(cudaGetDriverEntryPoint,
+                       (const char* symbol, void** function, unsigned long long flags, int* found),
+                       (symbol, function, flags, found), looking_up(symbol, function, version_of(runtime), flags, call))
+STASHTRACE_CUDART_HOOK(cudaGetDriverEntryPoint_ptsz,
+                       (const char* symbol, void** function, unsigned long long flags, int* found),
+                       (symbol, function, flags, found),
+                       looking_up(symbol, function, version_of(runtime), own_flags(flags), call))
+STASHTRACE_CUDART_HOOK(cudaGetDriverEntryPointByVersion,
+                       (const char* symbol, void** function, unsigned version, unsigned long long flags, int* found),
+                       (symbol, function, version, flags, found),
+                       looking_up(symbol, function, static_cast<int>(version), flags, call))
+STASHTRACE_CUDART_HOOK(cudaGetDriverEntryPointByVersion_ptsz,
+                       (const char* symbol, void** function, unsigned version, unsigned long long flags, int* found),
+                       (symbol, function, version, flags, found),
+                       looking_up(symbol, function, static_cast<int>(version), own_flags(flags), call))

@@ -13,14 +13,17 @@ namespace {
 // A function that every runtime has and that is not hooked, so that a look-up never finds us.
 constexpr const char* kProbe = "cudaRuntimeGetVersion";
 
+void* find_in(unsigned runtime, const char* name) noexcept {
+  if (runtime == kNextInScope) return find_behind_hook(kRuntimes, kKnownRuntimes, name);
+  return find_versioned_behind_hook(kRuntimes[runtime], name);
+}
+
 // What rt::name points to at first: finds its target and stores it for later calls.
 template <auto& Slot, unsigned Runtime, class Name, class... A>
 struct Stub {
   static Result missing(A...) { return kSymbolNotFound; }
   static Result call(A... arguments) {
-    void* found = nullptr;
-    if constexpr (Runtime == kNextInScope) found = find_behind_hook(kRuntimes, kKnownRuntimes, Name::text);
-    else found = find_versioned_behind_hook(kRuntimes[Runtime], Name::text);
+    void* found = find_in(Runtime, Name::text);
     auto& slot = Slot.of[Runtime];
     slot.set(found != nullptr ? reinterpret_cast<Result (*)(A...)>(found) : &missing);
     return slot(arguments...);
@@ -60,6 +63,12 @@ namespace rt {
 #include "collectors/cuda/runtime_calls.def"
 #undef CUDART
 }  // namespace rt
+
+int version_of(unsigned runtime) noexcept {
+  int version = 0;
+  if (void* found = find_in(runtime, kProbe)) reinterpret_cast<Result (*)(int*)>(found)(&version);
+  return version;
+}
 
 unsigned runtime_of(const void* caller) noexcept {
   const auto address = reinterpret_cast<std::uint64_t>(caller);

@@ -38,6 +38,9 @@ namespace rt {
 // lock after the first call from a place.
 unsigned runtime_of(const void* caller) noexcept;
 
+// Returns the CUDA version of a runtime, 0 where there is none: 13000 of 13.0.
+int version_of(unsigned runtime) noexcept;
+
 #pragma GCC visibility pop
 
 }  // namespace stashtrace::cuda
@@ -45,17 +48,17 @@ unsigned runtime_of(const void* caller) noexcept;
 #define STASHTRACE_CUDART_LIST(...) __VA_OPT__(, ) __VA_ARGS__
 
 // The version nodes are those of exports.map; "@@" marks the default.
-#define STASHTRACE_CUDART_ENTRY(tag, runtime, version, name, parameters, arguments)          \
-  extern "C" __attribute__((visibility("default"))) Result cudart_##tag##_##name parameters; \
-  extern "C" Result cudart_##tag##_##name parameters {                                       \
-    return body_##name(rt::name.of[runtime].get() STASHTRACE_CUDART_LIST arguments);         \
-  }                                                                                          \
+#define STASHTRACE_CUDART_ENTRY(tag, runtime, version, name, parameters, arguments)                                    \
+  extern "C" __attribute__((visibility("default"))) Result cudart_##tag##_##name parameters;                           \
+  extern "C" Result cudart_##tag##_##name parameters { return body_##name(runtime STASHTRACE_CUDART_LIST arguments); } \
   __asm__(".symver cudart_" #tag "_" #name ", " #name version);
 
-// Defines the hook of one function of libcudart: its parameters, their names, and what to do, with `call` for the real call.
+// Defines the hook of one function of libcudart: its parameters, their names, and what to do, with `call` for the real call
+// and `runtime` for the libcudart that it goes to.
 #define STASHTRACE_CUDART_HOOK(name, parameters, arguments, ...)                                                 \
   namespace {                                                                                                    \
-  Result body_##name(decltype(rt::name)::Function real STASHTRACE_CUDART_LIST parameters) {                      \
+  Result body_##name(unsigned runtime STASHTRACE_CUDART_LIST parameters) {                                       \
+    const auto real = rt::name.of[runtime].get();                                                                \
     const auto call = [=] { return real arguments; };                                                            \
     return __VA_ARGS__;                                                                                          \
   }                                                                                                              \

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import INSIDE, group_table
+from stashtrace.analysis.devices.call_names import call_names
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers, stall_intervals
 from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES
@@ -29,7 +30,6 @@ from stashtrace.schema.kinds import (
     BracketFlag,
     CollectiveOp,
     CopyDirection,
-    DeviceCall,
     DeviceWork,
 )
 from stashtrace.schema.table import Table
@@ -254,8 +254,10 @@ def _blocking_calls(index: TraceIndex, thread: StepThread, window: TimeSet) -> l
     inside = window.within(calls["begin_ns"][rows], calls["end_ns"][rows])
     rows, inside = rows[inside > 0], inside[inside > 0]
     threads = _track_names(trace, calls["track_id"][rows], "")
-    functions = _names(DeviceCall)[calls["call_code"][rows]].tolist()
-    names = [f"{call} on {who or 'an unnamed thread'}" for call, who in zip(functions, threads, strict=True)]
+    place, called = call_names(trace)
+    names = [
+        f"{called[at]} on {who or 'an unnamed thread'}" for at, who in zip(place[rows].tolist(), threads, strict=True)
+    ]
     return _sum_by_name(
         thread.rank, "sync", "blocking_call", np.array(names, dtype=np.str_), inside, np.zeros(len(rows))
     )
@@ -305,7 +307,7 @@ def _track_names(trace: Trace, track_id: Int64, unknown: str) -> list[str]:
     return [trace.text(named[track]) if track in named else unknown for track in track_id.tolist()]
 
 
-def _names(codes: type[CopyDirection] | type[DeviceCall] | type[CollectiveOp]) -> _Names:
+def _names(codes: type[CopyDirection] | type[CollectiveOp]) -> _Names:
     """Return the name of each code, indexed by the code."""
     texts = np.full(max(codes) + 1, "unknown", dtype="U32")
     for code in codes:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from stashtrace.analysis.devices.call_names import call_names
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.rows_by_thread import RankLayers, TraceIndex
@@ -87,8 +88,9 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet) -> Table:
         drained = TimeSet.of(begin[rows], end[rows] + 1).within(dry.begin, dry.begin + 1) > 0
         spent[:3, at] = [part.total_ns for part in (time, time & idle, time & possible)]
         spent[3, at] = int(dry_ns[drained].sum())
+    known = call_names(index.trace)[1]
     texts = [
-        index.trace.text(name) or DeviceCall(code).name.lower()
+        known[name] if name >= 0 else DeviceCall(code).name.lower()
         for code, name in zip(codes.tolist(), names.tolist(), strict=True)
     ]
     order = order_by(-spent[1], -spent[2], -spent[0], np.array(texts))
@@ -117,9 +119,10 @@ def _perhaps_idle(made: RankLayers) -> TimeSet:
 
 
 def _calls(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64, Int64, Int64]:
-    """Return begin, end, DeviceCall, name code and thread of all calls of a rank; launches by what they launched."""
+    """Return begin, end, DeviceCall, place of name and thread of a rank's calls; launches by what they launched."""
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
-    columns = [calls[c][rows] for c in ("begin_ns", "end_ns", "call_code", "name_code", "track_id")]
+    columns = [calls[c][rows] for c in ("begin_ns", "end_ns", "call_code")]
+    columns += [call_names(index.trace)[0][rows], calls["track_id"][rows]]
     kernels, work = index.trace.kernels, index.kernels.rows(thread.process_id)
     work = work[(kernels["launch_ns"][work] >= 0) & (kernels["return_ns"][work] > kernels["launch_ns"][work])]
     launch, returned, track = (kernels[c][work] for c in ("launch_ns", "return_ns", "thread_track_id"))
@@ -131,7 +134,7 @@ def _calls(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64, 
         launch[kept],
         returned[kept],
         np.full(len(kept), int(DeviceCall.LAUNCH)),
-        np.zeros(len(kept), dtype=np.int64),
+        np.full(len(kept), -1),
         track[kept],
     )
     begin, end, code, name, tracks = (int64(np.concatenate(pair)) for pair in zip(columns, launches, strict=True))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stashtrace.analysis.devices.call_names import call_names
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
@@ -18,7 +19,7 @@ from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.stragglers.causes import CAUSES, COMPUTE, LAUNCH, PYTHON, RankTimes
 from stashtrace.analysis.stragglers.file_calls import file_calls
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, DeviceCall, DeviceWork, IoOp, Phase, SpanKind, WaitOp
+from stashtrace.schema.kinds import BatchPhase, DeviceWork, IoOp, Phase, SpanKind, WaitOp
 
 BETWEEN_PHASES = "between phases"
 #: A file, kernel or call is named if it takes at least this part of the time of its kind.
@@ -214,9 +215,10 @@ class Namer:
 
     def _device_call(self, late: Window, other: Window | None, time: TimeSet) -> Named:
         calls, rows = self._index.trace.device_calls, self._index.device_calls.rows(late.times.thread.process_id)
-        code, spent = _longest(calls["call_code"][rows], time.within(calls["begin_ns"][rows], calls["end_ns"][rows]))
+        place, called = call_names(self._index.trace)
+        best, spent = _longest(place[rows], time.within(calls["begin_ns"][rows], calls["end_ns"][rows]))
         process = late.times.thread.process_id
-        return Named(process, -1, DeviceCall(code).name.lower(), spent) if code >= 0 else Named(process)
+        return Named(process, -1, called[best], spent) if best >= 0 else Named(process)
 
     def _other(self, late: Window, other: Window | None, time: TimeSet) -> Named:
         """Name a blocking call of the step thread that has no kind of its own."""

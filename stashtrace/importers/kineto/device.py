@@ -36,8 +36,10 @@ _CALL_FAMILIES = {
     DeviceCall.DEVICE_SYNCHRONIZE: "devicesynchronize ctxsynchronize",
     DeviceCall.EVENT_SYNCHRONIZE: "eventsynchronize",
     DeviceCall.ALLOCATE_HOST: "mallochost hostalloc hostmalloc memallochost memhostalloc hostregister",
-    DeviceCall.ALLOCATE: "malloc memalloc memcreate",
+    DeviceCall.ALLOCATE: "malloc memalloc",
     DeviceCall.FREE: "hostunregister hostfree free memfree",
+    DeviceCall.MAP_MEMORY: "memcreate memmap memsetaccess",
+    DeviceCall.UNMAP_MEMORY: "memunmap memrelease",
     DeviceCall.MODULE_LOAD: "moduleload libraryload",
 }
 #: Calls that launch kernels: cudaLaunchKernel, cuLaunchKernelEx, hipModuleLaunchKernel, cudaGraphLaunch.

@@ -55,6 +55,8 @@ _CALLS = (
     (re.compile(r"MallocHost|(Mem)?Host(Alloc|Register)|MemAllocHost"), DeviceCall.ALLOCATE_HOST),
     (re.compile(r"(Malloc|MemAlloc)(?!.*Async)"), DeviceCall.ALLOCATE),
     (re.compile(r"(FreeHost|HostUnregister|Free|MemFree|MemFreeHost)(?!.*Async)"), DeviceCall.FREE),
+    (re.compile(r"Mem(Create|Map|SetAccess)(?!.*Async)"), DeviceCall.MAP_MEMORY),
+    (re.compile(r"Mem(Unmap|Release)"), DeviceCall.UNMAP_MEMORY),
     (re.compile(r"GraphLaunch"), DeviceCall.GRAPH_LAUNCH),
     (re.compile(r"Launch"), DeviceCall.LAUNCH),
     (re.compile(r"(ModuleLoad|LibraryLoad)"), DeviceCall.MODULE_LOAD),

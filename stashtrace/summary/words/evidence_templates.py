@@ -209,10 +209,20 @@ def _copies(row: Row, f: Finding) -> str:
     )
 
 
+#: What is behind a call, by the end of its name without underscores; the first that fits decides.
+_BEHIND_CALLS = {
+    "beforeunmapmemory": " (the wait of an allocator, as torch's expandable segments shrink)",
+    "unmapmemory": " (as torch's expandable segments shrink)",
+    "mapmemory": " (as torch's expandable segments grow)",
+    "streamsynchronize": " (also .item() and .cpu())",
+}
+
+
 def _blocking_call(row: Row, f: Finding) -> str:
     where = row["name"] or "an unnamed thread"
     name = row["kind"]
-    item = " (also .item() and .cpu())" if name.lower().replace("_", "").endswith("streamsynchronize") else ""
+    plain = re.sub("[_ ]", "", name.lower())
+    item = next((words for end, words in _BEHIND_CALLS.items() if plain.endswith(end)), "")
     often, length = f"{number(row['part_ratio'])} a step", duration_text(row["amount_ns"])
     if row["code"] == "draining_call":
         return f"{name}{item} on {where}: {often}; the device runs out of work in them, for {length} a step"
