@@ -151,8 +151,14 @@ class Copy {
 };
 constinit thread_local Copy::Left Copy::left{};
 
+// Tools of the system's administrator do no work of a job: ctypes.util.find_library() asks /sbin/ldconfig, in an
+// environment of its own.
+bool is_of_administrator(std::string_view path) noexcept {
+  return path.starts_with("/sbin/") || path.starts_with("/usr/sbin/");
+}
+
 [[gnu::noinline]] void tell(const char* path, const char* why) noexcept {
-  if (stashtrace::sandboxed() || !stashtrace::recording()) return;
+  if (stashtrace::sandboxed() || !stashtrace::recording() || is_of_administrator(path)) return;
   stashtrace::PathBuffer buffer;
   char* memory = buffer.text();
   if (memory == nullptr) return (void)stashtrace::runtime().lose_row();

@@ -89,6 +89,20 @@ def test_children_end_as_they_do_untraced_and_are_named(
         assert f"{unsuited.name} ({ELSEWHERE if way in MOVED else REASONS[unsuited.name]})" in told, way
 
 
+ASKS = "import ctypes.util, subprocess; print(ctypes.util.find_library('c'))"
+
+
+@pytest.mark.skipif(not Path("/sbin/ldconfig").exists(), reason="no /sbin/ldconfig")
+def test_a_tool_of_the_administrator_is_no_blind_spot(tmp_path: Path) -> None:
+    """Python asks ldconfig for the name of a library, without what the job's environment holds."""
+    empty = "; subprocess.run(['/bin/true'], env={})"
+    done = record([sys.executable, "-c", ASKS + empty], tmp_path / "run")
+    assert "libc" in done.stdout
+    invisible = str(trust(done.trace, {}).invisible)
+    assert "ldconfig" not in invisible
+    assert "true (" in invisible
+
+
 def test_other_file_actions_leave_a_program_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a relative name, which means the same file to the child: it is recorded, or left alone if it is unsuited."""
     monkeypatch.chdir(tmp_path)
