@@ -92,6 +92,34 @@ def test_one_connection_has_the_stamps(release: int, tmp_path: Path) -> None:
     assert misplaced(run) == []
 
 
+@needs_stamps
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_collective_inside_the_network_is_timed(release: int, tmp_path: Path) -> None:
+    """Before 2.31 NCCL says that it has no channels."""
+    program = "comm init new=0; allreduce 1MB stream=1; allreduce 4MB stream=1; sync stream=1; sleep 200ms"
+    run = job(2, program, tmp_path, SCRIPT + "\nnccl.collnet 1", nccl_version=release, nccl_source="plugin")
+    assert clean(run)
+    assert [row["device_begin_ns"] > 0 for row in own(run)] == [True, True]
+    assert misplaced(run) == []
+    assert [(t["timed_count"], t["channels_count"]) for t in rows(run, "nccl_task", 0)] == [(2, 2)] * 2
+    assert "untimed_operations" not in reasons(run)
+
+
+@needs_stamps
+@pytest.mark.parametrize("allowed", [True, False])
+def test_stamps_end_where_a_ras_client_replaces_the_mask(allowed: bool, tmp_path: Path) -> None:
+    """It takes channels out with the second operation and gives them back with the fourth: NCCL has counted wrong."""
+    program = "comm init new=0; " + "allreduce 20MB stream=1; allreduce 2MB stream=1; sync stream=1; sleep 50ms; " * 3
+    script = SCRIPT + ("\nnccl.ras 2" if allowed else "")
+    run = job(2, program, tmp_path, script, nccl_version=23100, nccl_source="plugin")
+    assert clean(run)
+    assert misplaced(run) == []
+    timed = [row["device_begin_ns"] > 0 for row in own(run)]
+    assert timed == [True] + [not allowed] * 5
+    assert reasons(run).get("stamps_overridden", 0) == 2 * allowed
+    assert "untimed_operations" not in reasons(run)
+
+
 GRAPH = """
     comm init new=0; allreduce 1MB stream=1; sync stream=1
     capture stream=1 graph=1 { allreduce 20MB stream=1 }

@@ -14,6 +14,10 @@
 // one, a captured task is told of once, when it is captured. Settings:
 //   nccl.channels 2    nccl.race N   of every Nth operation KernelCh stops with a stamp before its start (before 2.31)
 //   nccl.lost N        of every Nth operation the stop of the last channel never comes
+//   nccl.collnet 1     collectives run inside the network: a task says 0 channels, before 2.31 (src/scheduler or src/enqueue.cc,
+//                      scheduleCollTasksToPlan: task->nChannels is set for the others alone), and has them nevertheless
+//   nccl.ras N         from 2.31 on, behind the Nth operation a RAS client takes KernelCh out of the mask, and gives it back
+//                      behind the 2Nth
 //   nccl.ce 1          collectives are moved by copy engines (2.29 on): CeColl in place of Coll, no channels
 //   nccl.pxn 1         network sends run in the proxy of another process: a context and a parent of that process
 //   nccl.steps 4, nccl.wait.gpu   proxy steps of a network operation, and how long all of them wait for the device
@@ -69,6 +73,22 @@ std::atomic<int>& mask() {  // one of the process, as in NCCL: the plugin keeps 
   return *word;
 }
 
+// 2.32 src/plugin/profiler.cc, ncclProfilerSetRasOverride: the word is replaced, and again behind each later init.
+std::atomic<int>& override_mask() {
+  static auto* const word = new std::atomic<int>(-1);
+  return *word;
+}
+void ras_client() {
+  static std::atomic<std::uint64_t> operations{0};
+  const auto behind = static_cast<std::uint64_t>(setting("nccl.ras", 0));
+  if (behind == 0 || nccl_version() < 23100) return;
+  const std::uint64_t number = operations.fetch_add(1) + 1;
+  if (number != behind && number != 2 * behind) return;
+  const int stamps = static_cast<int>(profiler::kKernelCh), now = mask().load();
+  override_mask().store(number == behind ? now & ~stamps : now | stamps);
+  mask().store(override_mask());
+}
+
 void log_nothing(int, unsigned long, const char*, int, const char*, ...) {}
 
 // 2.27.7 src/misc/utils.cc, ncclDatatypeToString: has no ncclUint8, in any release up to 2.32.
@@ -86,6 +106,7 @@ constexpr std::uint64_t kApi = profiler::kGroupApi | profiler::kCollApi | profil
 thread_local void* t_group_api = nullptr;
 
 std::uint8_t channels_count() { return static_cast<std::uint8_t>(setting("nccl.channels", 2)); }
+bool collnet() { return setting("nccl.collnet", 0) != 0; }
 
 }  // namespace
 
@@ -116,6 +137,7 @@ void PluginSession::open() {
                                                           comm_.rank, logger);
   }
   loaded_ = result == nccl::kSuccess;
+  if (override_mask() >= 0) mask().store(override_mask());
 }
 
 PluginSession::~PluginSession() {
@@ -147,7 +169,8 @@ const char* task_type(const Task& task) { return in_bytes(task) ? "ncclInt8" : t
 
 v4::CollDescr coll_of(const Task& task) {
   return {task.sequence, task.func, task.send_buffer, task.receive_buffer, task_count(task), task.peer, task_type(task),
-          channels_count(), 16, "RING", "SIMPLE"};
+          collnet() && nccl_version() < 23100 ? std::uint8_t{0} : channels_count(), 16,
+          collnet() ? "COLLNET_DIRECT" : "RING", "SIMPLE"};
 }
 
 v6::CeCollDescr ce_coll_of(const Task& task) {
@@ -332,6 +355,7 @@ void PluginSession::append(Op& op, bool captured) {
   } else {
     add(op.name, false, op.root, op.send_buffer, op.receive_buffer);
   }
+  ras_client();
 }
 
 void PluginSession::launch(Plan& plan) {

@@ -85,4 +85,10 @@ void tell_captured() noexcept {
       schema::codes::Severity::error);
 }
 
+void tell_overridden() noexcept {
+  report_loss(kCollectorCode, "stamps_overridden", 1,
+              "NCCL's RAS client replaced the events that profilers are sent: device stamps are not used from there on",
+              schema::codes::Severity::error);
+}
+
 }  // namespace stashtrace::nccl::hazards

@@ -26,6 +26,8 @@ bool message_shifts_stamps(int plugin_version, bool to_itself) noexcept;
 // Operations of a CUDA graph are counted apart, too, and asking for their stamps changes the graph: from the first call that
 // is captured on, no communicator is asked for stamps.
 void tell_captured() noexcept;
+// RAS asked NCCL for other events than we did: what was counted meanwhile is not known.
+void tell_overridden() noexcept;
 
 void set_allgatherv_off(bool off) noexcept;  // from the environment, at start
 

@@ -83,6 +83,7 @@ class Nccl final : public Collector, public TickListener {
   void tick(std::uint64_t now) noexcept override {
     if (!is_on() || !is_own_process()) return;
     activation::publish_changes();
+    plugin::heed_override();
     const bool attached = settings.attached.load(std::memory_order_relaxed);
     if (g_prepared.load(std::memory_order_relaxed) && imports_may_have_changed()) patch_imports(!attached);
     if (++ticks_ % 16 != 0) return;

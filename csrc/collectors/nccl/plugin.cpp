@@ -222,11 +222,21 @@ void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t byte
   recent.call_id.store(row.call_id, std::memory_order_release);
 }
 
-void stop_stamps() noexcept {
-  if (!wants_stamps() || !g_stamps.exchange(false, std::memory_order_relaxed)) return;
+namespace {
+bool give_stamps_up() noexcept {
+  if (!wants_stamps() || !g_stamps.exchange(false, std::memory_order_relaxed)) return false;
   activation::drop(profiler::kKernelCh);
   for (ContextSlot& slot : g_contexts) slot.distrusted.store(true, std::memory_order_relaxed);
-  hazards::tell_captured();
+  return true;
+}
+}  // namespace
+
+void stop_stamps() noexcept {
+  if (give_stamps_up()) hazards::tell_captured();
+}
+
+void heed_override() noexcept {
+  if (wants_stamps() && activation::is_overridden() && give_stamps_up()) hazards::tell_overridden();
 }
 
 void sweep(std::uint64_t now, bool all) noexcept {

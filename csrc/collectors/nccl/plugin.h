@@ -57,6 +57,8 @@ void leave(CommEntry& entry) noexcept;
 void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t bytes) noexcept;
 // A call is about to be captured: see hazards.h.
 void stop_stamps() noexcept;
+// Stops them where NCCL sends other events than we asked for. Any thread, while a communicator lives.
+void heed_override() noexcept;
 
 bool loaded() noexcept;  // NCCL called init of some version
 int version() noexcept;  // which one, 0 if none

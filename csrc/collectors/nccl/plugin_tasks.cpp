@@ -2,6 +2,10 @@
 //
 // A task's row is written once: when it was enqueued and all its channels and proxies have ended, or when nothing more
 // is expected. Its slot can still be read by late children; they write their own rows, which name the task.
+#include <strings.h>
+
+#include <algorithm>
+
 #include "collectors/nccl/hazards.h"
 #include "collectors/nccl/nccl_collector.h"
 #include "collectors/nccl/plugin_events.h"
@@ -50,7 +54,8 @@ void write_task(Task& task, void* handle) noexcept {
   row.task_id = task.task_id;
   row.algorithm_id = task.algorithm_id;
   row.protocol_id = task.protocol_id;
-  row.channels_count = task.channels;
+  row.channels_count = std::max<std::uint16_t>(
+      task.channels, static_cast<std::uint16_t>(task.channels_ended.load(std::memory_order_relaxed)));
   row.timed_count = static_cast<std::uint16_t>(timed);
   row.op_code = task.op;
   row.nccl_flags = task.flags;
@@ -58,6 +63,12 @@ void write_task(Task& task, void* handle) noexcept {
   emit(row);
   if (task.expects_stamps && timed == 0) count(Count::untimed);
   pools.tasks.give_back(handle);
+}
+
+// Before 2.31 such a collective (CollNet) says 0 channels and has them nevertheless (src/enqueue.cc,
+// scheduleCollTasksToPlan: task->nChannels is set for the others alone).
+bool is_in_network(const char* algorithm) noexcept {
+  return algorithm != nullptr && ::strncasecmp(algorithm, "collnet", 7) == 0;
 }
 
 std::uint32_t id_of(const char* text) noexcept { return text != nullptr && *text != '\0' ? intern(text) : 0; }
@@ -86,9 +97,12 @@ void* start_task(ContextSlot& context, const Event& event) noexcept {
   task->channels = event.channels;
   task->device = context.device;
   const bool to_itself = event.type == profiler::kP2p && event.peer == context.rank;
+  heed_override();
   task->distrusted = is_distrusted(context, task->op, to_itself);
   task->expects_stamps = wants_stamps() && !copy_engine && !(to_itself && context.version < 7);
-  task->pending.store(1 + (task->expects_stamps ? event.channels : 0), std::memory_order_release);
+  // One that never ends keeps a row open of which the number is not known: the sweep writes it when no more come.
+  const int channels = event.channels == 0 && is_in_network(event.algorithm) ? 1 : event.channels;
+  task->pending.store(1 + (task->expects_stamps ? channels : 0), std::memory_order_release);
   pools.tasks.show(handle);
   return handle;
 }
@@ -154,6 +168,7 @@ void stop_kernel(KernelCh& kernel, void* handle) noexcept {
     stretch(task->begin_device_ns, static_cast<std::int64_t>(seen.begin_timer), true);
     stretch(task->end_device_ns, static_cast<std::int64_t>(end), false);
     task->timed.fetch_add(1, std::memory_order_release);
+    grow_to(task->end_ticks, now_ticks());
   }
   if (task->expects_stamps && ended <= task->channels) child_ended(*task, seen.task);
 }
