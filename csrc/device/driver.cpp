@@ -49,8 +49,8 @@ void decide_timing() noexcept {
   if (!settings.timing)
     report(
         "timing_events_off", 0,
-        "CUDA_DEVICE_MAX_CONNECTIONS=1: timing events can serialise the job, so copies, waits, steps and collectives have "
-        "host times only; device times come from NCCL's profiler plugin. STASHTRACE_FORCE_EVENTS=1 records them",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1: timing events can serialise the job, so copies, waits and steps have host times "
+        "only, and collectives at most those of NCCL's profiler plugin. STASHTRACE_FORCE_EVENTS=1 records them",
         schema::codes::Severity::info);
   else if (one_queue)
     report("timing_events_forced", 0, "CUDA_DEVICE_MAX_CONNECTIONS=1: timing events may have slowed the job",

@@ -30,6 +30,8 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace
 from stashtrace.units import ranks_text
 
+#: How NCCL's own stamps are called.
+_BY_PLUGIN = "NCCL by its plugin"
 #: Losses of processes that ended their recording under a filter, and what is invisible beside the process.
 _SANDBOXED = {"sandboxed": "", "sandboxed_with_children": ", with what it starts from there"}
 #: Cost of one record of a native hook, from benchmarks/results.
@@ -106,7 +108,8 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
         run_facts(trace).get("gpu_driver", ""), "GPU"
     )
     if (trace.losses["name_code"] == trace.strings.find("timing_events_off")).any():
-        driver = "what the GPU does beside NCCL (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)"
+        beside = " beside NCCL" if _BY_PLUGIN in seen else ""
+        driver = f"what the GPU does{beside} (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)"
         seen = []
     invisible = ([] if seen else [driver]) + ([] if len(trace.counters) else ["CPU contention"])
     invisible += [part for part in run_facts(trace).get("not_recorded", "").split(", ") if part]
@@ -143,7 +146,7 @@ def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
         silent = trace.strings.find(HOST_NOT_RECORDED) in trace.metadata["key_code"].tolist()
         seen.append("operations of the loop on the GPU" if silent else "GPU by kernels")
     sources = np.unique(trace.collectives["source_code"][trace.collectives["device_begin_ns"] >= 0]).tolist()
-    words = {CollectiveSource.PLUGIN: "NCCL by its plugin", CollectiveSource.EVENTS: "NCCL by timing events"}
+    words = {CollectiveSource.PLUGIN: _BY_PLUGIN, CollectiveSource.EVENTS: "NCCL by timing events"}
     return seen + [text for source, text in words.items() if source in sources], bounded
 
 
