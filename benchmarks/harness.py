@@ -21,6 +21,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+#: Below a copy of the files; `benchmarks/gpu/day.py prepare` writes it.
+COMMIT_FILE = "build/day/commit"
 
 
 def machine() -> dict[str, Any]:
@@ -50,9 +52,16 @@ def versions(*modules: str) -> dict[str, str]:
 
 
 def commit_of(checkout: Path) -> str:
-    """Return the commit of a checkout, with ``-dirty`` where files other than results differ from it."""
+    """Return the commit of a checkout, with ``-dirty`` where files other than results differ from it.
+
+    A copy of the files without the repository says it by the file ``COMMIT_FILE``.
+    """
     git = ["git", "-C", str(checkout)]
-    commit = _output([*git, "describe", "--always"]) or "unknown"
+    commit = _output([*git, "describe", "--always"])
+    carried = checkout / COMMIT_FILE
+    if not commit and carried.is_file():
+        return carried.read_text(encoding="utf-8").strip()
+    commit = commit or "unknown"
     changed = _output([*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/benchmarks/results"])
     return f"{commit}-dirty" if changed else commit
 

@@ -47,7 +47,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
@@ -357,7 +357,7 @@ def device_job(run: Run, limit_s: float) -> dict[str, Any]:
 
 @needs_device
 def nccl_job(run: Run, limit_s: float) -> dict[str, Any]:
-    """Two ranks on libnccl alone that share a device, timed by events and by NCCL's plugin."""
+    """Two ranks on libnccl alone that share a device, timed by events and by NCCL's plugin; also not blocking."""
     reason = run.report["no_device_because"]
     if not reason:
         program = (
@@ -368,11 +368,15 @@ def nccl_job(run: Run, limit_s: float) -> dict[str, Any]:
     if reason:
         return {"status": "skipped", "skipped_because": {reason: 1}}
     found: dict[str, dict[str, Any]] = {}
-    for source in ("events", "plugin"):
-        truth = run.work / f"ranks-{source}"
+    until_s = time.monotonic() + limit_s
+    ways = {"events": (), "plugin": (), "non-blocking": ("--non-blocking",)}
+    for number, (way, words) in enumerate(ways.items()):
+        truth = run.work / f"ranks-{way}"
         truth.mkdir()
-        job = ("ranks", "2", str(truth))
-        found[source] = record_and_check(run, f"nccl-{source}", ("--nccl-source", source), job, truth, limit_s / 2)
+        job = ("ranks", "2", str(truth), *words)
+        source = ("--nccl-source", "plugin" if way == "plugin" else "events")
+        share_s = (until_s - time.monotonic()) / (len(ways) - number)
+        found[way] = record_and_check(run, f"nccl-{way}", source, job, truth, share_s)
     bad = [one["status"] for one in found.values() if one["status"] != "passed"]
     problems = [f"{source}: {text}" for source, one in found.items() for text in one.get("problems", ())]
     ends = {source: one["output_end"] for source, one in found.items() if one.get("output_end")}
@@ -424,13 +428,15 @@ UNFINISHED = "not finished: interrupted at the time limit or by the user"
 NO_TESTS = 5
 
 
-def _tests(folder: str) -> Part:
+def running_tests(folder: str, *names: str, only: str = "", name: str = "") -> Part:
+    """Run files of a folder of tests (all), of each the tests that `only` chooses; `name`: the report's."""
+
     def part(run: Run, limit_s: float) -> dict[str, Any]:
         """One process per file: one that hangs or dies costs no other, and its own finished tests are kept."""
-        reports = run.work / "junit" / folder
+        reports = run.work / "junit" / (name or folder)
         reports.mkdir(parents=True, exist_ok=True)
         until_s = time.monotonic() + limit_s
-        files = sorted((TESTS / folder).glob("test_*.py"))
+        files = [TESTS / folder / one for one in names] or sorted((TESTS / folder).glob("test_*.py"))
         codes: dict[str, int | None] = {}
         ends: list[str] = []
         for number, file in enumerate(files):
@@ -443,7 +449,7 @@ def _tests(folder: str) -> Part:
             place = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
             # The machine's own pytest may be older than the one that a checkout asks for.
             command = [run.python, "-m", "pytest", "-o", "minversion=0", str(place), f"--junitxml={report}"]
-            command += ["-o", "junit_logging=no"]
+            command += ["-o", "junit_logging=no", *(["-k", only] if only else [])]
             code: int | None = None
             try:
                 code, printed = run.call(command, share_s)
@@ -467,11 +473,13 @@ def _tests(folder: str) -> Part:
     return part
 
 
-def _benchmark(name: str) -> Part:
+def running_benchmark(name: str, *words: str, folder: str = "") -> Part:
+    """Run a benchmark with these words, else with those that this command was given."""
+
     @needs_device
     def part(run: Run, limit_s: float) -> dict[str, Any]:
-        measured = run.work / "measured" / name
-        options = [*run.benchmark_options.get(name, []), "--out", str(measured)]
+        measured = run.work / "measured" / (folder or name)
+        options = [*(words or run.benchmark_options.get(name, [])), "--out", str(measured)]
         return _told(*run.call([run.python, f"benchmarks/gpu/bench_{name}.py", *options], limit_s))
 
     return part
@@ -483,10 +491,10 @@ STEPS: dict[str, Part] = {
     "build": build,
     "job": device_job,
     "nccl": nccl_job,
-    "contract": _tests("contract"),
-    "gpu": _tests("gpu"),
-    "calls": _benchmark("calls"),
-    "training": _benchmark("training"),
+    "contract": running_tests("contract"),
+    "gpu": running_tests("gpu"),
+    "calls": running_benchmark("calls"),
+    "training": running_benchmark("training"),
 }
 
 
@@ -511,19 +519,29 @@ def prepare(options: argparse.Namespace, run: Run) -> str:
     return "" if code == 0 else printed[-1000:]
 
 
-def run_parts(run: Run, names: Sequence[str], limit_s: float) -> bool:
+class Planned(NamedTuple):
+    """A part and how long it may take; `stop` says of what it found why the rest is worth nothing, empty if it is."""
+
+    name: str
+    limit_s: float
+    part: Part
+    stop: Callable[[dict[str, Any]], str] = lambda found: ""
+
+
+def run_parts(run: Run, plan: Sequence[Planned]) -> bool:
     """Run the parts in turn; True if this command was interrupted, whose remaining parts are then not reached."""
-    for name in names:
-        share_s = min(PARTS[name] * limit_s, run.left_s())
-        if share_s < 1:
-            run.report["parts"][name] = {"status": "not reached", "reason": "the time limit was used up"}
+    stopped = ""
+    for name, limit_s, part, stop in plan:
+        share_s = min(limit_s, run.left_s())
+        if stopped or share_s < 1:
+            run.report["parts"][name] = {"status": "not reached", "reason": stopped or "the time limit was used up"}
             continue
         run.report["parts"][name] = {"status": "running"}
         run.write()
         started = time.monotonic()
         interrupted = False
         try:
-            found = STEPS[name](run, share_s)
+            found = part(run, share_s)
         except KeyboardInterrupt:
             found, interrupted = {"status": "interrupted"}, True
             found |= counts(sorted(run.work.glob(f"junit/{name}/*.xml")))
@@ -534,6 +552,7 @@ def run_parts(run: Run, names: Sequence[str], limit_s: float) -> bool:
         run.write()
         if interrupted:
             return True
+        stopped = stop(found)
     return False
 
 
@@ -556,37 +575,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not options.out:
         parser.error("name a folder: --out FOLDER, or $OUT")
-    out = Path(options.out)
+    rounds = ["--rounds", str(options.rounds)]
+    models = ["--models", *options.models] if options.models else []
+    variants = ["--variants", *options.variants] if options.variants else []
+    return collect(
+        [Planned(name, PARTS[name] * options.limit_s, STEPS[name]) for name in options.parts],
+        Path(options.out),
+        options.limit_s,
+        ["python", "benchmarks/gpu/collect.py", *(arguments or sys.argv[1:])],
+        {"calls": rounds, "training": [*rounds, *models, *variants]},
+        lambda run: prepare(options, run),
+    )
+
+
+def collect(
+    plan: Sequence[Planned],
+    out: Path,
+    limit_s: float,
+    command: Sequence[str],
+    benchmark_options: dict[str, list[str]],
+    prepared: Callable[[Run], str],
+) -> int:
+    """Run the parts of a plan and write what they found into `out` as it comes; the exit code.
+
+    `command` is what was typed, `prepared` makes the environment and says why that failed.
+    """
     out.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     before = signal.signal(signal.SIGTERM, _terminated)
     with tempfile.TemporaryDirectory(prefix="stashtrace-collect-") as work:
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         variables = {**os.environ, "PYTHONPATH": python_path, "PYTHONUNBUFFERED": "1", "TMPDIR": work}
-        run = Run(out, Path(work), sys.executable, begin + options.limit_s, variables)
-        rounds = ["--rounds", str(options.rounds)]
-        models = ["--models", *options.models] if options.models else []
-        variants = ["--variants", *options.variants] if options.variants else []
-        run.benchmark_options = {"calls": rounds, "training": [*rounds, *models, *variants]}
+        run = Run(out, Path(work), sys.executable, begin + limit_s, variables, benchmark_options)
         run.report = {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "command": shlex.join(["python", "benchmarks/gpu/collect.py", *(arguments or sys.argv[1:])]),
+            "command": shlex.join(command),
             "machine": harness.machine(),
             "devices": devices(),
+            "shm_free_bytes": shutil.disk_usage("/dev/shm").free,
             "no_device_because": why_no_device(),
             "versions": harness.versions(),
-            "parts": {name: {"status": "not reached"} for name in options.parts},
+            "parts": {one.name: {"status": "not reached"} for one in plan},
         }
         run.write()
         problem, interrupted = "", False
         try:
-            problem = prepare(options, run)
+            problem = prepared(run)
             run.report["versions"] |= module_versions(run.python)
         except KeyboardInterrupt:
             interrupted = True
         if problem:
             run.report["environment_problem"] = problem
-        interrupted = interrupted or run_parts(run, options.parts, options.limit_s)
+        interrupted = interrupted or run_parts(run, plan)
         signal.signal(signal.SIGTERM, before)
         run.report["interrupted"] = interrupted
         run.report["seconds"] = round(time.monotonic() - begin, 1)

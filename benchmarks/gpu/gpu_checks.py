@@ -18,6 +18,8 @@ from stashtrace.schema.kinds import Bracket, CollectiveOp
 EXTRA_US = (-5.0, 60.0)
 #: What a device's moment may lie outside of its host window, beside the error that the clocks claim.
 MARGIN_NS = 20_000
+#: No operation of NCCL between two processes is done sooner.
+INSTANT_NS = 1_000
 
 
 def check(run: Path, truth: Path) -> dict[str, Any]:
@@ -103,7 +105,10 @@ def check_ranks(trace: stashtrace.Trace, ranks: list[dict[str, Any]], found: dic
         if len(own) != steps_count * sum(per_step.values()):
             continue
         yield from misplaced(own, timed, rank, steps_count, margin_ns)
-        if rank != ranks_count - 1 and not found["stamps_left_out"]:
+        if instant := int((timed & (own["device_end_ns"] - own["device_begin_ns"] < INSTANT_NS)).sum()):
+            yield f"rank {rank}: {instant} operations are said to take less than {INSTANT_NS} ns"
+        # Operations of a communicator that is not blocking have no begin of their own.
+        if rank != ranks_count - 1 and not found["stamps_left_out"] and ranks[rank].get("blocking", True):
             yield from unseen_lateness(own, rank, steps_count)
 
 

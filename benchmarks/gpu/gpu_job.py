@@ -42,6 +42,8 @@ def main() -> int:
     ranks.add_argument("folder", type=Path)
     for command, steps_count in ((job, 40), (rank, 20), (ranks, 20)):
         command.add_argument("--steps", type=int, default=steps_count)
+    for command in (rank, ranks):
+        command.add_argument("--non-blocking", action="store_true", help="communicators whose calls return at once")
     check = commands.add_parser("check", help="compare a run with what its job says")
     check.add_argument("run", type=Path)
     check.add_argument("truth", type=Path)
@@ -69,9 +71,11 @@ def main() -> int:
     if options.command == "job":
         gpu_jobs.device_job(options.truth, options.steps)
     elif options.command == "ranks":
-        return gpu_jobs.nccl_ranks(Path(__file__), options.ranks, options.folder, options.steps)
+        return gpu_jobs.nccl_ranks(
+            Path(__file__), options.ranks, options.folder, options.steps, not options.non_blocking
+        )
     else:
-        gpu_jobs.nccl_rank(options.rank, options.ranks, options.folder, options.steps)
+        gpu_jobs.nccl_rank(options.rank, options.ranks, options.folder, options.steps, not options.non_blocking)
     return 0
 
 

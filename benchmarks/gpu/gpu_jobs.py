@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from ctypes import byref, c_char, c_int, c_size_t, c_ulonglong, c_void_p
+from ctypes import byref, c_char, c_char_p, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,28 @@ class UniqueId(ctypes.Structure):
     _fields_ = [("internal", c_char * 128)]
 
 
+IN_PROGRESS = 7  # ncclInProgress
+UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
+
+
+class Config(ctypes.Structure):
+    """ncclConfig_t as of 2.18, which later releases take by its size; `blocking` is all that is set."""
+
+    _fields_ = [
+        ("size", c_size_t),
+        ("magic", c_uint),
+        ("version", c_uint),
+        *((name, c_int) for name in ("blocking", "cga_cluster_size", "min_ctas", "max_ctas")),
+        ("net_name", c_char_p),
+        ("split_share", c_int),
+    ]
+
+    @classmethod
+    def not_blocking(cls) -> Config:
+        """Calls on the communicator return before they are done."""
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21800, 0, UNDEFINED, UNDEFINED, UNDEFINED, None, UNDEFINED)
+
+
 def nccl_path() -> str:
     """The libnccl that STASHTRACE_NCCL_LIBRARY names, else that of NCCL's wheel, else the loader's."""
     if named := os.environ.get("STASHTRACE_NCCL_LIBRARY"):
@@ -117,7 +139,7 @@ def meet(folder: Path, nccl: Any, rank: int) -> UniqueId:
     return UniqueId.from_buffer_copy(file.read_bytes())
 
 
-def nccl_rank(rank: int, ranks_count: int, folder: Path, steps_count: int) -> None:
+def nccl_rank(rank: int, ranks_count: int, folder: Path, steps_count: int, blocking: bool) -> None:
     """Run one rank; what it did goes to ``rank<N>.json`` in `folder`, where the ranks also meet.
 
     Each step has an all-reduce, an all-gather, a reduce-scatter, an all-to-all as torch makes it (a group of sends and
@@ -127,13 +149,24 @@ def nccl_rank(rank: int, ranks_count: int, folder: Path, steps_count: int) -> No
     ctypes.CDLL(nccl_path(), ctypes.RTLD_GLOBAL)
     nccl = ctypes.CDLL(None)  # by the global scope, as a linked program finds it: the preloaded hooks stand in front
 
+    communicator, version, stream = c_void_p(), c_int(), driver.new_stream()
+
     def require(name: str, *arguments: Any) -> None:
-        if code := getattr(nccl, name)(*arguments):
+        code, state = getattr(nccl, name)(*arguments), c_int(IN_PROGRESS)
+        while (
+            code == IN_PROGRESS and state.value == IN_PROGRESS
+        ):  # a communicator that is not blocking goes on meanwhile
+            code = nccl.ncclCommGetAsyncError(communicator, byref(state)) or IN_PROGRESS
+            time.sleep(0.0001)
+        if code := state.value if code == IN_PROGRESS else code:
             raise CallFailedError(f"{name}: {code}")
 
-    communicator, version, stream = c_void_p(), c_int(), driver.new_stream()
     require("ncclGetVersion", byref(version))
-    require("ncclCommInitRank", byref(communicator), ranks_count, meet(folder, nccl, rank), rank)
+    with_others = (ranks_count, meet(folder, nccl, rank), rank)
+    if blocking:
+        require("ncclCommInitRank", byref(communicator), *with_others)
+    else:
+        require("ncclCommInitRankConfig", byref(communicator), *with_others, byref(Config.not_blocking()))
     allocated = [c_ulonglong(), c_ulonglong()]
     for one in allocated:
         driver.require("cuMemAlloc_v2", byref(one), c_size_t(4 * FLOATS_COUNT * ranks_count))
@@ -153,17 +186,21 @@ def nccl_rank(rank: int, ranks_count: int, folder: Path, steps_count: int) -> No
         require("ncclAllReduce", first, first, floats, FLOAT32, SUM, *on)
         driver.require("cuStreamSynchronize", stream)
         step_ended()
+    if not blocking:
+        require("ncclCommFinalize", communicator)
     require("ncclCommDestroy", communicator)
     done = {"job": "nccl", "rank": rank, "ranks": ranks_count, "steps": steps_count, "nccl_version": version.value}
+    done["blocking"] = blocking
     (folder / f"rank{rank}.json").write_text(json.dumps(done), encoding="utf-8")
 
 
-def nccl_ranks(script: Path, ranks_count: int, folder: Path, steps_count: int) -> int:
+def nccl_ranks(script: Path, ranks_count: int, folder: Path, steps_count: int, blocking: bool) -> int:
     """Run all ranks on one device; the first exit code that is not 0. A rank that fails ends the others."""
     processes = []
     for rank in range(ranks_count):
         own = {"RANK": str(rank), "WORLD_SIZE": str(ranks_count), "LOCAL_RANK": "0", "NCCL_HOSTID": f"rank{rank}"}
         words = ["rank", str(rank), str(ranks_count), str(folder), "--steps", str(steps_count)]
+        words += [] if blocking else ["--non-blocking"]
         processes.append(
             subprocess.Popen([sys.executable, str(script), *words], env={**os.environ, **SOCKETS_ONLY, **own})
         )

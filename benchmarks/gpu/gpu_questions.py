@@ -27,6 +27,9 @@ QUESTION_LIMIT_S = 40.0
 WIDE_BRACKET_US = 10.0
 #: Streams with timing events may take this much longer than without before they count as serialised.
 SERIAL_RATIO = 1.5
+#: Kernels of the legacy stream, and those of the two blocking streams between them: one behind the other instead of
+#: side by side they take 1.9 times as long.
+LEGACY_NS, BLOCKING_NS = 200_000, 2_000_000
 
 
 class Answers(dict[str, Any]):
@@ -177,6 +180,30 @@ def events_serialise_one_connection(driver: Driver, answers: Answers) -> None:
     events_serialise(driver, answers)
 
 
+def events_on_the_legacy_stream(driver: Driver, answers: Answers) -> None:
+    """Milliseconds of four kernels on the legacy stream with work of two blocking streams between them.
+
+    `behind`: with a timing event directly behind each launch on the legacy stream, which joins nothing that the launch
+    does not. `between`, the control: with one between the two streams' work: the second waits for the first.
+    """
+    streams = [driver.new_stream(0), driver.new_stream(0)]
+    legacy, found = c_void_p(), dict[str, list[float]](without=[], behind=[], between=[])
+    for way in ("without", "behind", "between") * 3:
+        driver.require("cuCtxSynchronize")
+        begin_ns = time.perf_counter_ns()
+        for number in range(4):
+            driver.launch(legacy, LEGACY_NS)
+            if way == "behind":
+                driver.require("cuEventRecord", driver.new_event(), legacy)
+            for stream in streams if number < 3 else ():
+                driver.launch(stream, BLOCKING_NS)
+                if way == "between":
+                    driver.require("cuEventRecord", driver.new_event(), legacy)
+        driver.require("cuCtxSynchronize")
+        found[way].append(round((time.perf_counter_ns() - begin_ns) / 1e6, 2))
+    answers["ms"] = found
+
+
 def dead_handles(driver: Driver, answers: Answers) -> None:
     """Answers to handles whose stream was destroyed, and whose primary context was reset; it may crash."""
     milliseconds, flags, number = c_float(), c_uint(), c_int(9)
@@ -237,6 +264,7 @@ QUESTIONS: tuple[Callable[[Driver, Answers], None], ...] = (
     events_against_globaltimer,
     events_serialise,
     events_serialise_one_connection,
+    events_on_the_legacy_stream,
     dead_handles,
     green_context,
     uuids,
@@ -301,5 +329,10 @@ def problems(answers: dict[str, Any]) -> Iterator[str]:
     serial = answers.get("events_serialise", {}).get("ms")
     if serial and min(serial["with"]) > SERIAL_RATIO * min(serial["without"]):
         yield f"events_serialise: timing events serialise streams ({serial['with']} ms, without {serial['without']})"
+    legacy = answers.get("events_on_the_legacy_stream", {}).get("ms")
+    if legacy and min(legacy["behind"]) > SERIAL_RATIO * min(legacy["without"]):
+        yield f"events_on_the_legacy_stream: an event behind a launch joins the blocking streams: {legacy} ms"
+    if legacy and min(legacy["between"]) <= SERIAL_RATIO * min(legacy["without"]):
+        yield f"events_on_the_legacy_stream: the control joins none: {legacy} ms: nothing is proven"
     if answers.get("green_context", {}).get("push_after") == 0:
         yield "green_context: a destroyed context can still be made current: the recorder keeps a dead handle"

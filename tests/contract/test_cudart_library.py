@@ -33,6 +33,10 @@ int cudaMemcpy(void*, const void*, std::size_t, int); int cudaMemcpyAsync(void*,
 int cudaMemsetAsync(void*, int, std::size_t, void*); int cudaEventCreate(void**); int cudaEventRecord(void*, void*);
 int cudaStreamWaitEvent(void*, void*, unsigned); int cudaStreamCreate(void**); int cudaEventDestroy(void*);
 int cudaHostAlloc(void**, std::size_t, unsigned); int cudaGraphLaunch(void*, void*); const char* cudaGetErrorName(int);
+int cudaGetDriverEntryPoint(const char*, void**, unsigned long long, int*);
+int cudaGetDriverEntryPoint_ptsz(const char*, void**, unsigned long long, int*);
+int cudaGetDriverEntryPointByVersion(const char*, void**, unsigned, unsigned long long, int*);
+int cudaGetDriverEntryPointByVersion_ptsz(const char*, void**, unsigned, unsigned long long, int*);
 }
 int main() {
   int version = 0, count = 0;
@@ -58,6 +62,12 @@ int main() {
   std::printf("device %d\n", cudaDeviceSynchronize());
   std::printf("free %d\n", cudaFree(pointer));
   std::printf("destroy %d\n", cudaEventDestroy(event));
+  int found = -1;
+  std::printf("entry %d\n", cudaGetDriverEntryPoint("cuMemCreate", &pointer, 0, &found));
+  std::printf("entry_ptsz %d\n", cudaGetDriverEntryPoint_ptsz("cuMemCreate", &pointer, 0, &found));
+  std::printf("version %d\n", cudaGetDriverEntryPointByVersion("cuMemCreate", &pointer, 12000, 0, &found));
+  std::printf("version_ptsz %d\n", cudaGetDriverEntryPointByVersion_ptsz("cuMemCreate", &pointer, 12000, 0, &found));
+  std::printf("found %d %d\n", found, pointer != nullptr);
   std::printf("last %d\n", cudaGetLastError());
 }
 """
