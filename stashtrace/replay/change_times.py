@@ -46,10 +46,11 @@ _NAMES = {
 _HANDED_NS = 1_000_000
 
 
-def has_time(graph: Graph, quantity: str) -> bool:
-    """Return True if a run has some of a time."""
-    if _spent(Scenario.of(graph, Unknowns()), quantity).any():
+def has_time(run: Scenario, quantity: str) -> bool:
+    """Return True if a run, given as the scenario without changes, has some of a time."""
+    if _spent(run, quantity).any():
         return True
+    graph = run.graph
     seen = np.isin(graph.kind, _WAITED_FOR.get(quantity, ()))
     if quantity == "launch" and len(graph.doubtful):
         seen |= graph.doubtful  # its host may have paced the device
@@ -61,9 +62,10 @@ def require_time(graph: Graph, change: Change) -> None:
 
     Raises MissingDataError if it has none; the hint names the times that it has.
     """
-    if has_time(graph, change.quantity):
+    run = Scenario.of(graph, Unknowns())
+    if has_time(run, change.quantity):
         return
-    known = [quantity for quantity in _NAMES if has_time(graph, quantity)]
+    known = [quantity for quantity in _NAMES if has_time(run, quantity)]
     raise MissingDataError(
         f"{change}: no {_NAMES[change.quantity]} was recorded",
         hint=f"times that this run has: {', '.join(known)}" if known else "",

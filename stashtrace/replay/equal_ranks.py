@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import UsageError
-from stashtrace.schema.groupby import GroupBy, order_by
+from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 
 Floats = npt.NDArray[np.float64]
 #: For work. Transfers always take the median, since their outliers are waits that were not recorded.
@@ -97,10 +97,9 @@ def next_transfers(graph: Graph, rows: Int64) -> tuple[Int64, GroupBy]:
     """
     edges = _entries(graph)
     source, transfers = graph.source[edges], GroupBy(graph.target[edges])
-    following = np.full(len(rows), -1, dtype=np.int64)
-    for rank in np.unique(graph.rank[rows]).tolist():
-        mine = np.flatnonzero(graph.rank[rows] == rank)
-        entered = graph.rank[source] == rank
+    following, by_rank = np.full(len(rows), -1, dtype=np.int64), RowsBy(graph.rank[source])
+    for rank, mine in GroupBy(graph.rank[rows]).items():
+        entered = by_rank.rows(rank)
         called, transfer_of = graph.end_ns[source[entered]], transfers.number[entered]
         order = np.argsort(called, kind="stable")
         at = np.searchsorted(called[order], graph.end_ns[rows[mine]], side="left")

@@ -148,13 +148,11 @@ def _batches_alike(graph: Graph, amount: Floats, luck: float) -> Floats:
     """Let no rank's n-th batch take longer than those of the others."""
     out: Floats = amount.copy()
     batches = np.flatnonzero(graph.resource == Resource.WORKER)
-    ranks = np.unique(graph.rank[batches]).tolist()
+    ranks = GroupBy(graph.rank[batches])
     if len(ranks) < 2:
         return out
-    ordered = [
-        mine[np.argsort(graph.begin_ns[mine], kind="stable")]
-        for mine in (batches[graph.rank[batches] == rank] for rank in ranks)
-    ]
+    batches = batches[order_by(ranks.number, graph.begin_ns[batches])]
+    ordered = np.split(batches, ranks.bounds[1:-1])
     count = min(len(mine) for mine in ordered)
     amounts = np.array([amount[mine[:count]] for mine in ordered])
     typical = _typical(amounts, np.zeros(count, dtype=np.int64), luck)

@@ -8,10 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from stashtrace.analysis.graph import Graph, Replayed
-from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.replay.links import moving_ns
 from stashtrace.replay.scenario import Scenario, whole_ns
-from stashtrace.schema.groupby import GroupBy
 
 #: Other processes that use less than this of a CPU slow nothing down.
 _USED_BY_OTHERS = 0.25
@@ -33,17 +31,10 @@ def crowded_hosts(
         return {}
     wanted: dict[str, float] = {}
     for rank, host in facts.host_of.items():
-        wanted[host] = wanted.get(host, 0.0) + 1 + transfers + workers(workers_of(graph, facts, rank))
+        wanted[host] = wanted.get(host, 0.0) + 1 + transfers + workers(graph.workers.get(rank, 0))
     left = {host: cpus - (pace - 1) * facts.beside.get(host, 0.0) for host, cpus in facts.cpus.items()}
     left = {host: max(cpus, _LEAST_LEFT * facts.cpus[host]) for host, cpus in left.items()}
     return {host: cpus for host, cpus in left.items() if 0 < cpus < wanted.get(host, 0.0) - _USED_BY_OTHERS}
-
-
-def workers_of(graph: Graph, facts: Facts, rank: int) -> int:
-    """Return how many workers a rank had at a time: the most that made batches for one iterator."""
-    made = np.flatnonzero(graph.is_batch & (graph.rank == rank))
-    makers = GroupBy(facts.loader[made], graph.process_id[made])
-    return int(GroupBy(makers.keys[0]).sizes.max(initial=0))
 
 
 def replayed(scenario: Scenario) -> Replayed:

@@ -174,7 +174,7 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answ
         for quantity, factor in (("bandwidth", 2.0), ("latency", 0.5))
     ]
     answers = [run.answer((change,)) for change in asked if _is_known(graph, change)]
-    best = [best_buckets(graph, buckets) if buckets is not None else None, best_workers(graph)]
+    best = [_best_buckets(run, buckets) if buckets is not None else None, _best_workers(run)]
     answers += [answer for answer in best if answer is not None]
     worth = [a for a in answers if a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
     return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
@@ -245,7 +245,11 @@ def best_buckets(graph: Graph, buckets: Buckets) -> Answer | None:
 
     Sizes are compared by the middle of their intervals.
     """
-    run, answers = _Run(graph, buckets), []
+    return _best_buckets(_Run(graph, buckets), buckets)
+
+
+def _best_buckets(run: _Run, buckets: Buckets) -> Answer | None:
+    answers = []
     for size in buckets.candidates_mib:
         with contextlib.suppress(MissingDataError):  # it would divide messages whose gradients are unknown
             answers.append(run.answer((Change(BUCKET, size),)))
@@ -259,8 +263,12 @@ def best_workers(graph: Graph) -> Answer | None:
 
     None if the run made no batches, or its passes have no batches for more workers.
     """
-    run, best = _Run(graph, None), None
-    for change in workers_to_try(graph):
+    return _best_workers(_Run(graph, None))
+
+
+def _best_workers(run: _Run) -> Answer | None:
+    best = None
+    for change in workers_to_try(run.graph):
         with contextlib.suppress(MissingDataError):
             answer = run.answer((change,))
             if best is not None and answer.middle_ns > best.middle_ns - _ALIKE_RATIO * answer.replayed_ns:
@@ -542,8 +550,8 @@ def _gap_ratio(graph: Graph, replayed: Replayed, counted: Bools) -> float:
     before = np.append(np.where(edge >= 0, np.append(graph.source, none)[edge], none), none)
     while (before != none).any():  # each round doubles how far back the sums reach
         gaps, before = gaps + gaps[before], before[before]
-    ranks = np.unique(graph.ends_rank[counted])
-    last = np.array([np.flatnonzero(counted & (graph.ends_rank == rank))[-1] for rank in ranks.tolist()])
+    rows = np.flatnonzero(counted)
+    last = rows[GroupBy(graph.ends_rank[rows]).last]
     return float(gaps[graph.ends[last]].sum()) / max(float((end[last] - since).sum()), 1.0)
 
 

@@ -363,6 +363,13 @@ def cached_on_trace(compute: Callable[[Trace], Result]) -> Callable[[Trace], Res
     return kept
 
 
+def facts_with_key(trace: Trace, is_asked: Callable[[str], object]) -> Table:
+    """Return the rows of ``metadata`` whose key is asked for; each key is read once, of however many processes."""
+    keys = trace.metadata["key_code"]
+    asked = [code for code in np.unique(keys).tolist() if is_asked(trace.text(code))]
+    return trace.metadata.take(np.isin(keys, asked))
+
+
 # Keys of ``metadata`` that importers write and analyses read.
 
 #: Of a process: nothing of its host was recorded, so why a device idled is unknown.

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_with_key
 
 #: The same in ``probes/gpu_jobs.py``.
 FACT = "gpu_job"
@@ -35,11 +35,8 @@ class GpuJob:
 def gpu_jobs(trace: Trace) -> list[GpuJob]:
     """Return the devices whose job the site told, in the order of ``devices``."""
     facts: dict[int, dict[str, str]] = defaultdict(dict)
-    columns = (trace.metadata[name].tolist() for name in ("process_id", "key_code", "value_code"))
-    for process, key, value in zip(*columns, strict=True):
-        name = trace.text(key)
-        if name.startswith(f"{FACT} ") or name in _OWN_JOB:
-            facts[process][name] = trace.text(value)
+    for row in facts_with_key(trace, lambda key: key.startswith(f"{FACT} ") or key in _OWN_JOB).rows():
+        facts[row["process_id"]][trace.text(row["key_code"])] = trace.text(row["value_code"])
     found = []
     for row in trace.devices.rows():
         own = facts[row["process_id"]]

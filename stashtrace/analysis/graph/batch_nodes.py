@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph.graph_parts import Parts, ThreadNodes
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batch_waits import BatchWaits
-from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, StallKind
@@ -172,9 +172,9 @@ def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64,
     table = index.batches_of_phase(BatchPhase.INDEX_WAIT)
     idle = np.zeros(len(begin), dtype=np.int64)
     for worker in np.unique(process).tolist():
-        own = table["process_id"] == worker
+        own = index.index_waits.rows(worker)
         mine = np.flatnonzero((process == worker) & same)
-        if not own.any():  # its waits were not recorded: it was idle for as long as it made nothing
+        if not len(own):  # its waits were not recorded: it was idle for as long as it made nothing
             idle[mine] = np.maximum(begin[mine] - before[mine], 0)
             continue
         time = TimeSet.of(table["begin_ns"][own], table["end_ns"][own])
@@ -230,46 +230,41 @@ class WorkerStarts:
     end_ns: Int64
     loader_id: Int64
 
-    @classmethod
-    def of(cls, index: TraceIndex, thread: StepThread) -> WorkerStarts:
-        """Find the times: until the last worker has begun while an iterator is made, and until all have ended."""
-        waits, mine = index.batches_of_phase(BatchPhase.WAIT), index.batch_waits.rows(thread.track_id)
-        makes = waits.take(mine[waits["batch_index"][mine] < 0])
-        loaders, started_ns = _last_starts(index, thread)
-        at = GroupBy(loaders).find(makes["loader_id"]) if len(loaders) else np.full(len(makes), -1)
-        until_ns = np.append(started_ns, -NEVER)[at]
-        # Workers that begin while the iterator is made are its own; a process may note its begin later than that.
-        chosen = (until_ns > makes["begin_ns"]) & (
-            makes["begin_ns"] < np.append(_first_batch_ns(index, loaders), 0)[at]
-        )
-        ends = index.batches_of_phase(BatchPhase.WORKERS_END)
-        ends = ends.take(ends["track_id"] == thread.track_id)
-        begin = np.concatenate([makes["begin_ns"][chosen], ends["begin_ns"]])
-        end = np.concatenate([np.minimum(makes["end_ns"], until_ns)[chosen], ends["end_ns"]])
-        loader = np.concatenate([makes["loader_id"][chosen], ends["loader_id"]])
-        some = np.flatnonzero(end > begin)
-        order = some[np.argsort(begin[some], kind="stable")]
-        return cls(begin[order], end[order], loader[order])
-
     def at(self, moments: Int64) -> Int64:
         """Return the place of the time that each moment lies in, -1 if it lies in none."""
         at = np.searchsorted(self.begin_ns, moments, side="right") - 1
         return np.where((at >= 0) & (moments < np.append(self.end_ns, -1)[at]), at, -1)
 
 
+@kept_per_thread
+def worker_starts(index: TraceIndex, thread: StepThread) -> WorkerStarts:
+    """Find the times: until the last worker has begun while an iterator is made, and until all have ended."""
+    waits, mine = index.batches_of_phase(BatchPhase.WAIT), index.batch_waits.rows(thread.track_id)
+    makes = waits.take(mine[waits["batch_index"][mine] < 0])
+    loaders, started_ns = _last_starts(index, thread)
+    at = GroupBy(loaders).find(makes["loader_id"]) if len(loaders) else np.full(len(makes), -1)
+    until_ns = np.append(started_ns, -NEVER)[at]
+    # Workers that begin while the iterator is made are its own; a process may note its begin later than that.
+    chosen = (until_ns > makes["begin_ns"]) & (makes["begin_ns"] < np.append(_first_batch_ns(index, loaders), 0)[at])
+    ends = index.batches_of_phase(BatchPhase.WORKERS_END)
+    ends = ends.take(index.worker_ends.rows(thread.track_id))
+    begin = np.concatenate([makes["begin_ns"][chosen], ends["begin_ns"]])
+    end = np.concatenate([np.minimum(makes["end_ns"], until_ns)[chosen], ends["end_ns"]])
+    loader = np.concatenate([makes["loader_id"][chosen], ends["loader_id"]])
+    some = np.flatnonzero(end > begin)
+    order = some[np.argsort(begin[some], kind="stable")]
+    return WorkerStarts(begin[order], end[order], loader[order])
+
+
 def _last_starts(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64]:
     """Return the iterators whose batches other processes made for a thread, and when the last of these began."""
     fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
     rows = rows[fetches["process_id"][rows] != thread.process_id]
-    processes = index.trace.processes
-    begun = GroupBy(processes["process_id"])
-    made_by = begun.find(fetches["process_id"][rows])
+    began_ns = GroupBy(fetches["process_id"][rows]).map(lambda process: index.began_ns.get(process, -NEVER))
     loaders = GroupBy(fetches["loader_id"][rows])
-    began_ns = np.append(processes["begin_ns"][begun.last], -NEVER)[made_by]
     return loaders.values, loaders.max(began_ns)
 
 
 def _first_batch_ns(index: TraceIndex, loaders: Int64) -> Int64:
     fetches = index.batches_of_phase(BatchPhase.FETCH)
-    groups = GroupBy(fetches["loader_id"])
-    return groups.min(fetches["begin_ns"])[groups.find(loaders)]
+    return fetches["begin_ns"][int64([index.fetches_by_loader.rows(loader)[0] for loader in loaders.tolist()])]

@@ -21,7 +21,9 @@ from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
+from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import Phase, PhaseFlag, StallKind, WaitOp
+from stashtrace.schema.trace import Trace, cached_on_trace
 
 #: Calls in which a thread can wait for another one of its process.
 _JOINS = (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE, WaitOp.JOIN)
@@ -29,6 +31,13 @@ _JOINS = (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE, W
 _TOGETHER_NS = 5_000_000
 #: On a busy machine it goes on later: after this part of the time for which it stood, and no later than this.
 _LATER_RATIO, _LATER_NS = 0.1, 50_000_000
+
+
+@cached_on_trace
+def _checkpoints(trace: Trace) -> tuple[Int64, RowsBy]:
+    """Return the rows of ``phases`` that are checkpoints, and where those of each process are among them."""
+    rows = np.flatnonzero(trace.phases["phase_code"] == Phase.CHECKPOINT)
+    return rows, RowsBy(trace.phases["process_id"][rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +61,12 @@ class Saves:
         phases, none = index.trace.phases, int64([])
         if not len(life.begin):
             return cls(*(none,) * 7)
-        flags = phases["phase_flags"]
-        aside = (phases["track_id"] != thread.track_id) | ((flags & PhaseFlag.BACKGROUND) != 0)
-        chosen = aside & (phases["process_id"] == thread.process_id) & (phases["phase_code"] == Phase.CHECKPOINT)
-        chosen &= ((flags & PhaseFlag.NESTED) == 0) & (phases["end_ns"] > phases["begin_ns"])
-        chosen &= (phases["begin_ns"] >= life.begin[0]) & (phases["begin_ns"] < life.end[-1])
-        rows = np.flatnonzero(chosen)
+        every, by_process = _checkpoints(index.origin)
+        rows = every[by_process.rows(thread.process_id)]
+        flags, begin, end = (phases[name][rows] for name in ("phase_flags", "begin_ns", "end_ns"))
+        chosen = (phases["track_id"][rows] != thread.track_id) | ((flags & PhaseFlag.BACKGROUND) != 0)
+        chosen &= ((flags & PhaseFlag.NESTED) == 0) & (end > begin)
+        rows = rows[chosen & (begin >= life.begin[0]) & (begin < life.end[-1])]
         if not len(rows):
             return cls(*(none,) * 7)
         rows = rows[np.argsort(phases["begin_ns"][rows], kind="stable")]

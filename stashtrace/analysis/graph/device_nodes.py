@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.devices.launches import full_queue
-from stashtrace.analysis.graph.batch_nodes import WorkerStarts, add_batches, arrived_ns, made_by_workers
+from stashtrace.analysis.graph.batch_nodes import add_batches, arrived_ns, made_by_workers, worker_starts
 from stashtrace.analysis.graph.checkpoint_nodes import Saves
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, step_of
 from stashtrace.analysis.graph.transfer_nodes import Transfers
@@ -152,7 +152,7 @@ class _Rank:
         waits = waits | saves.waits
         held = self._allocations - waits
         points = [moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns, saves.moments_ns]
-        points += [held.begin, held.end, WorkerStarts.of(index, thread).end_ns]
+        points += [held.begin, held.end, worker_starts(index, thread).end_ns]
         # The host comes to the end of the last step also where it waited for its device until then.
         free = life - waits
         if not len(free):  # all was launched before, or at unknown times: the host waited from the begin on

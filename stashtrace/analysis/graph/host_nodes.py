@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.graph.batch_nodes import WorkerStarts, add_batches, arrived_ns, made_by_workers
+from stashtrace.analysis.graph.batch_nodes import add_batches, arrived_ns, made_by_workers, worker_starts
 from stashtrace.analysis.graph.checkpoint_nodes import Saves
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, ThreadNodes, step_of
 from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES, Transfers
@@ -13,8 +13,8 @@ from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.collective_blocking import Blocked, blocked_on_collectives
-from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.stalls.collective_blocking import Blocked
+from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import CollectiveOp, StallKind
@@ -34,7 +34,7 @@ def add_rank(
     A rank that only serves others has no steps.
     """
     loads = batch_waits(index, thread)
-    blocked = blocked_on_collectives(index, thread, loads.time)
+    blocked = host_blocked(index, thread)
     handed = made_by_workers(loads, thread)
 
     painted = Painted.of(rank_layers(index, thread).layers)
@@ -55,7 +55,7 @@ def add_rank(
         loads.begin,
         loads.end,
         np.clip(had, loads.begin, loads.end),
-        WorkerStarts.of(index, thread).end_ns,
+        worker_starts(index, thread).end_ns,
         *(index.trace.phases[name][phases] for name in ("begin_ns", "end_ns")),
         saves.moments_ns,
     ]

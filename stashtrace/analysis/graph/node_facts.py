@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.graph.batch_nodes import WorkerStarts
+from stashtrace.analysis.graph.batch_nodes import worker_starts
 from stashtrace.analysis.graph.work_graph import Facts, Resource
 from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.io.rereads import memory_bounds_ns
@@ -20,7 +20,7 @@ from stashtrace.analysis.stalls.sampled_cpus import host_cpus
 from stashtrace.analysis.steps.epochs import serves
 from stashtrace.analysis.steps.samples_per_step import step_samples, told_samples
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, StallKind
 from stashtrace.schema.table import Table
 
@@ -54,12 +54,16 @@ def facts_of(
     number_of = loaders.number
     loader, batch = _column(count, made, number_of[rows]), _column(count, made, fetches["batch_index"][rows])
     starts, served = np.zeros(count, dtype=bool), np.full(len(loaders), -1, dtype=np.int64)
+    computing = np.flatnonzero(graph.is_thread & (graph.kind == StallKind.COMPUTE))
+    on_host = np.flatnonzero(np.isin(graph.resource, _ON_HOST))
+    by_rank, by_process = RowsBy(graph.rank[computing]), RowsBy(graph.process_id[on_host])
     for thread, steps in ranks:
-        _compute(index, thread, graph, cpu, queued)
-        nodes, of = _own_batches(index, thread, graph)
+        _compute(index, thread, graph, computing[by_rank.rows(thread.rank)], cpu, queued)
+        own = on_host[by_process.rows(thread.process_id)]
+        nodes, of = _own_batches(index, thread, graph, own)
         loader[nodes], batch[nodes] = number_of[of], fetches["batch_index"][of]
         _share_out(graph, nodes, fetches.take(of), GroupBy(of), cpu, queued)
-        nodes, of = _starting(index, thread, graph, loaders)
+        nodes, of = _starting(index, thread, graph, own, loaders)
         loader[nodes], starts[nodes] = of, True
         _serve(index, thread, steps, loaders, served)
 
@@ -97,15 +101,14 @@ def facts_of(
     )
 
 
-def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph) -> tuple[Int64, Int64]:
-    """Return the nodes in which a step thread makes batches itself, and the row of the batch among the fetches."""
+def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64) -> tuple[Int64, Int64]:
+    """Return those of a thread's nodes in which it makes batches itself, and the row of the batch among the fetches."""
     fetches, waits = index.batches_of_phase(BatchPhase.FETCH), index.batches_of_phase(BatchPhase.WAIT)
     own = index.fetches.rows(thread.rank)
     own = own[fetches["process_id"][own] == thread.process_id]
     mine = index.batch_waits.rows(thread.track_id)
     mine = mine[waits["batch_index"][mine] >= 0]
     mine = mine[np.argsort(waits["begin_ns"][mine], kind="stable")]
-    nodes = np.flatnonzero((graph.process_id == thread.process_id) & np.isin(graph.resource, _ON_HOST))
     if not len(own) or not len(mine) or not len(nodes):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     at = np.searchsorted(waits["begin_ns"][mine], graph.begin_ns[nodes], side="right") - 1
@@ -116,10 +119,11 @@ def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph) -> tuple[I
     return nodes[row >= 0], row[row >= 0]
 
 
-def _starting(index: TraceIndex, thread: StepThread, graph: Graph, loaders: GroupBy) -> tuple[Int64, Int64]:
-    """Return the nodes in which a step thread starts workers or sees them end, and the number of their iterator."""
-    found = WorkerStarts.of(index, thread)
-    nodes = np.flatnonzero((graph.process_id == thread.process_id) & np.isin(graph.resource, _ON_HOST))
+def _starting(
+    index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64, loaders: GroupBy
+) -> tuple[Int64, Int64]:
+    """Return those of a thread's nodes in which it starts workers or sees them end, with the iterator's number."""
+    found = worker_starts(index, thread)
     at = found.at(graph.begin_ns[nodes])
     of = np.append(loaders.find(found.loader_id), -1)[at]
     return nodes[of >= 0], of[of >= 0]
@@ -143,7 +147,8 @@ def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: 
     """
     known = batches["cpu_ns"] >= 0
     # A thread that is blocked in storage is on no CPU.
-    work = np.where(graph.kind[nodes] == StallKind.FETCH, 0, graph.work_ns[nodes]).astype(np.float64)
+    work_ns = graph.end_ns[nodes] - graph.begin_ns[nodes]
+    work = np.where(graph.kind[nodes] == StallKind.FETCH, 0, work_ns).astype(np.float64)
     part = work / np.maximum(of.sum(work)[of.number], 1.0) if len(nodes) else work
     ran = np.minimum(np.rint(part * batches["cpu_ns"]), work)
     stood = np.minimum(np.rint(part * np.maximum(batches["runqueue_ns"], 0)), work - ran)
@@ -168,9 +173,10 @@ def _free_cpus(
     end = max(int(steps["end_ns"].max()) for _, steps in ranks)
     inside = (graph.begin_ns >= begin) & (graph.end_ns <= end) & (cpu_ns > 0)
     known: dict[str, float] = {}
+    ranks_inside = GroupBy(graph.rank[inside])
+    spent = dict(zip(ranks_inside.values.tolist(), ranks_inside.sum(cpu_ns[inside]).tolist(), strict=True))
     for rank, host in host_of.items():
-        spent = float(cpu_ns[inside & (graph.rank == rank)].sum())
-        known[host] = known.get(host, 0.0) + spent / max(end - begin, 1)
+        known[host] = known.get(host, 0.0) + float(spent.get(rank, 0)) / max(end - begin, 1)
     free, beside = {}, {}
     for host, cpu in host_cpus(index.trace, (begin, end)).items():
         busy = cpu.count * cpu.busy_ratio
@@ -183,12 +189,11 @@ def _free_cpus(
     return free, beside
 
 
-def _compute(index: TraceIndex, thread: StepThread, graph: Graph, cpu: Int64, queued: Int64) -> None:
+def _compute(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64, cpu: Int64, queued: Int64) -> None:
     """Divide the time that a thread waited for a CPU in a phase among its computation there, by length."""
     phases, rows = index.trace.phases, outer_phase_rows(index, thread)
     begin, end, first, last = (phases[name][rows] for name in _PHASE_COLUMNS)
-    nodes = np.flatnonzero(graph.is_thread & (graph.rank == thread.rank) & (graph.kind == StallKind.COMPUTE))
-    work = graph.work_ns[nodes]
+    work = graph.end_ns[nodes] - graph.begin_ns[nodes]
     at = np.searchsorted(begin, graph.begin_ns[nodes], side="right") - 1
     inside = (at >= 0) & (graph.begin_ns[nodes] < np.append(end, -1)[at])
     waited = np.where((first >= 0) & (last >= first), last - first, 0)
@@ -222,7 +227,7 @@ def _groups(index: TraceIndex, groups: npt.NDArray[np.uint64]) -> tuple[Int64, I
 def _samples(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph) -> np.ndarray:
     loader_samples = told_samples(index.trace)
     waits = index.batches_of_phase(BatchPhase.WAIT)
-    column = np.zeros(len(graph.ends))
+    column, by_rank = np.zeros(len(graph.ends)), RowsBy(graph.ends_rank)
     for thread, steps in ranks:
         mine = index.batch_waits.rows(thread.track_id)
         mine = mine[waits["batch_index"][mine] >= 0]
@@ -230,7 +235,7 @@ def _samples(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph
         samples, _ = step_samples(own, waits.take(mine), loader_samples)
         if not len(samples):
             continue
-        ends = np.flatnonzero(graph.ends_rank == thread.rank)
+        ends = by_rank.rows(thread.rank)
         at = GroupBy(own["step"]).row_of(graph.ends_step[ends])
         column[ends[at >= 0]] = samples[at[at >= 0]]
     return column

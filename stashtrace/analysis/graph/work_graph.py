@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.intervals import Int64
+from stashtrace.schema.groupby import GroupBy
 
 Int32 = npt.NDArray[np.int32]
 Int8 = npt.NDArray[np.int8]
@@ -145,6 +146,17 @@ class Graph:
     def is_transfer(self) -> npt.NDArray[np.bool_]:
         """Mask of the transfers."""
         return np.asarray(self.resource == Resource.TRANSFER)
+
+    @cached_property
+    def workers(self) -> dict[int, int]:
+        """Workers that each rank had at a time: the most that made batches for one iterator; no rank without any."""
+        if self.facts is None:
+            return {}
+        made = np.flatnonzero(self.is_batch)
+        makers = GroupBy(self.rank[made], self.facts.loader[made], self.process_id[made])
+        loaders = GroupBy(makers.keys[0], makers.keys[1])
+        ranks = GroupBy(loaders.keys[0])
+        return dict(zip(ranks.values.tolist(), ranks.max(loaders.sizes).tolist(), strict=True))
 
     def node_columns(self) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of nodes that are not empty, by name."""

@@ -250,6 +250,7 @@ class Gaps:
     queue_timed: npt.NDArray[np.bool_]
 
 
+@kept_per_thread
 def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
     """Return the rows of the thread's outermost phases, in order.
 

@@ -257,10 +257,19 @@ class TraceIndex:
         """Rows of ``batches_of_phase(WAIT)`` by track."""
         return RowsBy(self.batches_of_phase(BatchPhase.WAIT)["track_id"])
 
+    @cached_property
+    def worker_ends(self) -> RowsBy:
+        """Rows of ``batches_of_phase(WORKERS_END)`` by track."""
+        return RowsBy(self.batches_of_phase(BatchPhase.WORKERS_END)["track_id"])
+
     def workers_end(self, track_id: int) -> TimeSet:
         """Return when a thread waited for the workers of a loader to end."""
-        table = self.batches_of_phase(BatchPhase.WORKERS_END)
-        return TimeSet.of_rows(table, table["track_id"] == track_id)
+        return TimeSet.of_rows(self.batches_of_phase(BatchPhase.WORKERS_END), self.worker_ends.rows(track_id))
+
+    @cached_property
+    def index_waits(self) -> RowsBy:
+        """Rows of ``batches_of_phase(INDEX_WAIT)`` by process."""
+        return RowsBy(self.batches_of_phase(BatchPhase.INDEX_WAIT)["process_id"])
 
     @cached_property
     def fetches(self) -> RowsBy:
@@ -276,6 +285,17 @@ class TraceIndex:
     def fetches_by_process(self) -> RowsBy:
         """Rows of ``batches_of_phase(FETCH)`` by process."""
         return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["process_id"])
+
+    @cached_property
+    def fetches_by_loader(self) -> RowsBy:
+        """Rows of ``batches_of_phase(FETCH)`` by iterator."""
+        return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["loader_id"])
+
+    @cached_property
+    def began_ns(self) -> dict[int, int]:
+        """When each process began, by its id."""
+        processes = self.trace.processes
+        return dict(zip(processes["process_id"].tolist(), processes["begin_ns"].tolist(), strict=True))
 
     @cached_property
     def _batches(self) -> dict[int, Table]:

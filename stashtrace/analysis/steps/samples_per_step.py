@@ -15,7 +15,7 @@ from stashtrace.analysis.steps.training_loop import UPDATE_KINDS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_with_key
 
 #: Metadata key of an iterator, before its ``loader_id``; the same in ``probes/torch_loader_facts``.
 FACT = "dataloader "
@@ -34,7 +34,7 @@ class LoaderSamples:
 def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
     """Return the samples that the iterators of a run reported, by ``loader_id``; unreadable reports are left out."""
     samples = {}
-    for row in trace.metadata.rows():
+    for row in facts_with_key(trace, _KEY.fullmatch).rows():
         key = _KEY.fullmatch(trace.text(row["key_code"]))
         value = _VALUE.fullmatch(trace.text(row["value_code"])) if key else None
         if key and value:

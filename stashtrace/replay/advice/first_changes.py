@@ -30,10 +30,8 @@ from stashtrace.replay.change_transfers import LINKS
 from stashtrace.replay.changes import BUCKET, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
-from stashtrace.replay.loaders.worker_count import known_loaders
 from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.scenario import Floats, Scenario, Unknowns
-from stashtrace.replay.sharing import workers_of
 from stashtrace.replay.whatif import Answer, known_changes, single_changes, what_if
 from stashtrace.replay.whatif_text import unreliable
 from stashtrace.schema import columns as col
@@ -356,8 +354,7 @@ def _name_rank_and_kind(graph: Graph, one: FirstChange) -> FirstChange:
     """Return a change with the rank and the kind of work that it is mostly about."""
     quantity = one.change.quantity
     if quantity == "workers":
-        facts = known_loaders(graph, one.change)
-        present = max(workers_of(graph, facts, rank) for rank in np.unique(graph.ends_rank).tolist())
+        present = max(graph.workers.get(rank, 0) for rank in np.unique(graph.ends_rank).tolist())
         return replace(one, present_count=present)
     if quantity == "slow_worker":
         return _with_worker(graph, one)

@@ -11,7 +11,6 @@ from stashtrace.analysis.graph import EdgeKind, Graph
 from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.analysis.intervals import Int64
 from stashtrace.replay.scenario import Bools, Floats
-from stashtrace.replay.sharing import workers_of
 from stashtrace.schema.groupby import GroupBy, order_by
 
 #: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
@@ -43,7 +42,7 @@ class Passes:
         nodes = nodes[np.lexsort((graph.begin_ns[nodes], facts.batch[nodes], facts.loader[nodes], graph.rank[nodes]))]
         passes = GroupBy.runs(graph.rank[nodes], facts.loader[nodes])
         first = nodes[passes.argmin(graph.begin_ns[nodes])]
-        workers = max(workers_of(graph, facts, rank) for rank in np.unique(graph.rank[nodes]).tolist())
+        workers = max(graph.workers.values())
         start = passes.first[passes.number]
         return cls(nodes, start, passes.position, first[passes.number], workers)
 

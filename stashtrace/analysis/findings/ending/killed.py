@@ -15,7 +15,7 @@ from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_with_key
 
 KILLED = schema(
     "killed",
@@ -75,7 +75,7 @@ def killed(trace: Trace) -> Table:
 def facts_of_children(trace: Trace, prefix: str) -> Iterator[tuple[int, int, str]]:
     """Yield what parents said of their children under a key: row of the parent, pid of the child, and the value."""
     row_of = {number: row for row, number in enumerate(trace.processes["process_id"].tolist())}
-    facts = trace.metadata
+    facts = facts_with_key(trace, lambda key: key.startswith(prefix))
     for owner, key, value in zip(facts["process_id"].tolist(), facts["key_code"], facts["value_code"], strict=True):
         text = trace.text(key)
         number = text.removeprefix(prefix)
