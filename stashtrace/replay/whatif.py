@@ -340,7 +340,7 @@ class _Run:
             low,
             high,
             noise_ns,
-            _gap_ratio(graph, self.unchanged, self.counted),
+            self._gap_ratio,
             self._now_ns,
             self._then(unchanged, *runs[times.index(max(times))], high),
             len(self.steps),
@@ -366,16 +366,29 @@ class _Run:
         return _Crowd(unchanged, runs, times, low, high)
 
     @cached_property
+    def _gap_ratio(self) -> float:
+        """Part of the run's steps that no edge explains."""
+        return _gap_ratio(self.graph, self.unchanged, self.counted)
+
+    @cached_property
+    def _columns_ns(self) -> dict[str, float]:
+        """Budget of a step in the replay without changes."""
+        return step_budget(self.graph, self.unchanged, self.steps)
+
+    @cached_property
     def _now_ns(self) -> dict[str, float]:
         """Budget of the mean step without changes."""
-        return self._budget(self.graph, self.unchanged, self._mean(self.graph, self.unchanged))
+        scale = self._mean(self.graph, self.unchanged) / max(sum(self._columns_ns.values()), 1.0)
+        return {name: scale * ns for name, ns in self._columns_ns.items()}
 
     def _then(self, unchanged: Replayed, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
         """Return the budget with changes: each column grows as it does from a replay without them to one with them.
 
         By how much these replays miss the step is taken for waiting, not for work.
         """
-        before, after = (step_budget(*run, self.steps) for run in ((self.graph, unchanged), (graph, replayed)))
+        as_recorded = unchanged is self.unchanged
+        before = self._columns_ns if as_recorded else step_budget(self.graph, unchanged, self.steps)
+        after = step_budget(graph, replayed, self.steps)
         columns = {
             name: now * after[name] / before[name] if before[name] > 0 else after[name]
             for name, now in self._now_ns.items()
@@ -388,12 +401,6 @@ class _Run:
         if waited <= 0:
             return columns | {"other": columns["other"] + left}
         return {name: ns * (left / waited if name in _WAITS else 1.0) for name, ns in columns.items()}
-
-    def _budget(self, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
-        """Return the budget of a replay's step, scaled to ``step_ns``."""
-        columns = step_budget(graph, replayed, self.steps)
-        scale = step_ns / max(sum(columns.values()), 1.0)
-        return {name: scale * ns for name, ns in columns.items()}
 
     def _scenarios(self, changes: tuple[Change, ...]) -> list[Scenario]:
         """Make a scenario for each extreme of what the run leaves open and these changes depend on."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, distinct, int64
 from stashtrace.analysis.stalls.rows_by_thread import Layer
 from stashtrace.analysis.steps.step_time import kinds_that_count
 from stashtrace.analysis.steps.steps import counted_steps
@@ -117,7 +117,7 @@ class Painted:
 
     def time_of(self, kinds: Collection[int]) -> TimeSet:
         """Time in which a layer of these kinds is uppermost."""
-        chosen = np.isin(self.layer, [number for number, layer in enumerate(self.layers) if layer.kind in kinds])
+        chosen = np.array([layer.kind in kinds for layer in self.layers], dtype=bool)[self.layer]
         return TimeSet.of(self.begin[chosen], self.end[chosen])
 
     def layer_at(self, moments: Int64) -> Int64:
@@ -168,11 +168,12 @@ class Cells:
         """
         if not len(time):  # damaged times: nothing is left of the thread's life
             return cls(time.begin, time.end)
-        cuts = np.unique(np.concatenate([painted.begin, painted.end, points, time.begin[:1], time.end[-1:]]))
+        cuts = distinct(np.concatenate([painted.begin, painted.end, points, time.begin[:1], time.end[-1:]]))
         cut_begin, cut_end, _ = time.pieces(cuts[:-1], cuts[1:])
-        moments = np.unique(moments)
+        moments = distinct(moments)
         last = int(time.end[-1]) if until_ns is None else until_ns
-        inside = (moments >= time.begin[0]) & (moments <= last) & ~np.isin(moments, cut_end)
+        at = np.searchsorted(cut_end, moments)  # pieces are in order
+        inside = (moments >= time.begin[0]) & (moments <= last) & (np.append(cut_end, -NEVER)[at] != moments)
         bare = moments[inside]
         begins, ends = np.concatenate([cut_begin, bare]), np.concatenate([cut_end, bare])
         order = np.lexsort((ends, begins))

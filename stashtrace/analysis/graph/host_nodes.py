@@ -10,7 +10,7 @@ from stashtrace.analysis.graph.checkpoint_nodes import Saves
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, ThreadNodes, step_of
 from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES, Transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.collective_blocking import Blocked
@@ -116,7 +116,7 @@ def _let_go(
     lag = np.minimum(later, np.maximum(transfers.own_end_ns[rows] - transfers.end_ns[rows], 0))
     # The end of a send or a receive is seen when the thread asks for it: who asks late did not wait till then.
     asked_ns = np.maximum(wait_end - np.maximum(wait_begin, transfers.end_ns[rows]), 0)
-    to_one_rank = np.isin(index.trace.collectives["op_code"][rows], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
+    to_one_rank = is_one_of(index.trace.collectives["op_code"][rows], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     lag = np.where(to_one_rank, np.minimum(lag, asked_ns), lag)
     waited = (later >= -_TOGETHER_NS) & (wait_end > nodes.begin_ns[0])
     parts.edge(np.where(waited, transfers.node[rows], -1), goes_on, EdgeKind.RELEASE, lag)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import ACROSS, INSIDE, MIXED
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64, is_one_of
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -95,7 +95,7 @@ def own_collectives(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64
 def device_waits(index: TraceIndex, thread: StepThread) -> TimeSet:
     """Return when the step thread was inside calls that wait for the device."""
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
-    rows = rows[(calls["track_id"][rows] == thread.track_id) & np.isin(calls["call_code"][rows], SYNCHRONISING_CALLS)]
+    rows = rows[(calls["track_id"][rows] == thread.track_id) & is_one_of(calls["call_code"][rows], SYNCHRONISING_CALLS)]
     return TimeSet.of_rows(calls, rows)
 
 
@@ -124,7 +124,7 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
 
     thread_waits = index.trace.waits
     own = index.waits.rows(thread.track_id)
-    own = own[np.isin(thread_waits["wait_code"][own], BACKEND_WAITS)]
+    own = own[is_one_of(thread_waits["wait_code"][own], BACKEND_WAITS)]
     on_device = device_waits(index, thread) - batch_waits - explicit
     silent = TimeSet.of_rows(thread_waits, own) - batch_waits - explicit - on_device
     calls = _launching(index, thread, rows) - batch_waits - explicit - silent - on_device

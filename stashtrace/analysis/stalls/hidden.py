@@ -96,9 +96,10 @@ def _rank(
     spans, own = trace.spans, index.spans.rows(thread.track_id)
     own = own[spans["kind_code"][own] == SpanKind.GC]
     device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
-    estimated = made.beside.get("estimated", TimeSet.empty()) & made.time_of(*_DIVIDED)
-    on_host = (_hidden_communication(index, thread, blocked) - made.time_of(*LINK_KINDS)).within(begin, end)
-    loading = index.making_beside(thread) - loads - made.time_of(StallKind.PREP)
+    kinds = made.painted_kinds()
+    estimated = made.beside.get("estimated", TimeSet.empty()) & kinds.time_of(*_DIVIDED)
+    on_host = (_hidden_communication(index, thread, blocked) - kinds.time_of(*LINK_KINDS)).within(begin, end)
+    loading = index.making_beside(thread) - loads - kinds.time_of(StallKind.PREP)
     return {
         "rank": steps["rank"],
         "step": steps["step"],

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of, rows_of
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_layers, batch_waits, beside_workers
 from stashtrace.analysis.stalls.collective_blocking import (
     Blocked,
@@ -33,7 +33,7 @@ from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.updates import runs_closure
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import OPERATORS, CollectiveSource, IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
-from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, OPERATORS_RECORDED
+from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, OPERATORS_RECORDED, Trace, cached_on_trace
 
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
 CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
@@ -66,7 +66,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     rows = index.phases.rows(thread.track_id)
     rows = rows[(trace.phases["phase_flags"][rows] & PhaseFlag.BACKGROUND) == 0]
     code, begin, end = (trace.phases[n][rows] for n in ("phase_code", "begin_ns", "end_ns"))
-    saves, works = np.isin(code, CHECKPOINT_PHASES), np.isin(code, _COMPUTE_PHASES)
+    saves, works = is_one_of(code, CHECKPOINT_PHASES), is_one_of(code, _COMPUTE_PHASES)
     saving = TimeSet.of(begin[saves], end[saves])
 
     io, own = index.io, index.io_by_track.rows(thread.track_id)
@@ -81,7 +81,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     named = named[spans["kind_code"][named] == SpanKind.USER]
     annotated = TimeSet.of(*_within_steps(index, thread, spans["begin_ns"][named], spans["end_ns"][named]))
     waits, held = trace.waits, index.waits.rows(thread.track_id)
-    alien = np.isin(waits["wait_code"][held], _FOREIGN_WAITS)
+    alien = is_one_of(waits["wait_code"][held], _FOREIGN_WAITS)
     on_device = device_waits(index, thread)
     return Standing(
         busy,
@@ -201,13 +201,21 @@ def _waits_recorded(index: TraceIndex, thread: StepThread) -> bool:
     return bool(len(index.waits.rows(thread.track_id)) or len(index.collective_waits.rows(thread.track_id)))
 
 
+@cached_on_trace
+def _operator_rows(trace: Trace) -> Int64:
+    """Return the rows of ``spans`` in which a thread ran operators."""
+    spans = trace.spans
+    named = spans["name_code"] == trace.strings.find(OPERATORS)
+    return np.flatnonzero(named & (spans["kind_code"] == SpanKind.USER))
+
+
 def _operators(index: TraceIndex, thread: StepThread, *, only_own: bool = False) -> TimeSet:
     """Return when any thread of the process ran operators, or only this one; it may wait for the other threads."""
-    spans, tracks = index.trace.spans, index.trace.tracks
+    spans, tracks, rows = index.trace.spans, index.trace.tracks, _operator_rows(index.origin)
+    if not len(rows):
+        return TimeSet.empty()
     own = [thread.track_id] if only_own else tracks["track_id"][tracks["process_id"] == thread.process_id]
-    chosen = (spans["name_code"] == index.trace.strings.find(OPERATORS)) & (spans["kind_code"] == SpanKind.USER)
-    chosen &= np.isin(spans["track_id"], own)
-    return TimeSet.of_rows(spans, chosen)
+    return TimeSet.of_rows(spans, rows[np.isin(spans["track_id"][rows], own)])
 
 
 def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tuple[Int64, Int64]:
@@ -218,9 +226,9 @@ def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tu
     io = index.trace.notable_io
     own = rows_of(io["track_id"], thread.track_id)
     op, path, begin = (io[name][own] for name in ("op_code", "path_code", "begin_ns"))
-    writes = np.isin(op, _WRITE_OPS) & (path != index.trace.strings.find(""))
+    writes = is_one_of(op, _WRITE_OPS) & (path != index.trace.strings.find(""))
     inside = intervals.locate(saving.begin, saving.end, begin[writes]) >= 0
-    fetches = np.isin(op, READ_OPS) & ~np.isin(op, (IoOp.OPEN, IoOp.FOPEN))
+    fetches = is_one_of(op, READ_OPS) & ~is_one_of(op, (IoOp.OPEN, IoOp.FOPEN))
     written = np.unique(int64(path[writes]))
     return np.unique(int64(path[writes][inside])), np.setdiff1d(written, path[fetches])
 

@@ -15,7 +15,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.collectives.device_collectives import DeviceCollectives, on_devices
 from stashtrace.analysis.collectives.matching import Matched, match, match_columns
 from stashtrace.analysis.collectives.shares import KEPT, NetworkCuts, network_cuts
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.events import TABLES
@@ -64,6 +64,11 @@ class LabelledIntervals:
     end: Int64
     tag: Int64
 
+    def time_of(self, *tags: int) -> TimeSet:
+        """Return the time of some tags."""
+        chosen = is_one_of(self.tag, tags)
+        return TimeSet.of(self.begin[chosen], self.end[chosen])
+
 
 @dataclass(frozen=True, slots=True)
 class RankLayers:
@@ -93,9 +98,7 @@ class RankLayers:
 
     def time_of(self, *kinds: StallKind) -> TimeSet:
         """Return the time that the budget gives to some kinds."""
-        time = self.painted_kinds()
-        chosen = np.isin(time.tag, kinds)
-        return TimeSet.of(time.begin[chosen], time.end[chosen])
+        return self.painted_kinds().time_of(*kinds)
 
     def method_at(self, moments: Int64) -> npt.NDArray[np.str_]:
         """Return the method at each moment."""

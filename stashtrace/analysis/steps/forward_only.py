@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Int64, int64, is_one_of
 from stashtrace.analysis.steps.rank_steps import RankSteps
 from stashtrace.analysis.steps.training_loop import FORWARD, QUIET_KINDS, WAIT, Bools, StepColumns, Tokens
 
@@ -26,13 +26,13 @@ _TOKEN = 0.25
 
 def trains_of(rank: RankSteps) -> Bools:
     """Return the mask of the steps that train."""
-    return ~np.isin(rank.columns.kind, QUIET_KINDS)
+    return ~is_one_of(rank.columns.kind, QUIET_KINDS)
 
 
 def brief_steps(tokens: Tokens, steps: StepColumns, sub_steps: Int64) -> Bools:
     """Return the mask of the steps without gradients and batch wait whose forwards are far shorter than training's."""
     count = len(steps.begin)
-    quiet = np.isin(steps.kind, QUIET_KINDS)
+    quiet = is_one_of(steps.kind, QUIET_KINDS)
     if not quiet.any() or quiet.all():
         return np.zeros(count, dtype=bool)
     at = np.searchsorted(steps.end, tokens.begin, side="right")

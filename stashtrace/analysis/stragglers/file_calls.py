@@ -124,7 +124,8 @@ def _own_time(index: TraceIndex, thread: StepThread) -> dict[StallKind, TimeSet]
     """
     layers = rank_layers(index, thread)
     on_host = layers.method == "host" and not layers.segments
-    kinds = {kind: layers.time_of(kind) for kind in KINDS if on_host or kind != StallKind.COMPUTE}
+    painted = layers.painted_kinds()
+    kinds = {kind: painted.time_of(kind) for kind in KINDS if on_host or kind != StallKind.COMPUTE}
     kinds[StallKind.FETCH] -= batch_waits(index, thread).time
     return kinds
 
