@@ -125,6 +125,11 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("findings", "stashtrace.analysis.findings:findings", "what the summary claims, one row per claim"),
     ("finding_evidence", "stashtrace.analysis.findings:finding_evidence", "what each of these claims rests on"),
     ("budgets", "stashtrace.analysis.findings:budgets", "the bars of the summary: time of each rank by column"),
+    (
+        "start",
+        "stashtrace.analysis.findings.once.start:start",
+        "what each rank did before its first counted step",
+    ),
     ("evidence", "stashtrace.analysis.stalls.evidence:evidence", "evidence for the largest stalls"),
     (
         "killed",
@@ -155,6 +160,7 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "steps",
             "step_kinds",
+            "start",
             "over_time",
             "spikes",
             "stalls",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 
 # Every Python of the job runs this file, and importing typing would double its cost.
 TYPE_CHECKING = False
@@ -42,6 +43,7 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     "torch.multiprocessing.spawn": (("torch_distributed", "stashtrace.probes.ends.child_ends:install_spawn"),),
     "mpi4py.MPI": (("torch_distributed", "stashtrace.probes.mpi:install"),),
     "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch.step:hide_from_dynamo"),),
+    "torch._dynamo.convert_frame": (("torch_step", "stashtrace.probes.torch.host_calls.compiling:install"),),
     "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch.profiler:install"),),
     "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch.checkpoint:install_distributed"),),
     "wandb": (("core", "stashtrace.probes.trackers:install_wandb"),),
@@ -68,6 +70,9 @@ for _variable, _name, _probe in (
 
 #: The package that these probes are part of, which a job may import for its annotations.
 _PACKAGE = "stashtrace"
+
+#: How long the import of a watched module took.
+import_ns: dict[str, int] = {}
 
 _process: _Process | None = None
 
@@ -130,7 +135,9 @@ class ImportHook:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            begin_ns = time.monotonic_ns()
             execute(module)
+            import_ns[name] = time.monotonic_ns() - begin_ns
             if name in self._waiting:
                 self._waiting.discard(name)
                 self._callback(name, module)

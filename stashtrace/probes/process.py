@@ -91,7 +91,9 @@ class ThreadState(threading.local):
     this thread. ``received``, ``received_from``, ``receive_begin``: the batch last taken from a queue: its index and
     loader, and what ``probe_begins`` gave when its bytes came. ``in_pin``: inside ``pin_memory``, which calls itself.
     ``lingering``, ``launches``: the collective that this thread launched last, if it is still held, and how many it has
-    launched. ``gc_begin``: ticks at which the running collection began.
+    launched. ``gc_begin``: ticks at which the running collection began. ``compiling``, ``compile_begin``: inside a
+    compilation of a frame by Dynamo; ticks at which one of what runs for the first time began. ``in_library``: inside a
+    call that ``host_calls.timed_calls`` times.
     """
 
     is_step_thread = False
@@ -110,6 +112,9 @@ class ThreadState(threading.local):
     #: The collective that this operator has launched.
     functional_launch: Any = None
     gc_begin = 0
+    compiling = False
+    compile_begin = 0
+    in_library = False
 
     def __init__(self) -> None:
         self.open_updates: list[tuple[int, Any]] = []

@@ -36,6 +36,8 @@ _NAMES = {
     "compute": "computation",
     "launch": "launch of a kernel",
     "python": "code of the loop outside the phases",
+    "compile": "compilation by torch.compile",
+    "objects": "collective of Python objects",
     "h2d": "copy between host and device that took time",
     "prep": "batch that took time to prepare",
     "fetch": "wait for storage while batches were made",
@@ -98,6 +100,12 @@ def _spent(scenario: Scenario, quantity: str) -> Floats:
         if graph.facts is not None:  # to start workers is no part of a batch
             made &= ~graph.facts.starts
         return np.where(graph.is_batch, work - scenario.fetch, np.where(made, work, 0.0))
+    none = np.zeros(len(graph), dtype=bool)
+    compiles, pickles = (graph.facts.compiles, graph.facts.pickles) if graph.facts is not None else (none, none)
+    if quantity in ("compile", "objects"):
+        return np.where(compiles if quantity == "compile" else pickles, work, 0.0)
+    if quantity in ("python", "launch"):  # the loop's own code, which can be made quicker
+        work = np.where(compiles | pickles, 0.0, work)
     resources, kind = _WORK[quantity]
     if quantity == "checkpoint" and (graph.edge_kind == EdgeKind.JOIN).any():
         resources = (*resources, Resource.CHECKPOINT)  # a step waited for a save by another thread

@@ -11,14 +11,19 @@ from stashtrace.errors import UsageError
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS, nearest_word, word_text
 
 #: Times; ``0`` takes one away.
-TIMES = ("compute", "launch", "python", "h2d", "prep", "fetch", "checkpoint", "other", "straggler", "slow_worker")
+TIMES = (
+    *("compute", "launch", "python", "compile", "objects", "h2d", "prep", "fetch", "checkpoint", "other"),
+    *("straggler", "slow_worker"),
+)
 #: Quantities of a link.
 _OF_A_LINK = ("bandwidth", "latency")
 LINKS = tuple(f"{link}.{what}" for link in COLUMNS["link"] for what in _OF_A_LINK)
 COUNTS = ("workers", "ranks")
 #: ``persistent_workers`` of DataLoader.
 KEPT = "persistent_workers"
-WORDS = {"compression": ("fp16",), KEPT: ("1",)}
+#: ``in_order`` of DataLoader.
+IN_ORDER = "in_order"
+WORDS = {"compression": ("fp16",), KEPT: ("1",), IN_ORDER: ("false",)}
 #: Times of which only what some take longer than others can be taken away.
 _EXCESS = {"straggler": "lateness", "slow_worker": "what a worker takes longer than the others"}
 #: ``bucket_cap_mb`` of DistributedDataParallel: a number of MiB.

@@ -21,10 +21,11 @@ from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.change_times import require_time, with_time
 from stashtrace.replay.change_transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
-from stashtrace.replay.changes import BUCKET, KEPT, TIMES, Change
+from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
 from stashtrace.replay.communication.buckets import Buckets, regrouped
 from stashtrace.replay.links import measured_alone, shared_kinds, sharing_links
+from stashtrace.replay.loaders.any_order import require_several_workers, with_any_order
 from stashtrace.replay.loaders.persistent_workers import require_new_workers, with_kept_workers
 from stashtrace.replay.loaders.slow_worker import require_slow_worker, without_slow_workers, workers_differ
 from stashtrace.replay.loaders.worker_count import known_loaders, with_own_batches_apart, with_workers, workers_to_try
@@ -50,9 +51,12 @@ _SINGLE = (
     "fetch=0",
     "other=0",
     "python=x0.5",
+    "compile=0",
+    "objects=0",
     "checkpoint=0",
     "persistent_workers=1",
     "slow_worker=0",
+    "in_order=false",
 )
 #: Of the steps, by their length, those up to this part are quick ones.
 _QUICK_QUANTILE = 0.25
@@ -220,6 +224,8 @@ def _require_known(graph: Graph, change: Change) -> None:
         require_slow_worker(graph, change)
     elif change.quantity == KEPT:
         require_new_workers(graph, change)
+    elif change.quantity == IN_ORDER:
+        require_several_workers(graph, change)
     elif change.quantity in TIMES:
         require_time(graph, change)
     elif change.quantity == "workers":
@@ -413,6 +419,7 @@ class _Run:
             unsure.add("workers")
         lucks = (0.0, 1.0) if asked & unsure else (0.5,)
         speeds = (0, 1, 2) if "workers" in asked and self._workers_differ else (0,)
+        speeds = (0, 1) if speeds == (0,) and IN_ORDER in asked and self._workers_differ else speeds
         scenarios = []
         # The latency of a transfer does not grow where others share its link.
         corners = [(kinds, (0.0, 1.0) if kinds else latencies) for kinds in self._shared_kinds]
@@ -569,8 +576,12 @@ def _workers(changes: Sequence[Change], present: int) -> float:
 
 
 def _apply(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
-    """Apply changes to a scenario, one after the other; those that ask which process made a batch come first."""
-    for change in sorted(changes, key=lambda change: change.quantity not in (KEPT, "slow_worker")):
+    """Apply changes to a scenario, one after the other.
+
+    Those that ask which process made a batch come first, and last the one for which the lengths of all batches matter.
+    """
+    places = {KEPT: 0, "slow_worker": 0, IN_ORDER: 2}
+    for change in sorted(changes, key=lambda change: places.get(change.quantity, 1)):
         if change.quantity == BUCKET:
             continue
         if change.quantity in LINK_QUANTITIES:
@@ -581,6 +592,8 @@ def _apply(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
             scenario = with_kept_workers(scenario)
         elif change.quantity == "slow_worker":
             scenario = without_slow_workers(scenario)
+        elif change.quantity == IN_ORDER:
+            scenario = with_any_order(scenario)
         elif change.quantity == "workers":
             scenario = with_workers(scenario, change)
         elif change.quantity == "ranks":

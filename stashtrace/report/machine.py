@@ -27,6 +27,7 @@ _VERSIONS = (
     ("nccl_version", "NCCL"),
     ("torch_threads", "threads of torch"),
     ("omp_num_threads", "OMP_NUM_THREADS"),
+    ("cpus_allowed", "CPUs that it may use"),
 )
 #: Values of a fact, hosts and kinds of loss that are listed.
 _VALUES, _HOSTS, _LOSSES = 4, 32, 40

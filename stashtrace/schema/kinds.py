@@ -59,6 +59,10 @@ class SpanKind(Code):
     LOADER = 4
     STEP = 5
     EXCEPTION = 6
+    COMPILE = 7
+    COMPILE_REASON = 8
+    LIBRARY = 9
+    OBJECTS = 10
 
 
 class IoOp(Code):
@@ -374,6 +378,8 @@ BLOCKING_CALLS = (
 )
 
 
+#: Spans whose name says what a thread did: annotations of the script, compilations, timed calls of libraries.
+NAMED_SPANS = (SpanKind.USER, SpanKind.COMPILE, SpanKind.LIBRARY, SpanKind.OBJECTS)
 #: Name of the annotations that an importer makes of the stretches in which a thread ran operators.
 OPERATORS = "operators"
 

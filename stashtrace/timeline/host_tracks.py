@@ -11,7 +11,7 @@ import numpy as np
 
 from stashtrace import _native
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, CollectiveOp, Phase, PhaseFlag, SpanKind, WaitOp
+from stashtrace.schema.kinds import NAMED_SPANS, BatchPhase, CollectiveOp, Phase, PhaseFlag, SpanKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.timeline.rows_by_rank import RankRows
 from stashtrace.timeline.tracks import Line, Order, Piece, Texts, TrackTree, code_where, coded, numbered, value_where
@@ -169,7 +169,7 @@ def _waits(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
 
 
 def _annotations(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
-    piece = _span_piece(rows, SpanKind.USER, SpanKind.STEP_MARK, SpanKind.EXCEPTION)
+    piece = _span_piece(rows, *NAMED_SPANS, SpanKind.COMPILE_REASON, SpanKind.STEP_MARK, SpanKind.EXCEPTION)
     return tree.add(root, rows.thread_lines(Order.ANNOTATIONS, "annotations · {}", step_title="annotations"), [piece])
 
 

@@ -373,6 +373,72 @@ def test_collectives_of_the_host(tmp_path: Path) -> None:
     assert {trace.text(c) for c in trace.groups["backend_code"]} == {"gloo"}
 
 
+def _messages(path: Path, rank: int, *, works_us: float, peers: int = 2, shapes: bool = True) -> Path:
+    """Two steps: rank 0 sends at once and waits for the answer of the last rank, which works before it sends."""
+    events, last = [], peers - 1
+    for n in range(2):
+        at = 1000.0 * n
+        if rank == 0:
+            calls = [("send", "gloo:send", at + 10, 20.0, last), ("recv_", "gloo:recv", at + 40, works_us + 60, last)]
+        else:
+            calls = [
+                ("recv_", "gloo:recv", at + 5, 25.0, 0),
+                ("send", "gloo:send", at + 40 + works_us, 40.0, 0),
+            ]
+        events.append(step(3 + n, at, 990))
+        for operator, work, begin, spent, peer in calls:
+            args = {"Concrete Inputs": ["", "", str(peer), "0"]} if shapes else {}
+            events.append(host(f"c10d::{operator}", begin - 2, 5, **args))
+            events.append(host(work, begin, spent, cat="user_annotation"))
+    info = {"backend": "gloo", "rank": rank, "world_size": peers}
+    return write(path, events, distributedInfo=info)
+
+
+@pytest.mark.parametrize(("peers", "shapes"), [(2, True), (2, False), (3, True)])
+def test_a_receive_waits_for_the_rank_that_sends(tmp_path: Path, peers: int, shapes: bool) -> None:
+    """Rank 0 receives from the begin of the step; the last rank works for 600 us before it sends."""
+    files = [
+        _messages(tmp_path / f"{rank}.json", rank, works_us=600, peers=peers, shapes=shapes) for rank in (0, peers - 1)
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        trace = stashtrace.load(files)
+    table = stashtrace.analyze(trace, "collectives")
+    receives = table.take((table["rank"] == 0) & (table["op"] == "receive"))
+    assert receives["wait_ns"].tolist() == [600_000, 600_000]
+    assert (receives["transfer_ns"] < 100_000).all()
+    names = {trace.text(code) for code in trace.groups["name_code"]}
+    assert {name.rpartition(" to ")[2] for name in names} == {"0", str(peers - 1)}
+    stalls = stashtrace.analyze(trace, "stalls", by="rank", warmup=True)
+    own = stalls.take((stalls["rank"] == 0) & (stalls["kind"] == "straggler"))
+    assert own["stall_ns"].sum() >= 2 * 590_000
+
+
+def test_backward_passes_end_where_a_message_is_sent(tmp_path: Path) -> None:
+    """Two micro-batches in each of two steps: as many backward passes, not one from the first to the last operator."""
+    events = []
+    for n in range(2):
+        events.append(step(3 + n, 1000.0 * n, 990))
+        for batch in range(2):
+            at = 1000.0 * n + 400 * batch
+            events.append(host("autograd::engine::evaluate_function: AddBackward0", at + 100, 200))
+            events.append(host("c10d::send", at + 310, 5))
+            events.append(host("gloo:send", at + 312, 20, cat="user_annotation"))
+    info = {"backend": "gloo", "rank": 0, "world_size": 2}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        trace = stashtrace.load(write(tmp_path / "0.json", events, distributedInfo=info))
+    phases = trace.phases
+    assert (phases["end_ns"] - phases["begin_ns"]).tolist() == [200_000] * 4
+
+
+def test_messages_between_unknown_ranks_stay_in_the_group_of_all(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataLossWarning)
+        trace = stashtrace.load(_messages(tmp_path / "0.json", 0, works_us=600, peers=3, shapes=False))
+    assert {trace.text(code) for code in trace.groups["name_code"]} == {"all ranks"}
+
+
 def test_nothing_to_use(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", [host("aten::mm", 0, 5)])
     with pytest.raises(ImporterError, match="holds no kernel, launch, step or annotation"):

@@ -100,6 +100,23 @@ def test_a_collective_in_flight_inside_a_phase_is_waiting(tmp_path: Path) -> Non
     assert hidden["hidden_communication_ns"].tolist() == [200_000] * STEPS
 
 
+def test_compilations_are_no_operators(tmp_path: Path) -> None:
+    """600 us of each step are spent in torch.compile, whose own operators make no compute of it."""
+    note = "entire_frame_compile_data: fn_name=_compile.compile_inner, compile_id=0/2"
+    compiling = [
+        host(note, 95, 2, cat="user_annotation"),
+        host("_compile.compile_inner (dynamo_timed)", 100, 600),
+        host("OutputGraph.call_user_compiler (dynamo_timed)", 150, 500),
+        host("aten::sin", 200, 300),
+    ]
+    operators = [host("aten::mm", 10, 80), host("aten::mm", 700, 280)]
+    trace = _load(write(tmp_path / "rank0.json", _steps(*operators, *compiling)))
+    assert _budget(trace)["python"][0] == 600
+    assert 360 <= _budget(trace)["compute"][0] <= 400  # short gaps between operators are theirs
+    verdict = next(v for v in verdicts(trace) if v.kind == "host")
+    assert "60 %) in torch.compile, which compiles again in " in verdict.text
+
+
 def test_operators_that_fill_the_step_are_compute_bound(tmp_path: Path) -> None:
     operators = [host("aten::mm", 10, 980)]
     trace = _load(write(tmp_path / "rank0.json", _steps(*AROUND, *operators)))

@@ -34,12 +34,17 @@ class EpochJob:
         What the first batch of a new worker takes longer.
     samples_ns
         What it takes each time to find out which samples are next, before the first indices go out.
+    read_ns
+        What it takes a worker to read an index that is there; recorded if not 0.
+    in_order
+        Whether batches are taken by their numbers; else as they become ready, and the worker of each makes the next.
     taken
         Batches that the loop takes of a pass before it leaves it; -1: all.
     """
 
     workers: int = 1
     kept: bool = False
+    in_order: bool = True
     epochs: int = 8
     batches: int = 8
     step_ns: int = 10 * MS
@@ -50,6 +55,7 @@ class EpochJob:
     first_ns: int = 0
     samples_ns: int = 0
     taken: int = -1
+    read_ns: int = 0
     prefetch: int = 2
     makings: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     fetches: list[tuple[int, int, int, int, int]] = field(default_factory=list)
@@ -75,12 +81,17 @@ class EpochJob:
             self.waits.append((epoch, -1, begun, now))
             asked = dict.fromkeys(range(min(self.prefetch * self.workers, self.batches)), now)
             made: dict[int, int] = {}
+            workers: dict[int, int] = {}
 
             def make(
-                batch: int, epoch: int = epoch, asked: dict[int, int] = asked, made: dict[int, int] = made
+                batch: int,
+                epoch: int = epoch,
+                asked: dict[int, int] = asked,
+                made: dict[int, int] = made,
+                workers: dict[int, int] = workers,
             ) -> None:
-                worker = batch % self.workers
-                begin = max(free[worker], asked[batch] + 50 * US)
+                worker = workers.setdefault(batch, batch % self.workers)
+                begin = max(free[worker] + self.read_ns, asked[batch] + 50 * US)
                 first = not self.kept or not epoch
                 took = self.batch_ns(worker, batch) + self.first_ns * (first and batch < self.workers)
                 self.fetches.append((epoch, worker, batch, begin, begin + took))
@@ -89,12 +100,15 @@ class EpochJob:
 
             for batch in asked:
                 make(batch)
-            for batch in range(takes):
-                begin, now = now, max(now, made[batch])
+            for place in range(takes):
+                batch = place if self.in_order else min(made, key=made.__getitem__)
+                begin, now = now, max(now, made.pop(batch))
                 self.waits.append((epoch, batch, begin, now + 20 * US))
-                further = batch + self.prefetch * self.workers
+                further = place + self.prefetch * self.workers
                 if further < self.batches:
                     asked[further] = now
+                    if not self.in_order:  # the one that has made this one has a place
+                        workers[further] = workers[batch]
                     make(further)
                 self.steps.append((now + 20 * US, now := now + 20 * US + self.step_ns))
             if not self.kept:
@@ -127,6 +141,9 @@ class EpochJob:
         for epoch, worker, batch, begin, end in self.fetches:
             of = 0 if self.kept else epoch
             makers[of, worker].fetch(batch, begin, end, loader=first + epoch, cpu=0, runqueue=0)
+            if self.read_ns:
+                index_wait = BatchPhase.INDEX_WAIT, batch, begin - self.read_ns, begin
+                makers[of, worker].batch(*index_wait, worker=worker, loader=first + epoch)
         for epoch, batch, begin, end in self.waits:
             worker = batch % self.workers if batch >= 0 else -1
             process.batch_wait(batch, begin, end, worker=worker, loader=first + epoch, cpu=0, runqueue=0)

@@ -102,6 +102,21 @@ def test_quicker_batches_do_not_start_workers_sooner() -> None:
     assert answer.replayed_ns - answer.middle_ns == pytest.approx(1.5 * MS * 7 / 59, rel=0.1)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_buffer_that_is_filled_as_a_pass_begins_is_part_of_its_first_batch(workers: int) -> None:
+    """A kept worker takes 600 ms for its first batch of each pass, and was asked for the next ones before."""
+
+    def took(worker: int, batch: int) -> int:
+        return 600 * MS if batch < workers else 2 * MS
+
+    job: dict[str, Any] = {"workers": workers, "kept": True, "epochs": 6, "batches": 15, "read_ns": MS // 10}
+    made = EpochJob(**job, batch_ns=took).run()
+    truth = EpochJob(**job, batch_ns=lambda worker, batch: 0).run()
+    answer = what_if(build(made.trace()), [Change.parse("prep=0")])
+    assert answer.middle_ns == pytest.approx(truth.step_mean_ns, rel=0.03)
+    assert answer.middle_ns < 0.35 * answer.replayed_ns
+
+
 @pytest.mark.parametrize("job", [EpochJob(kept=True), EpochJob(epochs=1, batches=40)])
 def test_workers_that_start_once_are_kept_already(job: EpochJob) -> None:
     with pytest.raises(MissingDataError, match="no loader of this run starts its workers a second time"):

@@ -14,6 +14,7 @@ from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Change, what_if
 from stashtrace.replay.advice.first_changes import first_changes
+from stashtrace.replay.whatif import single_changes
 from stashtrace.summary.words.first_change_templates import first_text
 
 SLOW, QUICK = 100 * MS, 5 * MS
@@ -76,6 +77,56 @@ def test_its_work_is_what_to_do_first(epochs: int) -> None:
     assert first_text(row, "RUN").startswith(
         "make the batches of worker 1 of rank 0 as quick as those of the other workers: saves "
     )
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("epochs", [1, 6])
+def test_batches_in_any_order_save_what_either_cause_allows(workers: int, epochs: int) -> None:
+    answer = predicted(job(by_worker, workers, epochs=epochs), "in_order=false")
+    causes: tuple[Batch, ...] = (by_worker, lambda worker, batch: SLOW if batch % workers == 1 else QUICK)
+    truths = [unordered(cause, workers, epochs=epochs).step_mean_ns for cause in causes]
+    # Whether the slow worker is asked for one more batch at the end of a pass depends on microseconds.
+    last_ns = SLOW * epochs / 120 * 1.2
+    assert answer.low_ns == pytest.approx(min(truths), abs=last_ns)
+    assert answer.high_ns == pytest.approx(max(truths), abs=last_ns)
+    assert answer.high_ns < 0.75 * answer.replayed_ns
+
+
+def unordered(batch_ns: Batch, workers: int, *, epochs: int = 1) -> EpochJob:
+    made = EpochJob(workers=workers, epochs=epochs, batches=120 // epochs, batch_ns=batch_ns, in_order=False)
+    return made.run()
+
+
+def test_one_heavy_batch_in_eight_holds_up_those_behind_it() -> None:
+    """No worker differs from the others: the odd heavy batch is the data's, and waits for nobody in any order."""
+    heavy = lambda worker, batch: 80 * MS if batch % 9 == 4 else 4 * MS  # noqa: E731
+    answer = predicted(job(heavy, 4), "in_order=false")
+    assert answer.middle_ns == pytest.approx(unordered(heavy, 4).step_mean_ns, rel=0.05)
+
+
+def test_batches_that_are_alike_gain_nothing_by_any_order() -> None:
+    made = job(lambda worker, batch: QUICK, 2)
+    answer = predicted(made, "in_order=false")
+    assert answer.middle_ns == pytest.approx(made.step_mean_ns, rel=0.01)
+
+
+def test_the_order_of_one_worker_cannot_change() -> None:
+    with pytest.raises(MissingDataError, match="one worker makes its batches in order"):
+        predicted(job(by_worker, 1), "in_order=false")
+
+
+def test_batches_in_any_order_already() -> None:
+    with pytest.raises(MissingDataError, match="taken in any order already"):
+        predicted(unordered(by_worker, 2), "in_order=false")
+
+
+def test_a_setting_that_takes_batches_as_they_come_is_offered() -> None:
+    answers = {row["change"]: row for row in first_changes(job(by_worker).trace()).rows()}
+    row = answers.get("in_order=false")
+    listed = {str(answer.changes[0]) for answer in single_changes(build(job(by_worker).trace()))}
+    assert "in_order=false" in listed
+    if row is not None:
+        assert first_text(row, "RUN").startswith("take batches as they become ready (in_order=False of DataLoader")
 
 
 def test_of_several_slow_workers_none_is_named() -> None:

@@ -13,6 +13,7 @@ import pytest
 from builders import MS, TraceBuilder
 from replay.loader_jobs import Job
 from scenes import verdicts
+from test_compilations import job as compiling_job
 from test_device_summary import job as device_job
 from test_progress import hanging
 
@@ -79,7 +80,8 @@ def printed() -> str:
     shown.append(summary(with_slow_reads().trace("./run")))
     loaders = Job(1, 2 * MS, 22 * MS, 58 * MS, steps=90), Job(2, 40 * MS, 10 * MS, steps=90, cpus=2.0)
     shown += [with_first_changes(job.run().trace()) for job in loaders]
-    for trace in (device_job(starved=True, sync=True), device_job(copy_ms=20)):
+    made_up = device_job(starved=True, sync=True), device_job(copy_ms=20), compiling_job(inside_forward=True)
+    for trace in made_up:
         shown += [sentence for found in verdicts(trace) for sentence in (found.text, *found.evidence)]
     return words(" ".join(shown))
 

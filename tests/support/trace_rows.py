@@ -520,6 +520,12 @@ class ProcessBuilder:
         """A garbage collection pause."""
         return self.span(SpanKind.GC, begin_ns, end_ns, "gc", 2)
 
+    def compiles(self, name: str, begin_ns: int, end_ns: int, *, before: int = 0, reason: str = "") -> ProcessBuilder:
+        """torch.compile compiles a function that it has compiled some times before."""
+        if reason:
+            self.span(SpanKind.COMPILE_REASON, begin_ns, begin_ns, reason, before)
+        return self.span(SpanKind.COMPILE, begin_ns, end_ns, f"torch.compile {name}", before)
+
     def step_mark(self, ts_ns: int) -> ProcessBuilder:
         """stashtrace.step(): a step ends here."""
         return self.span(SpanKind.STEP_MARK, ts_ns, ts_ns, "step")

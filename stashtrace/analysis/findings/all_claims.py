@@ -13,6 +13,7 @@ from stashtrace.analysis.findings.device_evidence import agreement_evidence
 from stashtrace.analysis.findings.ending.end_claims import ending_claims, failure_claims
 from stashtrace.analysis.findings.ending.killed import killed
 from stashtrace.analysis.findings.lost_record_claims import loss_claims
+from stashtrace.analysis.findings.once.start import start_claims
 from stashtrace.analysis.findings.over_time.affected_steps import UNEVEN_STEPS, in_steps, made_steps
 from stashtrace.analysis.findings.over_time.change_claims import change_claims, steps_evidence
 from stashtrace.analysis.findings.spikes.spike_claims import spike_claims
@@ -72,6 +73,7 @@ def claims_of(facts: RunFacts) -> list[Claim]:
         claims += [*files_claims(trace), *([] if known else [without_steps(trace)])]
     claims += [
         *(claim for claim in crowded if claim.section == "machine"),
+        *(start_claims(trace) if facts.ranks else []),
         *_uneven(facts),
         *_steal(facts),
         *_claims_of_thinned_steps(facts),

@@ -113,7 +113,9 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
     if others:
         rows.append(Evidence("others_hold_cpus", "counters", low_ns=round(1e9 * cpu.others_count), of_count=count))
     elif cpu.busy_ratio < 1 - _IDLE_RATIO:
-        return [*rows, Evidence("idle_cpus", "counters", part_ratio=1 - cpu.busy_ratio)]
+        allowed = _fact(facts, rank.rank, "cpus_allowed")
+        pinned = [Evidence("pinned_to", "metadata", rank=rank.rank, name=allowed)] if allowed else []
+        return [*rows, Evidence("idle_cpus", "counters", part_ratio=1 - cpu.busy_ratio), *pinned]
     threads = _fact(facts, rank.rank, "torch_threads")
     number = int(threads) if threads.isdecimal() else 0
     if number > 1 and demand.ranks_count * number > count and demand.busy_count > 1:

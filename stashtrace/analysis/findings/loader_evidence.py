@@ -15,12 +15,13 @@ from stashtrace.analysis.findings.batch_making import DATA_KINDS, Making, is_sta
 from stashtrace.analysis.findings.claim_rows import Evidence
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
-from stashtrace.analysis.stalls.batch_waits import MAIN_PROCESS, UNSEEN_WORKER
-from stashtrace.analysis.stalls.rows_by_thread import blocked_by_guess
+from stashtrace.analysis.stalls.batch_waits import MAIN_PROCESS, UNSEEN_WORKER, batch_waits
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, blocked_by_guess
 from stashtrace.analysis.steps.epochs import epoch_begins
+from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.stragglers.file_calls import as_one_database
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp
+from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, SpanKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -79,6 +80,10 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
         if epochs["workers_end_ns"] >= _WORTH_NAMING * epochs["wait_ns"]:
             each_ns = epochs["workers_end_ns"] / count
             rows.append(Evidence("epochs_workers_end", "epoch_begins", amount_ns=each_ns, items_count=count))
+    sampler = _sampler(trace, rank.rank, steps, wait_ns * rank.steps_count)
+    if sampler is not None and sampler.part_ratio > _EPOCHS_RULE:
+        return Loading("sampler", evidence=[sampler])
+    rows += [sampler] if sampler is not None else []
     slow = _slow_file(trace, making, rank.kinds["fetch"]) if making is not None and fetched else None
     if between > _EPOCHS_RULE:  # meanwhile its workers were starting
         advice = "persistent_workers" if epochs and epochs["anew_count"] > 0 else ""
@@ -120,6 +125,35 @@ def _epochs(facts: RunFacts, rank: int) -> dict[str, Any]:
         if row["serves"] == serves and row["workers_count"] > 0:
             return row
     return {}
+
+
+def _sampler(trace: Trace, rank: int, steps: Table, wait_ns: float) -> Evidence | None:
+    """Return the sampler that a rank's loader waits for longest in its steps; None if it is no part of the waits."""
+    index, own = TraceIndex(trace), steps.take(steps["rank"] == rank)
+    for thread in step_threads(trace):
+        if thread.rank != rank:
+            continue
+        spans = trace.spans.take(index.spans.rows(thread.track_id))
+        spans = spans.take(spans["kind_code"] == SpanKind.LIBRARY)
+        waits = batch_waits(index, thread).time & TimeSet.of_rows(own)
+        spent = waits.within(spans["begin_ns"], spans["end_ns"])
+        spans, spent = spans.take(spent > 0), spent[spent > 0]
+        names = GroupBy(spans["name_code"])
+        sums = names.sum(spent)
+        if not len(sums) or sums.max() < _WORTH_NAMING * wait_ns:
+            return None
+        longest = int(sums.argmax())
+        return Evidence(
+            "sampler_time",
+            "spans",
+            rank=rank,
+            amount_ns=float(sums[longest]) / int(names.sizes[longest]),
+            items_count=int(names.sizes[longest]),
+            of_count=len(own),
+            part_ratio=float(sums[longest]) / max(wait_ns, 1),
+            name=trace.text(int(names.values[longest])),
+        )
+    return None
 
 
 def _parts(making: Making) -> list[Evidence]:

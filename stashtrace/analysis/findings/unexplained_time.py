@@ -6,19 +6,23 @@ A call counts only where its time has no other kind: a sleep while a batch is ma
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
+
 import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.findings.claim_rows import Evidence
+from stashtrace.analysis.findings.once.compilations import compilations_in
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.on_host import compilation_time
 from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
 from stashtrace.analysis.steps.steps import in_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.stragglers.file_calls import file_calls as calls_on_files
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
-from stashtrace.schema.kinds import OPERATORS, IoFlag, IoOp, SpanKind, StallKind, WaitOp
+from stashtrace.schema.kinds import NAMED_SPANS, OPERATORS, IoFlag, IoOp, SpanKind, StallKind, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -38,6 +42,8 @@ _FILE, _SOCKET, _PIPE, _IO = "file", "socket", "pipe", "io"
 KNOWN_CALLS = ("asleep", "gil", _FILE, _SOCKET, _PIPE)
 #: A file or an annotation is named if it takes at least this share of a time; so many at most.
 _WORTH_NAMING, _FEW = 0.05, 2
+#: What connect() says where nobody answers at the other end.
+_REFUSED = (errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 #: An annotation that holds this share of the steps is around all of them.
 _WHOLE_RATIO = 0.95
 
@@ -159,11 +165,13 @@ def python_evidence(trace: Trace, rank: int, steps: Table, steps_count: int, apa
 
 
 def code_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, steps_count: int) -> list[Evidence]:
-    """Return what is known of the code that a step thread ran in a time: annotations, files, garbage collection."""
-    rows = annotations_in(trace, thread, time, steps) + file_calls(trace, thread, time, steps_count)
+    """Return what is known of the code that a step thread ran in a time: compilations, annotations, files, garbage."""
+    compiling = compilation_time(TraceIndex(trace), thread)
+    rows = compilations_in(trace, thread, compiling & time, steps, time.total_ns)
+    rows += annotations_in(trace, thread, time, steps, compiling) + file_calls(trace, thread, time, steps_count)
     spans = trace.spans
     collecting = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.GC)
-    collected = (TimeSet.of_rows(spans, collecting) & time).total_ns
+    collected = ((TimeSet.of_rows(spans, collecting) & time) - compiling).total_ns
     if collected >= _WORTH_NAMING * time.total_ns:
         rows.append(
             Evidence(
@@ -177,15 +185,48 @@ def code_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, steps
     return rows
 
 
-def annotations_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table) -> list[Evidence]:
-    """Return the annotations of the step thread that hold most of a time, inner ones before those around them.
+def dead_connections(trace: Trace, rank: int, steps: Table) -> list[Evidence]:
+    """Return the address that a rank and its workers connect to most often in its steps, and get nothing from.
 
-    One around whole steps says nothing of any part of them, and is left out.
+    A call that does not wait for the answer (a time-out was set) says only that nothing came. Where less than every
+    other step connects, it explains no time of a step.
+    """
+    own = steps.take(steps["rank"] == rank)
+    tracks = trace.tracks["track_id"][
+        np.isin(trace.tracks["process_id"], trace.processes["process_id"][trace.processes["rank"] == rank])
+    ]
+    made, refused, alive = dict[int, int](), dict[int, int](), set[int]()
+    for io in trace.io_pieces():
+        rows = io.take(np.isin(io["track_id"], tracks) & ((io["io_flags"] & int(IoFlag.SOCKET)) != 0))
+        moves = (rows["op_code"] != IoOp.CONNECT) & (rows["result_bytes"] > 0)
+        alive.update(rows["path_code"][moves].tolist())
+        calls = rows.take((rows["op_code"] == IoOp.CONNECT) & (rows["result_bytes"] < 0))
+        calls = calls.take(TimeSet.of_rows(own).within(calls["begin_ns"], calls["begin_ns"] + 1) > 0)
+        for path, result in zip(calls["path_code"].tolist(), calls["result_bytes"].tolist(), strict=True):
+            made[path] = made.get(path, 0) + 1
+            refused[path] = refused.get(path, 0) + (-result in _REFUSED)
+    dead = {path: count for path, count in made.items() if path not in alive and 2 * count >= len(own)}
+    if not dead:
+        return []
+    path = max(dead, key=lambda one: (dead[one], -one))
+    kind = "refused" if 2 * refused[path] > dead[path] else "silent"
+    name = trace.text(path)
+    return [
+        Evidence("dead_connection", "io", rank=rank, items_count=dead[path], of_count=len(own), kind=kind, name=name)
+    ]
+
+
+def annotations_in(
+    trace: Trace, thread: StepThread, time: TimeSet, steps: Table, apart: TimeSet | None = None
+) -> list[Evidence]:
+    """Return the annotations, and timed calls, of the step thread that hold most of a time, inner ones first.
+
+    One around whole steps says nothing of any part of them, and is left out. ``apart``: time that has names already.
     """
     own = TimeSet.of_rows(steps, steps["rank"] == thread.rank)
     steps_count = int(np.count_nonzero(steps["rank"] == thread.rank))
     spans = trace.spans
-    mine = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.USER)
+    mine = (spans["track_id"] == thread.track_id) & np.isin(spans["kind_code"], NAMED_SPANS)
     table = spans.take(mine & (spans["name_code"] != trace.strings.find(OPERATORS)))
     rows: list[Evidence] = []
     names = GroupBy(table["name_code"])
@@ -195,7 +236,7 @@ def annotations_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table
         if (spent & own).total_ns < _WHOLE_RATIO * own.total_ns:
             within[code] = spent & time
             shortest[code] = int(np.median((table["end_ns"] - table["begin_ns"])[rows_of_name]))
-    left = time
+    left = time if apart is None else time - apart
     for code in sorted(within, key=lambda code: shortest[code]):
         spent = within[code] & left
         left -= spent

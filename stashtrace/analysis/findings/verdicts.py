@@ -25,6 +25,7 @@ from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.findings.unexplained_time import (
     KNOWN_CALLS,
     annotations_in,
+    dead_connections,
     file_calls,
     python_evidence,
     reads_outside_batches,
@@ -177,7 +178,7 @@ def _data(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
             worker_id=why.worker_id,
             file=why.file,
             advice_code=why.advice_code,
-            evidence=tuple(why.evidence),
+            evidence=(*why.evidence, *dead_connections(facts.trace, hit[0].rank, facts.tables["steps"])),
         )
     ]
 
@@ -259,7 +260,8 @@ def _host(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     claim = _claim(hit, "host", COLUMNS["host"])
     if cause == "python":
         rows = python_evidence(facts.trace, worst.rank, facts.tables["steps"], worst.steps_count, worst.on_file_time)
-        name = next((row.name for row in rows if row.code == "python_in" and row.part_ratio >= 0.5), "")
+        named = ("python_in", "compiles")
+        name = next((row.name for row in rows if row.code in named and row.part_ratio >= 0.5), "")
         spent = worst.per_step_ns("python")
         claim = _part_of(claim, spent)
         ran_ns, worked_ns = worst.bounds_ns("compute", "python")[0], worst.per_step_ns("compute")
@@ -286,7 +288,8 @@ def _host_elsewhere(facts: RunFacts, worst: RankFacts, claim: Claim, work: HostW
     code = "host_after_calls" if work.after_calls_ns > 0.5 * work.time_ns else "host_before_launch"
     part = work.time_ns / count / max(claim.stall_ns, 1.0)
     rows = [Evidence(code, "stalls", rank=worst.rank, amount_ns=work.time_ns / count, part_ratio=part), *work.rows]
-    name = next((row.name for row in rows if row.code == "python_in" and row.part_ratio >= 0.5), "")
+    named = ("python_in", "compiles")
+    name = next((row.name for row in rows if row.code in named and row.part_ratio >= 0.5), "")
     if code == "host_after_calls":
         if sum(row.part_ratio for row in work.rows) < 0.5:
             rows.append(Evidence("host_unknown", "stalls", rank=worst.rank))
@@ -344,6 +347,12 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 
 def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
+    claims = _blocked(facts, hit)
+    rows = dead_connections(facts.trace, hit[0].rank, facts.tables["steps"])
+    return [replace(claim, evidence=(*claim.evidence, *rows)) for claim in claims]
+
+
+def _blocked(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     worst = hit[0]
     claim = _claim(hit, "other", COLUMNS["other"])
     blocked_ns, steps = worst.kinds.get("other", 0), max(worst.steps_count, 1)

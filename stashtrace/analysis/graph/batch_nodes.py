@@ -120,7 +120,8 @@ def add_batches(
         had = np.where(known, np.append(had_ns, NEVER)[at], NEVER)
         loader = _Loader.of(chosen, fetches.take(order[chosen]), takes, idle[chosen], had)
         loaders.append(loader)
-        asked_ns[chosen] = np.where(loader.asked >= 0, takes["end_ns"][loader.asked], NEVER)
+        # The first ones of a pass are asked for together, before any of them is begun.
+        asked_ns[chosen] = np.where(loader.asked >= 0, takes["end_ns"][loader.asked], loader.begin.min())
     # A worker that was asked before it was free did not wait: reading an index that is there takes its time as well.
     idle = np.where(asked_ns < before, 0, idle)
     # What a worker waits for between two passes is not recorded.

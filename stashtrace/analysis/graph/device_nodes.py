@@ -27,6 +27,7 @@ from stashtrace.analysis.graph.transfer_nodes import Transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
+from stashtrace.analysis.stalls.on_host import time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.updates import update_windows
@@ -37,6 +38,7 @@ from stashtrace.schema.kinds import (
     CopyDirection,
     DeviceCall,
     DeviceWork,
+    SpanKind,
     StallKind,
 )
 from stashtrace.schema.table import Table
@@ -152,7 +154,8 @@ class _Rank:
         waits = waits | saves.waits
         held = self._allocations - waits
         points = [moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns, saves.moments_ns]
-        points += [held.begin, held.end, worker_starts(index, thread).end_ns]
+        named = time_of_spans(index, thread, SpanKind.COMPILE, SpanKind.OBJECTS)
+        points += [held.begin, held.end, named.begin, named.end, worker_starts(index, thread).end_ns]
         # The host comes to the end of the last step also where it waited for its device until then.
         free = life - waits
         if not len(free):  # all was launched before, or at unknown times: the host waited from the begin on

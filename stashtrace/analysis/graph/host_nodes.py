@@ -14,10 +14,10 @@ from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.collective_blocking import Blocked
-from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows
+from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.kinds import CollectiveOp, StallKind
+from stashtrace.schema.kinds import CollectiveOp, SpanKind, StallKind
 from stashtrace.schema.table import Table
 
 #: Kinds of time in which a thread may wait for a save in the background.
@@ -49,6 +49,7 @@ def add_rank(
     rows = index.collectives.rows(thread.process_id)
     calls = index.entered_ns[rows]
     phases = outer_phase_rows(index, thread)
+    pickling = time_of_spans(index, thread, SpanKind.OBJECTS)
     points = [
         calls,
         steps["end_ns"],
@@ -58,6 +59,8 @@ def add_rank(
         worker_starts(index, thread).end_ns,
         *(index.trace.phases[name][phases] for name in ("begin_ns", "end_ns")),
         saves.moments_ns,
+        pickling.begin,
+        pickling.end,
     ]
     cells = Cells.of(life - waits, painted, np.concatenate(points), calls)
     if not len(cells):  # by damaged times the thread did nothing but wait

@@ -14,14 +14,14 @@ from stashtrace.analysis.graph.batch_nodes import worker_starts
 from stashtrace.analysis.graph.work_graph import Facts, Resource
 from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.io.rereads import memory_bounds_ns
-from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import host_cpus
 from stashtrace.analysis.steps.epochs import serves
 from stashtrace.analysis.steps.samples_per_step import step_samples, told_samples
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import BatchPhase, StallKind
+from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind
 from stashtrace.schema.table import Table
 
 if TYPE_CHECKING:
@@ -57,9 +57,12 @@ def facts_of(
     computing = np.flatnonzero(graph.is_thread & (graph.kind == StallKind.COMPUTE))
     on_host = np.flatnonzero(np.isin(graph.resource, _ON_HOST))
     by_rank, by_process = RowsBy(graph.rank[computing]), RowsBy(graph.process_id[on_host])
+    compiles, pickles = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
     for thread, steps in ranks:
         _compute(index, thread, graph, computing[by_rank.rows(thread.rank)], cpu, queued)
         own = on_host[by_process.rows(thread.process_id)]
+        compiles[_inside(index, thread, graph, own, SpanKind.COMPILE)] = True
+        pickles[_inside(index, thread, graph, own, SpanKind.OBJECTS)] = True
         nodes, of = _own_batches(index, thread, graph, own)
         loader[nodes], batch[nodes] = number_of[of], fetches["batch_index"][of]
         _share_out(graph, nodes, fetches.take(of), GroupBy(of), cpu, queued)
@@ -84,6 +87,8 @@ def facts_of(
         loader=loader,
         batch=batch,
         starts=starts,
+        compiles=compiles,
+        pickles=pickles,
         serves=served,
         cpu_ns=cpu,
         queued_ns=queued,
@@ -99,6 +104,15 @@ def facts_of(
         memory_high_ns=memory[1],
         samples=_samples(index, ranks, graph),
     )
+
+
+def _inside(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64, kind: SpanKind) -> Int64:
+    """Return those of a thread's nodes in which it runs code inside spans of a kind."""
+    time = time_of_spans(index, thread, kind)
+    if not len(time):
+        return nodes[:0]
+    inside = time.within(graph.begin_ns[nodes], graph.begin_ns[nodes] + 1) > 0
+    return nodes[inside & np.isin(graph.kind[nodes], (StallKind.PYTHON, StallKind.LAUNCH))]
 
 
 def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64) -> tuple[Int64, Int64]:

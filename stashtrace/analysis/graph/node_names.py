@@ -23,7 +23,7 @@ from stashtrace.analysis.steps.steps import step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.cause_names import BETWEEN_PHASES
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import CollectiveOp, Phase, SpanKind, StallKind, WaitOp
+from stashtrace.schema.kinds import NAMED_SPANS, CollectiveOp, Phase, StallKind, WaitOp
 
 #: Name of the time for which work waited for nothing known.
 GAP = "gap"
@@ -200,7 +200,7 @@ def _functions(index: TraceIndex, thread: StepThread, resource: Resource) -> _La
     """Label each moment of a thread with its innermost annotated function, else with its phase."""
     trace = index.trace
     spans = trace.spans.take(index.spans.rows(thread.track_id))
-    spans = spans.take((spans["kind_code"] == SpanKind.USER) & (spans["end_ns"] > spans["begin_ns"]))
+    spans = spans.take(np.isin(spans["kind_code"], NAMED_SPANS) & (spans["end_ns"] > spans["begin_ns"]))
     order = np.lexsort((-spans["end_ns"], spans["begin_ns"]))
     begin, end = spans["begin_ns"][order], spans["end_ns"][order]
     depth = np.arange(len(order)) - np.searchsorted(np.sort(end), begin, side="right")

@@ -252,6 +252,10 @@ class Facts:
     batch: Int64
     #: Work of a step thread that starts the workers of an iterator, or waits for them to end.
     starts: np.ndarray
+    #: Work of a step thread, or of a host, inside torch.compile.
+    compiles: np.ndarray
+    #: The same inside collectives of objects, without their transfers.
+    pickles: np.ndarray
     #: By number of the iterator: place in ``epochs.SERVES`` of what its batches are for, -1 if unknown.
     serves: Int64
     #: For batches, and for computation and own batches of step threads: time on a CPU, and time runnable without one.
@@ -291,7 +295,20 @@ class Facts:
         ``nodes``: node that each new one is a copy of.
         """
         names = (
-            *("loader", "batch", "starts", "cpu_ns", "queued_ns", "op", "members", "hosts", "is_ring", "queue"),
+            *(
+                "loader",
+                "batch",
+                "starts",
+                "compiles",
+                "pickles",
+                "cpu_ns",
+                "queued_ns",
+                "op",
+                "members",
+                "hosts",
+                "is_ring",
+                "queue",
+            ),
             *("memory_low_ns", "memory_high_ns"),
         )
         columns = {name: getattr(self, name) for name in names}

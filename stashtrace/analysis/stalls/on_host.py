@@ -58,6 +58,8 @@ class Standing:
     local: TimeSet
     #: Inside calls that wait for the device.
     on_device: TimeSet
+    #: Inside torch.compile, whatever that does: a compilation is no part of what is compiled.
+    compiling: TimeSet
 
 
 def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
@@ -95,7 +97,19 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
         - on_device,
         TimeSet.of_rows(waits, held[~alien]) - busy - annotated - on_device,
         on_device,
+        compilation_time(index, thread),
     )
+
+
+def compilation_time(index: TraceIndex, thread: StepThread) -> TimeSet:
+    """Return when the step thread was inside torch.compile."""
+    return time_of_spans(index, thread, SpanKind.COMPILE)
+
+
+def time_of_spans(index: TraceIndex, thread: StepThread, *kinds: SpanKind) -> TimeSet:
+    """Return when the step thread was inside spans of these kinds."""
+    spans, rows = index.trace.spans, index.spans.rows(thread.track_id)
+    return TimeSet.of_rows(spans, rows[np.isin(spans["kind_code"][rows], kinds)])
 
 
 def _within_steps(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
@@ -118,6 +132,7 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers += batch_layers(index, thread, loads)
     stood = standing_of(index, thread)
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
+    layers.append(Layer(StallKind.PYTHON, stood.compiling))
     guessed = thread.process_id in index.blocked_by_guess
     layers.append(Layer(StallKind.FETCH, stood.reading, (StallKind.COMPUTE,) if guessed else ()))
     layers.append(Layer(StallKind.OTHER, stood.foreign | stood.local))
@@ -136,8 +151,8 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     if all_operators:
         layers += operator_layers(index, thread)
     else:
-        layers += phase_layers(index, thread, stood.busy, explained)
-        gaps = gaps_between_phases(index, thread, loads)
+        layers += phase_layers(index, thread, stood.busy, explained, stood.compiling)
+        gaps = gaps_between_phases(index, thread, loads, stood.compiling)
         has_phases = bool(len(stood.busy))
         # A tool that records no phases, or the benchmark that it recorded, names its compute so.
         are_compute = is_imported(index.trace) and not has_phases
@@ -274,8 +289,11 @@ def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
     return outer
 
 
-def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> Gaps:
-    """Return the thread's gaps. Its CPU time began at 0, so the first gap is timed as well; the last is not."""
+def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits, compiling: TimeSet) -> Gaps:
+    """Return the thread's gaps. Its CPU time began at 0, so the first gap is timed as well; the last is not.
+
+    What batch waits and compilations ran has kinds of its own.
+    """
     phases = index.trace.phases
     rows = outer_phase_rows(index, thread)
     begin = np.concatenate([[thread.begin_ns], phases["end_ns"][rows]])
@@ -288,9 +306,9 @@ def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits
     queue_timed = (queue_begin >= 0) & (queue_end >= 0)
     ran = np.where(timed, cpu_end - cpu_begin, 0) + np.where(queue_timed, queue_end - queue_begin, 0)
     gap = np.searchsorted(begin, waits.begin, side="right") - 1
-    loaded = GroupBy.numbered(gap, len(begin)).sum(waits.ran_ns)
+    apart = GroupBy.numbered(gap, len(begin)).sum(waits.ran_ns) + compiling.within(begin, np.maximum(begin, end))
     keep = end > begin
-    return Gaps(begin[keep], end[keep], np.maximum(ran - loaded, 0)[keep], timed[keep], queue_timed[keep])
+    return Gaps(begin[keep], end[keep], np.maximum(ran - apart, 0)[keep], timed[keep], queue_timed[keep])
 
 
 def gap_layers(
@@ -321,7 +339,9 @@ def gap_layers(
     ]
 
 
-def phase_layers(index: TraceIndex, thread: StepThread, busy: TimeSet, explained: TimeSet) -> list[Layer]:
+def phase_layers(
+    index: TraceIndex, thread: StepThread, busy: TimeSet, explained: TimeSet, compiling: TimeSet
+) -> list[Layer]:
     """Return layers of the phases that compute: time that the thread's clocks do not show as run may be ``other``.
 
     Off the CPU in a phase, the thread waits for threads that compute with it (of OpenMP or the library), or for a lock;
@@ -334,6 +354,7 @@ def phase_layers(index: TraceIndex, thread: StepThread, busy: TimeSet, explained
     timed, queue_timed = (cpu_begin >= 0) & (cpu_end >= 0), (queue_begin >= 0) & (queue_end >= 0)
     ran = (cpu_end - cpu_begin + np.where(queue_timed, queue_end - queue_begin, 0))[timed]
     begin, end = phases["begin_ns"][rows[timed]], phases["end_ns"][rows[timed]]
+    ran -= compiling.within(begin, np.maximum(begin, end))
     free = (busy - explained).pieces(begin, end)
     doubtful = TimeSet.of(_cut_pieces(free, np.maximum(ran, 0)), free[1])
     return [Layer(_COMPUTE, busy - doubtful), Layer(_COMPUTE, doubtful, (_OTHER,))]

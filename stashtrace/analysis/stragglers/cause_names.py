@@ -19,7 +19,7 @@ from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.stragglers.causes import CAUSES, COMPUTE, LAUNCH, PYTHON, RankTimes
 from stashtrace.analysis.stragglers.file_calls import file_calls
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, DeviceWork, IoOp, Phase, SpanKind, WaitOp
+from stashtrace.schema.kinds import NAMED_SPANS, BatchPhase, DeviceWork, IoOp, Phase, SpanKind, WaitOp
 
 BETWEEN_PHASES = "between phases"
 #: A file, kernel or call is named if it takes at least this part of the time of its kind.
@@ -61,6 +61,7 @@ class Namer:
             "compute": self._compute,
             "python": partial(self._loop_code, PYTHON),
             "checkpoint": self._checkpoint,
+            "compile": self._compile,
             "straggler": self._straggler,
             "sync": self._device_call,
             "launch": self._launch,
@@ -174,7 +175,7 @@ class Namer:
     def _annotations(self, window: Window, time: TimeSet) -> dict[int, int]:
         """Return how long the annotations of a step thread lie in a time, by name code."""
         spans, rows = self._index.trace.spans, self._index.spans.rows(window.times.thread.track_id)
-        rows = rows[spans["kind_code"][rows] == SpanKind.USER]
+        rows = rows[np.isin(spans["kind_code"][rows], NAMED_SPANS)]
         return _sums(spans["name_code"][rows], time.within(spans["begin_ns"][rows], spans["end_ns"][rows]))
 
     def _files(self, window: Window, time: TimeSet) -> dict[int, int]:
@@ -207,6 +208,13 @@ class Namer:
     def _checkpoint(self, late: Window, other: Window | None, time: TimeSet) -> Named:
         io, rows = self._index.io, self._index.io_by_track.rows(late.times.thread.track_id)
         return Named(late.times.thread.process_id, -1, *self._longest_path(rows[io.is_storage[rows]], time))
+
+    def _compile(self, late: Window, other: Window | None, time: TimeSet) -> Named:
+        spans, rows = self._index.trace.spans, self._index.spans.rows(late.times.thread.track_id)
+        rows = rows[spans["kind_code"][rows] == SpanKind.COMPILE]
+        code, spent = _longest(spans["name_code"][rows], time.within(spans["begin_ns"][rows], spans["end_ns"][rows]))
+        process = late.times.thread.process_id
+        return Named(process, -1, self._index.trace.text(code), spent) if code >= 0 else Named(process)
 
     def _straggler(self, late: Window, other: Window | None, time: TimeSet) -> Named:
         tagged = rank_layers(self._index, late.times.thread).late

@@ -14,7 +14,7 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.on_host import outer_phase_rows
+from stashtrace.analysis.stalls.on_host import compilation_time, outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.instances import HUNG, UNORDERED, Instances
@@ -152,16 +152,16 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
 
 # Time of ranks by kind inside given windows: the stall kinds, with hidden times inside them as kinds of their own.
 #
-#     compute, python: + gc + cpu_contention        other: + sleep        launch: + gc + sleep
+#     compute, python: + gc + cpu_contention   python: + compile   other: + sleep   launch: + gc + compile + sleep
 #
 # ``sync`` ends where the blocking call returns: what the host does from there to its next launch is ``launch``.
 # The window of the late rank is compared with those of the others.
 
 _STALLS = tuple(StallKind)
 #: Kinds of a late rank's time, stall kinds first. ``before``: its window began later than those of the others.
-CAUSES = (*(k.name.lower() for k in _STALLS), "gc", "sleep", "cpu_contention", "before")
+CAUSES = (*(k.name.lower() for k in _STALLS), "gc", "compile", "sleep", "cpu_contention", "before")
 COMPUTE, OTHER, SYNC, LAUNCH, PYTHON = (CAUSES.index(name) for name in ("compute", "other", "sync", "launch", "python"))
-GC, SLEEP, CONTENTION, BEFORE = range(len(_STALLS), len(CAUSES))
+GC, COMPILE, SLEEP, CONTENTION, BEFORE = range(len(_STALLS), len(CAUSES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,21 +204,22 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     sets[SYNC], sets[LAUNCH] = sets[SYNC] - elsewhere, sets[LAUNCH] | elsewhere
 
     spans, own = index.trace.spans, index.spans.rows(thread.track_id)
-    own = own[spans["kind_code"][own] == SpanKind.GC]
-    collecting = TimeSet.of_rows(spans, own)
+    compiling = compilation_time(index, thread)
+    collecting = TimeSet.of_rows(spans, own[spans["kind_code"][own] == SpanKind.GC]) - compiling
     waits, held = index.trace.waits, index.waits.rows(thread.track_id)
     held = held[waits["wait_code"][held] == WaitOp.SLEEP]
     asleep = TimeSet.of_rows(waits, held)
     on_host = life - TimeSet.united(*(t for method, t in made.segments if method != "host"))
     # A device continues while its host collects garbage or sleeps; the host is the cause only where the device idles.
     of_compute, of_launch = (sets[COMPUTE] | sets[PYTHON]) & on_host & collecting, sets[LAUNCH] & collecting
-    slept = (sets[OTHER] & asleep) | ((sets[LAUNCH] & asleep) - collecting)
+    compiled = ((sets[PYTHON] & on_host) | sets[LAUNCH]) & compiling
+    slept = (sets[OTHER] & asleep) | ((sets[LAUNCH] & asleep) - collecting - compiling)
     sets[COMPUTE], sets[OTHER] = sets[COMPUTE] - of_compute, sets[OTHER] - asleep
-    sets[PYTHON] = sets[PYTHON] - of_compute
-    sets[LAUNCH] = sets[LAUNCH] - collecting - asleep
+    sets[PYTHON] = sets[PYTHON] - of_compute - compiled
+    sets[LAUNCH] = sets[LAUNCH] - collecting - compiling - asleep
 
     at, queued = (int64([]), int64([])) if made.segments else _queue(index, thread)
-    return RankTimes(thread, (*sets, of_compute | of_launch, slept), at, queued)
+    return RankTimes(thread, (*sets, of_compute | of_launch, compiled, slept), at, queued)
 
 
 def _queue(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64]:

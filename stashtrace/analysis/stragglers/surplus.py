@@ -27,7 +27,7 @@ from stashtrace.schema.trace import Trace
 #: one group.
 GROUPS: dict[str, tuple[str, ...]] = {
     **{column: tuple(k for k in kinds if k != "python") for column, kinds in COLUMNS.items() if column != "other"},
-    **{kind: (kind,) for kind in ("python", "gc", "sleep", "cpu_contention", "other")},
+    **{kind: (kind,) for kind in ("python", "gc", "compile", "sleep", "cpu_contention", "other")},
 }
 #: A surplus explains a wait if it is at least this share of it.
 EXPLAINS_RATIO = 0.25

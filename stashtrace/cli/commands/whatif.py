@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
 
 _EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is
-compute, launch, h2d, prep, fetch, checkpoint, straggler, slow_worker, workers,
-persistent_workers, ranks, compression, network.bandwidth, network.latency,
-interconnect.bandwidth, interconnect.latency, or bucket_mb (bucket_cap_mb of
-DistributedDataParallel).
+compute, launch, python, compile, objects, h2d, prep, fetch, checkpoint, other,
+straggler, slow_worker, workers, persistent_workers, in_order, ranks,
+compression, network.bandwidth, network.latency, interconnect.bandwidth,
+interconnect.latency, or bucket_mb (bucket_cap_mb of DistributedDataParallel).
 A column of the summary changes all of its kinds: data, late, copy, save, host,
 link.bandwidth, link.latency.
 VALUE is xN for N times as much, or a new value: 0 or 5ms for a time, 10gbit
 for a bandwidth, 8 for a number, fp16 for compression, 1 for
-persistent_workers.
+persistent_workers, false for in_order.
 
 With --apply, COMMAND runs again with the given bucket_mb, or with the one that
 is predicted to be best, and its step is printed beside the prediction. Its

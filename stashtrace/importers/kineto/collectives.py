@@ -27,6 +27,7 @@ from stashtrace.importers.import_limits import parse_json
 from stashtrace.importers.kineto.device import DeviceRows
 from stashtrace.importers.kineto.events import ABSENT, Codes, EventRows, FileRows, is_rank, ranks_in
 from stashtrace.importers.kineto.host import Steps
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kernel_names import plain_kernel_name
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, Severity
 
@@ -314,9 +315,12 @@ def _first_type_bytes(types: str) -> int:
 # Collectives that the host carries out (gloo, MPI, UCC), in a Kineto file.
 #
 # Torch records one event for each, on the backend's thread, from the begin of the work to its end. It records neither
-# the caller nor the group. All are taken as of one group: the only one of ``pg_config``, else that of all ranks.
+# the caller nor the group. All are taken as of one group: the only one of ``pg_config``, else that of all ranks. A send
+# or a receive is between two ranks: who the other one is stands in the operator that it was called by, if shapes were
+# recorded, and follows from the group if that has two members. The pair is a group of its own, as in our recordings.
 
 _ON_HOST = re.compile(r"^(gloo|mpi|ucc):")
+_MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
 
 
 def add_host_collectives(rows: FileRows, steps: Steps) -> bool:
@@ -327,26 +331,29 @@ def add_host_collectives(rows: FileRows, steps: Steps) -> bool:
         return False
     work = work.take(np.argsort(work.begin_ns, kind="stable"))
     backend = rows.file.text(int(work.name[0])).partition(":")[0]
-    group = _host_group(rows)
-    place = steps.at(work.begin_ns)
-    number = steps.numbers_at(place, int(steps.number[0]) - 1 if len(steps.number) else -1)
-    nth = np.arange(len(work)) - np.searchsorted(place, place)
+    op = rows.file.coded(work.name, collective_op)
+    place, groups = _host_groups(rows, work, op)
+    at = steps.at(work.begin_ns)
+    number = steps.numbers_at(at, int(steps.number[0]) - 1 if len(steps.number) else -1)
+    tracks = [rows.context.tracks.communicator(rows.process_id, g.hash, g.name) for g in groups]
     rows.context.add(
         "collectives",
         process_id=np.full(len(work), rows.process_id),
         track_id=rows.threads(work.tid),
-        communicator_track_id=rows.context.tracks.communicator(rows.process_id, group.hash, group.name),
-        group_hash=np.full(len(work), group.hash, dtype=np.uint64),
-        sequence=(number + 1) * PER_STEP + nth,
-        op_code=rows.file.coded(work.name, collective_op),
+        communicator_track_id=np.array(tracks, dtype=np.int64)[place],
+        group_hash=np.array([g.hash for g in groups], dtype=np.uint64)[place],
+        sequence=(number + 1) * PER_STEP + GroupBy(place, at).position,
+        op_code=op,
         name_code=rows.codes(work.name, lambda name: name.partition(":")[2]),
+        peer_rank=np.where((place > 0) & (op == CollectiveOp.SEND), 1, np.where(place > 0, 0, -1)),
         call_ns=work.begin_ns,
         begin_ns=work.begin_ns,
         end_ns=work.end_ns,
         source_code=int(CollectiveSource.HOST),
     )
-    rows.context.number_anew(group.hash)
-    add_groups(rows, [group], backend)
+    for group in groups:
+        rows.context.number_anew(group.hash)
+    add_groups(rows, [group for n, group in enumerate(groups) if n or (place == 0).any()], backend)
     return True
 
 
@@ -357,3 +364,45 @@ def _host_group(rows: FileRows) -> Group:
     members = ranks_in(only.get("ranks")) or tuple(range(max(world, 0)))
     name = str(only.get("pg_desc") or "all ranks")
     return Group(name, members, len(members) or -1, f"host {name} of {world}")
+
+
+def _host_groups(rows: FileRows, work: EventRows, op: Int64) -> tuple[Int64, list[Group]]:
+    """Return the group of each row, as a place in a list of groups, and the list: the group of all is the first one."""
+    everybody, own = _host_group(rows), rows.process.rank
+    place, pairs = np.zeros(len(work), dtype=np.int64), dict[tuple[int, int, int], int]()
+    messages = np.flatnonzero(np.isin(op, _MESSAGES))
+    for row, (peer, tag) in zip(messages.tolist(), _peers(rows, work.take(messages), everybody), strict=True):
+        if peer >= 0 and own >= 0:
+            ends = (own, peer) if op[row] == CollectiveOp.SEND else (peer, own)
+            place[row] = pairs.setdefault((*ends, tag), len(pairs) + 1)
+    named = [
+        Group(
+            f"{everybody.name} {sender} to {receiver}",
+            (sender, receiver),
+            2,
+            f"{everybody.key} {sender} {receiver} {tag}",
+        )
+        for sender, receiver, tag in pairs
+    ]
+    return place, [everybody, *named]
+
+
+def _peers(rows: FileRows, work: EventRows, group: Group) -> list[tuple[int, int]]:
+    """Return the global rank at the other end of each send or receive, -1 if unknown, and its tag.
+
+    torch begins the event of the work inside the operator, on the thread that calls it.
+    """
+    operators = rows.file.rows["messages"].timed()
+    calls = _HostEvents(rows, operators, rows.threads(work.tid), work.begin_ns)
+    given = calls.value(calls.events.texts["Concrete Inputs"], -1)
+    others = [member for member in group.members if member != rows.process.rank]
+    only = others[0] if len(others) == 1 == len(group.members) - 1 else -1
+    found = []
+    for code in given.tolist():
+        # ["", "", "1", "0"]: tensors, process group, rank within it, tag
+        texts = [str(value) for value in _list_in(rows.file.text(code))] if code >= 0 else []
+        place, tag = (
+            int(text) if text.isdecimal() and len(text) < 10 else -1 for text in (*texts, "", "", "", "")[2:4]
+        )
+        found.append((group.members[place] if 0 <= place < len(group.members) else only, max(tag, 0)))
+    return found

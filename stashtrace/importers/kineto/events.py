@@ -27,7 +27,7 @@ _GROUP_TEXTS = ("Collective name", "dtype", "Process Group Name", "Process Group
 _GROUP_INTS = ("In msg nelems", "Group size", "Seq", "Src Rank", "Dst Rank", "Global rank start", "Global rank stride")
 _PLACE = ("correlation", "device", "stream")
 #: Table -> (integers, texts) of its arguments. ``talks`` are kernels that communicate, ``comms`` the host's side of
-#: collectives, ``notes`` annotations and operators of interest.
+#: collectives, ``messages`` the operators that send or receive, ``notes`` annotations and operators of interest.
 TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "kernels": ((*_PLACE, "graph node id"), ()),
     "talks": ((*_PLACE, "graph node id", *_GROUP_INTS), _GROUP_TEXTS),
@@ -35,6 +35,7 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "memsets": ((*_PLACE, "bytes"), ()),
     "calls": (("correlation",), ()),
     "comms": (_GROUP_INTS, (*_GROUP_TEXTS, "Input Dims", "Input type")),
+    "messages": ((), ("Concrete Inputs",)),
     "notes": ((), ()),
     "gradients": ((), ()),
     "window": ((), ()),
@@ -54,8 +55,11 @@ _NOTED = (
     "Optimizer.",
     "DistributedDataParallel.",
     "FullyShardedDataParallel.",
+    "_compile",
+    "backward._backward_impl",
 )
 _COMMUNICATING = ("record_param_comms", "nccl:", "gloo:", "mpi:", "ucc:", "xccl:")
+_MESSAGES = ("c10d::send", "c10d::recv")
 _GRADIENTS = ("autograd::engine::evaluate_function",)
 #: Categories of each kind of event. The files of 2021 write them with capitals.
 _OPERATORS = ("cpu_op", "Operator")
@@ -77,6 +81,7 @@ _RULES: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (("gpu_memset", "Memset"), ("",), "memsets"),
     (_CALLS, ("",), "calls"),
     ((*_OPERATORS, *_ANNOTATIONS), _COMMUNICATING, "comms"),
+    (_OPERATORS, _MESSAGES, "messages"),
     (_OPERATORS, _GRADIENTS, "gradients"),
     (_OPERATORS, _NOTED, "notes"),
     (_ANNOTATIONS, ("",), "notes"),

@@ -21,6 +21,9 @@ from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, Severity, Span
 from stashtrace.schema.trace import WHOLE_RECORDING
 
 _STEP = re.compile(r"^ProfilerStep\s*#?\s*(\d+)")
+#: What torch records around the compilation of a function, and of its backward when that first runs.
+_COMPILES = re.compile(r"^(_compile\b.*|backward\._backward_impl) \(dynamo_timed\)$")
+_COMPILE_ID = re.compile(r"^entire_\w+_compile_data: .*\bcompile_id=\d{1,9}/(\d{1,9})")
 _LOADER = re.compile(r"^enumerate\(DataLoader\)#")
 _ONE_PROCESS = re.compile(r"SingleProcess")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
@@ -78,7 +81,11 @@ def add_host_side(rows: FileRows, work: DeviceRows) -> Steps:
     if main >= 0:
         rows.context.tracks.assign_role(main, ThreadRole.STEP)
         if not is_backward.any():
-            _add_gradients(rows, main, np.sort(notes.begin_ns[is_update | is_forward | is_load | is_step]))
+            marks = notes.begin_ns[is_update | is_forward | is_load | is_step]
+            # Between two messages of a pipeline is the backward pass of one micro-batch.
+            messages = rows.file.rows["messages"].timed()
+            sent = messages.begin_ns[rows.threads(messages.tid) == main]
+            _add_gradients(rows, main, np.sort(np.concatenate([marks, sent])))
         if not len(steps.number) and not is_update.any() and np.count_nonzero(is_load) < 2:
             steps = _whole_recording(rows, main, until_ns)
     others = ~(is_step | is_load | is_update | is_zero | is_forward | is_backward | is_save)
@@ -249,11 +256,16 @@ def _add_gradients(rows: FileRows, main: int, borders: Int64) -> None:
 
 def _add_spans(rows: FileRows, notes: EventRows, track: Int64) -> None:
     if len(notes):
+        compiles = rows.file.matching(notes.name, _COMPILES.search)
+        # A note just before says which compilation of a function it is: compile_id=0/2 is the third of the first one.
+        told = rows.file.coded(notes.name, lambda name: int(m[1]) if (m := _COMPILE_ID.search(name)) else 0)
+        before = np.append(0, told[:-1])
         rows.context.add(
             "spans",
             begin_ns=notes.begin_ns,
             end_ns=notes.end_ns,
             track_id=track,
-            kind_code=int(SpanKind.USER),
-            name_code=rows.codes(notes.name),
+            kind_code=np.where(compiles, int(SpanKind.COMPILE), int(SpanKind.USER)),
+            name_code=rows.codes(notes.name, lambda name: _COMPILES.sub("torch.compile", name)),
+            value=np.where(compiles, before, 0),
         )

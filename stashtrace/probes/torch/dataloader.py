@@ -22,6 +22,7 @@ from stashtrace.probes.ends import child_ends
 from stashtrace.probes.process import thread_state, window
 from stashtrace.probes.recorder import CLOCKS, TICKS, USAGE, batch_ends, failed, now_ticks, probe_begins
 from stashtrace.probes.torch import dataloader_worker
+from stashtrace.probes.torch.host_calls.timed_calls import time_sampler
 from stashtrace.probes.torch.loader_facts import Loader, record_samples
 
 COLLECTOR = "torch_dataloader"
@@ -44,6 +45,7 @@ def install(dataloader: ModuleType) -> None:
     base, multi, tools = dataloader._BaseDataLoaderIter, dataloader._MultiProcessingDataLoaderIter, dataloader._utils
     patching.replace(COLLECTOR, dataloader.DataLoader, "__iter__", timed_iter)
     patching.replace(COLLECTOR, base, "__next__", _next)
+    time_sampler(COLLECTOR, base)
     patching.replace(COLLECTOR, multi, "_reset", counted_reset)
     patching.replace(COLLECTOR, multi, "_shutdown_workers", timed_shutdown)
     patching.replace(COLLECTOR, tools.signal_handling, "_error_if_any_worker_fails", _named_failure, needed=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 from stashtrace.probes import patching, recorder
 from stashtrace.probes.recorder import failed
+from stashtrace.probes.torch.host_calls.timed_calls import record_call
 
 VARIABLE = "STASHTRACE_BUCKET_MB"
 #: Keys of the facts, each followed by the number of the wrapper: "MIB SOURCE", and the bytes of the gradients in the
@@ -63,11 +64,13 @@ def _constructor(wanted: int | float | None) -> Any:
             if bound is None:
                 original(self, *args, **kwargs)  # which raises what it would without us
                 return
+            begin = recorder.now_ticks()
             own = any(bound.arguments.get(name) is not None for name in _OPTIONS)
             applied = wanted is not None and takes_size and not own
             if applied:
                 bound.arguments[_OPTIONS[0]] = wanted
             original(*bound.args, **bound.kwargs)
+            record_call(COLLECTOR, begin, "DistributedDataParallel")
             if recorded_count < _MOST_WRAPPERS:
                 _record_facts(self, recorded_count, "script" if own else "applied" if applied else "default")
             recorded_count += 1

@@ -26,6 +26,7 @@ from stashtrace.probes.process import thread_state, window
 from stashtrace.probes.recorder import cost, failed, intern, now_ticks
 from stashtrace.probes.torch import work as torch_work
 from stashtrace.probes.torch.groups import Group, Groups
+from stashtrace.probes.torch.host_calls.timed_calls import record_call, time_object_collectives
 
 COLLECTOR = "torch_distributed"
 _KEY = "BackendSelect"
@@ -82,6 +83,7 @@ def install(c10d: ModuleType) -> None:
         if patching.replace(COLLECTOR, c10d, name, make) and hasattr(package, name):
             setattr(package, name, getattr(c10d, name))
     patching.replace(COLLECTOR, c10d, "_new_process_group_helper", _new_group, needed=False)
+    time_object_collectives(COLLECTOR, [c10d, *([package] if package is not None else [])])
     process.before_end(_end)
     process.in_forked_child(torch_work.forget)
     process.in_forked_child(clock_ping.forget)
@@ -97,7 +99,9 @@ def _init(original: Any) -> Any:
             _watch_operators()
         except Exception as error:
             failed(COLLECTOR, "watch_operators", error)
+        begin = now_ticks()
         result = original(*args, **kwargs)
+        record_call(COLLECTOR, begin, "init_process_group")
         try:
             recorder.record_fact("rank", _world.get_rank())
             recorder.record_fact("world_size", _world.get_world_size())

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from stashtrace.probes import annotations as marks
-from stashtrace.probes import native, patching, recorder
+from stashtrace.probes import bootstrap, native, patching, recorder
 from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.process import mark_step_thread, thread_state, window
 from stashtrace.probes.recorder import CLOCKS, TICKS, failed, intern, now_ticks, phase_ends, probe_begins
@@ -77,9 +77,31 @@ def hide_from_dynamo(trace_rules: ModuleType) -> None:
 def _describe_process(torch: ModuleType) -> None:
     # Only the blocking waits of the thread that imports torch matter: it becomes the step thread.
     native.watch_waits(True)
+    _record_import()
     recorder.record_fact("torch_version", torch.__version__)
     recorder.record_fact("torch_threads", torch.get_num_threads())
     recorder.record_fact("omp_num_threads", os.environ.get("OMP_NUM_THREADS", ""))
+    if hasattr(os, "sched_getaffinity"):
+        recorder.record_fact("cpus_allowed", _ranges(sorted(os.sched_getaffinity(0))))
+
+
+def _ranges(cpus: list[int]) -> str:
+    """Return ``0-3,8`` for a list of numbers."""
+    parts: list[list[int]] = []
+    for cpu in cpus:
+        if parts and parts[-1][1] == cpu - 1:
+            parts[-1][1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def _record_import() -> None:
+    """Record the import of torch, which is a good part of a short job's start."""
+    took = bootstrap.import_ns.get("torch", 0) * native.tick_hz() // 1_000_000_000
+    if took and window.open:
+        now, kind = now_ticks(), recorder.code("SpanKind", "library")
+        recorder.RecordWriter("span").emit(now - took, now, 0, 0, intern("import torch"), kind)
 
 
 # Forward ----------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from stashtrace.analysis.steps.threads import threads_without_steps
 from stashtrace.analysis.stragglers.file_calls import on_file
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.change_transfers import LINKS
-from stashtrace.replay.changes import BUCKET, KEPT, Change
+from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
 from stashtrace.replay.remove_straggler import without_lateness
@@ -56,7 +56,7 @@ FIRST_CHANGES = schema(
     col.rank("rank", "rank whose work the change is mostly about, -1 if several", missing=-1),
     col.word(
         "kind",
-        "kind of that work, a StallKind, or unrecorded; of several ranks RANK:KIND of each, most first; else empty",
+        "a StallKind, compile, or unrecorded: kind of that work; of several ranks RANK:KIND, most first; else empty",
     ),
     col.identity("worker_id", "worker whose batches the change is about, -1 if of several or none", missing=-1),
     col.word("reason", "why no change is predicted; empty in a row with a change", width=64),
@@ -70,7 +70,7 @@ _MOST_LINES = 3
 MOST_ROWS = 400_000
 #: A change of a setting goes before one of the code or the machine that saves little more: that times this part.
 _NEARLY_RATIO = 0.8
-_SETTINGS = ("workers", KEPT, BUCKET)
+_SETTINGS = ("workers", KEPT, IN_ORDER, BUCKET)
 #: What one worker takes longer goes before both: more workers only hide it, and the batches still come in turn.
 _CURES = ("slow_worker",)
 #: Nobody changes how quickly a message gets from one rank of a host to another one; its bytes can be fewer.
@@ -85,6 +85,8 @@ _MOSTLY_RATIO = 0.6
 _MOST_PARTS, _PART_RATIO = 3, 0.2
 #: This part of the loop's own code is a good part.
 _FILES_RATIO = 0.25
+#: In place of a StallKind: work inside torch.compile.
+_COMPILES = 0
 #: A rate that makes all but the latency of a transfer vanish, and one that makes that vanish.
 _ENDLESS, _NONE = 1e9, 1e-9
 
@@ -288,7 +290,7 @@ def _preference(change: Change) -> int:
 def _column_of(change: Change) -> str:
     """Return the column of the summary that a change shortens; to keep workers takes away what no other change does."""
     quantity = change.quantity.partition(".")[0]
-    columns = {"workers": "data", "slow_worker": "data", BUCKET: "link"}
+    columns = {"workers": "data", "slow_worker": "data", IN_ORDER: "data", BUCKET: "link"}
     return columns.get(quantity, COLUMN_OF.get(quantity, quantity))
 
 
@@ -364,9 +366,9 @@ def _name_rank_and_kind(graph: Graph, one: FirstChange) -> FirstChange:
     nodes = np.flatnonzero((removed > 0) & (graph.rank >= 0))
     rank = _mostly(graph.rank[nodes], removed[nodes])
     nodes = nodes[graph.rank[nodes] == rank] if rank >= 0 else nodes
-    kinds = np.concatenate([graph.kind[nodes], np.full(len(nodes), StallKind.FETCH)])
+    kinds = np.concatenate([_kinds_of_work(graph)[nodes], np.full(len(nodes), StallKind.FETCH)])
     kind = _mostly(kinds, np.concatenate([removed[nodes] - stored[nodes], stored[nodes]]))
-    name = StallKind(kind).name.lower() if kind >= 0 else ""
+    name = _kind_name(kind) if kind >= 0 else ""
     return replace(one, rank=rank, kind=(_parts(graph, removed, stored) if rank < 0 else "") or name)
 
 
@@ -374,7 +376,7 @@ def _parts(graph: Graph, removed: Floats, stored: Floats) -> str:
     """Return the ranks and kinds of work that most of what goes is about; empty if all ranks are late alike."""
     nodes = np.flatnonzero((removed > 0) & (graph.rank >= 0))
     ranks = np.concatenate([graph.rank[nodes], graph.rank[nodes]])
-    kinds = np.concatenate([graph.kind[nodes], np.full(len(nodes), StallKind.FETCH)])
+    kinds = np.concatenate([_kinds_of_work(graph)[nodes], np.full(len(nodes), StallKind.FETCH)])
     groups = GroupBy(ranks, kinds)
     sums = groups.sum(np.concatenate([removed[nodes] - stored[nodes], stored[nodes]]))
     order = np.argsort(-sums, kind="stable")[:_MOST_PARTS]
@@ -385,7 +387,16 @@ def _parts(graph: Graph, removed: Floats, stored: Floats) -> str:
     everybody = {rank for rank, _ in named} == set(np.unique(graph.ends_rank).tolist())
     if everybody and len({kind for _, kind in named}) == 1:
         return ""
-    return ",".join(f"{rank}:{StallKind(kind).name.lower()}" for rank, kind in named)
+    return ",".join(f"{rank}:{_kind_name(kind)}" for rank, kind in named)
+
+
+def _kinds_of_work(graph: Graph) -> Int64:
+    """Return the kind of each node, with compilations as one of their own."""
+    return graph.kind if graph.facts is None else np.where(graph.facts.compiles, _COMPILES, graph.kind)
+
+
+def _kind_name(kind: int) -> str:
+    return "compile" if kind == _COMPILES else StallKind(kind).name.lower()
 
 
 def _with_worker(graph: Graph, one: FirstChange) -> FirstChange:

@@ -206,12 +206,12 @@ def _edges_of_requests(passes: Passes, wanted: int, scenario: Scenario) -> Edges
     old = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < ASKED_NS)
     late = float(np.median(scenario.lag[old])) if old.any() else 0.0
     target, source = passes.before(wanted * prefetch_factor(passes, graph))
-    source = _taken_by(graph)[source]
+    source = taken_by(graph)[source]
     known = source >= 0
     return edges_of(source[known], target[known], late, EdgeKind.PREFETCH)
 
 
-def _taken_by(graph: Graph) -> Int64:
+def taken_by(graph: Graph) -> Int64:
     """Return the node that goes on with each batch, -1 of batches that were not taken and of other nodes."""
     taken, takes = np.full(len(graph), -1, dtype=np.int64), graph.edge_kind == EdgeKind.BATCH
     taken[graph.source[takes]] = graph.target[takes]
@@ -220,7 +220,7 @@ def _taken_by(graph: Graph) -> Int64:
 
 def prefetch_factor(passes: Passes, graph: Graph) -> int:
     """Return how many batches each worker is asked for in advance."""
-    taken = _taken_by(graph)
+    taken = taken_by(graph)
     ready = np.full(len(graph), NEVER, dtype=np.int64)
     chain = graph.is_batch[graph.target] & (graph.edge_kind == EdgeKind.PROGRAM)
     ready[graph.target[chain]] = (graph.end_ns[graph.source] + graph.lag_ns)[chain]

@@ -186,6 +186,7 @@ def _fewer_steps(e: Row, f: Finding, amounts: bool) -> str:
 
 _BEHIND = {
     "gc": "garbage collection takes {ns} of it",
+    "compile": "{name} takes {ns} of it",
     "checkpoint": "checkpoints take {ns} of it",
     "annotation": "the annotation {name} takes {ns} of it",
     "file": "calls on {name} take {ns} of it",

@@ -271,7 +271,11 @@ def _elsewhere(f: Finding) -> str:
         if call is not None and call["part_ratio"] > _SEVERAL_CALLS:
             until = f"between blocking calls ({number(call['part_ratio'])} a step) and the next launches"
     if f.row["call"]:
-        most = "" if (f.first("python_in") or free)["part_ratio"] * free["part_ratio"] >= _ALL_RATIO else "mostly "
+        most = (
+            ""
+            if (f.first("python_in") or f.first("compiles") or free)["part_ratio"] * free["part_ratio"] >= _ALL_RATIO
+            else "mostly "
+        )
         doing = f"{'are' if several else 'is'} {most}in {shortened(f.row['call'], _NAME_WIDTH)}"
     else:
         most = "" if free["part_ratio"] >= _ALL_RATIO else "mostly "
@@ -286,6 +290,9 @@ def _python(f: Finding) -> str:
     if row["items_count"] > 1 and row["least_ns"] < row["stall_ns"]:
         point, share = f"{duration_text(row['least_ns'])} to {point}", f"{share} on rank {row['rank']}"
     verb_text = "spends" if row["items_count"] == 1 else "spend"
+    compiled = f.all("compiles")
+    if compiled and sum(e["part_ratio"] for e in compiled) >= 0.5:
+        return f"{ranks(row)} {verb_text} {point} a step ({share}) {_in_compilations(compiled)}"
     where = f", mostly in {shortened(row['call'], _NAME_WIDTH)}" if row["call"] else _mostly(f)
     outside = "in code of the loop outside forward, backward and optimizer"
     collects = f.first("python_collects")
@@ -294,6 +301,15 @@ def _python(f: Finding) -> str:
     if f.first("python_or_blocked") is not None:
         outside = "outside forward, backward and optimizer, in code of the loop or blocked"
     return f"{ranks(row)} {verb_text} {point} a step ({share}) {outside}{where}"
+
+
+def _in_compilations(compiled: list[Row]) -> str:
+    """Say that a time goes to torch.compile, and in how many steps: ``in torch.compile, in 12 of 45 steps``."""
+    first = compiled[0]
+    mostly = "" if sum(e["part_ratio"] for e in compiled) >= _ALL_RATIO else "mostly "
+    again = " again" if first["kind"] == "again" else ""
+    often = f"in {first['items_count']} of {count_noun(first['of_count'], 'step')}"
+    return f"{mostly}in {shortened(first['name'], _NAME_WIDTH)}, which compiles{again} {often}"
 
 
 def _other(f: Finding) -> str:
@@ -411,6 +427,30 @@ def _uneven_steps(f: Finding) -> str:
     parts = [f"{ranks_named(e['name'], ('made', 'made'))} {count_noun(e['items_count'], 'step')}" for e in f.evidence]
     more = f" and {len(parts) - at_most} other numbers" if len(parts) > at_most else ""
     return f"the ranks did not make the same number of steps: {', '.join(parts[:at_most])}{more}"
+
+
+#: Part of a start -> its words; a call or a compilation has its own.
+_START_WORDS = {
+    "waits": "waiting for other ranks",
+    "batches": "waiting for the first batches",
+    "checkpoint": "in checkpoints",
+    "steps": "in the steps that are left out",
+}
+
+
+def _start(f: Finding) -> str:
+    """Say how long a job took to its first counted step, and in what."""
+    parts = [
+        f"{duration_text(e['amount_ns'])} {_START_WORDS.get(e['kind']) or 'in ' + shortened(e['name'], _NAME_WIDTH)}"
+        for e in f.all("start_part")
+    ]
+    before = f.first("start_before") or {}
+    whose = f" of rank {f.row['rank']}" if f.row["rank"] >= 0 else ""
+    head = (
+        f"the start{whose} took {duration_text(f.row['stall_ns'])} up to the first counted step, and all"
+        f" {count_noun(before['items_count'], 'counted step')} {duration_text(before['amount_ns'])}"
+    )
+    return f"{head}: {', '.join(parts)}" if parts else head
 
 
 def _rollout(f: Finding) -> str:
@@ -616,6 +656,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     ),
     # machine
     "contention": _machine_contention,
+    "start": _start,
     "uneven_steps": _uneven_steps,
     "steal": _filled("host steal: the hypervisor took {share_ratio:percent} of the CPU time of {name}"),
     "thinned": lambda f: (

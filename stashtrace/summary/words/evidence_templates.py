@@ -61,6 +61,8 @@ _ENDS_IT = {
     "pipe": "the process at the other end of the pipe keeps it waiting; the timeline shows where",
     "io": "the timeline shows where",
 }
+#: torch's words for a guard on a shape that failed.
+_OF_SHAPES = re.compile(r"size mismatch|\.size\(|_shape")
 _PART_WORDS = {
     "cpu": "on the CPU (decoding, transforming, collating)",
     "queue": "waiting for a CPU",
@@ -82,6 +84,23 @@ def _blocked_in(row: Row, f: Finding) -> str:
     return f"{most} of it {BLOCKED_WORDS[row['kind']]}; the timeline shows where"
 
 
+def _compiles(row: Row, f: Finding) -> str:
+    """Say which function torch compiled how often, and why again, with what would avoid that."""
+    rows = f.evidence
+    at = next((n for n, one in enumerate(rows) if one["code"] == "compiles" and one["name"] == row["name"]), -1)
+    after = rows[at + 1] if 0 <= at < len(rows) - 1 else None
+    often = f"in {row['items_count']} of {count_noun(row['of_count'], 'step')}"
+    each = duration_text(row["amount_ns"] * row["of_count"] / max(row["items_count"], 1))
+    again = " again" if row["kind"] == "again" else ""
+    text = f"{row['name']} compiles{again} {often}, {each} each time"
+    if after is None or after["code"] != "compile_reason":
+        return text
+    avoid = ""
+    if _OF_SHAPES.search(after["name"]):
+        avoid = "; torch._dynamo.mark_dynamic, dynamic=True, or inputs padded to few sizes would avoid it"
+    return f"{text}: {after['name']}{avoid}"
+
+
 def _python_collects(row: Row, f: Finding) -> str:
     if row["part_ratio"] >= 0.5 and not f.row["call"]:
         return ""  # the claim says it
@@ -100,6 +119,23 @@ def _epochs(row: Row, f: Finding) -> str:
     )
     steps = count_noun(row["of_count"], "step")
     return f"{_part(row['part_ratio'])} of that lies between epochs: {times} in {steps}, {each}, {why}"
+
+
+def _sampler_time(row: Row, f: Finding) -> str:
+    times = {1: "once", 2: "twice"}.get(row["items_count"], f"{row['items_count']} times")
+    each = duration_text(row["amount_ns"]) + (" each" if row["items_count"] > 1 else "")
+    return (
+        f"{_part(row['part_ratio'])} of that is {row['name']}, which says which samples are next: {times} in"
+        f" {count_noun(row['of_count'], 'step')}, {each}, before a batch can be made"
+    )
+
+
+def _dead_connection(row: Row, f: Finding) -> str:
+    often = f"{count_noun(row['items_count'], 'time')} in {count_noun(row['of_count'], 'step')}"
+    answer = (
+        "which is refused or not answered" if row["kind"] == "refused" else "and nothing comes over these connections"
+    )
+    return f"rank {row['rank']} connects to {row['name']} {often}, {answer}: a retry may be what it waits in"
 
 
 def _part(ratio: float) -> str:
@@ -244,6 +280,7 @@ _SURPLUS_WORDS = {
     "host": "has its device idle {more} longer than {peers} because of its host",
     "sleep": "sleeps {more} longer than {peers}",
     "gc": "collects garbage {more} longer than {peers}",
+    "compile": "spends {more} longer than {peers} in torch.compile",
     "cpu_contention": "waits {more} longer than {peers} for a CPU",
     "other": "is blocked {more} longer than {peers}",
     "python": "spends {more} longer than {peers} in code of the loop outside forward, backward and optimizer",
@@ -264,6 +301,7 @@ _LESS_WORDS = {
     "python": "run code of the loop",
     "sleep": "sleep",
     "gc": "collect garbage",
+    "compile": "are in torch.compile",
     "cpu_contention": "wait for a CPU",
     "other": "are blocked",
 }
@@ -279,6 +317,7 @@ _TURNS_WORDS = {
     "python": "ran code of the loop",
     "sleep": "slept",
     "gc": "collected garbage",
+    "compile": "was in torch.compile",
     "cpu_contention": "waited for a CPU",
     "other": "was blocked",
 }
@@ -289,6 +328,7 @@ _LATE_WORDS = {
     "fetch": "{who} was blocked in storage {ns} longer",
     "compute": "it computed {ns} longer",
     "gc": "it collected garbage {ns} longer",
+    "compile": "it was in torch.compile {ns} longer",
     "sleep": "it slept {ns} longer",
     "cpu_contention": "it waited {ns} longer for a CPU",
     "checkpoint": "it saved a checkpoint {ns} longer",
@@ -319,6 +359,8 @@ def surplus(row: Row, peers: str) -> str:
         return f"{text} {_blocked_words(name)}"
     if name and kind == "compute":
         return f"{text} {'outside forward, backward and optimizer' if name.startswith('between') else f'in {name}'}"
+    if name and kind == "compile":
+        return f"spends {more} longer than {peers} in {name}"
     if name and kind == "host":
         return text.replace("because of its host", f"because its host is in {name}")
     return f"{text} ({name})" if name and kind in ("link", "python") else text
@@ -528,6 +570,8 @@ def _filled(template: str) -> Callable[[Row, Finding], str]:
 EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "epochs_start_workers": _of_one(_epochs),
     "epochs_first_batch": _of_one(_epochs),
+    "dead_connection": _dead_connection,
+    "sampler_time": _of_one(_sampler_time),
     "epochs_workers_end": _epochs_workers_end,
     "makers_not_recorded": _filled(
         "who made the batches is not in the recording: reading, decoding and hand-off cannot be told apart"
@@ -568,6 +612,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         "meanwhile {part_ratio:percent} of the CPU time of the host was idle: look for a limit on the job's CPUs"
         " (quota of a container, pinned threads)"
     ),
+    "pinned_to": _filled("rank {rank} began with the CPUs {name} of its host"),
     "fewer_larger_batches": _of_one(_fewer_batches),
     "copies": _copies,
     "blocking_call": _blocking_call,
@@ -626,6 +671,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "on_file": lambda row, f: f"{'the file is' if row['items_count'] == 1 else 'most of it on'} {_path(row['name'])}",
     "python_in": _filled("{amount_ns:time} a step in {name}"),
     "python_collects": _python_collects,
+    "compiles": _compiles,
     "python_unknown": _filled(
         "Python, or operators that no module calls: the recording does not say which function; stashtrace.annotate()"
         " around parts of the loop would"

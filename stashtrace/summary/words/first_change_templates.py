@@ -19,6 +19,7 @@ _WORK = {
     "checkpoint": "its checkpoints",
     "launch": "the work of its host",
     "python": "its code of the loop",
+    "compile": "its compilations",
     "h2d": "its copies",
     "other": "its time asleep or blocked",
     "unrecorded": "its time without records",
@@ -85,6 +86,9 @@ _DO: dict[str, Callable[[Row, str], str]] = {
     "workers": _workers,
     "persistent_workers": lambda row, value: "keep the workers from one epoch to the next (persistent_workers=True)",
     "slow_worker": _slow_worker,
+    "in_order": lambda row, value: (
+        "take batches as they become ready (in_order=False of DataLoader, torch 2.6 or newer)"
+    ),
     "straggler": _straggler,
     "bucket_mb": lambda row, value: f"set bucket_cap_mb={value} of DistributedDataParallel",
     "prep": lambda row, value: "halve the time that a batch takes to prepare",
@@ -93,6 +97,12 @@ _DO: dict[str, Callable[[Row, str], str]] = {
     "launch": lambda row, value: "halve the host's time between launches (CUDA graphs or torch.compile may)",
     "h2d": lambda row, value: "halve the copies between host and device",
     "python": lambda row, value: "halve the code of the loop outside forward, backward and optimizer",
+    "compile": lambda row, value: (
+        "compile nothing again in the steps (torch._dynamo.mark_dynamic, dynamic=True, or inputs padded to few sizes)"
+    ),
+    "objects": lambda row, value: (
+        "exchange no Python objects in the steps (all_gather_object and the like): tensors, or seldom"
+    ),
     "other": lambda row, value: "do without the sleeps and blocking calls of the step threads",
     "compute": lambda row, value: (
         "make the computation twice as quick"

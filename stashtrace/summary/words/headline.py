@@ -95,6 +95,8 @@ def _host(f: Finding) -> str:
         part = percent_text(f.row["share_ratio"])
         upto = "up to " if f.row["items_count"] > 1 else ""
         spend = f"{ranks(f.row)} {'spend' if f.row['items_count'] > 1 else 'spends'}"
+        if sum(e["part_ratio"] for e in f.all("compiles")) >= 0.5:
+            return f"{spend} {upto}{part} of a step in torch.compile"
         collects = f.first("python_collects")
         if collects is not None and collects["part_ratio"] >= 0.5 and not f.row["call"]:
             return f"{spend} {upto}{part} of a step in code of the loop, mostly in garbage collection"

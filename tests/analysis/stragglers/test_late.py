@@ -37,12 +37,14 @@ def job(kind: str, *, ranks: int = RANKS, late_steps: tuple[int, ...] = tuple(ra
                 rank.phase("checkpoint", at, at + slow)
                 rank.io(at + MS, at + slow, op=IoOp.WRITE, path="/out/model.pt", blocked=True)
                 at += slow
-            long = slow if kind in ("compute", "gc", "cpu_contention") else 0
+            long = slow if kind in ("compute", "gc", "compile", "cpu_contention") else 0
             queued = queue.get(number, 0)
             queue[number] = queued + (slow if kind == "cpu_contention" else 0)
             rank.phase("forward", at, at + 10 * MS + long, cpu=(at, at + 10 * MS), runqueue=(queued, queue[number]))
             if kind == "gc" and slow:
                 rank.gc(at + 5 * MS, at + 5 * MS + slow)
+            if kind == "compile" and slow:
+                rank.compiles("Net.forward (net.py:8)", at + 5 * MS, at + 5 * MS + slow, before=step)
             at += 10 * MS + long
             if kind in ("sleep", "other") and slow:
                 rank.wait(WaitOp.SLEEP if kind == "sleep" else WaitOp.POLL, at, at + slow)
@@ -63,7 +65,9 @@ def costliest(trace: Trace) -> dict[str, object]:
     return next(iter(analyze(trace, "late").rows()))
 
 
-@pytest.mark.parametrize("kind", ["fetch", "prep", "compute", "gc", "cpu_contention", "checkpoint", "sleep", "other"])
+@pytest.mark.parametrize(
+    "kind", ["fetch", "prep", "compute", "gc", "compile", "cpu_contention", "checkpoint", "sleep", "other"]
+)
 def test_the_injected_cause_is_named_with_its_amount(kind: str) -> None:
     row = costliest(job(kind))
     assert (row["late_rank"], row["waiting_ranks"], row["cause_kind"]) == (LATE_RANK, "0-2,4-7", kind)
@@ -84,6 +88,11 @@ def test_the_worker_and_the_file_are_named() -> None:
 def test_the_phase_that_computed_longer_is_named() -> None:
     row = costliest(job("compute"))
     assert (row["cause_name"], row["named_ns"]) == ("forward", LATE_NS)
+
+
+def test_the_function_that_is_compiled_again_is_named() -> None:
+    row = costliest(job("compile"))
+    assert (row["cause_name"], row["named_ns"]) == ("torch.compile Net.forward (net.py:8)", LATE_NS)
 
 
 def test_what_all_ranks_do_alike_is_no_cause() -> None:

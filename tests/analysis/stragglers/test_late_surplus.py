@@ -39,6 +39,7 @@ def test_every_kind_of_time_belongs_to_one_group() -> None:
         ("prep", "data"),
         ("compute", "compute"),
         ("gc", "gc"),
+        ("compile", "compile"),
         ("cpu_contention", "cpu_contention"),
         ("checkpoint", "save"),
         ("sleep", "sleep"),

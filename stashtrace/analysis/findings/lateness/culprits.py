@@ -48,7 +48,7 @@ _BY_CHANCE = 0.02
 #: No chance makes it so.
 _NEVER_BY_CHANCE = 1e-6
 #: Things that a step does not need: each is named wherever it makes others wait, however seldom.
-_ACTS = ("fetch", "checkpoint", "gc", "sleep", "h2d")
+_ACTS = ("fetch", "checkpoint", "gc", "compile", "sleep", "h2d")
 #: Unless another rank's acts make others wait for this part of it as well: then they do so by turns.
 _ACTS_LEAD = 2
 #: An act is one of all steps if this part of them has at least half of its mean.

@@ -26,6 +26,7 @@ from stashtrace.analysis.findings.lateness.culprits import (
 from stashtrace.analysis.findings.lateness.late_work_names import kind_in_words
 from stashtrace.analysis.findings.lateness.pipeline_claims import pipeline_claims
 from stashtrace.analysis.findings.lateness.uneven_steps import Unlike, unlike_ranks
+from stashtrace.analysis.findings.once.compilations import compilations_of
 from stashtrace.analysis.findings.over_time.affected_steps import few_steps
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.stragglers.surplus import EXPLAINS_RATIO, GROUPS, compared_steps, surplus_by_step
@@ -75,6 +76,7 @@ def _culprit_claim(facts: RunFacts, hit: Sequence[RankFacts], culprit: Culprit, 
     worst, claim = waiting[0], base(waiting)
     rows = [
         *_root_rows(facts, culprit, worst),
+        *(compilations_of(facts.trace, culprit.rank, facts.tables["steps"]) if culprit.kind == "compile" else []),
         Evidence(
             "late_part", "straggler_roots", rank=worst.rank, part_ratio=min(culprit.part_of.get(worst.rank, 0), 1)
         ),

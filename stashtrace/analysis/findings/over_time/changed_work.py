@@ -15,7 +15,7 @@ from stashtrace.analysis.steps.steps import host_steps
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.stragglers.file_calls import as_one_database
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
+from stashtrace.schema.kinds import NAMED_SPANS, BatchPhase, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -116,11 +116,13 @@ def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64,
     mine = spans.take(spans["track_id"] == track)
     collections = mine.take(mine["kind_code"] == SpanKind.GC)
     yield "gc", [("", _per_step(collections["begin_ns"], collections["end_ns"], windows, time))]
+    compiled = mine.take(mine["kind_code"] == SpanKind.COMPILE)
+    yield "compile", _by_name(compiled, compiled["name_code"], windows, trace, time)
     own = phases.take((phases["track_id"] == track) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0))
     saves = own.take(own["phase_code"] == Phase.CHECKPOINT)
     yield "checkpoint", [("", _per_step(saves["begin_ns"], saves["end_ns"], windows, time))]
-    user = mine.take(mine["kind_code"] == SpanKind.USER)
-    yield "annotation", _by_name(user, user["name_code"], windows, trace, time)
+    named = mine.take(np.isin(mine["kind_code"], NAMED_SPANS))
+    yield "annotation", _by_name(named, named["name_code"], windows, trace, time)
     yield "file", _files(trace, np.array([track]), windows, time=time)
     blocked = waits.take(waits["track_id"] == track)
     ops = {op.name.lower(): blocked["wait_code"] == op for op in WaitOp}
