@@ -174,6 +174,8 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
             "signal",
             "launchers_count",
             "cores_count",
+            "memory_kills_count",
+            "memory_limit_bytes",
         ),
         _is_whole,
     ),

@@ -24,12 +24,13 @@ namespace {
 constexpr std::size_t kStackBytes = 64 * 1024;
 constexpr std::int64_t kLongestEndNs = 100'000'000;  // a debugger may keep an ended thread
 constexpr unsigned kUnshare = 2;                     // CLOSE_RANGE_UNSHARE
-constexpr int kMostInherited = 64;
+constexpr unsigned kMostInherited = 64;
 
 // Lies at the low end of the thread's stack.
 struct Thread {
   void (*work)(void*);
   void* argument;
+  unsigned kept;        // descriptors below this stay
   bool shares_table;    // the process's descriptor table, until it leaves it
   int refused;          // leaving the table failed: the work was not done
   std::uint32_t alive;  // cleared and woken by the kernel when the thread ends
@@ -38,7 +39,7 @@ struct Thread {
 // True for kernels before 5.9 and filters without close_range: the thread starts with a copy of the whole table.
 constinit std::atomic<bool> g_copies_table{false};
 
-int leave_table() noexcept { return static_cast<int>(raw::call(SYS_close_range, 0, ~0u, kUnshare)); }
+int leave_table(unsigned kept) noexcept { return static_cast<int>(raw::call(SYS_close_range, kept, ~0u, kUnshare)); }
 
 // ThreadSanitizer sees neither these raw mappings nor the thread: it would report a race on an address that is reused.
 #define STASHTRACE_UNSEEN_MEMORY [[gnu::no_sanitize("thread")]]
@@ -50,10 +51,10 @@ constinit std::atomic<unsigned> g_uses{0};
 STASHTRACE_UNSEEN_MEMORY void thread_main(void* memory) noexcept {
   auto* self = static_cast<Thread*>(memory);
   if (self->shares_table) {
-    self->refused = leave_table();
+    self->refused = leave_table(self->kept);
     if (self->refused < 0) return;
   } else {  // room below the limit on descriptors
-    for (int fd = 0; fd < kMostInherited; ++fd) raw::close(fd);
+    for (unsigned fd = self->kept; fd < kMostInherited; ++fd) raw::close(static_cast<int>(fd));
   }
   self->work(self->argument);
   std::atomic_thread_fence(std::memory_order_release);  // the kernel clears `alive` by a plain store
@@ -120,9 +121,9 @@ bool has_left_namespace() noexcept {
                        std::memcmp(own, of_children, static_cast<std::size_t>(bytes)) != 0);
 }
 
-bool leave_descriptor_table() noexcept { return leave_table() == 0; }
+bool leave_descriptor_table() noexcept { return leave_table(0) == 0; }
 
-STASHTRACE_UNSEEN_MEMORY int run_apart(void (*work)(void*), void* argument) noexcept {
+STASHTRACE_UNSEEN_MEMORY int run_apart(void (*work)(void*), void* argument, unsigned kept) noexcept {
   void* memory = raw::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == nullptr) return -ENOMEM;
   order_uses();
@@ -130,7 +131,7 @@ STASHTRACE_UNSEEN_MEMORY int run_apart(void (*work)(void*), void* argument) noex
   int error = 0;
   for (;;) {
     const bool copies = g_copies_table.load(std::memory_order_relaxed);
-    auto* thread = new (memory) Thread{work, argument, !copies, 0, 1};
+    auto* thread = new (memory) Thread{work, argument, kept, !copies, 0, 1};
     // No CLONE_SETTLS: thread-local data is the caller's. CLONE_THREAD: nothing has to wait for it, and no SIGCHLD
     // is sent.
     unsigned long flags = CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;

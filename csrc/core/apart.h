@@ -13,8 +13,9 @@ namespace stashtrace {
 
 // Calls work(argument) on such a thread and waits until the kernel has released that thread. Returns 0, or minus errno
 // if no thread could be started (a limit on processes, a filter of system calls). The work may use the caller's
-// thread-local data, since the caller waits. It has about 48 KiB of stack, no standard streams, and must not log.
-int run_apart(void (*work)(void*), void* argument) noexcept;
+// thread-local data, since the caller waits. It has about 48 KiB of stack and must not log. Of the process's descriptors
+// it has a copy of those below `kept`: what the process does to these numbers meanwhile does not reach it.
+int run_apart(void (*work)(void*), void* argument, unsigned kept = 0) noexcept;
 
 // True if the process has left its namespace of process ids (unshare(CLONE_NEWPID)). It may start no more threads, so
 // run_apart() fails. It only starts programs that record for themselves, so the user need not be warned.
@@ -26,8 +27,8 @@ bool has_left_namespace() noexcept;
 bool leave_descriptor_table() noexcept;
 
 template <class Work>
-int apart(Work work) noexcept {
-  return run_apart([](void* self) { (*static_cast<Work*>(self))(); }, &work);
+int apart(Work work, unsigned kept = 0) noexcept {
+  return run_apart([](void* self) { (*static_cast<Work*>(self))(); }, &work, kept);
 }
 
 }  // namespace stashtrace

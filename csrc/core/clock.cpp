@@ -1,10 +1,13 @@
 // Choice and reading of the clocks. SPDX-License-Identifier: Apache-2.0
 #include "core/clock.h"
 
+#include <link.h>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
 
+#include <cstring>
 #include <string_view>
 
 #include "core/raw_syscall.h"
@@ -13,7 +16,8 @@ namespace stashtrace {
 
 namespace clock_detail {
 constinit bool counter_trusted = false;
-}
+constinit KernelClock kernel_clock = nullptr;
+}  // namespace clock_detail
 
 namespace {
 
@@ -40,7 +44,10 @@ bool kernel_gave_up_on_it() noexcept {
 
 }  // namespace
 
-void init_clock() noexcept { clock_detail::counter_trusted = counter_is_invariant() && !kernel_gave_up_on_it(); }
+void init_clock() noexcept {
+  clock_detail::kernel_clock = find_kernel_clock();
+  clock_detail::counter_trusted = counter_is_invariant() && !kernel_gave_up_on_it();
+}
 
 const char* clock_name() noexcept {
 #if defined(__x86_64__)
@@ -70,6 +77,75 @@ ClockReading read_clocks(int attempts) noexcept {
   return best;
 }
 
+namespace {
+
+// Which loaded object holds an address.
+struct Holder {
+  std::uintptr_t address;
+  const char* name;
+  std::uintptr_t base;
+};
+
+int look_for_holder(dl_phdr_info* object, std::size_t, void* asked) noexcept {
+  auto& holder = *static_cast<Holder*>(asked);
+  for (unsigned i = 0; i < object->dlpi_phnum; ++i) {
+    const std::uintptr_t begin = object->dlpi_addr + object->dlpi_phdr[i].p_vaddr;
+    if (object->dlpi_phdr[i].p_type != PT_LOAD || holder.address < begin) continue;
+    if (holder.address - begin >= object->dlpi_phdr[i].p_memsz) continue;
+    holder.name = object->dlpi_name;
+    holder.base = object->dlpi_addr;
+    return 1;
+  }
+  return 0;
+}
+
+template <class Function>
+Holder holder_of(Function* function) noexcept {
+  Holder holder{reinterpret_cast<std::uintptr_t>(function), nullptr, 0};
+  dl_iterate_phdr(&look_for_holder, &holder);
+  return holder;
+}
+
+// The job's clock between two readings of the kernel's: the tightest of several.
+struct JobReading {
+  std::int64_t kernel_ns = 0, job_ns = 0, width_ns = -1;
+};
+
+JobReading read_both() noexcept {
+  constexpr int kAttempts = 5;
+  JobReading best;
+  for (int i = 0; i < kAttempts; ++i) {
+    timespec now{};
+    const std::int64_t before = clock_ns(CLOCK_REALTIME);
+    ::clock_gettime(CLOCK_REALTIME, &now);
+    const std::int64_t width = clock_ns(CLOCK_REALTIME) - before;
+    if (width < 0 || (best.width_ns >= 0 && width >= best.width_ns)) continue;
+    best = {before + width / 2, static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec, width};
+  }
+  return best;
+}
+
+}  // namespace
+
+void read_job_clock(JobClock& out) noexcept {
+  constexpr std::int64_t kDistanceNs = 50'000;
+  constexpr int kMostReadings = 100'000;  // as in estimate_tick_hz()
+  const Holder answers = holder_of(&::clock_gettime);
+  if (answers.name == nullptr || answers.base == holder_of(&::dl_iterate_phdr).base) return;
+  const JobReading first = read_both();
+  for (int i = 0; i < kMostReadings && clock_ns(CLOCK_REALTIME) - first.kernel_ns < kDistanceNs; ++i) continue;
+  const JobReading second = read_both();
+  const std::int64_t distance = second.kernel_ns - first.kernel_ns;
+  if (first.width_ns < 0 || second.width_ns < 0 || distance <= 0) return;
+  const char* const slash = std::strrchr(answers.name, '/');
+  std::strncpy(out.answered_by, slash != nullptr ? slash + 1 : answers.name, sizeof out.answered_by - 1);
+  const std::int64_t ahead = first.job_ns - first.kernel_ns;
+  if (ahead > first.width_ns || ahead < -first.width_ns) out.ahead_ns = ahead;
+  const std::int64_t gained = second.job_ns - first.job_ns - distance;
+  if (gained > first.width_ns + second.width_ns || gained < -first.width_ns - second.width_ns)
+    out.ns_per_s = static_cast<std::int64_t>(static_cast<__int128>(distance + gained) * 1'000'000'000 / distance);
+}
+
 std::uint64_t estimate_tick_hz(const ClockReading& earlier) noexcept {
   if (!clock_detail::counter_trusted) return 1'000'000'000;
 #if defined(__aarch64__)
@@ -78,8 +154,12 @@ std::uint64_t estimate_tick_hz(const ClockReading& earlier) noexcept {
   if (hz != 0) return hz;
 #endif
   constexpr std::int64_t kShortest = 100'000;
+  // A reading takes 300 ns or more, so the distance is reached long before this many. A clock that has not moved by
+  // then stands still; any rate is as good as another then, and none is worth the job's time.
+  constexpr int kMostReadings = 100'000;
   ClockReading now = read_clocks();
-  while (now.monotonic_ns - earlier.monotonic_ns < kShortest) now = read_clocks();
+  for (int i = 0; i < kMostReadings && now.monotonic_ns - earlier.monotonic_ns < kShortest; ++i) now = read_clocks();
+  if (now.monotonic_ns <= earlier.monotonic_ns) return 1'000'000'000;
   const auto ns = static_cast<unsigned __int128>(now.monotonic_ns - earlier.monotonic_ns);
   return static_cast<std::uint64_t>(static_cast<unsigned __int128>(now.ticks - earlier.ticks) * 1'000'000'000 / ns);
 }

@@ -26,11 +26,12 @@ std::uintptr_t take_number(std::string_view& text) noexcept {
   return value;
 }
 
-// "7f00-7f80 r-xp 00000000 08:01 1234   /usr/lib/libc.so.6"; false for what is no file's.
+// "7f00-7f80 r-xp 00000000 08:01 1234   /usr/lib/libc.so.6"; false for what is no file's and no ring's.
 bool read_line(std::string_view line, MappedFile& out) noexcept {
   const std::size_t slash = line.find('/');
-  if (slash == line.npos) return false;
-  out.path = line.substr(slash);
+  if (slash != line.npos) out.path = line.substr(slash);
+  else if (line.ends_with(kUringMapping)) out.path = kUringMapping;
+  else return false;
   out.begin = take_number(line);
   if (!line.starts_with('-')) return false;
   line.remove_prefix(1);

@@ -12,6 +12,9 @@
 
 namespace stashtrace {
 
+// What the kernel calls the mapped part of a ring of io_uring, in place of a path.
+inline constexpr std::string_view kUringMapping = "anon_inode:[io_uring]";
+
 struct MappedFile {
   std::uintptr_t begin, end;
   bool readable, executable;

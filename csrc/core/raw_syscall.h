@@ -165,6 +165,11 @@ inline SignalMask current_signal_mask() noexcept {
   call(SYS_rt_sigprocmask, SIG_BLOCK, 0, address(&old), sizeof old);
   return old;
 }
+inline SignalMask pending_signals() noexcept {
+  SignalMask pending = 0;
+  call(SYS_rt_sigpending, address(&pending), sizeof pending);
+  return pending;
+}
 // Takes a pending signal of the thread without running its handler.
 inline int consume_pending(int signal) noexcept {
   const SignalMask set = SignalMask{1} << (signal - 1);

@@ -15,6 +15,7 @@
 #include "core/raw_syscall.h"
 #include "core/string_table.h"
 #include "core/text_buffer.h"
+#include "runtime/io_uring.h"
 #include "runtime/runtime.h"
 
 namespace stashtrace {
@@ -58,11 +59,15 @@ namespace detail {
 
 bool revive() noexcept {
   std::uint32_t forked = kForked;
+  // Not in a child of a sealed process: it may have inherited the filter that forbids system calls, and makes none.
+  // Signals are blocked, since a handler that records would wait here for the thread that it interrupted.
+  const bool may_call = !runtime().gave_up();
+  const raw::SignalMask before = may_call ? raw::signal_mask(SIG_SETMASK, ~raw::SignalMask{0}) : 0;
   if (state_page.word.compare_exchange_strong(forked, kReviving, std::memory_order_acq_rel)) {
-    // A child of a sealed process may have inherited the filter that forbids system calls: it makes none.
-    if (!runtime().gave_up()) runtime().forked();
+    if (may_call) runtime().forked();
     state_page.word.store(runtime().state_after_fork(), std::memory_order_release);
   }
+  if (may_call) raw::signal_mask(SIG_SETMASK, before);
   while (state_page.word.load(std::memory_order_acquire) == kReviving) raw::sched_yield();
   return state_page.word.load(std::memory_order_relaxed) == kRecording;
 }
@@ -293,11 +298,17 @@ struct Usage {
 }
 
 // Bytes of the files that the loader has mapped, by calls that no hook sees: all parts of those that hold code. -1: unknown.
+// Notes a ring of io_uring that is found among the mappings.
 std::int64_t loaded_bytes() noexcept {
   std::int64_t total = 0, of_file = 0;
   std::uint64_t file = 0;
   bool holds_code = false;
+  bool has_ring = false;
   const bool known = visit_mapped_files([&](const MappedFile& mapping) {
+    if (mapping.path == kUringMapping) {
+      has_ring = true;
+      return true;
+    }
     const std::uint64_t this_file = std::hash<std::string_view>{}(mapping.path);
     if (this_file != file) {
       total += holds_code ? of_file : 0;
@@ -309,6 +320,7 @@ std::int64_t loaded_bytes() noexcept {
     holds_code |= mapping.executable;
     return true;
   });
+  if (has_ring) note_ring_mapped();
   return known ? total + (holds_code ? of_file : 0) : -1;
 }
 

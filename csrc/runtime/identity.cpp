@@ -145,6 +145,11 @@ void write_metadata(TextBuffer& out, const Identity& identity, const Config& con
   out.add(", \"start_ticks\": ").add_unsigned(identity.start.ticks);
   out.add(", \"start_monotonic_ns\": ").add(identity.start.monotonic_ns);
   out.add(", \"start_realtime_ns\": ").add(identity.start.realtime_ns);
+  if (identity.job_clock.ahead_ns != 0 || identity.job_clock.ns_per_s != JobClock{}.ns_per_s) {
+    out.add(", \"job_clock_answered_by\": ").quote(identity.job_clock.answered_by);
+    out.add(", \"job_clock_ahead_ns\": ").add(identity.job_clock.ahead_ns);
+    out.add(", \"job_clock_ns_per_s\": ").add(identity.job_clock.ns_per_s);
+  }
   out.add(", \"collectors\": [");
   bool first = true;
   for (const auto& collector : schema::kCollectors) {

@@ -20,6 +20,7 @@ struct Identity {
   int parent_incarnation = -1;  // of a forked child: of the ancestor whose string ids it keeps
   char host[65] = {};
   ClockReading start{};  // library loaded, or forked
+  JobClock job_clock{};  // when the library was loaded
 };
 
 void read_host(Identity& identity) noexcept;

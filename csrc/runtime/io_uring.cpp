@@ -62,4 +62,9 @@ void note_ring_seen(int fd) noexcept {
   if (recording() && !is_noted(fd)) note_unnamed();
 }
 
+// Whose mapping it is cannot be seen: where a library is known by its name, it is taken for that library's.
+void note_ring_mapped() noexcept {
+  if (recording() && g_next.load(std::memory_order_relaxed) == 0) note_unnamed();
+}
+
 }  // namespace stashtrace

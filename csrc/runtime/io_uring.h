@@ -13,4 +13,7 @@ void note_ring(int fd, const void* code) noexcept;
 // perhaps inherited.
 void note_ring_seen(int fd) noexcept;
 
+// From the end of a process, which lists the mappings: one of them belongs to a ring. Most processes have no sampler.
+void note_ring_mapped() noexcept;
+
 }  // namespace stashtrace

@@ -50,6 +50,7 @@ void Runtime::start(const char* const* environment) noexcept {
   write_rank_variables(ranks, environment);
   ranks.c_str();
   read_host(identity_);
+  read_job_clock(identity_.job_clock);
   identity_.pid = raw::getpid();
   identity_.ppid = raw::getppid();
   if (!wipe_state_on_fork()) return;

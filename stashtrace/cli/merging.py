@@ -158,8 +158,11 @@ def conclude(
     ``merge``: false for ``--no-merge``. ``debug``: raise errors instead of printing them. ``command``: the job's
     command, for a hint. ``after``: called where this launcher has merged the run.
     """
+    on_scratch = outcome.records != outcome.directory
+    if outcome.write_error is not None and not on_scratch and not _is_readable(outcome.directory):
+        return  # its file system has died, which has been said
     if outcome.replaced:  # the folder that has its name now is somebody else's
-        if outcome.records != outcome.directory:
+        if on_scratch:
             screen.say(
                 f"stashtrace: the records are in {outcome.records}; "
                 f"`stashtrace merge {shlex.quote(str(outcome.records))}` merges them"
@@ -168,6 +171,8 @@ def conclude(
     later = f"`stashtrace merge {shown_directory(outcome)}`"
     try:
         is_here = _bring_home(outcome, screen, merge=merge)
+        if outcome.write_error is not None and on_scratch:
+            screen.say(f"stashtrace: {outcome.write_error}")
         _say_ended(outcome)
         is_empty = is_here and not outcome.survivors and not _is_anything_recorded(outcome)
         if is_empty and (merge or outcome.is_new):
@@ -243,6 +248,14 @@ def _upload_whole(outcome: Outcome, screen: Screen) -> None:
 def _say_ended(outcome: Outcome) -> None:
     if outcome.launch_file is not None and outcome.launch_file.parent.exists():
         launchers.say(outcome.launch_file, outcome.facts)
+
+
+def _is_readable(directory: Path) -> bool:
+    try:
+        os.listdir(directory)
+    except OSError:
+        return False
+    return True
 
 
 def _is_anything_recorded(outcome: Outcome) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 from stashtrace.errors import CaptureError
 from stashtrace.lab.job_files import FileSet, size_of
 from stashtrace.lab.machine import free_memory_bytes
+from stashtrace.record.file_systems import IN_MEMORY, file_system_of, is_far
 from stashtrace.text import count_noun, list_some, say_why
 from stashtrace.units import bytes_text, percent_text
 
@@ -29,8 +30,6 @@ TOLERANCE_RATIO = 0.01
 #: Share of the free memory that warm files may take; the rest is the job's.
 ROOM_RATIO = 0.8
 DROP_CACHES = "/proc/sys/vm/drop_caches"
-_NETWORK = ("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "9p", "afs", "fuse", "virtiofs")
-IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _CHUNK_BYTES = 4 << 20
 #: A page may be busy at the moment of the advice, or be evicted while others are read.
 _TRIES = 3
@@ -185,7 +184,7 @@ def _obstacles(state: str, files: FileSet, resident: Resident, verified: bool) -
             )
     elif state == WARM and not verified and not unknown and files.bytes:
         said.append("what was read first was evicted while the rest was read")
-    far = sorted(kind for kind in kinds if kind.startswith(_NETWORK) and kind != "fuseblk")
+    far = sorted(kind for kind in kinds if is_far(kind))
     if far and state == COLD:
         said.append(f"the servers of {', '.join(far)} may still hold the data in their memory")
     return said
@@ -353,28 +352,3 @@ class Residency:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             self._trusted[key] = seen
         return self._trusted[key]
-
-
-def file_system_of(path: str, mounts: Iterable[str] | None = None) -> str:
-    """Type of the file system that holds a path, empty if unknown.
-
-    ``path``: absolute, without symbolic links. ``mounts``: lines as in ``/proc/self/mountinfo``, which is read by
-    default.
-    """
-    if mounts is None:
-        try:
-            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-                mounts = file.readlines()
-        except OSError:
-            return ""
-    best, kind = "", ""
-    for line in mounts:
-        before, dash, after = line.partition(" - ")
-        fields = before.split(" ")
-        if not dash or len(fields) < 5:
-            continue
-        point = fields[4].encode("latin-1", "replace").decode("unicode_escape") if "\\" in fields[4] else fields[4]
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best):  # of two mounts on one point the later is seen
-            best, kind = point, after.split(" ")[0]
-    return kind

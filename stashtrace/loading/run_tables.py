@@ -27,7 +27,7 @@ from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import LossRow, Trace, losses_columns
 from stashtrace.schema.tracks import TrackRegistry
-from stashtrace.units import ranks_text
+from stashtrace.units import ranks_text, span_text
 
 _HOSTS_NAMED = 4
 
@@ -196,6 +196,7 @@ def _losses(run: OpenedRun, decoded: Sequence[Decoded]) -> Iterator[tuple[int, L
     if rejected:
         text = "some clock readings contradict the others; the host may have been suspended"
         of_run.append(("core", "clock_readings_rejected", int(Severity.ERROR), rejected, text))
+    of_run += _bent_clocks(run)
     of_run += _still_recording(run)
     yield from ((-1, row) for row in of_run)
     yield from run.device_losses
@@ -245,6 +246,24 @@ def _launched_on(runs: Sequence[RawRun]) -> list[str]:
     """Return the hosts on which a launcher recorded its start."""
     parts = [part for run in runs for part in run.run.get("parts") or [] if isinstance(part, dict)]
     return list(dict.fromkeys(str(part["host"]) for part in parts if part.get("host")))
+
+
+def _bent_clocks(run: OpenedRun) -> Iterator[LossRow]:
+    """Yield what a library in front of libc makes of the job's clock; what is recorded has the kernel's times."""
+    for metadata in (process.file.metadata for process in run.processes):
+        ahead_ns, ns_per_s = (metadata.get(f"job_clock_{name}") for name in ("ahead_ns", "ns_per_s"))
+        if not isinstance(ahead_ns, int) or not isinstance(ns_per_s, int):
+            continue
+        rate = ns_per_s / 1e9
+        if ns_per_s == 0:
+            how = "stands still"
+        elif f"{rate:.3g}" != "1":
+            how = f"runs {rate:.3g} times as fast" if rate > 0 else "runs backwards"
+        else:
+            how = f"is {span_text(abs(ahead_ns))} {'ahead' if ahead_ns > 0 else 'behind'}"
+        by = str(metadata.get("job_clock_answered_by", ""))
+        text = f"the job's clock {how}, by {by}; the times here are the kernel's"
+        yield ("core", "bent_clocks", int(Severity.ERROR), 1, text)
 
 
 def _still_recording(run: OpenedRun) -> Iterator[LossRow]:

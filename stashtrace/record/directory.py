@@ -29,7 +29,7 @@ from typing import Any
 
 from stashtrace.errors import CaptureError
 from stashtrace.record.job import Job
-from stashtrace.record.launchers import RECORDS, all_ended, launchers, own_place
+from stashtrace.record.launchers import RECORDS, all_ended, is_gone, launchers, own_place
 from stashtrace.run_facts import host_file, read_facts
 from stashtrace.whole_files import claim_file, open_regular, remove_left_in, try_folder, whole_file, write_whole
 
@@ -191,9 +191,13 @@ def _remove_run(path: Path) -> None:
 
 
 def living_processes(directory: Path) -> list[int]:
-    """Return the processes of this host that have a ring of the run open now."""
+    """Return the processes of this host that have a ring of the run open now; none if the directory cannot be read."""
     pids = []
-    for ring in directory.glob("*.ring"):
+    try:
+        rings = list(directory.glob("*.ring"))
+    except OSError:
+        return []  # its file system has died
+    for ring in rings:
         pid = ring.name.split(".")[-3]
         try:
             # The mapping shows that it is the process that made the ring, and not a later one with its number.
@@ -354,6 +358,22 @@ def _is_named(path: Path, other: Path, fact: str) -> bool:
     """Whether the files of the other directory name this one: else a run from elsewhere would lead to any folder."""
     named = (Path(str(facts.get(fact) or path / "none")) for facts in (read_run_file(other), *launchers(other)))
     return any(one.is_dir() and one.samefile(path) for one in named)
+
+
+def left_on_scratch(directory: Path) -> list[Path]:
+    """Return directories of this host in which launchers of a run recorded that died before they copied the records.
+
+    Each says itself that it belongs to this run and to this user: what the run directory names alone is not believed.
+    """
+    left = []
+    for facts in (read_run_file(directory), *launchers(directory)):
+        records = Path(str(facts.get(RECORDS, "")))
+        if not records.is_absolute() or not is_gone(facts) or living_processes(records):
+            continue
+        with contextlib.suppress(OSError):
+            if records.lstat().st_uid == os.geteuid() and _is_named(directory, records, RUN_DIRECTORY):
+                left.append(records)
+    return list(dict.fromkeys(left))
 
 
 def trace_files(directory: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from stashtrace.errors import StashtraceError, native_failure
 from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment, untraced_environment
+from stashtrace.record.file_systems import far_file_system, near_folder
 from stashtrace.record.program import JobPython, ask_python, is_python, loader_takes_library, preload_obstacle
 
 _READS_COUNT = 20_000
@@ -108,6 +109,21 @@ def _posix_io() -> Answer:
     delay = "on" if _read("/proc/sys/kernel/task_delayacct") == "1" else "off"
     detail = f"by blocking: rusage of the thread (delay accounting {delay})"
     return "measured", detail, "storage is told from page cache by evidence, not by duration"
+
+
+def _run_directory() -> Answer:
+    kind = far_file_system(Path.cwd())
+    if not kind:
+        return "ok", "a run directory made here is on a disk of this host", "recorded where it ends up"
+    near = near_folder()
+    detail = f"a run directory made here is on {kind}"
+    if near is None:
+        return (
+            "partly",
+            f"{detail}, and no local disk has room",
+            "if it stands still, so does the job: give --scratch DIR",
+        )
+    return "ok", detail, f"recorded in {near} and copied at the end, so that no server keeps the job waiting"
 
 
 def python_of(command: Sequence[str]) -> str | None:
@@ -335,6 +351,7 @@ _JOB_CHECKS: dict[str, Callable[[], Answer]] = {
     "record path": _record_path,
     "preload": _preload,
     "POSIX I/O": _posix_io,
+    "run directory": _run_directory,
 }
 _PYTHON_CHECKS: dict[str, Callable[[JobPython | None, str | None], Answer]] = {
     "Python": _python,

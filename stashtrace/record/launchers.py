@@ -62,7 +62,7 @@ def launchers(directory: Path) -> list[dict[str, Any]]:
 
 def still_running(directory: Path) -> list[dict[str, Any]]:
     """Return the launchers that have not ended, as far as this host can tell."""
-    return [facts for facts in launchers(directory) if "exit_code" not in facts and not _is_gone(facts)]
+    return [facts for facts in launchers(directory) if "exit_code" not in facts and not is_gone(facts)]
 
 
 def all_ended(directory: Path, count: int = -1) -> bool:
@@ -112,7 +112,7 @@ def folded(run: Mapping[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any
     return content
 
 
-def _is_gone(facts: Mapping[str, Any]) -> bool:
+def is_gone(facts: Mapping[str, Any]) -> bool:
     """Return True for a launcher of this host and pid namespace whose process does not exist any more."""
     return facts.get("place") == own_place() and not os.path.exists(f"/proc/{facts.get('launcher_pid')}")
 

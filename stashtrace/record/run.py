@@ -37,11 +37,13 @@ from stashtrace.record.directory import (
     write_run_file,
 )
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment, without_library
+from stashtrace.record.file_systems import far_file_system, near_folder
 from stashtrace.record.follower import Follower, make_control
 from stashtrace.record.gpu.inventory import InventoryReader
 from stashtrace.record.group_witness import GroupWitness
 from stashtrace.record.job import Job, commit_of, job_of
 from stashtrace.record.launchers import RECORDS, announce, own_place
+from stashtrace.record.memory_kills import MemoryKills
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.processor import processor_name
 from stashtrace.record.program import find_program, preload_obstacle, spawn
@@ -119,6 +121,7 @@ def run_command(
     library: str | None = None,
     on_wait: Callable[[Sequence[int]], None] | None = None,
     on_changed: Callable[[int, Sequence[str]], None] | None = None,
+    on_far: Callable[[Path, str, Path | None], None] | None = None,
     follow: Sequence[str] | None = None,
     follow_sockets: Sequence[socket.socket] = (),
 ) -> Outcome:
@@ -126,15 +129,18 @@ def run_command(
 
     ``command``: program and its arguments. ``options``: what is recorded. ``out``: run directory, or URL of one.
     ``run_id``: name of the job, the same on every host; needed where no scheduler or rendezvous gives one. ``scratch``:
-    local directory below which processes write until the command has ended. The caller copies the records to ``out``
-    and then marks ``launch_file`` as ended. ``grace_s``: how long processes may outlive the command before the run
-    counts as ended. ``overwrite``: replace another run in ``out``. ``library``: runtime library; by default the
-    package's own. ``on_wait``: called once with the processes that are waited for after the command has ended.
-    ``on_changed``: called with the number of staged files whose copies are used, and the names of those that changed
-    since they were copied. ``follow``: arguments of the process that follows the run while it records
-    (``record.follower``); None for no such process. ``follow_sockets``: that it takes over. Raises UsageError if
-    there is no such command, or an option or the URL cannot be used. Raises CaptureError if the command cannot be
-    started, or the directory cannot be used.
+    local directory below which processes write until the command has ended; without it they write into the run
+    directory, unless another host or process answers for that: it may stand still, and the job with it. The caller
+    copies the records to ``out`` and then marks ``launch_file`` as ended. ``grace_s``: how long processes may outlive
+    the command before the run counts as ended. ``overwrite``: replace another run in ``out``. ``library``: runtime
+    library; by default the package's own. ``on_wait``: called once with the processes that are waited for after the
+    command has ended. ``on_changed``: called with the number of staged files whose copies are used, and the names of
+    those that changed since they were copied. ``on_far``: called if the run directory is on a network file system or
+    FUSE, with it, the type, and the directory on a disk of this host in which the run records instead, None if there is
+    no such disk. ``follow``: arguments of the process that follows the run while it records (``record.follower``); None
+    for no such process. ``follow_sockets``: that it takes over. Raises UsageError if there is no such command, or an
+    option or the URL cannot be used. Raises CaptureError if the command cannot be started, or the directory cannot be
+    used.
     """
     program = find_program(command)
     job = job_of(command, os.environ, run_id)
@@ -152,6 +158,12 @@ def run_command(
     with file_rights(options.share):
         records = make_scratch(scratch, job) if scratch is not None or url else None
         directory = prepare_directory(out, job=job, overwrite=overwrite) if records is None or not url else records
+        kind = far_file_system(directory) if records is None else ""
+        if kind:
+            near = near_folder()
+            records = None if near is None else make_scratch(near, job)
+            if on_far is not None:
+                on_far(directory, kind, records)
         began_in = os.stat(directory)
         elsewhere = {} if records in (None, directory) else {RECORDS: str(records)}
         launch_file = open_run_directory(directory, content | elsewhere, job)
@@ -181,6 +193,7 @@ def run_command(
     # Beside the job: NVML may take seconds to answer where the driver was not in use before.
     inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None
     follower = None
+    kills = MemoryKills()
     if follow is not None:
         with file_rights(options.share):
             words = follow if records == directory or url else [*follow, "--shared", str(directory)]
@@ -202,9 +215,10 @@ def run_command(
     finally:
         if follower is not None:
             follower.end()
-        own_list.unlink(missing_ok=True)
-        if control is not None:
-            control.unlink(missing_ok=True)
+        for own in (own_list, control):
+            with contextlib.suppress(OSError):  # the file system may have died: the job has its exit code all the same
+                if own is not None:
+                    own.unlink(missing_ok=True)
         devices = None if inventory is None else inventory.result()
     status = watch.status or 0
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
@@ -217,6 +231,7 @@ def run_command(
         content["until_step"] = options.until_step
     content["end_realtime_ns"], content["end_monotonic_ns"] = end_realtime_ns, end_monotonic_ns
     content["exit_code"], content["signal"] = code, number
+    content |= kills.facts()
     if devices is not None:
         content[GPU_INVENTORY] = devices
     if survivors:

@@ -16,7 +16,7 @@ from stashtrace.errors import OutputError, UsageError
 from stashtrace.loading.gather import fold_launchers, gather, is_wanted, run_directories
 from stashtrace.loading.temporary_archives import kind_of
 from stashtrace.output_files import written_to
-from stashtrace.record.directory import rights_of_run, trace_files
+from stashtrace.record.directory import bring_home, left_on_scratch, rights_of_run, trace_files
 from stashtrace.record.launchers import end_turns
 from stashtrace.record.remote import fetch, is_url
 from stashtrace.text import count_noun
@@ -53,6 +53,10 @@ def main(argv: Sequence[str]) -> int:
             beside = tempfile.TemporaryDirectory(prefix="stash-fetched-", dir=target.absolute().parent)
             local.append(Path(until_gathered.enter_context(beside)))
             _fetch(url, local[-1], screen)
+        for path in local:
+            for records in left_on_scratch(path):
+                screen.say(f"stashtrace: taking the records that were left in {records}")
+                bring_home(records, path)
         sources = [directory for path in local for directory in run_directories(path)]
         if len(sources) > 1 or not (target.exists() and sources[0].samefile(target)):
             with rights_of_run(sources[0]), written_to(target, "choose another directory with --out"):

@@ -11,10 +11,11 @@ import shlex
 import shutil
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stashtrace.cli import say_error
-from stashtrace.cli.merging import AfterMerge, conclude, processes_text, shown_directory
+from stashtrace.cli.merging import AfterMerge, conclude, processes_text, short_path, shown_directory
 from stashtrace.cli.metrics_options import MetricsOutlets, add_metrics_arguments, open_outlets
 from stashtrace.cli.option_values import read_size, read_trackers
 from stashtrace.cli.parsing import Parser, add_flag
@@ -22,6 +23,7 @@ from stashtrace.cli.screen import Screen
 from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.record.directory import file_rights
 from stashtrace.record.launchers import all_ended
+from stashtrace.record.memory_kills import MEMORY_KILLS, MEMORY_LIMIT, memory_kills_text
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.remote import is_url
 from stashtrace.record.run import Outcome, run_command
@@ -49,7 +51,10 @@ def parser() -> Parser:
     )
     add_flag(parser, "--overwrite", "replace the run that --out holds; a directory with other files is refused")
     parser.add_argument(
-        "--scratch", metavar="DIR", help="record below DIR on a local disk, copy to --out when the command has ended"
+        "--scratch",
+        metavar="DIR",
+        help="record below DIR on a local disk, copy to --out when the command has ended (default: in --out, but on a"
+        " disk of this host where that is on a network file system or FUSE)",
     )
     parser.add_argument(
         "--run-id",
@@ -143,6 +148,7 @@ def main(argv: Sequence[str]) -> int:
         overwrite=arguments.overwrite,
         on_wait=lambda pids: screen.say(f"stashtrace: waiting for {processes_text(pids)} of the job that still run"),
         on_changed=lambda count, names: screen.say(_changed_text(count, names)),
+        on_far=lambda directory, kind, records: screen.say(_far_text(directory, kind, records)),
         follow=_follower_words(arguments, metrics),
         follow_sockets=metrics.sockets,
     )
@@ -267,6 +273,16 @@ def _changed_text(count: int, names: Sequence[str]) -> str:
     )
 
 
+def _far_text(directory: Path, kind: str, records: Path | None) -> str:
+    """Say where a run records whose directory is on a network file system or FUSE."""
+    if records is not None:
+        return f"stashtrace: {short_path(directory)} is on {kind}: recorded in {records}, copied there at the end"
+    return (
+        f"stashtrace: {short_path(directory)} is on {kind}, and no local disk has room: if it stands still, so does the"
+        " job; `--scratch DIR` names a disk"
+    )
+
+
 def _say_how_it_ended(screen: Screen, outcome: Outcome) -> None:
     if outcome.goal_reached:
         screen.say(f"stashtrace: ended the command at step {outcome.facts['until_step']}, as told")
@@ -278,12 +294,16 @@ def _say_how_it_ended(screen: Screen, outcome: Outcome) -> None:
         screen.say(f"stashtrace: the command was ended by {name} ({outcome.signal_number}); what it recorded is kept")
     elif outcome.exit_code:
         screen.say(f"stashtrace: the command ended with exit code {outcome.exit_code}")
+    if outcome.facts.get(MEMORY_KILLS):
+        kills = memory_kills_text(outcome.facts[MEMORY_KILLS], outcome.facts.get(MEMORY_LIMIT, -1))
+        screen.say(f"stashtrace: {kills}")
     if outcome.survivors:
         screen.say(
             f"stashtrace: {processes_text(outcome.survivors)} of the job still run; "
             f"what they record from now on needs `stashtrace merge {shown_directory(outcome)}`"
         )
-    if outcome.write_error is not None:
+    # Where records are copied into a directory that has died, that error says so.
+    if outcome.write_error is not None and (outcome.replaced or outcome.records == outcome.directory):
         screen.say(f"stashtrace: {outcome.write_error}")
 
 

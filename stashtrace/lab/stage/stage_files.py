@@ -27,10 +27,11 @@ from stashtrace.lab.characterize.run_figures import Figures, step_figures
 from stashtrace.lab.characterize.run_on_hosts import HostTask, here, run_tasks
 from stashtrace.lab.job_files import file_set, size_of
 from stashtrace.lab.number_intervals import Estimate
-from stashtrace.lab.page_cache import IN_MEMORY, file_system_of, make_cold
+from stashtrace.lab.page_cache import make_cold
 from stashtrace.lab.progress import ProgressCallback, no_progress
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import RUN_FILE, file_rights
+from stashtrace.record.file_systems import IN_MEMORY, file_system_of
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.staged_files import Copy, read_staged_list, write_staged_list
 from stashtrace.text import count_noun, say_why

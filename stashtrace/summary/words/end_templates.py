@@ -9,6 +9,7 @@ from collections.abc import Callable
 from stashtrace.analysis.findings.ending.end_claims import FAILED_FIRST
 from stashtrace.analysis.findings.ending.looked import ENDED, RUNS, STOPPED, SYSTEM, UNKNOWN, split_name
 from stashtrace.record.look.progress import DEVICE_RUNS, ENTERED, OTHERS_RUN, STANDS_STILL
+from stashtrace.record.memory_kills import memory_kills_text
 from stashtrace.schema.kinds import ElementType
 from stashtrace.summary.words.template_parts import (
     Finding,
@@ -61,10 +62,15 @@ def _gone_first(row: Row) -> str:
     return f"the records of rank {row['rank']} end first, {before}; how it ended is not in the recording"
 
 
+def _starved(f: Finding) -> str:
+    row = f.first("memory_kills")
+    return f"; {memory_kills_text(row['items_count'], row['moved_bytes'])}" if row is not None else ""
+
+
 def _ended(head: Callable[[str], str]) -> Callable[[Finding], str]:
     def words(f: Finding) -> str:
         first = _first(f)
-        return f"{head(f.row['name'])}: {first}" if first else head(f.row["name"])
+        return (f"{head(f.row['name'])}: {first}" if first else head(f.row["name"])) + _starved(f)
 
     return words
 
@@ -74,8 +80,8 @@ def _with_code(f: Finding) -> str:
     launcher, first = f.first("launched_by"), _first(f)
     who = launcher["name"] if launcher is not None else "the job"
     if launcher is not None and not first:
-        return f"{who} ended with exit code {f.row['name']}; how its ranks ended is not in the recording"
-    return f"{who} ended with exit code {f.row['name']}{f': {first}' if first else ''}"
+        return f"{who} ended with exit code {f.row['name']}; how its ranks ended is not in the recording{_starved(f)}"
+    return f"{who} ended with exit code {f.row['name']}{f': {first}' if first else ''}{_starved(f)}"
 
 
 def _signal(number: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.record.look.progress import RUNS
 from stashtrace.schema.groupby import GroupBy
+from stashtrace.record.memory_kills import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
@@ -42,6 +43,8 @@ FAILED_FIRST = ("raised", "ended_by", "left_with", "gone_first")
 _LAUNCHERS = ("srun", "mpirun", "mpiexec", "orterun", "prun", "jsrun", "aprun", "flux")
 #: Later than any moment of a trace.
 _NEVER_NS = 1 << 62
+#: Codes of evidence about the run as a whole.
+_OF_THE_RUN = ("launched_by", "memory_kills")
 #: Importer of dumps that are written when a job hangs.
 _DUMPS = "flight_recorder"
 
@@ -49,13 +52,20 @@ _DUMPS = "flight_recorder"
 def failure_claims(trace: Trace) -> list[Claim]:
     """Return a claim about the exit code, signal or exception that ended the job; none for one that ended well."""
     facts, failed = run_facts(trace), _failures(trace)
+    starved = _memory_kills(facts)
     if facts.get("signal", "0") not in ("", "0", "None"):
-        return [Claim("headline", "ended_by_signal", name=facts["signal"], evidence=tuple(failed))]
+        return [Claim("headline", "ended_by_signal", name=facts["signal"], evidence=(*failed, *starved))]
     if facts.get("exit_code", "0") not in ("", "0", "None"):
         program = os.path.basename(facts.get("command", "").partition(" ")[0])
         launched = [Evidence("launched_by", "metadata", name=program)] if program in _LAUNCHERS else []
-        return [Claim("headline", "ended_with_code", name=facts["exit_code"], evidence=(*failed, *launched))]
+        return [Claim("headline", "ended_with_code", name=facts["exit_code"], evidence=(*failed, *launched, *starved))]
     return [Claim("headline", "failed", rank=failed[0].rank, evidence=tuple(failed))] if failed else []
+
+
+def _memory_kills(facts: Mapping[str, str]) -> list[Evidence]:
+    """Return how many processes the kernel ended for want of memory while the job ran, if any."""
+    count, limit = (int(facts.get(name, "-1") or -1) for name in (MEMORY_KILLS, MEMORY_LIMIT))
+    return [Evidence("memory_kills", "metadata", items_count=count, moved_bytes=limit)] if count > 0 else []
 
 
 def ending_claims(trace: Trace, *, lives: bool = False) -> list[Claim]:
@@ -70,7 +80,7 @@ def ending_claims(trace: Trace, *, lives: bool = False) -> list[Claim]:
 
 def _ending_claims(trace: Trace) -> list[Claim]:
     claims = failure_claims(trace)
-    failed = [row for claim in claims for row in claim.evidence if row.code != "launched_by"]
+    failed = [row for claim in claims for row in claim.evidence if row.code not in _OF_THE_RUN]
     may_hang = run_facts(trace).get("exit_code", "") != "0"
     found = stuck_at_end(trace) if may_hang else None
     if found is None:
