@@ -22,6 +22,7 @@ namespace stashtrace {
 namespace {
 
 constexpr std::size_t kStackBytes = 64 * 1024;
+constexpr std::size_t kTopBytes = 16;  // a stack begins inside its mapping: valgrind looks up what is there
 constexpr std::int64_t kLongestEndNs = 100'000'000;  // a debugger may keep an ended thread
 constexpr unsigned kUnshare = 2;                     // CLOSE_RANGE_UNSHARE
 constexpr unsigned kMostInherited = 64;
@@ -136,7 +137,7 @@ STASHTRACE_UNSEEN_MEMORY int run_apart(void (*work)(void*), void* argument, unsi
     // is sent.
     unsigned long flags = CLONE_VM | CLONE_FS | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM | CLONE_CHILD_CLEARTID;
     if (!copies) flags |= CLONE_FILES;
-    const long id = start(flags, static_cast<char*>(memory) + kStackBytes, &thread->alive, thread);
+    const long id = start(flags, static_cast<char*>(memory) + kStackBytes - kTopBytes, &thread->alive, thread);
     if (id < 0) {
       error = static_cast<int>(id);
       break;

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 
 #include "core/raw_syscall.h"
 
@@ -67,6 +68,30 @@ namespace stashtrace {
 namespace {
 
 constexpr std::size_t kStackBytes = 128 * 1024;
+constexpr std::size_t kTopBytes = 16;  // a stack begins inside its mapping: valgrind looks up what is there
+
+// Tells valgrind, where we run under it, that memory is a stack: else it takes the step onto it for one that frees all
+// between the two stacks, and reports what the job does there. The instructions are those of VALGRIND_STACK_REGISTER, and
+// do nothing anywhere else. Returns what is to be said at the end of the stack.
+std::uint64_t valgrind_request(std::uint64_t number, std::uint64_t first, std::uint64_t second) noexcept {
+  const std::uint64_t request[6] = {number, first, second, 0, 0, 0};
+#if defined(__x86_64__)
+  std::uint64_t result = 0;
+  __asm__ volatile("rolq $3, %%rdi; rolq $13, %%rdi; rolq $61, %%rdi; rolq $51, %%rdi; xchgq %%rbx, %%rbx"
+                   : "+d"(result)
+                   : "a"(request)
+                   : "cc", "memory");
+#elif defined(__aarch64__)
+  register std::uint64_t result __asm__("x3") = 0;
+  register const std::uint64_t* asked __asm__("x4") = request;
+  __asm__ volatile("ror x12, x12, #3; ror x12, x12, #13; ror x12, x12, #51; ror x12, x12, #61; orr x10, x10, x10"
+                   : "+r"(result)
+                   : "r"(asked)
+                   : "cc", "memory");
+#endif
+  return result;
+}
+constexpr std::uint64_t kRegisterStack = 0x1501, kForgetStack = 0x1502;
 
 // ThreadSanitizer does not see this memory come and go: it would report a race on an address that is used again.
 constinit std::atomic<unsigned> g_uses{0};
@@ -80,7 +105,11 @@ void run_on_large_stack(void (*work)(void*), void* argument) noexcept {
       raw::mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == nullptr) return work(argument);
   order_uses();
-  stashtrace_on_stack(work, argument, static_cast<char*>(memory) + kStackBytes);
+  char* const begin = static_cast<char*>(memory);
+  const std::uint64_t known = valgrind_request(kRegisterStack, reinterpret_cast<std::uintptr_t>(begin),
+                                               reinterpret_cast<std::uintptr_t>(begin + kStackBytes - 1));
+  stashtrace_on_stack(work, argument, begin + kStackBytes - kTopBytes);
+  valgrind_request(kForgetStack, known, 0);
   order_uses();
   raw::munmap(memory, kStackBytes);
 }

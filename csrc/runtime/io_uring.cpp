@@ -64,7 +64,7 @@ void note_ring_seen(int fd) noexcept {
 
 // Whose mapping it is cannot be seen: where a library is known by its name, it is taken for that library's.
 void note_ring_mapped() noexcept {
-  if (recording() && g_next.load(std::memory_order_relaxed) == 0) note_unnamed();
+  if (g_next.load(std::memory_order_relaxed) == 0) note_unnamed();
 }
 
 }  // namespace stashtrace

@@ -50,6 +50,8 @@ enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the mer
 // Metadata: {"run_id", "host", "boot_id", "netns", "pidns", "pid", "ppid", "incarnation", "parent_incarnation", "argv",
 //   "exe", "env": {RANK, LOCAL_RANK, WORLD_SIZE, ...}, "clock": "tsc"|"cntvct"|"monotonic", "tick_hz", "start_ticks",
 //   "start_monotonic_ns", "start_realtime_ns", "collectors": [...], "version"}
+//   And where a library in front of libc bends the job's clock: "job_clock_answered_by", "job_clock_ahead_ns",
+//   "job_clock_ns_per_s" (of the job's clock in a second of the kernel's), when our library was loaded.
 // A forked child keeps the string ids of its parent (ppid, parent_incarnation; -1 if it was not forked from a
 // recorded process): look up an id that its own file does not define in the parent's file.
 // A merged file also has "losses": [[collector, reason, severity, lost_count, advice], ...], what the ring and the

@@ -260,7 +260,10 @@ def _bent_clocks(run: OpenedRun) -> Iterator[LossRow]:
         elif f"{rate:.3g}" != "1":
             how = f"runs {rate:.3g} times as fast" if rate > 0 else "runs backwards"
         else:
-            how = f"is {span_text(abs(ahead_ns))} {'ahead' if ahead_ns > 0 else 'behind'}"
+            span = span_text(abs(ahead_ns))
+            if span == span_text(0):
+                continue
+            how = f"is {span} {'ahead' if ahead_ns > 0 else 'behind'}"
         by = str(metadata.get("job_clock_answered_by", ""))
         text = f"the job's clock {how}, by {by}; the times here are the kernel's"
         yield ("core", "bent_clocks", int(Severity.ERROR), 1, text)

@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import dropwhile, takewhile
 from pathlib import Path
@@ -25,6 +26,7 @@ from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment, untraced_environment
 from stashtrace.record.file_systems import far_file_system, near_folder
 from stashtrace.record.program import JobPython, ask_python, is_python, loader_takes_library, preload_obstacle
+from stashtrace.units import span_text
 
 _READS_COUNT = 20_000
 _PT_INTERP = 3
@@ -199,9 +201,25 @@ def _cold_cache() -> Answer:
     return "partly", detail, "a cold run is as cold as its file system allows"
 
 
+#: The kernel tells in whole seconds when it began.
+_BENT_S = 2.0
+
+
 def _clock() -> Answer:
+    ahead_s = _ahead_s() if os.environ.get("LD_PRELOAD") else 0.0
+    if abs(ahead_s) > _BENT_S:
+        way = "ahead of" if ahead_s > 0 else "behind"
+        detail = f"a preloaded library puts the clock of programs {span_text(abs(ahead_s) * 1e9)} {way} the kernel's"
+        return "partly", detail, "recorded times are the kernel's, those that the job prints are not"
     source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
     return "ok", f"one host, kernel clock {source}", "ranks of this host share one clock, exactly"
+
+
+def _ahead_s() -> float:
+    """Return how far the clock that libraries give to programs is ahead of the kernel's; 0 if that is not known."""
+    words = (_read("/proc/uptime") or "").split()
+    begun = [line.split()[1] for line in (_read("/proc/stat") or "").splitlines() if line.startswith("btime ")]
+    return time.time() - float(begun[0]) - float(words[0]) if words and begun else 0.0
 
 
 def _pressure() -> Answer:

@@ -1,4 +1,4 @@
-"""A run directory on a file system that may stand still or die: recorded on a local disk, and the job's code is kept."""
+"""A run directory on a file system that may stand still or die: recorded on a local disk; the exit code is kept."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A library in front of libc bends the clocks of a job: it runs all the same, times are the kernel's, and this is said."""
+"""A library in front of libc bends the clocks of a job: it runs, times are the kernel's, and this is said."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -36,9 +36,7 @@ def bending(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("how", "said"),
     [("still", "stands still"), ("fast", "runs 10 times as fast"), ("ahead", "is 30 d ahead")],
 )
-def test_times_are_the_kernel_s_and_the_bent_clock_is_said(
-    bending: Path, tmp_path: Path, how: str, said: str
-) -> None:
+def test_times_are_the_kernel_s_and_the_bent_clock_is_said(bending: Path, tmp_path: Path, how: str, said: str) -> None:
     file = tmp_path / "data"
     file.touch()
     before_ns = time.time_ns()

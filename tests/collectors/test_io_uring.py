@@ -43,6 +43,12 @@ def test_a_ring_made_by_an_instruction_is_seen_by_the_sampler(tmp_path: Path) ->
     assert USED in trust(done.trace, {}).invisible
 
 
+def test_a_ring_is_seen_at_the_end_of_a_program_without_a_sampler(tmp_path: Path) -> None:
+    """As of a program without Python that uses liburing: a thread of ours would change what it may do."""
+    done = record(ring(tmp_path, "mapped"), tmp_path / "run")
+    assert USED in trust(done.trace, {}).invisible
+
+
 #: Loads a library that makes a ring, as torch does, and forks a child, which has that ring too.
 STORE = """
 import ctypes, os, sys, time

@@ -26,12 +26,12 @@ from stashtrace.lab.page_cache import (
     Residency,
     cachestat,
     check,
-    file_system_of,
     make_cold,
     make_warm,
     memory_room,
     mincore,
 )
+from stashtrace.record.file_systems import file_system_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 64 * PAGE_BYTES
@@ -243,23 +243,6 @@ def test_limits_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert machine.group_free_bytes(listing, tmp_path) == 2500
     listing.write_text("1:cpu:/\n")
     assert machine.group_free_bytes(listing, tmp_path) is None
-
-
-MOUNTS = [
-    "21 1 8:1 / / rw - ext4 /dev/sda1 rw",
-    "22 21 0:5 / /data rw - nfs4 server:/data rw",
-    "23 21 0:6 / /data rw - lustre server:/data rw",
-    "24 21 0:7 / /with\\040blank rw shared:1 - tmpfs tmpfs rw",
-    "broken",
-]
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/x", "ext4"), ("/data/a", "lustre"), ("/database", "ext4"), ("/with blank/a", "tmpfs"), ("/data", "lustre")],
-)
-def test_file_system_of_a_path(path: str, kind: str) -> None:
-    assert file_system_of(path, MOUNTS) == kind
 
 
 def test_cachestat_tells_of_a_bad_descriptor() -> None:
