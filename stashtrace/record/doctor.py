@@ -26,7 +26,6 @@ from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment, untraced_environment
 from stashtrace.record.file_systems import far_file_system, near_folder
 from stashtrace.record.program import JobPython, ask_python, is_python, loader_takes_library, preload_obstacle
-from stashtrace.units import span_text
 
 _READS_COUNT = 20_000
 _PT_INTERP = 3
@@ -209,7 +208,7 @@ def _clock() -> Answer:
     ahead_s = _ahead_s() if os.environ.get("LD_PRELOAD") else 0.0
     if abs(ahead_s) > _BENT_S:
         way = "ahead of" if ahead_s > 0 else "behind"
-        detail = f"a preloaded library puts the clock of programs {span_text(abs(ahead_s) * 1e9)} {way} the kernel's"
+        detail = f"a preloaded library puts the clock of programs {abs(ahead_s):,.0f} s {way} the kernel's"
         return "partly", detail, "recorded times are the kernel's, those that the job prints are not"
     source = _read("/sys/devices/system/clocksource/clocksource0/current_clocksource") or "unknown"
     return "ok", f"one host, kernel clock {source}", "ranks of this host share one clock, exactly"

@@ -12,9 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stashtrace.text import count_noun
-from stashtrace.units import bytes_text
-
 #: Facts of a run: how many processes, and the limit if it was one that was reached.
 MEMORY_KILLS, MEMORY_LIMIT = "memory_kills_count", "memory_limit_bytes"
 _ROOT = Path("/sys/fs/cgroup")
@@ -55,14 +52,6 @@ class MemoryKills:
     def _count(self) -> int:
         """Return the kills in the job's own cgroup, in which those of the cgroups below it are."""
         return _number(self._groups[0].kills) if self._groups else -1
-
-
-def memory_kills_text(count: int, limit_bytes: float) -> str:
-    """Say how many processes the kernel ended for want of memory, and by which limit."""
-    ended = f"the kernel ended {count_noun(count, 'process')} of the job's cgroup"
-    if limit_bytes > 0:
-        return f"{ended}, whose memory limit of {bytes_text(limit_bytes)} was reached"
-    return f"{ended} for want of memory"
 
 
 def _groups(root: Path, own: Path) -> Iterator[_Group]:

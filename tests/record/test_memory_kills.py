@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.record.memory_kills import MEMORY_KILLS, MEMORY_LIMIT, MemoryKills, memory_kills_text
+from stashtrace.record.memory_kills import MEMORY_KILLS, MEMORY_LIMIT, MemoryKills
+from stashtrace.summary.words.end_templates import memory_kills_text
 
 
 class Cgroups:

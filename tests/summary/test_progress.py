@@ -115,6 +115,17 @@ def test_the_summary_of_a_job_that_hung_says_where() -> None:
     assert "\nthe job ended with exit code 1\n" in shown
 
 
+def test_the_memory_limit_that_ended_a_job_is_in_the_first_line() -> None:
+    build, _ = job()
+    code = build.strings.code
+    facts = {"exit_code": "137", "signal": "9", "memory_kills_count": "1", "memory_limit_bytes": "4000000000"}
+    for key, value in facts.items():
+        build.add("metadata", process_id=-1, key_code=code(key), value_code=code(value))
+    first = " ".join(summary(build.trace("./x")).split("\n\n")[0].split())
+    assert "the job was ended by signal 9 (SIGKILL)" in first
+    assert "the kernel ended 1 process of the job's cgroup, whose memory limit of 4.00 GB was reached" in first
+
+
 def test_of_a_job_that_broke_off_the_first_rank_to_end_is_named() -> None:
     build, _ = job()
     code = build.strings.code

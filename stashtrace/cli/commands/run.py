@@ -23,7 +23,7 @@ from stashtrace.cli.screen import Screen
 from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.record.directory import file_rights
 from stashtrace.record.launchers import all_ended
-from stashtrace.record.memory_kills import MEMORY_KILLS, MEMORY_LIMIT, memory_kills_text
+from stashtrace.record.memory_kills import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.remote import is_url
 from stashtrace.record.run import Outcome, run_command
@@ -295,6 +295,8 @@ def _say_how_it_ended(screen: Screen, outcome: Outcome) -> None:
     elif outcome.exit_code:
         screen.say(f"stashtrace: the command ended with exit code {outcome.exit_code}")
     if outcome.facts.get(MEMORY_KILLS):
+        from stashtrace.summary.words.end_templates import memory_kills_text
+
         kills = memory_kills_text(outcome.facts[MEMORY_KILLS], outcome.facts.get(MEMORY_LIMIT, -1))
         screen.say(f"stashtrace: {kills}")
     if outcome.survivors:

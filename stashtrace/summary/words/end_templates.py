@@ -9,7 +9,6 @@ from collections.abc import Callable
 from stashtrace.analysis.findings.ending.end_claims import FAILED_FIRST
 from stashtrace.analysis.findings.ending.looked import ENDED, RUNS, STOPPED, SYSTEM, UNKNOWN, split_name
 from stashtrace.record.look.progress import DEVICE_RUNS, ENTERED, OTHERS_RUN, STANDS_STILL
-from stashtrace.record.memory_kills import memory_kills_text
 from stashtrace.schema.kinds import ElementType
 from stashtrace.summary.words.template_parts import (
     Finding,
@@ -60,6 +59,14 @@ def _gone_first(row: Row) -> str:
     steps = f"after {count_noun(row['items_count'], 'step')}, " if row["items_count"] >= 0 else ""
     before = f"{steps}{duration_text(row['amount_ns'])} before another rank failed"
     return f"the records of rank {row['rank']} end first, {before}; how it ended is not in the recording"
+
+
+def memory_kills_text(count: int, limit_bytes: float) -> str:
+    """Say how many processes the kernel ended for want of memory, and by which limit."""
+    ended = f"the kernel ended {count_noun(count, 'process')} of the job's cgroup"
+    if limit_bytes > 0:
+        return f"{ended}, whose memory limit of {bytes_text(limit_bytes)} was reached"
+    return f"{ended} for want of memory"
 
 
 def _starved(f: Finding) -> str:
