@@ -1,8 +1,10 @@
 // Parsing of the environment. SPDX-License-Identifier: Apache-2.0
 #include "core/config.h"
 
+#include <cerrno>
 #include <cstring>
 
+#include "core/raw_syscall.h"
 #include "schema/schema.h"
 
 namespace stashtrace {
@@ -55,6 +57,20 @@ std::string_view variable(const char* const* environment, std::string_view name)
   return {};
 }
 
+namespace {
+
+// A launcher may record on a disk of its host, which its processes on other hosts, or in containers, do not have: they
+// write into the run directory.
+std::string_view directory_here(const char* const* environment) noexcept {
+  const std::string_view dir = variable(environment, "STASHTRACE_DIR");
+  const std::string_view shared = variable(environment, "STASHTRACE_RUN_DIR");
+  // Values of the environment end with a zero.
+  if (shared.empty() || raw::call(SYS_faccessat, AT_FDCWD, raw::address(dir.data()), F_OK) != -ENOENT) return dir;
+  return shared;
+}
+
+}  // namespace
+
 bool Config::collector_on(std::string_view name) const noexcept {
   for (const auto& collector : schema::kCollectors)
     if (collector.name == name) return (collectors >> collector.code & 1) != 0;
@@ -62,7 +78,7 @@ bool Config::collector_on(std::string_view name) const noexcept {
 }
 
 void parse_config(Config& config, const char* const* environment) noexcept {
-  const std::string_view dir = variable(environment, "STASHTRACE_DIR");
+  const std::string_view dir = directory_here(environment);
   config.active = dir.starts_with('/') && copy(config.dir, dir);
   if (!config.active) return;
   copy(config.run_id, variable(environment, "STASHTRACE_RUN_ID"));

@@ -173,6 +173,9 @@ def run_command(
             # So that it can be merged in place if it is never copied to the directory.
             write_run_file(records, content | {RUN_DIRECTORY: str(directory)})
     environment["STASHTRACE_DIR"] = str(records)
+    environment.pop("STASHTRACE_RUN_DIR", None)
+    if records != directory:  # for processes of the job on hosts and in containers that have no such folder
+        environment["STASHTRACE_RUN_DIR"] = str(directory)
     own_list = records / f"staged.{os.uname().nodename}.{os.getpid()}.list"
     if options.staged is not None:
         with file_rights(options.share):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from command_line import Answer, environment
 
+from stashtrace.format.reader import open_run
 from stashtrace.record.directory import left_on_scratch
 
 Run = Callable[..., Answer]
@@ -52,6 +53,16 @@ def test_records_are_made_on_a_local_disk_and_gathered(run: Run, tmp_path: Path,
     trace = json.loads(run("info", "d", "--format", "json").out)
     assert trace["ranks"] == [0]
     assert json.loads((tmp_path / "d/run.json").read_text())["exit_code"] == code
+
+
+def test_processes_that_lack_the_local_disk_write_into_the_run_directory(tmp_path: Path) -> None:
+    """As on another host of the job, or in a container."""
+    elsewhere = f'STASHTRACE_DIR=/nowhere/stash exec {sys.executable} -S -c "{READ}"'
+    done = on_nfs(tmp_path, str(tmp_path), "run", "--out", "d", "--no-merge", "--", "sh", "-c", elsewhere)
+    assert done.returncode == 0
+    assert "recording is off" not in done.stderr
+    programs = [str(process.metadata["argv"][0]) for process in open_run(tmp_path / "d").processes]
+    assert sys.executable in programs
 
 
 def test_without_a_local_disk_it_is_said_and_recorded_in_place(run: Run, tmp_path: Path) -> None:
