@@ -24,6 +24,7 @@ from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread, threads_without_steps
 from stashtrace.analysis.stragglers.pipeline_stages import stages_of
 from stashtrace.errors import MissingDataError
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -66,8 +67,16 @@ def build(trace: Trace, *, reads: bool = True) -> Graph:
         life = TimeSet.of([max(thread.begin_ns, origin_ns)], [min(thread.end_ns, last_ns)])
         host_nodes.add_rank(index, thread, index.steps.take(slice(0)), life, shared, parts)
     stages = stages_of(trace, index.steps)
-    graph = replace(parts.graph(), stage_of=stages.of_rank if stages is not None else {})
+    graph = _counting_steps_with_peers(parts.graph())
+    graph = replace(graph, stage_of=stages.of_rank if stages is not None else {})
     return replace(graph, facts=facts_of(index, [(thread, own) for thread, own, _ in cut], graph, reads=reads))
+
+
+def _counting_steps_with_peers(graph: Graph) -> Graph:
+    """Return a graph that counts no step of one rank alone, if others are of several: for whom it waits is unknown."""
+    steps = GroupBy(graph.ends_step)
+    counted = graph.ends_counted & (steps.sizes > 1)[steps.number]
+    return replace(graph, ends_counted=counted) if counted.any() else graph
 
 
 def _with_kernels(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Table, bool]:

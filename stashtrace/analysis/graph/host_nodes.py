@@ -13,7 +13,7 @@ from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.collective_blocking import Blocked
+from stashtrace.analysis.stalls.collective_blocking import Blocked, in_flight_heads, own_collectives
 from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
@@ -41,6 +41,8 @@ def add_rank(
     known = (blocked.row >= 0) & (np.append(transfers.node, -1)[blocked.row] >= 0)
     waits = painted.time_of(IN_COLLECTIVES) & TimeSet.of(blocked.begin[known], blocked.end[known])
     had = arrived_ns(index, loads, handed)
+    presumed = _presumed_waits(index, thread, painted, blocked, transfers)
+    waits = waits | TimeSet.of(*presumed[:2])
     waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
     explained = painted.time_of([kind for kind in StallKind if kind not in _UNEXPLAINED])
     saves = Saves.of(index, thread, life, explained)
@@ -77,11 +79,29 @@ def add_rank(
     before, ended_ns = nodes.last_ended(calls)
     parts.edge(before, transfers.node[rows], EdgeKind.MEMBER, calls - ended_ns)
     _release(index, thread, nodes, blocked, transfers, parts)
+    _, ended, rows = presumed
+    goes_on, begin_ns = nodes.next_begun(ended)
+    parts.edge(transfers.node[rows], goes_on, EdgeKind.RELEASE, _lag_ns(begin_ns, rows, transfers))
     add_batches(index, thread, nodes, loads, had, life, parts)
     saves.add(thread, parts, nodes)
     if len(steps):
         last, ended_ns = nodes.last_ended(steps["end_ns"])
         parts.end_steps(last, thread.rank, steps, steps["end_ns"] - ended_ns)
+
+
+def _presumed_waits(
+    index: TraceIndex, thread: StepThread, painted: Painted, blocked: Blocked, transfers: Transfers
+) -> tuple[Int64, Int64, Int64]:
+    """Return waits for collectives that were not recorded and that the budget presumes: begin, end, row.
+
+    A thread that goes on before the last rank has entered did not wait for that.
+    """
+    rows, call, end = own_collectives(index, thread)
+    begin, until, position = in_flight_heads(call, end)
+    since, stop, head = (painted.time_of(IN_COLLECTIVES) - blocked.time).pieces(begin, until)
+    row = rows[position[head]]
+    waited = (np.append(transfers.node, -1)[row] >= 0) & (stop >= index.in_flight.last_enter_ns[row])
+    return since[waited], stop[waited], row[waited]
 
 
 def _release(
@@ -113,13 +133,17 @@ def _let_go(
 ) -> None:
     wait_begin, wait_end = waits
     goes_on, begin_ns = nodes.next_begun(wait_end)
-    later = begin_ns - transfers.end_ns[rows]
-    # A thread that goes on while the operation is in flight did not wait for its end. What a member goes on later than
-    # its own part of the operation has ended is nobody's doing.
-    lag = np.minimum(later, np.maximum(transfers.own_end_ns[rows] - transfers.end_ns[rows], 0))
+    lag = _lag_ns(begin_ns, rows, transfers)
     # The end of a send or a receive is seen when the thread asks for it: who asks late did not wait till then.
     asked_ns = np.maximum(wait_end - np.maximum(wait_begin, transfers.end_ns[rows]), 0)
     to_one_rank = is_one_of(index.trace.collectives["op_code"][rows], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     lag = np.where(to_one_rank, np.minimum(lag, asked_ns), lag)
-    waited = (later >= -_TOGETHER_NS) & (wait_end > nodes.begin_ns[0])
+    # A thread that goes on while the operation is in flight did not wait for its end.
+    waited = (begin_ns - transfers.end_ns[rows] >= -_TOGETHER_NS) & (wait_end > nodes.begin_ns[0])
     parts.edge(np.where(waited, transfers.node[rows], -1), goes_on, EdgeKind.RELEASE, lag)
+
+
+def _lag_ns(begin_ns: Int64, rows: Int64, transfers: Transfers) -> Int64:
+    """Return how long after its transfer a member goes on: what is later than its own part is nobody's doing."""
+    own_ns = transfers.own_end_ns[rows] - transfers.end_ns[rows]
+    return int64(np.minimum(begin_ns - transfers.end_ns[rows], np.maximum(own_ns, 0)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
@@ -21,6 +22,8 @@ from stashtrace.analysis.stragglers.instances import HUNG, UNORDERED, Instances
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SpanKind, StallKind, WaitOp
+
+Floats = npt.NDArray[np.float64]
 
 #: A late rank is compared with at most so many others, spread over the members of the group.
 COMPARED = 15
@@ -83,7 +86,11 @@ def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
     compared = GroupBy.numbered(at[others], count).sizes > 0
     late = np.flatnonzero(is_late & compared[at])
     row = at[late]
-    longer = amounts[late] - typical[row, :-1]
+    usual = np.zeros(count)
+    for value, own in GroupBy(at[others]).items():
+        usual[value] = np.median([out.times[peer].queue_rate for peer in rank[others[own]].tolist()])
+    peers = typical[row, : len(CAUSES)].astype(np.float64)
+    longer = np.rint(queue_as_work(amounts[late] - peers, peers, usual[row])).astype(np.int64)
     late_by = end[late] - origin[late] - typical[row, -1]
     cause = longer.argmax(axis=1)
     most = longer[np.arange(len(late)), cause]
@@ -173,6 +180,14 @@ class RankTimes:
     queue_at_ns: Int64
     queue_ns: Int64
 
+    @property
+    def queue_rate(self) -> float:
+        """How long the thread waits for a CPU for each nanosecond that it runs, over all that is known of it."""
+        if not len(self.queue_at_ns):
+            return 0.0
+        (spent,) = self.within(self.queue_at_ns[:1], self.queue_at_ns[-1:])
+        return float(spent[CONTENTION] / max(spent[COMPUTE] + spent[PYTHON], 1))
+
     def within(self, begin: Int64, end: Int64) -> Int64:
         """Return the ns of each cause in each window, as an array (windows, causes)."""
         out = np.zeros((len(begin), len(CAUSES)), dtype=np.int64)
@@ -190,6 +205,36 @@ class RankTimes:
             out[:, PYTHON] -= np.rint(of_python).astype(np.int64)
             out[:, COMPUTE] = ran - out[:, CONTENTION] - out[:, PYTHON]
         return out
+
+
+def queue_as_work(longer_ns: Floats, peers_ns: Floats, usual: Floats) -> Floats:
+    """Count a longer wait for a CPU as work, as far as the peers wait as long for each nanosecond that they run.
+
+    Who has more to do waits more often for a CPU where these are scarce. That is the host's way, and the work is what
+    differs; only what a rank waits beyond it is a wait of its own.
+
+    ``longer_ns``, ``peers_ns``: by kind of time in the last axis: what the rank does longer, and what its peers do.
+    ``usual``: how long the peers wait for each nanosecond that they run, over their recording: in a short window they
+    may wait for none by chance.
+    """
+    return with_queue(longer_ns, queue_per_work(longer_ns, peers_ns, usual))
+
+
+def queue_per_work(longer_ns: Floats, peers_ns: Floats, usual: Floats | float = 0.0) -> Floats:
+    """Return how long a rank waits for a CPU for each nanosecond that it runs longer, as its peers do; see above."""
+    more_ns, ran_ns = (of[..., [COMPUTE, PYTHON]].sum(axis=-1) for of in (longer_ns, peers_ns))
+    rate = np.maximum(peers_ns[..., CONTENTION] / np.maximum(ran_ns, 1.0), usual)
+    moved = np.clip(rate * more_ns, 0.0, np.maximum(longer_ns[..., CONTENTION], 0.0))
+    return np.asarray(np.divide(moved, more_ns, out=np.zeros_like(moved), where=more_ns > 0))
+
+
+def with_queue(longer_ns: Floats, per_work: Floats) -> Floats:
+    """Return what a rank does longer with its waits for a CPU for more work in that work."""
+    out = np.array(longer_ns, dtype=np.float64)
+    moved = longer_ns[..., [COMPUTE, PYTHON]] * per_work[..., None]
+    out[..., [COMPUTE, PYTHON]] += moved
+    out[..., CONTENTION] -= moved.sum(axis=-1)
+    return out
 
 
 def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:

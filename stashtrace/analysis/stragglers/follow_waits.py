@@ -23,12 +23,10 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, RankTimes, rank_times
+from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, Floats, RankTimes, queue_as_work, rank_times
 from stashtrace.analysis.stragglers.waits_for_late import Waits, waits_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.trace import Trace, cached_on_trace
-
-Floats = npt.NDArray[np.float64]
 
 WAITED = CAUSES.index("straggler")
 #: Kind of a root of which nothing is known to have taken longer.
@@ -121,7 +119,9 @@ def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], fol
     waiting[known] += instead[known] * (more[known] / whole[known])[:, None]
 
     longer = np.zeros((len(waits), len(CAUSES)))
-    longer[rows] = late - waiting
+    rates = {rank: of.queue_rate for rank, of in times.items()}
+    usual = GroupBy(chosen.rank).map(lambda rank: rates.get(rank, 0.0), np.float64)
+    longer[rows] = queue_as_work(late - waiting, waiting, usual)
     longer[rows, BEFORE] = (waits.late_level - waits.level)[rows]
     return np.maximum(longer, 0)
 

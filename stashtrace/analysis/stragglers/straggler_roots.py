@@ -14,8 +14,8 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.steps.steps import counted_steps, in_steps, steps
-from stashtrace.analysis.stragglers.causes import CAUSES
-from stashtrace.analysis.stragglers.follow_waits import UNKNOWN, Floats, roots_of
+from stashtrace.analysis.stragglers.causes import CAUSES, Floats
+from stashtrace.analysis.stragglers.follow_waits import UNKNOWN, roots_of
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy

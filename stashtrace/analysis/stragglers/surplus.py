@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
-from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, COMPARED, rank_times
+from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, COMPARED, queue_per_work, rank_times, with_queue
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -55,7 +55,10 @@ def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, npt.N
     index = TraceIndex(trace)
     threads = {thread.rank: thread for thread in step_threads(trace)}
     spent = [rank_times(index, threads[one]).within(own["begin_ns"], own["end_ns"]) for one, own in compared.items()]
-    longer = spent[0] - np.median(np.stack(spent[1:]), axis=0)
+    typical = np.median(np.stack(spent[1:]), axis=0)
+    longer = spent[0] - typical
+    # In single steps waits for a CPU are as chance has it: how long they are for each piece of work, the means say.
+    longer = with_queue(longer, queue_per_work(longer.mean(axis=0), typical.mean(axis=0)))
     return {kind: longer[:, n] for n, kind in enumerate(CAUSES) if n != BEFORE}
 
 

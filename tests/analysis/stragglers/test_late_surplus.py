@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 from analysis.stragglers.test_late import LATE_NS, LATE_RANK, STEPS, device_job, job
-from builders import MS
+from builders import MS, TraceBuilder
 from wait_chains import data_parallel
 
 from stashtrace.analysis.registry import analyze
@@ -66,6 +66,38 @@ def test_a_rank_is_held_against_the_median_of_its_peers() -> None:
     trace = data_parallel(lambda step, rank: {0: 30.0, 3: 90.0}.get(rank, 0.0), ranks=4, kind="sleep")
     assert longer_ms(trace, 0, range(4))["sleep"] == pytest.approx(30)
     assert longer_ms(trace, 3, range(4))["sleep"] == pytest.approx(90)
+
+
+@pytest.mark.parametrize(
+    ("runs_ms", "queues_ms", "kind", "longer"), [(40, 60, "compute", 75), (10, 60, "cpu_contention", 45)]
+)
+def test_who_has_more_to_do_waits_more_often_for_a_cpu(runs_ms: int, queues_ms: int, kind: str, longer: int) -> None:
+    """Rank 0 waits 15 ms for a CPU in 10 ms of work. A rank with four times the work waits four times as long."""
+    build, start = TraceBuilder(), 0
+    build.group(range(2), name="mesh_dp")
+    queued = [0, 0]
+    for _ in range(6):
+        calls = {}
+        for number, (runs, queues) in enumerate(((10, 15), (runs_ms, queues_ms))):
+            rank, end = build.rank(number), start + (runs + queues) * MS
+            queue = queued[number], queued[number] + queues * MS
+            rank.phase("forward", start, end, cpu=(start, start + runs * MS), runqueue=queue)
+            calls[number], queued[number] = end, queue[1]
+        last = max(calls.values())
+        keys = build.collective({rank: (call, last + MS) for rank, call in calls.items()})
+        for number, call in calls.items():
+            build.rank(number).collective_wait(keys[number], call, last + MS)
+            build.rank(number).phase("optimizer", last + MS, last + 2 * MS)
+        start = last + 2 * MS
+    trace = build.trace()
+    found = longer_ms(trace, 1, [0])
+    assert max(found, key=lambda one: found[one]) == kind
+    assert found[kind] == pytest.approx(longer, rel=0.06)  # an optimizer of 1 ms does not queue
+    rows = analyze(trace, "late")
+    assert set(rows["cause_kind"].tolist()) == {kind}
+    assert rows["cause_ns"].tolist() == pytest.approx([longer * MS] * len(rows), rel=0.06)
+    roots = analyze(trace, "straggler_roots")
+    assert set(roots["cause_kind"][roots["root_rank"] == 1].tolist()) == {kind}
 
 
 def test_ranks_without_a_step_in_common_cannot_be_compared() -> None:

@@ -27,9 +27,9 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads, threads_without_steps
 from stashtrace.analysis.stragglers.cause_names import Named, Namer, Window
-from stashtrace.analysis.stragglers.causes import CAUSES, rank_times
+from stashtrace.analysis.stragglers.causes import CAUSES, Floats, rank_times
 from stashtrace.analysis.stragglers.file_calls import LongerOnFile, OnFile, longer_on_file
-from stashtrace.analysis.stragglers.follow_waits import UNKNOWN, Floats, Roots, roots_of
+from stashtrace.analysis.stragglers.follow_waits import UNKNOWN, Roots, roots_of
 from stashtrace.analysis.stragglers.late import chance
 from stashtrace.analysis.stragglers.surplus import EXPLAINS_RATIO, GROUPS, surplus_over_peers
 from stashtrace.analysis.stragglers.waits_for_late import Waits

@@ -21,9 +21,8 @@ from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.stragglers.cause_names import Named
-from stashtrace.analysis.stragglers.causes import CAUSES, rank_times
+from stashtrace.analysis.stragglers.causes import CAUSES, Floats, rank_times
 from stashtrace.analysis.stragglers.file_calls import longer_on_file
-from stashtrace.analysis.stragglers.follow_waits import Floats
 from stashtrace.analysis.stragglers.pipeline_stages import Stages, stages_of
 from stashtrace.analysis.stragglers.surplus import GROUPS
 from stashtrace.schema.trace import HOST_NOT_RECORDED

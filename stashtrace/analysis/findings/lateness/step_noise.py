@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from stashtrace.analysis.stragglers.follow_waits import Floats
+from stashtrace.analysis.stragglers.causes import Floats
 
 #: With fewer steps nothing is known about what they vary.
 ENOUGH_STEPS = 5

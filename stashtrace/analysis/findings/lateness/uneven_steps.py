@@ -10,7 +10,7 @@ import numpy as np
 from stashtrace.analysis.findings.lateness.step_noise import noise_of, stands_out_of_noise
 from stashtrace.analysis.findings.lost_record_claims import cut_ranks
 from stashtrace.analysis.findings.summary_input import RunFacts
-from stashtrace.analysis.stragglers.follow_waits import Floats
+from stashtrace.analysis.stragglers.causes import Floats
 from stashtrace.analysis.stragglers.surplus import EXPLAINS_RATIO, GROUPS, surplus_over_peers
 from stashtrace.schema.groupby import GroupBy
 
