@@ -183,7 +183,7 @@ def test_fewer_bytes_are_named_where_transfers_take_most_of_the_step() -> None:
     assert link["saved_high_ns"] == pytest.approx(10 * MS, rel=0.1)
     assert compute["change"] == "compute=x0.5"
     assert first_texts(first_changes(late_job(0, transfer_ms=20)), "run")[0].startswith(
-        "halve the bytes that ranks exchange (such as gradients in 16 bits): may save up to "
+        "halve the bytes that ranks exchange: may save up to "
     )
 
 

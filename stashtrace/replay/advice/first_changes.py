@@ -19,7 +19,7 @@ from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.ending.end_claims import ending_claims
 from stashtrace.analysis.findings.lateness.late_work_names import shows_no_waits
 from stashtrace.analysis.graph import Graph, build
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
@@ -29,6 +29,8 @@ from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.change_transfers import LINKS
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
+from stashtrace.replay.communication.ddp import WRAPPER
+from stashtrace.replay.communication.messages import gradient_messages
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
 from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.scenario import Floats, Scenario, Unknowns
@@ -56,7 +58,8 @@ FIRST_CHANGES = schema(
     col.rank("rank", "rank whose work the change is mostly about, -1 if several", missing=-1),
     col.word(
         "kind",
-        "a StallKind, compile, or unrecorded: kind of that work; of several ranks RANK:KIND, most first; else empty",
+        "a StallKind, compile, or unrecorded: kind of that work; of several ranks RANK:KIND, most first; gradients where"
+        " the bytes that ranks exchange are mostly these; else empty",
     ),
     col.identity("worker_id", "worker whose batches the change is about, -1 if of several or none", missing=-1),
     col.word("reason", "why no change is predicted; empty in a row with a change", width=64),
@@ -163,9 +166,39 @@ def first_changes(trace: Trace) -> Table:
     present, count = _ranks_recorded(trace)
     if present < count and len(trace.collectives):  # one of the others may be as late
         chosen = [replace(one, low_ns=0.0) for one in chosen]
+    parts = _certain_parts(trace)
+    chosen = [replace(one, low_ns=one.low_ns * parts.get(_column_of(one.change), 1.0)) for one in chosen]
     if shows_no_waits(trace) or (is_imported(trace) and not len(trace.waits)):
         chosen = [replace(one, kind=re.sub(r"\bother\b", "unrecorded", one.kind)) for one in chosen]
+    if any(one.change.quantity in _BYTES for one in chosen) and _sends_gradients(trace, graph):
+        chosen = [replace(one, kind="gradients") if one.change.quantity in _BYTES else one for one in chosen]
     return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
+
+
+def _sends_gradients(trace: Trace, graph: Graph) -> bool:
+    """Return True if most bytes of the counted steps are what DistributedDataParallel sends in backward passes."""
+    try:
+        messages = gradient_messages(trace)
+    except MissingDataError:
+        return False
+    if not messages.ddp.sources and trace.strings.find(WRAPPER) < 0:
+        return False
+    sent = (messages.step >= 0) & (messages.backward >= 0) & messages.within & (messages.op == "all_reduce")
+    first, last = messages.ready_ns[sent].min(initial=NEVER), messages.end_ns[sent].max(initial=-NEVER)
+    moved = graph.moved_bytes[graph.is_transfer & (graph.begin_ns >= first) & (graph.end_ns <= last)]
+    return bool(messages.bytes[sent].sum() >= _MOSTLY_RATIO * moved.sum() > 0)
+
+
+def _certain_parts(trace: Trace) -> dict[str, float]:
+    """Return which part of the time in each column of the budget is certain to belong there.
+
+    A change that takes time away is certain to save no more than there certainly is of it.
+    """
+    budgets = summarize(trace).budgets
+    columns = GroupBy(budgets["column"])
+    spent, least = columns.sum(budgets["stall_ns"]), columns.sum(budgets["low_ns"])
+    parts = np.minimum(least / np.maximum(spent, 1), 1.0)
+    return dict(zip(columns.values.tolist(), parts.tolist(), strict=True))
 
 
 def _is_by_turns(trace: Trace) -> bool:

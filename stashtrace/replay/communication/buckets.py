@@ -24,7 +24,7 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.calibration.robust_line import Floats, least_absolute
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.communication.communication_model import LinkFit, links_of, ranked_buckets, tells_bytes
-from stashtrace.replay.communication.ddp import DdpFacts
+from stashtrace.replay.communication.ddp import WRAPPER, DdpFacts
 from stashtrace.replay.communication.messages import Messages, gradient_messages
 from stashtrace.replay.communication.overlap import bucket_ends, merge_caps, rounded_cap
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -36,7 +36,6 @@ from stashtrace.units import bytes_text
 _SPREAD = 4.0
 #: Number of sizes that are replayed to find the best one.
 _MOST_CANDIDATES = 4
-_WRAPPER = "DistributedDataParallel"
 _EDGE_COLUMNS = ("source", "target", "edge_kind", "lag_ns")
 
 
@@ -105,9 +104,9 @@ def gradient_buckets(trace: Trace, graph: Graph) -> Buckets:
 def _require_buckets(trace: Trace, messages: Messages, rows: Int64) -> None:
     """Raise MissingDataError if another ``bucket_cap_mb`` would not change these messages."""
     problem = "bucket_mb cannot be predicted"
-    if trace.strings.find(_WRAPPER) < 0 and not messages.ddp.sources:
+    if trace.strings.find(WRAPPER) < 0 and not messages.ddp.sources:
         raise MissingDataError(
-            f"{problem}: the run shows no {_WRAPPER}", hint="buckets are an option of torch's DistributedDataParallel"
+            f"{problem}: the run shows no {WRAPPER}", hint="buckets are an option of torch's DistributedDataParallel"
         )
     if not len(rows):
         raise MissingDataError(

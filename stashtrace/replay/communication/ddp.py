@@ -19,6 +19,8 @@ Floats = npt.NDArray[np.float64]
 #: Facts of a process, each with the number of the wrapper; the same in ``probes/torch/ddp``.
 BUCKET, GRADIENTS = "ddp_bucket", "ddp_gradients"
 _MOST_WRAPPERS = 8
+#: The wrapper by the name of its class, which recordings of other tools show.
+WRAPPER = "DistributedDataParallel"
 
 
 @dataclass(frozen=True, slots=True)

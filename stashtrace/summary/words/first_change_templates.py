@@ -110,6 +110,8 @@ _DO: dict[str, Callable[[Row, str], str]] = {
     ),
     "network.bandwidth": lambda row, value: "double the bandwidth between hosts, or halve the bytes sent over it",
     "network.latency": lambda row, value: "halve the latency between hosts",
-    "interconnect.bandwidth": lambda row, value: "halve the bytes that ranks exchange (such as gradients in 16 bits)",
+    "interconnect.bandwidth": lambda row, value: (
+        "halve the bytes that ranks exchange" + (" (gradients in 16 bits)" if row["kind"] == "gradients" else "")
+    ),
     "interconnect.latency": lambda row, value: "halve the latency between ranks of a host",
 }

@@ -1,0 +1,55 @@
+"""A change of time of which little is certain promises no more than that for certain."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from builders import MS
+from importers.kineto_files import PID, host, step, write
+from replay.ddp_runs import MIB, STEPS, ddp_run, step_ns
+
+import stashtrace
+from stashtrace.replay.advice.first_changes import first_changes
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.summary.words.first_change_templates import first_text
+
+RECORDED = Path(__file__).resolve().parents[1] / "data" / "kineto_gloo"
+
+
+@pytest.mark.parametrize(("own_us", "certain"), [(980, 0.49), (90, 0.045), (0, 0.0)])
+def test_operators_of_another_thread_may_be_waited_for(tmp_path: Path, own_us: int, certain: float) -> None:
+    """Of 980 us of operators in steps of 1 ms those of the step's own thread are computation for certain."""
+    events = []
+    for at in range(0, 5000, 1000):
+        events += [step(at // 1000, at, 1000), host("aten::mm", at + 10 + own_us, 980 - own_us, tid=PID + 1)]
+        events += [host("aten::mm", at + 10, own_us)] if own_us else [host("python", at + 1, 1, cat="python_function")]
+    trace = stashtrace.load(write(tmp_path / "rank0.json", events))
+    (row,) = first_changes(trace).rows()
+    assert row["change"] == "compute=x0.5"
+    assert row["high_ratio"] == pytest.approx(0.49, abs=0.15)
+    assert row["low_ratio"] <= certain
+    if not own_us:
+        assert first_text(row, "RUN").startswith("make the computation twice as quick: may save up to ")
+
+
+def test_a_wait_that_may_be_none_is_saved_perhaps() -> None:
+    """The summary says that rank 0 may wait up to 31 ms a step for rank 1."""
+    (row, *_) = first_changes(stashtrace.load([RECORDED / f"rank{rank}.json.gz" for rank in range(2)])).rows()
+    assert (row["change"], row["sure"], row["saved_low_ns"]) == ("straggler=0", "perhaps", 0)
+
+
+@pytest.mark.parametrize(("buffers_mib", "facts", "said"), [(0, True, True), (20, True, False), (0, False, False)])
+def test_gradients_are_advised_in_16_bits_and_nothing_else(buffers_mib: int, facts: bool, said: bool) -> None:
+    """Messages of backward passes are gradients where a wrapper of data parallelism is known, and buffers are not."""
+    wrapper = "DistributedDataParallel" if facts else "Mine"
+    build = ddp_run(2 * MIB, facts=facts, latency_ns=0, wrapper=wrapper)
+    for number in range(STEPS if buffers_mib else 0):
+        at = number * step_ns(2 * MIB, 0) + 1000
+        build.collective(
+            dict.fromkeys(range(2), (at, at + MS)), op=CollectiveOp.BROADCAST, message_bytes=buffers_mib * MIB
+        )
+    changes = {row["change"]: row for row in first_changes(build.trace()).rows()}
+    text = first_text(changes["interconnect.bandwidth=x2"], "RUN")
+    assert ("(gradients in 16 bits)" in text) is said
