@@ -161,7 +161,9 @@ def test_a_checkpoint_is_called_one(tmp_path: Path, name: str) -> None:
     every_fourth: Extra = lambda rank, number: 160.0 if rank == 0 and number % 4 == 3 else 0.0  # noqa: E731
     trace = job(tmp_path, steps=24, python=every_fourth, name=name)
     first, second = _verdicts(trace)[:2]
-    assert first["text"].startswith("rank 0 saves checkpoints 42.1 ms a step longer than rank 1; rank 1 waits 42.1 ms")
+    assert first["text"].startswith(
+        "rank 0 spends 42.1 ms a step longer than rank 1 in checkpoints; rank 1 waits 42.1 ms"
+    )
     assert second["text"].startswith("checkpoints stop rank 0 for 42.1 ms a step on average")
     assert "5 checkpoints in these steps, 160 ms on average" in second["evidence_text"]
     assert "by turns" not in _said(trace)
@@ -171,7 +173,7 @@ def test_what_a_rank_does_longer_in_few_steps_is_said_of_these(tmp_path: Path) -
     now_and_then: Extra = lambda rank, number: 160.0 if rank == 0 and number in (11, 29, 50) else 0.0  # noqa: E731
     found = _verdicts(job(tmp_path / "few", steps=60, python=now_and_then, name="checkpoint"))
     late = next(row for row in found if row["kind"] == "late")
-    few = "rank 0 saves checkpoints 8.73 ms a step longer than rank 1, all of it in 3 of 55 steps; rank 1 waits"
+    few = "rank 0 spends 8.73 ms a step longer than rank 1 in checkpoints, all of it in 3 of 55 steps; rank 1 waits"
     assert late["text"].startswith(few)
 
     often: Extra = lambda rank, number: 20.0 if rank == 0 and number % 7 in (1, 2, 4) else 0.0  # noqa: E731

@@ -104,7 +104,7 @@ def test_a_list_of_ranks_too_long_to_read_is_cut() -> None:
         ),
         (
             {"cause_kind": "checkpoint", "cause_name": "/out/model.pt", "cause_worker_id": -1},
-            "it saved a checkpoint 38.0 ms longer than the median of the others, writing model.pt",
+            "it was 38.0 ms longer than the median of the others in checkpoints (model.pt)",
         ),
         (
             {"cause_kind": "straggler", "cause_name": "rank 9", "cause_worker_id": -1},

@@ -3,11 +3,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from builders import MS
+import re
+
+from builders import MS, TraceBuilder
 from scenes import job
 
-from stashtrace.schema.kinds import Phase, PhaseFlag, ThreadRole
+from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES
+from stashtrace.replay.advice.first_changes import FIRST_CHANGES, first_changes
+from stashtrace.schema.kinds import Phase, PhaseFlag, StallKind, ThreadRole
 from stashtrace.summary.summary_text import summary
+from stashtrace.summary.words.first_change_templates import _WORK, first_text
 
 
 def test_other_starts_are_named() -> None:
@@ -34,3 +39,32 @@ def test_background_saves_are_counted_with_their_length() -> None:
         )
     shown = " ".join(summary(build.trace()).split())
     assert "rank 1 wrote 2 checkpoints in the background: 300 ms each, the longest 400 ms" in shown
+
+
+def test_a_load_is_no_save() -> None:
+    """Rank 1 loads a checkpoint for 30 ms in each step of 50, and rank 0 waits for it."""
+    build, now = TraceBuilder(), 0
+    build.group([0, 1])
+    for _ in range(12):
+        for number in range(2):
+            rank, end = build.rank(number), now + (10 + 30 * number) * MS
+            rank.phase("forward", now, now + 10 * MS)
+            if number:
+                rank.phase("checkpoint_load", now + 10 * MS, end)
+        keys = build.collective({0: (now + 10 * MS, now + 42 * MS), 1: (now + 40 * MS, now + 42 * MS)})
+        for number in range(2):
+            rank = build.rank(number)
+            rank.collective_wait(keys[number], now + (10 + 30 * number) * MS, now + 42 * MS)
+            rank.phase("optimizer", now + 42 * MS, now + 50 * MS)
+        now += 50 * MS
+    trace = build.trace()
+    shown = " ".join(summary(trace, first=first_changes(trace)).split())
+    assert "rank 1 spends 30.0 ms a step longer than rank 0 in checkpoints" in shown
+    assert "checkpoints loaded in these steps, 30.0 ms on average" in shown
+    assert not re.search(r"\bsav(es|ed|ing) checkpoint|write checkpoints", shown)
+    change = {**dict.fromkeys(FIRST_CHANGES.names, -1), "change": "checkpoint=0", "reason": "", "sure": "perhaps"}
+    assert first_text({**change, "kind": "loads"}, "RUN").startswith("let no step wait for checkpoints that are saved")
+
+
+def test_every_kind_of_work_that_makes_a_rank_late_has_words() -> None:
+    assert set(_WORK) == {kind.name.lower() for kind in StallKind if kind not in IN_COLLECTIVES} | {"unrecorded"}

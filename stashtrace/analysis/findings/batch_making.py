@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, TimeSet
-from stashtrace.analysis.steps.epochs import workers_count
+from stashtrace.analysis.steps.epochs import waits_of_steps, workers_count
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
 from stashtrace.schema.stall_kinds import COLUMNS
@@ -53,6 +53,8 @@ class Making:
     #: Of the batches.
     median_ns: float = 0.0
     longest_ns: float = 0.0
+    #: Workers of these loaders that were asked for batches and made none.
+    idle_workers: tuple[int, ...] = ()
 
 
 def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
@@ -66,7 +68,7 @@ def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
     made = batches.take(batches["phase_code"] == BatchPhase.FETCH)
     if not len(made) or not len(own):
         return None
-    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0))
+    waits = waits_of_steps(batches, own)
     waits = waits.take(inside(waits["begin_ns"], own))
     served = made.take(np.isin(made["loader_id"], waits["loader_id"]))
     made = served if len(served) else made
@@ -86,7 +88,16 @@ def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
         {worker: ns for worker, ns in zip(makers.values.tolist(), mean_ns.tolist(), strict=True) if worker >= 0},
         float(np.median(wall)),
         float(wall.max()),
+        _idle_workers(served, waits_of_steps(batches, own)),
     )
+
+
+def _idle_workers(served: Table, taken: Table) -> tuple[int, ...]:
+    """Return the workers of which no batch was taken though later ones of their loaders were: they have no data."""
+    last = GroupBy(taken["loader_id"]).max(taken["batch_index"])
+    loader = GroupBy(taken["loader_id"]).find(served["loader_id"])
+    passed = served["worker_id"][(loader >= 0) & (served["batch_index"] < np.append(last, -1)[loader])]
+    return tuple(np.setdiff1d(passed[passed >= 0], taken["worker_id"]).tolist())
 
 
 def inside(moments: Int64, own: Table) -> npt.NDArray[np.bool_]:

@@ -24,6 +24,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, SpanKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+from stashtrace.units import ranks_text
 
 #: Parts of a wait, or of the making of a batch, below this share are left out.
 _WORTH_NAMING = 0.05
@@ -97,6 +98,17 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
             "handoff" if handed > _HANDED_RATIO else "", evidence=[Evidence("makers_left_no_records"), *rows]
         )
     parts = _parts(making)
+    if making.idle_workers:
+        rows.append(
+            Evidence(
+                "workers_without_data",
+                "batches",
+                rank=rank.rank,
+                items_count=len(making.idle_workers),
+                of_count=making.workers + len(making.idle_workers),
+                name=ranks_text(list(making.idle_workers)),
+            )
+        )
     if handed < 1 - _WORTH_NAMING:
         rows += [*parts, *_spread(making)]
     if blocked_by_guess(trace):

@@ -32,6 +32,7 @@ from stashtrace.analysis.findings.unexplained_time import (
     time_of_kind,
 )
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
+from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES
 from stashtrace.schema.kinds import Phase, ProcessRole, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, HOST_NOT_RECORDED, OPERATORS_RECORDED
@@ -328,10 +329,11 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     trace, worst = facts.trace, hit[0]
     phases, processes = trace.phases, trace.processes
     own = processes["process_id"][(processes["rank"] == worst.rank) & (processes["role_code"] == ProcessRole.RANK)]
-    mine = phases.take((phases["phase_code"] == Phase.CHECKPOINT) & np.isin(phases["process_id"], own))
+    mine = phases.take(np.isin(phases["phase_code"], CHECKPOINT_PHASES) & np.isin(phases["process_id"], own))
     steps = facts.tables["steps"]
     mine = mine.take(inside(mine["begin_ns"], steps.take(steps["rank"] == worst.rank).sort_by("begin_ns")))
     lengths = mine["end_ns"] - mine["begin_ns"]
+    loads = mine["phase_code"] == Phase.CHECKPOINT_LOAD
     after_ns = worst.kinds["checkpoint"] - int(lengths.sum())  # fsync and rename of what they wrote
     rows = [
         Evidence(
@@ -341,6 +343,7 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
             items_count=len(mine),
             amount_ns=float(lengths.mean()) if len(mine) else -1,
             low_ns=after_ns / len(mine) if len(mine) and after_ns > EXACT_RATIO * lengths.sum() else -1,
+            kind="" if not loads.any() else "loaded" if loads.all() else "saved or loaded",
         )
     ]
     return [replace(_claim(hit, "save", COLUMNS["save"]), evidence=tuple(rows) if len(mine) else ())]

@@ -43,6 +43,12 @@ def workers_count(worker_ids: Int64) -> int:
     return len(np.unique(worker_ids[worker_ids >= 0]))
 
 
+def waits_of_steps(batches: Table, steps: Table) -> Table:
+    """Return the waits for batches of the processes that make these steps; those of a forked child are its own."""
+    waits = (batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0)
+    return batches.take(waits & np.isin(batches["process_id"], steps["process_id"]))
+
+
 def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
     """Begins of epochs within the given steps of a rank: a row for the loaders that serve training, and so on.
 

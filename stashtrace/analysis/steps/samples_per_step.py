@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import window_at
+from stashtrace.analysis.steps.epochs import waits_of_steps
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.steps.training_loop import UPDATE_KINDS
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, facts_with_key
 
@@ -81,7 +81,7 @@ def job_samples(trace: Trace) -> JobSamples:
     told = told_samples(trace)
     every_step = steps(trace)
     train = every_step.take(np.isin(every_step["kind"], UPDATE_KINDS))
-    waits = trace.batches.take((trace.batches["phase_code"] == BatchPhase.WAIT) & (trace.batches["batch_index"] >= 0))
+    waits = waits_of_steps(trace.batches, train)
     sizes, epoch, every, batch = [], 0, 0, 0
     ranks = np.unique(train["rank"]).tolist()
     for rank in ranks:

@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table, is_imported
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.ending.end_claims import ending_claims
 from stashtrace.analysis.findings.lateness.late_work_names import shows_no_waits
 from stashtrace.analysis.graph import Graph, build
+from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
@@ -39,7 +41,7 @@ from stashtrace.replay.whatif_text import unreliable
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.kinds import Phase, StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -59,7 +61,7 @@ FIRST_CHANGES = schema(
     col.word(
         "kind",
         "a StallKind, compile, or unrecorded: kind of that work; of several ranks RANK:KIND, most first; gradients where"
-        " the bytes that ranks exchange are mostly these; else empty",
+        " the bytes that ranks exchange are mostly these, loads where checkpoints are loaded, too; else empty",
     ),
     col.identity("worker_id", "worker whose batches the change is about, -1 if of several or none", missing=-1),
     col.word("reason", "why no change is predicted; empty in a row with a change", width=64),
@@ -172,6 +174,8 @@ def first_changes(trace: Trace) -> Table:
         chosen = [replace(one, kind=re.sub(r"\bother\b", "unrecorded", one.kind)) for one in chosen]
     if any(one.change.quantity in _BYTES for one in chosen) and _sends_gradients(trace, graph):
         chosen = [replace(one, kind="gradients") if one.change.quantity in _BYTES else one for one in chosen]
+    if (trace.phases["phase_code"] == Phase.CHECKPOINT_LOAD).any():  # what waits for a load cannot go on without it
+        chosen = [replace(one, kind="loads") if one.change.quantity == "checkpoint" else one for one in chosen]
     return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
 
 
@@ -396,7 +400,7 @@ def _name_rank_and_kind(graph: Graph, one: FirstChange) -> FirstChange:
     if quantity != "straggler":
         return one
     removed, stored = _without_lateness(graph)
-    nodes = np.flatnonzero((removed > 0) & (graph.rank >= 0))
+    nodes = np.flatnonzero(_is_work(graph, removed))
     rank = _mostly(graph.rank[nodes], removed[nodes])
     nodes = nodes[graph.rank[nodes] == rank] if rank >= 0 else nodes
     kinds = np.concatenate([_kinds_of_work(graph)[nodes], np.full(len(nodes), StallKind.FETCH)])
@@ -405,9 +409,14 @@ def _name_rank_and_kind(graph: Graph, one: FirstChange) -> FirstChange:
     return replace(one, rank=rank, kind=(_parts(graph, removed, stored) if rank < 0 else "") or name)
 
 
+def _is_work(graph: Graph, removed: Floats) -> npt.NDArray[np.bool_]:
+    """Return the mask of work of ranks that goes: what waits for a late rank is not what makes it late."""
+    return (removed > 0) & (graph.rank >= 0) & ~np.isin(graph.kind, IN_COLLECTIVES)
+
+
 def _parts(graph: Graph, removed: Floats, stored: Floats) -> str:
     """Return the ranks and kinds of work that most of what goes is about; empty if all ranks are late alike."""
-    nodes = np.flatnonzero((removed > 0) & (graph.rank >= 0))
+    nodes = np.flatnonzero(_is_work(graph, removed))
     ranks = np.concatenate([graph.rank[nodes], graph.rank[nodes]])
     kinds = np.concatenate([_kinds_of_work(graph)[nodes], np.full(len(nodes), StallKind.FETCH)])
     groups = GroupBy(ranks, kinds)

@@ -60,6 +60,20 @@ class Passes:
         return numbers[makers.number]
 
 
+def not_in_turn(graph: Graph, facts: Facts) -> tuple[int, int] | None:
+    """Return the fewest and the most batches of a pass that one worker made, if the workers did not take turns.
+
+    They do by default; each may be ahead of the others by what is asked for in advance. Where the parts of an
+    IterableDataset differ, or whoever is free makes the next batch, they do not.
+    """
+    passes = Passes.of(graph, facts)
+    makers = GroupBy(passes.start, graph.process_id[passes.nodes])
+    of_pass = GroupBy(makers.keys[0])
+    fewest, most = of_pass.min(makers.sizes), of_pass.max(makers.sizes)
+    worst = int((most - fewest).argmax())
+    return (int(fewest[worst]), int(most[worst])) if most[worst] - fewest[worst] > PREFETCH + 1 else None
+
+
 @dataclass(frozen=True)
 class WorkerNodes:
     """Work of step threads that starts the workers of a pass, or waits for them to end."""

@@ -61,7 +61,7 @@ class WorkerSpeeds:
         others, error = mean.copy(), np.zeros(len(makers))
         for own in GroupBy(makers.keys[0]):
             for maker in own.tolist():
-                rest = own[own != maker]
+                rest = own[(own != maker) & enough[own]]
                 if len(rest):
                     others[maker] = np.median(mean[rest])
                     error[maker] = np.sqrt(variance[maker] + variance[rest].mean())

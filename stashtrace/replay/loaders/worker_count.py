@@ -21,7 +21,7 @@ from stashtrace.analysis.graph.work_graph import Facts
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
-from stashtrace.replay.loaders.passes import ASKED_NS, PREFETCH, Edges, Passes, WorkerNodes, edges_of
+from stashtrace.replay.loaders.passes import ASKED_NS, PREFETCH, Edges, Passes, WorkerNodes, edges_of, not_in_turn
 from stashtrace.replay.loaders.slow_worker import batches_by_worker
 from stashtrace.replay.scenario import Bools, Floats, Scenario
 from stashtrace.schema.groupby import GroupBy
@@ -47,6 +47,13 @@ def known_loaders(graph: Graph, change: Change) -> Facts:
             f"{change}: the step threads make their batches themselves (num_workers=0)",
             hint=f"give the number itself, as in {change.quantity}=2",
         )
+    uneven = not_in_turn(graph, graph.facts) if graph.is_batch.any() else None
+    if uneven is not None:
+        raise MissingDataError(
+            f"{change}: the workers did not take turns, one made {uneven[0]} batches and another {uneven[1]}, so the"
+            " batches of another number of workers are unknown",
+            hint="workers whose part of an IterableDataset is small or empty have nothing to make",
+        )
     return graph.facts
 
 
@@ -56,7 +63,7 @@ def workers_to_try(graph: Graph) -> list[Change]:
     All of them are more than the run had, and none is more than the longest pass over the data has batches.
     """
     facts = graph.facts
-    if facts is None or not (facts.batch >= 0).any():
+    if facts is None or not (facts.batch >= 0).any() or (graph.is_batch.any() and not_in_turn(graph, facts)):
         return []
     present = Passes.of(graph, facts).workers if graph.is_batch.any() else 0
     most = int(facts.batch.max()) + 1

@@ -151,7 +151,8 @@ def _batch_time(row: Row, f: Finding) -> str:
         uneven = f"its {row['items_count']} workers take {low} to {high} to make a batch{several}"
         head = f"{whose}{uneven}, worker {row['worker_id']} longest; the mean batch takes {length}"
     else:
-        who = {0: "the step thread (num_workers=0)", 1: "its worker"}.get(
+        one = f"worker {row['worker_id']}" if f.first("workers_without_data") is not None else "its worker"
+        who = {0: "the step thread (num_workers=0)", 1: one}.get(
             row["items_count"], f"each of its {row['items_count']} workers"
         )
         head = f"{whose}{who} takes {length} to make a batch{several}"
@@ -276,7 +277,7 @@ _SURPLUS_WORDS = {
     "data": "waits {more} longer than {peers} for batches",
     "link": "spends {more} longer than {peers} in transfers",
     "copy": "waits {more} longer than {peers} for copies between host and device",
-    "save": "saves checkpoints {more} longer than {peers}",
+    "save": "spends {more} longer than {peers} in checkpoints",
     "host": "has its device idle {more} longer than {peers} because of its host",
     "sleep": "sleeps {more} longer than {peers}",
     "gc": "collects garbage {more} longer than {peers}",
@@ -296,7 +297,7 @@ _LESS_WORDS = {
     "data": "wait for batches",
     "reads": "are blocked in reads of files",
     "copy": "wait for copies between host and device",
-    "save": "save checkpoints",
+    "save": "save or load checkpoints",
     "host": "have their devices idle because of their hosts",
     "python": "run code of the loop",
     "sleep": "sleep",
@@ -312,7 +313,7 @@ _TURNS_WORDS = {
     "reads": "was blocked in reads of files",
     "link": "was in transfers",
     "copy": "waited for copies between host and device",
-    "save": "saved checkpoints",
+    "save": "saved or loaded checkpoints",
     "host": "had its device idle because of its host",
     "python": "ran code of the loop",
     "sleep": "slept",
@@ -331,7 +332,7 @@ _LATE_WORDS = {
     "compile": "it was in torch.compile {ns} longer",
     "sleep": "it slept {ns} longer",
     "cpu_contention": "it waited {ns} longer for a CPU",
-    "checkpoint": "it saved a checkpoint {ns} longer",
+    "checkpoint": "it was {ns} longer in checkpoints",
     "h2d": "copies between host and device took it {ns} longer",
     "sync": "its device was out of work {ns} longer after blocking calls",
     "launch": "its device waited {ns} longer for its host to launch",
@@ -350,7 +351,7 @@ def surplus(row: Row, peers: str) -> str:
     more = f"{duration_text(row['amount_ns'])} a step"
     name, kind = shortened(os.path.basename(row["name"]), _NAME_WIDTH), row["kind"]
     if name and kind in ("data", "reads", "save"):
-        return f"spends {more} longer than {peers} {'saving' if kind == 'save' else 'reading'} {name}"
+        return f"spends {more} longer than {peers} {'in the checkpoint' if kind == 'save' else 'reading'} {name}"
     if kind in ("writes", "calls") or (is_path(row["name"]) and kind in ("python", "other")):
         what = doing(kind if kind == "writes" else "calls", row["name"]) if name else "in calls on files"
         return f"spends {more} longer than {peers} {what}"
@@ -476,7 +477,7 @@ def _late_because(row: Row, f: Finding) -> str:
         whole = row["low_ns"] >= _ALL_RATIO * row["amount_ns"]
         return f"{text} {place}{part}" if whole else f"{text}{part}, {duration_text(row['low_ns'])} of that {place}"
     if kind == "checkpoint":
-        return f"{text}{part}, writing {os.path.basename(row['name'])}"
+        return f"{text}{part} ({os.path.basename(row['name'])})"
     if kind == "launch":
         return text.replace("for its host to launch", f"for its host, which was in {name}") + part
     if kind == "straggler":
@@ -539,7 +540,7 @@ def _late_often_of_worst(row: Row, f: Finding) -> str:
 
 
 def _checkpoints(row: Row, f: Finding) -> str:
-    count = count_noun(row["items_count"], "checkpoint")
+    count = f"{count_noun(row['items_count'], 'checkpoint')} {row['kind']}".strip()
     after = f", and {duration_text(row['low_ns'])} each in other calls on their files" if row["low_ns"] > 0 else ""
     return f"{count} in these steps, {duration_text(row['amount_ns'])} on average{after}"
 
@@ -584,6 +585,12 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "handed_over": _of_one(
         lambda row, f: (
             f"{_part(row['part_ratio'])} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
+        )
+    ),
+    "workers_without_data": _of_one(
+        lambda row, f: (
+            f"{row['items_count']} of its {row['of_count']} workers made no batch ({row['name']}): their part of the"
+            " dataset is empty, as with fewer shards than workers"
         )
     ),
     "batch_time": _batch_time,

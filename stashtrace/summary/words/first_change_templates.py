@@ -18,6 +18,7 @@ _WORK = {
     "handoff": "the hand-off of its batches",
     "checkpoint": "its checkpoints",
     "launch": "the work of its host",
+    "sync": "the work of its host",
     "python": "its code of the loop",
     "compile": "its compilations",
     "h2d": "its copies",
@@ -65,8 +66,7 @@ def _straggler(row: Row, value: str) -> str:
             rank, _, kind = part.partition(":")
             ranks.setdefault(kind, []).append(int(rank))
         named = [
-            f"{_WORK.get(kind, f'its {kind}').replace('its', 'the', 1)} of rank{'s' if len(of) > 1 else ''}"
-            f" {ranks_text(sorted(of))}"
+            f"{_WORK[kind].replace('its', 'the', 1)} of rank{'s' if len(of) > 1 else ''} {ranks_text(sorted(of))}"
             for kind, of in ranks.items()
         ]
         return f"shorten what makes ranks late: {' and '.join(named)}"
@@ -93,7 +93,11 @@ _DO: dict[str, Callable[[Row, str], str]] = {
     "bucket_mb": lambda row, value: f"set bucket_cap_mb={value} of DistributedDataParallel",
     "prep": lambda row, value: "halve the time that a batch takes to prepare",
     "fetch": lambda row, value: "do without waits for storage in reads and opens of files (data in memory)",
-    "checkpoint": lambda row, value: "write checkpoints in the background, so that no step waits for one",
+    "checkpoint": lambda row, value: (
+        "let no step wait for checkpoints that are saved and loaded"
+        if row["kind"] == "loads"
+        else "write checkpoints in the background, so that no step waits for one"
+    ),
     "launch": lambda row, value: "halve the host's time between launches (CUDA graphs or torch.compile may)",
     "h2d": lambda row, value: "halve the copies between host and device",
     "python": lambda row, value: "halve the code of the loop outside forward, backward and optimizer",

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.epochs import waits_of_steps
 from stashtrace.analysis.steps.steps import host_steps
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.stragglers.file_calls import as_one_database
@@ -155,7 +156,7 @@ def _files(
 def _of_batches(trace: Trace, rank: int, steps: Table, windows: tuple[Int64, Int64]) -> Ways:
     """Give what made the batches that each step waited for: files, then the worker."""
     batches = trace.batches.take(trace.batches["rank"] == rank)
-    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0))
+    waits = waits_of_steps(batches, steps)
     at = window_at(waits["begin_ns"], *windows)
     waits, at = waits.take(at >= 0), at[at >= 0]
     fetches = batches.take(batches["phase_code"] == BatchPhase.FETCH)

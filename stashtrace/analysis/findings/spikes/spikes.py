@@ -18,6 +18,7 @@ from stashtrace.analysis.findings.spikes.step_times import step_times
 from stashtrace.analysis.intervals import window_at
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden as find_hidden
+from stashtrace.analysis.steps.epochs import waits_of_steps
 from stashtrace.analysis.steps.samples_per_step import step_samples, told_samples
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
@@ -164,7 +165,7 @@ def samples_of(trace: Trace, counted: Table) -> Floats:
     told, out = told_samples(trace), np.zeros(len(counted))
     if not told:
         return out
-    waits = trace.batches.take((trace.batches["phase_code"] == BatchPhase.WAIT) & (trace.batches["batch_index"] >= 0))
+    waits = waits_of_steps(trace.batches, counted)
     for rank, own in GroupBy(counted["rank"]).items():
         samples, _ = step_samples(counted.take(own), waits.take(waits["rank"] == rank), told)
         if len(samples):
@@ -200,7 +201,7 @@ def _worker(trace: Trace, counted: Table, step: SlowStep) -> int:
         return -1
     own = counted.take((counted["rank"] == step.rank) & (counted["step"] == step.grew_step_index))
     batches = trace.batches.take(trace.batches["rank"] == step.rank)
-    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] >= 0))
+    waits = waits_of_steps(batches, own)
     waits = waits.take(window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"]) >= 0)
     if not len(waits):
         return -1
