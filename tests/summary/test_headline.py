@@ -3,11 +3,14 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import MS
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, tables_of
 from stashtrace.summary.words import claim_text
+from stashtrace.summary.words.claim_templates import steps_text
 from stashtrace.summary.words.headline import MOST_CHARACTERS, _beginning, headline_text
 from stashtrace.summary.words.template_parts import Finding, findings_of
 
@@ -95,3 +98,19 @@ def test_bounds_of_one_rank_are_an_upper_one_of_several() -> None:
 def test_a_sentence_that_is_too_long_ends_with_a_clause(text: str, said: str) -> None:
     """A short first one says too little: then the text is cut, and marked."""
     assert _beginning(text) == said
+
+
+def test_several_ranks_with_more_work_are_all_named_with_their_amounts() -> None:
+    rows = [Evidence("unlike_rank", rank=rank, amount_ns=ms * MS, kind="compute") for rank, ms in ((8, 60), (9, 40))]
+    one = finding("late", "compute", *rows)
+    one.row["cause_rank"] = 8
+    said = "ranks 8,9 have 40.0 ms to 60.0 ms a step more work than the others and come last by turns"
+    assert claim_text(one).startswith(f"{said}; ranks {RANKS} wait ")
+    assert headline_text([one]) == said
+
+
+def test_the_mean_of_growing_steps_need_not_lie_between_the_usual_ones() -> None:
+    row = Claim("headline", "steps", "training", items_count=60, stall_ns=188 * MS)
+    grows = Evidence("steps_grow", low_ns=177 * MS, amount_ns=187 * MS)
+    (made,) = findings_of(*tables_of([replace(row, evidence=(grows,))]))
+    assert steps_text(made, alone=True) == "60 steps, mean 188 ms: the usual step grows from 177 ms to 187 ms"

@@ -62,9 +62,9 @@ def claims_of(facts: RunFacts) -> list[Claim]:
     )
     if facts.ranks:
         claims = in_steps(facts, claims)
-        if one_recording(trace):
-            whole = Evidence("whole_recording", "steps")
-            claims = [replace(c, evidence=(*c.evidence, whole)) if c.section == "verdict" else c for c in claims]
+        of_all = [Evidence("whole_recording", "steps")] if one_recording(trace) else []
+        of_all += [Evidence("of_another_tool", "metadata")] if facts.imported else []
+        claims = [replace(c, evidence=(*c.evidence, *of_all)) if c.section == "verdict" else c for c in claims]
         loading = np.unique(trace.batches["rank"]).tolist()
         claims += change_claims(facts.tables["over_time"], loading)
         claims += spike_claims(facts.tables["spikes"], facts.tables["over_time"], facts.tables["steps"], loading)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stashtrace.analysis.collectives.matching import contact_errors, match
+from stashtrace.analysis.collectives.matching import contact_errors, is_imported, match
 from stashtrace.analysis.devices.gpu_jobs import GpuJob, gpu_jobs
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence
 from stashtrace.analysis.findings.lost_record_claims import loses_uncounted, lost_count
@@ -146,7 +146,8 @@ def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
         silent = trace.strings.find(HOST_NOT_RECORDED) in trace.metadata["key_code"].tolist()
         seen.append("operations of the loop on the GPU" if silent else "GPU by kernels")
     sources = np.unique(trace.collectives["source_code"][trace.collectives["device_begin_ns"] >= 0]).tolist()
-    words = {CollectiveSource.PLUGIN: _BY_PLUGIN, CollectiveSource.EVENTS: "NCCL by timing events"}
+    plugin = "NCCL by device times" if is_imported(trace) else _BY_PLUGIN
+    words = {CollectiveSource.PLUGIN: plugin, CollectiveSource.EVENTS: "NCCL by timing events"}
     return seen + [text for source, text in words.items() if source in sources], bounded
 
 

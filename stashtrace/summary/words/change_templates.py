@@ -224,11 +224,9 @@ def mean_alone(f: Finding, mean_ns: float) -> str:
         return f", mean {duration_text(mean_ns)}: {long} in {which}, {short} in the others"
     grow = f.first("steps_grow")
     if grow is not None:
-        verb = "growing" if grow["amount_ns"] > grow["low_ns"] else "shrinking"
-        return (
-            f" {verb} from {duration_text(grow['low_ns'])} to {duration_text(grow['amount_ns'])}"
-            f" (mean {duration_text(mean_ns)})"
-        )
+        verb = "grows" if grow["amount_ns"] > grow["low_ns"] else "shrinks"
+        span = f"from {duration_text(grow['low_ns'])} to {duration_text(grow['amount_ns'])}"
+        return f", mean {duration_text(mean_ns)}: the usual step {verb} {span}"
     change = f.first("steps_change")
     if change is None:
         return ""

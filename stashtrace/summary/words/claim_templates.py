@@ -24,6 +24,7 @@ from stashtrace.summary.words.template_parts import (
     operation,
     ranks,
     ranks_named,
+    record_more,
     share,
     verb,
 )
@@ -91,7 +92,7 @@ def _late(f: Finding) -> str:
     few = f.first("late_few")
     if few is not None:
         most = f"{percent_text(few['part_ratio'])} of it in {few['items_count']} of {few['of_count']} steps"
-        return f"{head} for whoever comes last, {most}: too few to tell whether it is always the same rank"
+        return f"{head} for other ranks, {most}"
     both = [*turns, *f.all("other_rank")][:2]  # earlier versions named the other rank also where both are in ``turns``
     if len(both) == 2 and len(turns) <= 2:
         return _two_that_wait(row, both, where)
@@ -236,7 +237,7 @@ def _host(f: Finding) -> str:
         return (
             f"{_devices(row)} may stand idle for up to {duration_text(row['high_ns'])} a step"
             f" ({percent_text(row['least_ratio'])})"
-            " because of the host: timing events cannot tell, `stashtrace run --kernels` can"
+            f" because of the host: {record_more(f, 'kernels')}"
         )
     if row["cause_kind"] == "python":
         return _python(f)

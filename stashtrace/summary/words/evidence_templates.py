@@ -22,6 +22,7 @@ from stashtrace.summary.words.template_parts import (
     operation,
     ranks,
     ranks_named,
+    record_more,
     verb,
 )
 from stashtrace.text import count_noun
@@ -67,7 +68,7 @@ _PART_WORDS = {
     "cpu": "on the CPU (decoding, transforming, collating)",
     "queue": "waiting for a CPU",
     "storage": "blocked in storage",
-    "network": "waiting for the network",
+    "network": "waiting for data from a socket",
     "asleep": "asleep (time.sleep, usleep or the like)",
     "page_faults": "waiting for page faults from storage",
     "gil": "waiting for the GIL, which another thread holds",
@@ -627,8 +628,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "calls_of_others": _calls_of_others,
     "host_in_phase": _filled("{amount_ns:time} a step of it in the {kind}"),
     "host_unknown": _filled(
-        "what the host does then is not in the recording; an annotation around parts of the loop (record_function,"
-        " stashtrace.annotate) would name it"
+        "what the host does then is not in the recording; an annotation around parts of the loop would name it"
     ),
     "not_explained": _filled("not explained by what was recorded: no call covers it"),
     "host_function": lambda row, f: filled(
@@ -679,10 +679,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "python_in": _filled("{amount_ns:time} a step in {name}"),
     "python_collects": _python_collects,
     "compiles": _compiles,
-    "python_unknown": _filled(
-        "Python, or operators that no module calls: the recording does not say which function; stashtrace.annotate()"
-        " around parts of the loop would"
-    ),
+    "python_unknown": lambda row, f: f"Python, or operators that no module calls: {record_more(f, 'function')}",
     "no_operator": _filled(
         "record_function() around parts of the loop, or with_stack=True in torch.profiler, would name the function"
     ),

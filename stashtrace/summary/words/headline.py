@@ -77,7 +77,7 @@ def _late(f: Finding) -> str:
     if work is not None:
         whom = "partly for it" if part_for_it(f, NEARLY_ALL_RATIO) else "for it"
         return f"rank {work['rank']} {surplus(work, peers_of(work))}{late_in_few_steps(f)}; {_waits(whom)(f)}"
-    if f.first("slow_rank") is not None or f.first("slow_stage") is not None:
+    if any(f.first(code) is not None for code in ("slow_rank", "slow_stage", "unlike_rank")):
         return verdict_text(f, steps=False).partition("; ")[0]  # who waits for it is not said
     rank = f.row["cause_rank"]
     return _waits(f"for rank {rank}" if rank >= 0 else "for other ranks")(f)

@@ -83,6 +83,23 @@ def of_recording(f: Finding, text: str) -> str:
     return text.replace("of a step", "of the recording").replace(" a step", " in all")
 
 
+#: What another recording would tell: of one that we made, and of one that another tool made, which takes no options of
+#: ours. Words that name an option or a function of ours stand here and nowhere else.
+_RECORD_MORE = {
+    "kernels": ("timing events cannot tell, `stashtrace run --kernels` can", "this recording cannot tell"),
+    "function": (
+        "the recording does not say which function; stashtrace.annotate() around parts of the loop would",
+        "the recording does not say which function",
+    ),
+}
+
+
+def record_more(f: Finding, what: str) -> str:
+    """Say that a recording does not tell something, with what would, if it is one of ours."""
+    ours, of_others = _RECORD_MORE[what]
+    return ours if f.first("of_another_tool") is None else of_others
+
+
 def lost(row: Row) -> str:
     """Word the time lost per step and its share: ``20.1 ms a step (35 %)``."""
     return f"{amount(row)} a step ({share(row)})"

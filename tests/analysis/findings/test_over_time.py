@@ -11,8 +11,10 @@ from builders import MS, TraceBuilder
 
 from examples import examples
 from stashtrace.analysis.findings import summarize
+from stashtrace.analysis.findings.over_time.attribute_change import Budgets, Change
 from stashtrace.analysis.findings.over_time.detect_changes import Floats, drift, period, stretches
 from stashtrace.analysis.findings.over_time.step_changes import over_time
+from stashtrace.analysis.registry import analyze
 from stashtrace.schema.kinds import PhaseFlag, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
@@ -419,3 +421,18 @@ def test_an_evaluation_of_one_rank_that_the_others_wait_for_is_work_of_its_step(
     assert abs(row["rank_delta_ns"] - 100 * MS) < MS
     (claim,) = claims(trace)
     assert str(claim["text"]).endswith(": rank 0 computes 100 ms longer")
+
+
+def test_a_step_that_a_rank_does_not_make_is_no_short_one() -> None:
+    """Rank 0 computes 20 ms in each of 50 steps, rank 1 does so in 80: no time of either gets shorter."""
+    build = TraceBuilder()
+    for rank, steps in ((0, 50), (1, 80)):
+        for number in range(steps):
+            begin = number * 30 * MS
+            build.rank(rank).phase("forward", begin, begin + 20 * MS)
+            build.rank(rank).phase("optimizer", begin + 20 * MS, begin + 21 * MS)
+    trace = build.trace()
+    counted = analyze(trace, "steps")
+    half = np.arange(80) >= 40
+    budgets = Budgets(trace, counted, analyze(trace, "stalls", warmup=True))
+    assert budgets.whose(Change("drift", half, ~half, 20.0 * MS, 10.0 * MS, slope=-MS / 8)).rank == -1

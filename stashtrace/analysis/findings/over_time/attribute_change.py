@@ -93,7 +93,9 @@ class Budgets:
         step = np.searchsorted(numbers, stalls["step"][rows])
         cell = (at * shape[1] + kind) * shape[2] + step
         spent = np.bincount(cell, stalls["stall_ns"][rows], int(np.prod(shape)))
+        #: NaN where a rank did not make a step: none is no short one.
         self.spent: Floats = spent.astype(np.float64).reshape(shape)
+        self.spent[np.broadcast_to(~self._made[:, None, :], shape)] = np.nan
 
     def absent(self, change: Change) -> npt.NDArray[np.int64]:
         """Return the ranks that make no step in one of both parts."""
@@ -137,7 +139,7 @@ class Budgets:
         for thread, own in ranks_and_steps(index.origin, self._counted):
             on = on_file(index, thread, own) if thread.rank == rank else None
             if on is not None:
-                spent = np.zeros(len(self._numbers))
+                spent = np.full(len(self._numbers), np.nan)
                 spent[np.searchsorted(self._numbers, own["step"])] = on.time.within(own["begin_ns"], own["end_ns"])
                 more = float(_more(change, spent))
                 if sign * more >= least:
@@ -151,7 +153,7 @@ class Budgets:
             rows = table.take(table["kind"] == kind)
             if not len(rows) or kind in self._counted["kind"]:
                 continue
-            spent = np.zeros((len(self.ranks), len(self._numbers)))
+            spent = np.where(self._made, 0.0, np.nan)
             for row, rank in enumerate(self.ranks.tolist()):
                 own = self._counted.take(self._counted["rank"] == rank).sort_by("begin_ns")
                 mine = rows.take(rows["rank"] == rank)
@@ -159,7 +161,7 @@ class Budgets:
                 before = at < len(own)
                 place = np.searchsorted(self._numbers, own["step"][at[before]])
                 length = (mine["end_ns"] - mine["begin_ns"])[before]
-                spent[row] = np.bincount(place, length, len(self._numbers))
+                spent[row] += np.bincount(place, length, len(self._numbers))
             deltas = _more(change, spent) * sign
             best = int(deltas.argmax())
             if deltas[best] >= least:
@@ -184,7 +186,11 @@ class Budgets:
 
 
 def _more(change: Change, spent: Floats) -> Floats:
-    """Return by how much a time, with steps along its last axis, is longer in changed steps."""
-    middle = np.mean if change.kind == "period" else np.median
+    """Return by how much a time, with steps along its last axis, is longer in changed steps; NaN is no step."""
+    whole = not np.isnan(spent).any()  # the median without NaN is slow
+    if change.kind == "period":
+        middle = np.mean if whole else np.nanmean
+    else:
+        middle = np.median if whole else np.nanmedian
     inside, outside = (middle(spent[..., part], axis=-1) for part in (change.changed, change.others))
     return np.asarray((inside - outside) * change.scale)
