@@ -74,7 +74,8 @@ class StepColumns:
 def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> Tokens:
     """Tokens of a thread from the rows of its phases and batch waits.
 
-    Nested phases are not tokens (recomputation inside backward), but an update inside backward is: it counts as ending
+    Nested phases are not tokens (recomputation inside backward, which makes what ran without gradients before it a
+    forward of training), but an update inside backward is: it counts as ending
     with the phase around it. Where an optimizer calls a closure, the closure is the step's forward and backward and
     comes before the update; what it computes again, as line searches do, is part of the update.
     """
@@ -93,6 +94,7 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
         inside = (at >= 0) & (phases["end_ns"][around] >= end[inner])
         end[inner[inside]] = phases["end_ns"][around[inside]]
     first_begin, again = _closures(phases["begin_ns"], end, np.where(nested, -1, kind))
+    no_grad = ((flags & PhaseFlag.NO_GRAD) != 0) & ~_computed_again(phases, kind, nested)
     keep = np.flatnonzero((kind >= 0) & (~nested | (kind == UPDATE)) & ~again)
     waits = len(wait_begin)
     begin = np.concatenate([first_begin[keep], wait_begin])
@@ -101,13 +103,34 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
         begin,
         np.concatenate([end[keep], wait_end]),
         np.concatenate([kind[keep], np.full(waits, WAIT)]),
-        np.concatenate([(flags[keep] & PhaseFlag.NO_GRAD) != 0, no]),
+        np.concatenate([no_grad[keep], no]),
         np.concatenate([(flags[keep] & PhaseFlag.TRAINING) != 0, no]),
         np.concatenate([code[keep] == Phase.UPDATE_SKIPPED, no]),
         np.concatenate([phases["name_code"][keep], np.zeros(waits, dtype=np.int64)]),
     )
     order = order_by(begin, columns[2], columns[1], *columns[3:])
     return Tokens(*(c[order] for c in columns))
+
+
+def _computed_again(phases: dict[str, Int64], kind: Int64, nested: Bools) -> Bools:
+    """Mask of the forwards that the next backward computes again inside, as it does for checkpointed modules."""
+    begin, end, name = (phases[column] for column in ("begin_ns", "end_ns", "name_code"))
+    by_begin = np.argsort(begin, kind="stable")
+    backwards, forwards, inner = (
+        by_begin[chosen[by_begin]]
+        for chosen in (~nested & (kind == BACKWARD), ~nested & (kind == FORWARD), nested & (kind == FORWARD))
+    )
+    mask = np.zeros(len(kind), dtype=bool)
+    if not len(backwards) or not len(inner):
+        return mask
+    around = np.searchsorted(begin[backwards], begin[inner], side="right") - 1
+    inside = (around >= 0) & (end[inner] <= end[backwards][np.maximum(around, 0)])
+    again = GroupBy(around[inside], name[inner[inside]])
+    before = GroupBy(np.searchsorted(begin[backwards], begin[forwards]), name[forwards])
+    count = np.append(again.sizes, 0)[again.find(*before.keys)]
+    # The last ones of a module are its training, those before them may be a rollout of it.
+    mask[forwards] = before.sizes[before.number] - before.position <= count[before.number]
+    return mask
 
 
 def _closures(begin: Int64, end: Int64, kind: Int64) -> tuple[Int64, Bools]:

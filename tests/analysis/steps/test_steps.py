@@ -307,6 +307,26 @@ def test_recomputation_and_closures_are_not_forwards() -> None:
     assert step_text(build.trace(), unit_ns=1) == "0 0: 0-12 train"
 
 
+@pytest.mark.parametrize("rollout", [0, 4])
+def test_a_checkpointed_forward_is_one_of_training(rollout: int) -> None:
+    """The model runs without gradients in every second step, and again inside backward; its rollouts stay rollouts."""
+    build, now = TraceBuilder(), 0
+    rank = build.rank(0)
+    for number in range(24):
+        quiet = [PhaseFlag.NO_GRAD] * (rollout if number % 4 == 0 else 0)
+        for flag in (*quiet, PhaseFlag.NO_GRAD if number % 2 == 0 else 0):
+            rank.phase("forward", now, now + MS, flags=int(flag | PhaseFlag.TRAINING), name="Net")
+            now += MS
+        rank.phase("backward", now, now + 3 * MS)
+        if number % 2 == 0:
+            rank.phase("forward", now + MS, now + 2 * MS, flags=int(PhaseFlag.NESTED | PhaseFlag.TRAINING), name="Net")
+        rank.phase("optimizer", now + 3 * MS, now + 4 * MS)
+        now += 4 * MS
+    found = analyze(build.trace(), "steps")
+    assert len(found) == (6 if rollout else 24)
+    assert set(found["kind"].tolist()) == {"iteration" if rollout else "train"}
+
+
 def test_the_thread_with_the_updates_drives_the_loop() -> None:
     build = TraceBuilder()
     rank = build.rank(0)
