@@ -112,7 +112,7 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
         by_kind.setdefault(finding.row["kind"], []).append(finding)
     warnings = [claim_text(f) for f in found if f.row["kind"] in _WARNINGS]
     ranks = by_kind["ranks"][0]
-    line = f"{ranks.row['items_count']} rank{_s(ranks.row['items_count'])}"
+    line = claim_text(ranks)
     hosts = ranks.evidence[0]["items_count"]
     if hosts > 0:
         line += f", {hosts} host{_s(hosts)}"

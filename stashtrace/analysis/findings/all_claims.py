@@ -114,8 +114,12 @@ def _headline(facts: RunFacts) -> list[Claim]:
     if any(r.host_timed for r in facts.ranks):
         timed = ranks_text(sorted(r.rank for r in facts.ranks if r.host_timed))
         claims.append(Claim("headline", "host_timed_steps", ranks=timed))
-    hosts = Evidence("hosts", "processes", items_count=facts.hosts_count if any(facts.hosts) else -1)
-    claims.append(Claim("headline", "ranks", items_count=facts.ranks_count, evidence=(hosts,)))
+    # Ranks whose host is not named may be on any.
+    named = facts.hosts_count > 0 and all(facts.hosts)
+    hosts = Evidence("hosts", "processes", items_count=facts.hosts_count if named else -1)
+    stated = _stated_processes(facts.trace)
+    of_job = [Evidence("job_processes", "metadata", items_count=stated)] if stated > facts.ranks_count else []
+    claims.append(Claim("headline", "ranks", items_count=facts.ranks_count, evidence=(hosts, *of_job)))
     if facts.missing_ranks:
         missing = ranks_text(list(facts.missing_ranks))
         name = "imported" if facts.imported else ""

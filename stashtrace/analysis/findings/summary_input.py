@@ -183,7 +183,7 @@ def gather(trace: Trace) -> RunFacts:
     world = int(trace.processes["world_size"].max(initial=-1))
     present = [int(r) for r in trace.ranks]
     missing = tuple(r for r in range(world) if r not in present) if present else ()
-    hosts = len(np.unique(trace.processes["host_code"]))
+    hosts = sum(bool(trace.text(code)) for code in np.unique(trace.processes["host_code"]).tolist())
     try:
         steps = find_steps(trace)
         if not len(steps):

@@ -414,6 +414,12 @@ def steps_text(f: Finding, *, alone: bool) -> str:
     return f"{many} of {duration_text(mean)}{_rollout(f)}"
 
 
+def _ranks_of_job(f: Finding) -> str:
+    """Count the ranks; where other tools recorded fewer than the processes that the job had, count these."""
+    processes = f.first("job_processes")
+    return count_noun(f.row["items_count"], "rank") if processes is None else filled("{items_count:process}", processes)
+
+
 def _warmup(f: Finding) -> str:
     """Say which steps at the edges of the recording are left out."""
     first, cut = f.row["items_count"], f.row["name"] == "cut"
@@ -624,7 +630,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     # headline; ``ending`` words how the job ended, ``steps_text`` the steps
     **ENDINGS,
     "steps": lambda f: steps_text(f, alone=False),
-    "ranks": _filled("{items_count:rank}"),
+    "ranks": _ranks_of_job,
     "warmup": _warmup,
     "records_lost": _records_lost,
     "low_confidence": _low_confidence,
