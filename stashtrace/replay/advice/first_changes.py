@@ -23,6 +23,7 @@ from stashtrace.analysis.graph import Graph, build
 from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES
 from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import threads_without_steps
@@ -53,7 +54,7 @@ FIRST_CHANGES = schema(
     col.word("change", "QUANTITY=VALUE as `stashtrace whatif` takes it; empty in a row with a reason"),
     col.ns("saved_low_ns", "a step gets shorter by at least this; 0 if it may not; -1 unknown", missing=-1),
     col.ns("saved_high_ns", "by at most this; -1 unknown", missing=-1),
-    col.real("low_ratio", "saved_low_ns of the recorded step; -1 unknown", missing=-1),
+    col.real("low_ratio", "saved_low_ns of the mean step of the run; -1 unknown", missing=-1),
     col.real("high_ratio", "saved_high_ns of it; -1 unknown", missing=-1),
     col.word("sure", "sure, likely, or perhaps: it may save nothing; empty in a row with a reason", width=12),
     col.number("present_count", "of a number to change, such as workers: the present one, else -1", missing=-1),
@@ -176,7 +177,9 @@ def first_changes(trace: Trace) -> Table:
         chosen = [replace(one, kind="gradients") if one.change.quantity in _BYTES else one for one in chosen]
     if (trace.phases["phase_code"] == Phase.CHECKPOINT_LOAD).any():  # what waits for a load cannot go on without it
         chosen = [replace(one, kind="loads") if one.change.quantity == "checkpoint" else one for one in chosen]
-    return Table.from_rows(FIRST_CHANGES, [_row(one, run) for one in chosen])
+    step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
+    step_ns = run.replayed_ns if step is None else step.mean_ns
+    return Table.from_rows(FIRST_CHANGES, [_row(one, step_ns) for one in chosen])
 
 
 def _sends_gradients(trace: Trace, graph: Graph) -> bool:
@@ -278,10 +281,9 @@ def _because(reason: str) -> Table:
     return Table.from_rows(FIRST_CHANGES, [("", -1, -1, -1.0, -1.0, "", -1, -1, "", -1, reason)])
 
 
-def _row(one: FirstChange, run: Answer) -> tuple[object, ...]:
-    low, high = max(one.low_ns, 0.0), one.high_ns
-    whole = max(run.replayed_ns, 1.0)
-    shares = low / whole, high / whole
+def _row(one: FirstChange, step_ns: float) -> tuple[object, ...]:
+    low, high = (min(max(ns, 0.0), step_ns) for ns in (one.low_ns, one.high_ns))
+    shares = low / max(step_ns, 1.0), high / max(step_ns, 1.0)
     of = one.present_count, one.rank, one.kind, one.worker_id
     return str(one.change), round(low), round(high), *shares, one.sure, *of, ""
 
