@@ -8,6 +8,7 @@ from scenes import verdicts
 from trace_rows import MS, TraceBuilder
 
 from stashtrace.analysis.graph import build as graph_of
+from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
 from stashtrace.replay import Change, what_if
 from stashtrace.replay.loaders.worker_count import workers_to_try
@@ -63,11 +64,13 @@ def test_batches_of_a_forked_child_are_its_own() -> None:
         rank.fetch(number, now, now + BATCH_NS, worker=-1, loader=1)
         rank.batch_wait(number, now, now + BATCH_NS, worker=-1, loader=1)
         if number % 2:
-            child.fetch(number, now, now + MS, worker=-1, loader=2)
-            child.batch_wait(number, now, now + MS, worker=-1, loader=2)
+            child.fetch(number, now + BATCH_NS, now + BATCH_NS + MS, worker=-1, loader=2)
+            child.batch_wait(number, now + BATCH_NS, now + BATCH_NS + MS, worker=-1, loader=2)
         ready = now + BATCH_NS
         rank.phase("forward", ready, ready + 5 * MS).phase("optimizer", ready + 5 * MS, ready + WORK_NS)
         now = ready + WORK_NS
-    said = verdicts(build.trace())[0].evidence
+    trace = build.trace()
+    said = verdicts(trace)[0].evidence
     assert said[0].startswith("the step thread (num_workers=0) takes 30.0 ms to make a batch")
     assert "a step uses" not in said[0]
+    assert analyze(trace, "hidden")["hidden_loading_ns"].sum() == 0

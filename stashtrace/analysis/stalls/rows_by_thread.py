@@ -20,7 +20,7 @@ from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import RowsBy
-from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, StallKind
+from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import FILE_CUT, Trace
 
@@ -276,8 +276,12 @@ class TraceIndex:
 
     @cached_property
     def fetches(self) -> RowsBy:
-        """Rows of ``batches_of_phase(FETCH)`` by rank served."""
-        return RowsBy(self.batches_of_phase(BatchPhase.FETCH)["rank"])
+        """Rows of ``batches_of_phase(FETCH)`` by rank served; a forked child that takes batches itself serves none."""
+        table, takers = self.batches_of_phase(BatchPhase.FETCH), self.batches_of_phase(BatchPhase.WAIT)["process_id"]
+        processes = self.trace.processes
+        others = processes["process_id"][processes["role_code"] != ProcessRole.RANK]
+        own = np.isin(table["process_id"], np.intersect1d(takers, others))
+        return RowsBy(np.where(own, -1, table["rank"]))
 
     def making_beside(self, thread: StepThread) -> TimeSet:
         """Return when any other thread or process made a batch for the rank."""
