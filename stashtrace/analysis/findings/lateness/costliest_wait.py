@@ -3,9 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Evidence
+from stashtrace.analysis.findings.lateness.late_work_names import kind_in_words
 from stashtrace.analysis.findings.lost_record_claims import cut_ranks
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.stragglers.late import late
@@ -37,6 +40,7 @@ def worst_wait(facts: RunFacts, late_rank: int, victim: int, call: str) -> list[
     for row in np.flatnonzero(chosen).tolist():
         if victim in ranks_in(str(table["waiting_ranks"][row])):
             rows = wait_evidence(table, row)
+            rows[1:] = [replace(why, kind=kind_in_words(facts, late_rank, why.kind)) for why in rows[1:]]
             kind = str(table["cause_kind"][row])
             untold = kind in _CIRCULAR or (kind in IDLE_KINDS and late_rank in cut_ranks(trace))
             return rows[:1] if untold else rows
