@@ -86,9 +86,9 @@ def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
     compared = GroupBy.numbered(at[others], count).sizes > 0
     late = np.flatnonzero(is_late & compared[at])
     row = at[late]
-    usual = np.zeros(count)
-    for value, own in GroupBy(at[others]).items():
-        usual[value] = np.median([out.times[peer].queue_rate for peer in rank[others[own]].tolist()])
+    rates = {peer: of.queue_rate for peer, of in out.times.items()}
+    rate = GroupBy(rank[others]).map(rates.__getitem__, np.float64)
+    usual = GroupBy.numbered(at[others], count).median(rate, empty=0)
     peers = typical[row, : len(CAUSES)].astype(np.float64)
     longer = np.rint(queue_as_work(amounts[late] - peers, peers, usual[row])).astype(np.int64)
     late_by = end[late] - origin[late] - typical[row, -1]
