@@ -148,7 +148,7 @@ def _of_timed_devices(scenario: Scenario, change: Change, factor: float, work: F
     if factor > 1 and change.quantity != "compute":
         raise MissingDataError(
             f"{change} cannot be predicted for devices timed by events: they show waits, not the work that causes them",
-            hint="a recording of a few steps with their kernels shows it",
+            hint="record a few steps with `stashtrace run --kernels`",
         )
     if change.quantity in _WAITED_FOR:
         waits = on_device & np.isin(graph.kind, _WAITED_FOR[change.quantity])
