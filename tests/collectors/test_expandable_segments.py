@@ -53,7 +53,7 @@ def in_order(run: Recording) -> list[tuple[DeviceCall, int]]:
 
 @pytest.mark.parametrize("how", ["ByVersion", "ByVersion_ptsz", "plain", "plain_ptsz", "dlsym"])
 def test_each_call_is_a_row(how: str, tmp_path: Path) -> None:
-    """Functions that a handle is asked for by dlsym, as torch did before 2.6, need the look-up hook."""
+    """Functions that a handle is asked for by dlsym, as older torch does, need the look-up hook."""
     run = segments(how, tmp_path, lookup_hook=how == "dlsym")
     assert in_order(run) == CALLS
     refused = [row["status_code"] for row in run.trace.device_calls.rows() if row["status_code"]]
