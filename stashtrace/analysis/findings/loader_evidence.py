@@ -65,22 +65,7 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
     epochs = _epochs(facts, rank.rank)
     between = min(epochs["wait_ns"] / max(wait_ns * rank.steps_count, 1), 1.0) if epochs else 0.0
     if epochs and between >= _EPOCHS_MATTER:
-        count, anew = epochs["begins_count"], epochs["anew_count"] > 0
-        rows.append(
-            Evidence(
-                "epochs_start_workers" if anew else "epochs_first_batch",
-                "epoch_begins",
-                rank=rank.rank,
-                amount_ns=epochs["wait_ns"] / count,
-                items_count=count,
-                of_count=rank.steps_count,
-                part_ratio=between,
-            )
-        )
-        rows.append(Evidence("epochs_workers", "epoch_begins", items_count=epochs["workers_count"]))
-        if epochs["workers_end_ns"] >= _WORTH_NAMING * epochs["wait_ns"]:
-            each_ns = epochs["workers_end_ns"] / count
-            rows.append(Evidence("epochs_workers_end", "epoch_begins", amount_ns=each_ns, items_count=count))
+        rows += _epoch_rows(rank, epochs, between)
     sampler = _sampler(trace, rank.rank, steps, wait_ns * rank.steps_count)
     if sampler is not None and sampler.part_ratio > _EPOCHS_RULE:
         return Loading("sampler", evidence=[sampler])
@@ -128,6 +113,27 @@ def loading(facts: RunFacts, rank: RankFacts) -> Loading:
     cause = max(parts[1:], key=lambda row: row.amount_ns).kind if len(parts) > 1 else ""
     cause = "handoff" if handed > _HANDED_RATIO else cause
     return Loading(cause, file=slow.name if slow else "", evidence=rows)
+
+
+def _epoch_rows(rank: RankFacts, epochs: dict[str, Any], between: float) -> list[Evidence]:
+    """Return what the begin of epochs costs, which is this part of the waits."""
+    count, anew = epochs["begins_count"], epochs["anew_count"] > 0
+    rows = [
+        Evidence(
+            "epochs_start_workers" if anew else "epochs_first_batch",
+            "epoch_begins",
+            rank=rank.rank,
+            amount_ns=epochs["wait_ns"] / count,
+            items_count=count,
+            of_count=rank.steps_count,
+            part_ratio=between,
+        ),
+        Evidence("epochs_workers", "epoch_begins", items_count=epochs["workers_count"]),
+    ]
+    if epochs["workers_end_ns"] >= _WORTH_NAMING * epochs["wait_ns"]:
+        each_ns = epochs["workers_end_ns"] / count
+        rows.append(Evidence("epochs_workers_end", "epoch_begins", amount_ns=each_ns, items_count=count))
+    return rows
 
 
 def _epochs(facts: RunFacts, rank: int) -> dict[str, Any]:

@@ -61,8 +61,8 @@ FIRST_CHANGES = schema(
     col.rank("rank", "rank whose work the change is mostly about, -1 if several", missing=-1),
     col.word(
         "kind",
-        "a StallKind, compile, or unrecorded: kind of that work; of several ranks RANK:KIND, most first; gradients where"
-        " the bytes that ranks exchange are mostly these, loads where checkpoints are loaded, too; else empty",
+        "a StallKind, compile, or unrecorded: kind of that work; of several ranks RANK:KIND, most first; gradients"
+        " where the bytes that ranks exchange are mostly these, loads where checkpoints are loaded, too; else empty",
     ),
     col.identity("worker_id", "worker whose batches the change is about, -1 if of several or none", missing=-1),
     col.word("reason", "why no change is predicted; empty in a row with a change", width=64),
