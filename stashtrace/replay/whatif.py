@@ -418,8 +418,9 @@ class _Run:
         if self.graph.facts is not None and self.graph.facts.starts.any():
             unsure.add("workers")
         lucks = (0.0, 1.0) if asked & unsure else (0.5,)
-        speeds = (0, 1, 2) if "workers" in asked and self._workers_differ else (0,)
-        speeds = (0, 1) if speeds == (0,) and IN_ORDER in asked and self._workers_differ else speeds
+        speeds: tuple[int, ...] = (0,)
+        if asked & {"workers", IN_ORDER} and self._workers_differ:
+            speeds = (0, 1, 2) if "workers" in asked else (0, 1)
         scenarios = []
         # The latency of a transfer does not grow where others share its link.
         corners = [(kinds, (0.0, 1.0) if kinds else latencies) for kinds in self._shared_kinds]

@@ -83,7 +83,7 @@ def _record(begin: int, label: str) -> int:
 
 def _reason_of(number: Any) -> str:
     """Return why torch compiled again, from the facts that it keeps of its last compilations; empty if unknown."""
-    kept = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", tuple)
+    kept: Any = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", tuple)
     metrics = kept()
     last = metrics[-1] if metrics else None
     if last is None or str(getattr(last, "compile_id", "")) != str(number):
