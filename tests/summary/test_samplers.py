@@ -19,6 +19,8 @@ def test_the_sampler_is_named_not_the_making_of_batches() -> None:
         shuffle = 300 * MS if step % 12 == 0 else 0
         if shuffle:
             rank.span(SpanKind.LIBRARY, at, at + shuffle, NAME)
+        elif step % 12 == 5:  # the thread lost its CPU in it
+            rank.span(SpanKind.LIBRARY, at, at + MS // 5, NAME)
         rank.batch_wait(step, at, at + shuffle + MS, worker=-1)
         rank.fetch(step, at + shuffle, at + shuffle + MS)
         at += shuffle + MS

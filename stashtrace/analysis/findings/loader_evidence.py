@@ -161,12 +161,14 @@ def _sampler(trace: Trace, rank: int, steps: Table, wait_ns: float) -> Evidence 
         if not len(sums) or sums.max() < _WORTH_NAMING * wait_ns:
             return None
         longest = int(sums.argmax())
+        mine = spent[names.number == longest]
+        times = int(np.count_nonzero(mine >= _WORTH_NAMING * mine.max()))  # another call may only have lost the CPU
         return Evidence(
             "sampler_time",
             "spans",
             rank=rank,
-            amount_ns=float(sums[longest]) / int(names.sizes[longest]),
-            items_count=int(names.sizes[longest]),
+            amount_ns=float(sums[longest]) / times,
+            items_count=times,
             of_count=len(own),
             part_ratio=float(sums[longest]) / max(wait_ns, 1),
             name=trace.text(int(names.values[longest])),
