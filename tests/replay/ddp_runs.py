@@ -10,7 +10,7 @@ from builders import MS, US, TraceBuilder
 
 from stashtrace.replay.communication.ddp import BUCKET, GRADIENTS
 from stashtrace.replay.communication.overlap import bucket_starts
-from stashtrace.schema.kinds import WaitOp
+from stashtrace.schema.kinds import ElementType, WaitOp
 
 #: What a message takes: 400 us and 1 ns a byte.
 ALPHA_NS, BETA_NS = 400 * US, 1.0
@@ -48,8 +48,12 @@ def ddp_run(
     ranks: int = 2,
     facts: bool = False,
     latency_ns: int = ALPHA_NS,
+    used_map: ElementType | None = None,
 ) -> TraceBuilder:
-    """A run with buckets of this size; each rank waits for the last message at the end of backward."""
+    """A run with buckets of this size; each rank waits for the last message at the end of backward.
+
+    ``used_map``: the type of the map of used parameters that ``find_unused_parameters`` sends behind the last bucket.
+    """
     build = TraceBuilder()
     build.group(range(ranks), backend="one lane")
     told = {f"{BUCKET} 0": f"{cap_bytes / MIB:g} script", f"{GRADIENTS} 0": " ".join(map(str, SIZES))}
@@ -65,7 +69,15 @@ def ddp_run(
         for first, end in buckets_of(cap_bytes):
             call = backward + int(ready[end - 1])
             free = max(free, call) + transfer_ns(sum(SIZES[first:end]), latency_ns)
-            build.collective(dict.fromkeys(range(ranks), (call, free)), message_bytes=sum(SIZES[first:end]))
+            build.collective(
+                dict.fromkeys(range(ranks), (call, free)),
+                message_bytes=sum(SIZES[first:end]),
+                element=ElementType.FLOAT32,
+            )
+        if used_map is not None:
+            free += transfer_ns(4 * len(SIZES), latency_ns)
+            sent = dict.fromkeys(range(ranks), (call + 1, free))
+            build.collective(sent, message_bytes=4 * len(SIZES), element=used_map)
         done = max(free, computed)
         for rank in range(ranks):
             process = build.rank(rank).phase("forward", begin, backward, name=wrapper)

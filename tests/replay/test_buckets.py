@@ -15,7 +15,7 @@ from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Buckets, Change, best_buckets, gradient_buckets, single_changes, what_if
 from stashtrace.replay.communication.overlap import bucket_ends
 from stashtrace.replay.whatif_text import applied_lines
-from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.kinds import CollectiveOp, ElementType
 
 CAPS = (0.25, 1, 2, 4, 8, 100)
 
@@ -143,6 +143,27 @@ def test_what_is_no_size_is_refused(value: str) -> None:
 def test_buckets_that_would_divide_a_pass_into_millions_of_messages_are_refused() -> None:
     with pytest.raises(UsageError, match="more than 1,000,000 messages"):
         bucket_ends([100 * MIB, 100 * MIB], 1)
+
+
+@pytest.mark.parametrize("facts", [True, False])
+def test_the_map_of_used_parameters_is_no_gradient(facts: bool) -> None:
+    """DistributedDataParallel sends it behind the last bucket: an int32 for each parameter."""
+    plain, mapped = (opened(ddp_run(2 * MIB, facts=facts, used_map=kind))[1] for kind in (None, ElementType.INT32))
+    assert mapped.bytes.tolist() == plain.bytes.tolist()
+    assert mapped.candidates_mib == plain.candidates_mib
+
+
+@pytest.mark.parametrize("facts", [True, False])
+def test_a_tiny_message_among_buckets_asks_for_no_millions_of_them(facts: bool) -> None:
+    """Of a recording without element types the map may be a bucket: sizes below those of the run are not tried."""
+    build_ = ddp_run(25 * MIB, facts=facts, used_map=ElementType.UNKNOWN)
+    for row in build_.rows["collectives"]:
+        row["message_bytes"] *= 10 if row["message_bytes"] > MIB else 1
+    graph, buckets = opened(build_)
+    assert single_changes(graph, buckets=buckets)
+    assert all(mib * MIB * 1000 > buckets.bytes.sum() / 12 for mib in buckets.candidates_mib)
+    with pytest.raises(MissingDataError, match="would divide messages"):
+        asked((graph, buckets), "bucket_mb=1e-06")
 
 
 def test_what_a_prediction_misses_is_counted_from_the_near_end_of_its_interval() -> None:

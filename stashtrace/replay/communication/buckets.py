@@ -26,7 +26,7 @@ from stashtrace.errors import MissingDataError
 from stashtrace.replay.communication.communication_model import LinkFit, links_of, ranked_buckets, tells_bytes
 from stashtrace.replay.communication.ddp import WRAPPER, DdpFacts
 from stashtrace.replay.communication.messages import Messages, gradient_messages
-from stashtrace.replay.communication.overlap import bucket_ends, merge_caps, rounded_cap
+from stashtrace.replay.communication.overlap import are_made_of, bucket_ends, divides, merge_caps, rounded_cap
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.trace import Trace
@@ -154,9 +154,13 @@ def _candidates(messages: Messages, one_pass: Int64) -> tuple[float, ...]:
     if caps_by_count:
         return tuple(caps_by_count.values())[:_MOST_CANDIDATES]
     sizes, gradients = messages.bytes[one_pass].astype(np.float64), messages.ddp.gradients_bytes
-    whole = gradients if gradients.sum() == sizes.sum() else sizes
+    whole = gradients if are_made_of(sizes, gradients) else sizes
     caps = merge_caps(whole)
-    chosen = caps[np.unique(np.linspace(0, len(caps) - 1, _MOST_CANDIDATES).round().astype(int))]
+    if whole is sizes:  # of which the gradients are not known: they can be merged, not divided
+        recorded = messages.ddp.bucket_mib
+        own_bytes = None if recorded is None else recorded * 2**20
+        caps = caps[[not divides(sizes, cap, own_bytes) for cap in caps.tolist()]]
+    chosen = caps[np.unique(np.linspace(0, max(len(caps) - 1, 0), _MOST_CANDIDATES).round().astype(int))[: len(caps)]]
     return tuple(dict.fromkeys(rounded_cap(cap, whole) for cap in chosen.tolist()))
 
 
@@ -249,9 +253,9 @@ def _pieces(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: bool)
     for begin, end in zip(buckets.first[:-1].tolist(), buckets.first[1:].tolist(), strict=True):
         sizes, ready = buckets.bytes[begin:end], buckets.ready_ns[begin:end]
         sent = np.cumsum(sizes)
-        ends, anywhere = bucket_ends(sizes, cap_bytes, **known)
-        if anywhere:
+        if not are_made_of(sizes, known["gradients_bytes"]) and divides(sizes, cap_bytes, known["recorded_bytes"]):
             raise _divides(bucket_mib, sizes)
+        ends, _ = bucket_ends(sizes, cap_bytes, **known)
         if len(ends) == len(sent) and (ends == sent).all():
             continue
         new_sizes = np.diff(np.append(0.0, ends))

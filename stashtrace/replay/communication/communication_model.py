@@ -23,8 +23,9 @@ from stashtrace.errors import MissingDataError
 from stashtrace.replay.communication.ddp import DdpFacts
 from stashtrace.replay.communication.messages import Messages, gradient_messages
 from stashtrace.replay.communication.overlap import (
+    are_made_of,
     best_merge,
-    bucket_ends,
+    divides,
     merge_caps,
     merged,
     ready_by_sizes,
@@ -351,12 +352,22 @@ def _rank_forecasts(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: Ddp
     usable = _usable(typical, _FEW_PASSES)
     if not usable:
         return []
-    middle = sorted(usable, key=lambda each_pass: int(each_pass.bytes.sum()))[len(usable) // 2].bytes
-    whole = ddp.gradients_bytes if ddp.gradients_bytes.sum() == middle.sum() else middle
-    caps = {rounded_cap(cap, whole) for cap in merge_caps(whole).tolist()}
-    dividing = {mib for mib in _DIVIDING_MIB if bucket_ends(middle, mib * 2**20, **_bucket_arguments(ddp))[1]}
+    known = [each_pass for each_pass in usable if are_made_of(each_pass.bytes, ddp.gradients_bytes)]
+    if known:  # other passes are of other gradients, as before the buckets were built again
+        usable = known
+        caps, dividing = {rounded_cap(cap, ddp.gradients_bytes) for cap in merge_caps(ddp.gradients_bytes)}, set()
+    else:
+        middle = sorted(usable, key=lambda each_pass: int(each_pass.bytes.sum()))[len(usable) // 2].bytes
+        merging = {rounded_cap(cap, middle) for cap in merge_caps(middle)}
+        caps = {mib for mib in merging if not any(_is_divided(each_pass, mib, ddp) for each_pass in usable)}
+        dividing = {mib for mib in _DIVIDING_MIB if any(_is_divided(each_pass, mib, ddp) for each_pass in usable)}
     forecasts = [_forecast(usable, links, mib, ddp) for mib in sorted(caps | dividing)]
     return sorted(forecasts, key=lambda each_pass: (each_pass.exposed_ns, each_pass.messages_count))
+
+
+def _is_divided(each_pass: _Pass, bucket_mib: float, ddp: DdpFacts) -> bool:
+    """Return True if buckets of this size would divide the messages of a pass, of whose gradients nothing is known."""
+    return divides(each_pass.bytes, bucket_mib * 2**20, _bucket_arguments(ddp)["recorded_bytes"])
 
 
 def _bucket_arguments(ddp: DdpFacts) -> dict[str, Any]:

@@ -29,12 +29,15 @@ from stashtrace.errors import MissingDataError
 from stashtrace.replay.communication.ddp import DdpFacts, ddp_facts
 from stashtrace.replay.communication.overlap import link_times
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
-from stashtrace.schema.kinds import CollectiveOp, Phase, PhaseFlag
+from stashtrace.schema.kinds import CollectiveOp, ElementType, Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 #: Messages that a backend works on at a time: ProcessGroupGloo has threads, device backends have one stream.
 PARALLEL = {"gloo": 2}
+#: torch makes gradients of floating-point and complex numbers alone, and nobody compresses them into these. Messages of
+#: such elements in a backward pass are about the pass, as DistributedDataParallel's map of the parameters in use.
+_NEVER_GRADIENTS = (ElementType.INT16, ElementType.INT32, ElementType.INT64, ElementType.BOOL8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class Messages:
     end_ns: Int64
     #: Time that the link worked for the message.
     link_ns: Floats
-    #: Lowest member; its step, -1 outside of counted steps; its backward pass, -1 outside of any.
+    #: Lowest member; its step, -1 outside of counted steps; its backward pass, -1 outside of any, and of a message
+    #: whose elements cannot be gradients.
     rank: Int64
     step: Int64
     backward: Int64
@@ -164,6 +168,7 @@ def _places(
         # A pass lasts until the next forward or backward begins: gradients may be sent after it has returned.
         last = np.searchsorted(begin, call, side="right") - 1
         in_pass = inside & (last >= 0) & (is_backward[np.maximum(last, 0)] if len(begin) else False)
+        in_pass &= ~np.isin(table["element_code"][rows[own]], _NEVER_GRADIENTS)
         if in_pass.any():
             # A pass that began in an earlier step belongs to that step.
             in_pass &= begin[np.maximum(last, 0)] >= known["begin_ns"][mine][np.maximum(at, 0)]

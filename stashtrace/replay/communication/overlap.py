@@ -168,17 +168,26 @@ def merged(ready_ns: Any, sizes_bytes: Any, starts: npt.NDArray[np.int64]) -> tu
     return np.maximum.reduceat(ready, starts), np.add.reduceat(sizes, starts)
 
 
-def divides(sizes_bytes: Any, bucket_bytes: float) -> bool:
+def are_made_of(sizes_bytes: Any, gradients_bytes: Any) -> bool:
+    """Return True if these messages are buckets of these gradients, in their order."""
+    sent, made = (np.cumsum(np.asarray(sizes, dtype=np.float64)) for sizes in (sizes_bytes, gradients_bytes))
+    return bool(len(made) and len(sent) and made[-1] == sent[-1] and np.isin(sent, made).all())
+
+
+def divides(sizes_bytes: Any, bucket_bytes: float, recorded_bytes: float | None = None) -> bool:
     """Return True if buckets of this size would have to divide messages of a run.
 
-    They do only if the run's own buckets were larger. If more messages than the first and the last are smaller than
-    this, the run closed its buckets earlier, and its larger messages are single tensors, which are never divided.
+    They do only if the run's own buckets were larger. Where their size is not known and more messages than the first
+    and the last are smaller than this, the run closed its buckets earlier, and its larger messages are single tensors,
+    which are never divided.
 
     Examples
     --------
     >>> divides([1, 25, 26, 9], 4), divides([1, 2, 3, 25], 4), divides([1, 2, 3], 4)
     (True, False, False)
     """
+    if recorded_bytes is not None:
+        return bucket_bytes < recorded_bytes * _SAME
     sizes = np.asarray(sizes_bytes, dtype=np.float64)
     return bool((sizes > bucket_bytes).any()) and int((sizes < bucket_bytes).sum()) <= _EVER_SMALLER
 
@@ -207,10 +216,9 @@ def bucket_ends(
     if not bucket_bytes > 0:
         raise UsageError(f"a bucket cannot have {bucket_bytes} bytes", hint="for example 25M")
     sent, made = np.cumsum(sizes), np.cumsum(gradients)
-    if len(made) and len(sent) and made[-1] == sent[-1] and np.isin(sent, made).all():
+    if are_made_of(sizes, gradients):
         return np.append(made[bucket_starts(gradients, bucket_bytes)[1:] - 1], made[-1]), False
-    whole = bucket_bytes >= recorded_bytes * _SAME if recorded_bytes is not None else not divides(sizes, bucket_bytes)
-    if whole:
+    if not divides(sizes, bucket_bytes, recorded_bytes):
         return np.append(sent[bucket_starts(sizes, bucket_bytes)[1:] - 1], sent[-1:]), False
     total = float(sizes.sum())
     if total > _MOST_BUCKETS * bucket_bytes:
