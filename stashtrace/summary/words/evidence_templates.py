@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from stashtrace.analysis.findings.unexplained_time import CALL_OF_WAIT
 from stashtrace.summary.words.change_templates import behind_it
@@ -64,7 +65,7 @@ _ENDS_IT = {
 }
 #: torch's words for a guard on a shape that failed.
 _OF_SHAPES = re.compile(r"size mismatch|\.size\(|_shape")
-_PART_WORDS = {
+PART_WORDS = {
     "cpu": "on the CPU (decoding, transforming, collating)",
     "queue": "waiting for a CPU",
     "storage": "blocked in storage",
@@ -161,8 +162,8 @@ def _batch_time(row: Row, f: Finding) -> str:
     if not parts:
         return head
     first = "all" if parts[0]["part_ratio"] > 0.995 else duration_text(parts[0]["amount_ns"])
-    spent = [f"{first} of it {_PART_WORDS[parts[0]['kind']]}"]
-    spent += [f"{duration_text(part['amount_ns'])} {_PART_WORDS[part['kind']]}" for part in parts[1:]]
+    spent = [f"{first} of it {PART_WORDS[parts[0]['kind']]}"]
+    spent += [f"{duration_text(part['amount_ns'])} {PART_WORDS[part['kind']]}" for part in parts[1:]]
     return f"{head}: {', '.join(spent)}"
 
 
@@ -272,59 +273,63 @@ def _calls_of_others(row: Row, f: Finding) -> str:
     return f"{whose} {number(row['part_ratio'])} of these calls a step"
 
 
-#: Kind of time -> what a late rank does longer than its peers.
-_SURPLUS_WORDS = {
-    "compute": "computes {more} longer than {peers}",
-    "data": "waits {more} longer than {peers} for batches",
-    "link": "spends {more} longer than {peers} in transfers",
-    "copy": "waits {more} longer than {peers} for copies between host and device",
-    "save": "spends {more} longer than {peers} in checkpoints",
-    "host": "has its device idle {more} longer than {peers} because of its host",
-    "sleep": "sleeps {more} longer than {peers}",
-    "gc": "collects garbage {more} longer than {peers}",
-    "compile": "spends {more} longer than {peers} in torch.compile",
-    "cpu_contention": "waits {more} longer than {peers} for a CPU",
-    "other": "is blocked {more} longer than {peers}",
-    "python": "spends {more} longer than {peers} in code of the loop outside forward, backward and optimizer",
-    "reads": "is blocked {more} longer than {peers} in reads of files",
-    "unrecorded": "has {more} more than {peers} in which nothing was recorded",
-    "quiet": "spends {more} longer than {peers} in forwards without gradients",
+class _Work(NamedTuple):
+    """How a kind of work is said: what a late rank does longer, what ranks do, and what whoever came last did."""
+
+    longer: str
+    they_do: str
+    it_did: str
+
+
+#: Kind of work, any that ``kind_in_words`` gives -> its words.
+LATE_WORK = {
+    "compute": _Work("computes {more} longer than {peers}", "compute", "computed"),
+    "data": _Work("waits {more} longer than {peers} for batches", "wait for batches", "waited for batches"),
+    "link": _Work("spends {more} longer than {peers} in transfers", "are in transfers", "was in transfers"),
+    "late": _Work("waits {more} longer than {peers} for other ranks", "wait for other ranks", "waited for other ranks"),
+    "copy": _Work(
+        "waits {more} longer than {peers} for copies between host and device",
+        "wait for copies between host and device",
+        "waited for copies between host and device",
+    ),
+    "save": _Work(
+        "spends {more} longer than {peers} in checkpoints", "save or load checkpoints", "saved or loaded checkpoints"
+    ),
+    "host": _Work(
+        "has its device idle {more} longer than {peers} because of its host",
+        "have their devices idle because of their hosts",
+        "had its device idle because of its host",
+    ),
+    "sleep": _Work("sleeps {more} longer than {peers}", "sleep", "slept"),
+    "gc": _Work("collects garbage {more} longer than {peers}", "collect garbage", "collected garbage"),
+    "compile": _Work(
+        "spends {more} longer than {peers} in torch.compile", "are in torch.compile", "was in torch.compile"
+    ),
+    "cpu_contention": _Work("waits {more} longer than {peers} for a CPU", "wait for a CPU", "waited for a CPU"),
+    "other": _Work("is blocked {more} longer than {peers}", "are blocked", "was blocked"),
+    "python": _Work(
+        "spends {more} longer than {peers} in code of the loop outside forward, backward and optimizer",
+        "run code of the loop",
+        "ran code of the loop",
+    ),
+    "reads": _Work(
+        "is blocked {more} longer than {peers} in reads of files",
+        "are blocked in reads of files",
+        "was blocked in reads of files",
+    ),
+    "unrecorded": _Work(
+        "has {more} more than {peers} in which nothing was recorded", "are without records", "was without records"
+    ),
+    "quiet": _Work(
+        "spends {more} longer than {peers} in forwards without gradients",
+        "run forwards without gradients",
+        "ran forwards without gradients",
+    ),
 }
 #: More ranks than this are not said one by one.
 _NAMED_AT_MOST = 4
-#: Kind of time -> what ranks do of which another one has less.
-_LESS_WORDS = {
-    "compute": "compute",
-    "data": "wait for batches",
-    "reads": "are blocked in reads of files",
-    "copy": "wait for copies between host and device",
-    "save": "save or load checkpoints",
-    "host": "have their devices idle because of their hosts",
-    "python": "run code of the loop",
-    "sleep": "sleep",
-    "gc": "collect garbage",
-    "compile": "are in torch.compile",
-    "cpu_contention": "wait for a CPU",
-    "other": "are blocked",
-}
-#: The same as shares of waiting, whoever of several ranks it was.
-_TURNS_WORDS = {
-    "compute": "computed",
-    "data": "waited for batches",
-    "reads": "was blocked in reads of files",
-    "link": "was in transfers",
-    "copy": "waited for copies between host and device",
-    "save": "saved or loaded checkpoints",
-    "host": "had its device idle because of its host",
-    "python": "ran code of the loop",
-    "sleep": "slept",
-    "gc": "collected garbage",
-    "compile": "was in torch.compile",
-    "cpu_contention": "waited for a CPU",
-    "other": "was blocked",
-}
-#: Cause -> what the late rank did; ``{ns}`` is by how much longer than the others.
-_LATE_WORDS = {
+#: Cause, any that ``late`` gives -> what the late rank did; ``{ns}`` is by how much longer than the others.
+LATE_WORDS = {
     "prep": "{who} took {ns} longer to make its batch",
     "handoff": "its batch was handed over {ns} later",
     "fetch": "{who} was blocked in storage {ns} longer",
@@ -356,7 +361,7 @@ def surplus(row: Row, peers: str) -> str:
     if kind in ("writes", "calls") or (is_path(row["name"]) and kind in ("python", "other")):
         what = doing(kind if kind == "writes" else "calls", row["name"]) if name else "in calls on files"
         return f"spends {more} longer than {peers} {what}"
-    text = _SURPLUS_WORDS[kind].format(more=more, peers=peers)
+    text = LATE_WORK[kind].longer.format(more=more, peers=peers)
     if name and kind == "other":
         return f"{text} {_blocked_words(name)}"
     if name and kind == "compute":
@@ -383,7 +388,7 @@ def _late_by_turns(row: Row, f: Finding) -> str:
     kinds = f.all("late_by_turns")
     if row["kind"] != kinds[0]["kind"]:
         return ""  # the first one speaks for all
-    parts = [f"{_TURNS_WORDS[e['kind']]} longer ({percent_text(e['part_ratio'])})" for e in kinds]
+    parts = [f"{LATE_WORK[e['kind']].it_did} longer ({percent_text(e['part_ratio'])})" for e in kinds]
     return f"the rank that came last {', '.join(parts)}; in brackets the share of this waiting"
 
 
@@ -393,7 +398,7 @@ def _unlike_rank(row: Row, f: Finding) -> str:
     if f.row["cause_kind"] == "early":
         if row["rank"] != found[0]["rank"]:
             return ""
-        return f"most of that is time in which the others {_LESS_WORDS[row['kind']]} longer"
+        return f"most of that is time in which the others {LATE_WORK[row['kind']].they_do} longer"
     if len(found) > _NAMED_AT_MOST and row["rank"] != found[0]["rank"]:
         return ""
     return f"rank {row['rank']} {surplus(row, 'the others')}"
@@ -464,7 +469,7 @@ def _late_because(row: Row, f: Finding) -> str:
     if kind in ("other", "python") and is_path(row["name"]):
         return f"{who} spent {duration_text(row['low_ns'])} {doing('calls', row['name'])}" + _of_wait(row["low_ns"], f)
     part = "" if kind == "before" else _of_wait(row["amount_ns"], f)  # that is no reason yet
-    words = _LATE_WORDS[kind]
+    words = LATE_WORDS[kind]
     if kind == "other" and name:
         words = "it was blocked {ns} longer " + _blocked_words(name)
     text = words.format(ns=duration_text(row["amount_ns"]), who=who)

@@ -23,7 +23,7 @@ from stashtrace.analysis.findings.lateness.culprits import (
     lost_operation,
     only_root,
 )
-from stashtrace.analysis.findings.lateness.late_work_names import kind_in_words
+from stashtrace.analysis.findings.lateness.late_work_names import QUIET, kind_in_words
 from stashtrace.analysis.findings.lateness.pipeline_claims import pipeline_claims
 from stashtrace.analysis.findings.lateness.uneven_steps import Unlike, unlike_ranks
 from stashtrace.analysis.findings.once.compilations import compilations_of
@@ -126,7 +126,7 @@ def _surplus_row(facts: RunFacts, culprit: Culprit) -> Evidence:
     """Return what a root does longer than the only other rank, or than the median of the others."""
     others = [rank.rank for rank in facts.ranks if rank.rank != culprit.rank]
     row = Evidence("late_surplus_before") if culprit.before_waits else Evidence("late_surplus")
-    kind = "quiet" if culprit.is_quiet else kind_in_words(facts, culprit.rank, culprit.group)
+    kind = QUIET if culprit.is_quiet else kind_in_words(facts, culprit.rank, culprit.group)
     return replace(
         row,
         source_table="straggler_roots",

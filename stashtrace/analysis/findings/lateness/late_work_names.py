@@ -6,7 +6,13 @@ from __future__ import annotations
 import numpy as np
 
 from stashtrace.analysis.findings.summary_input import RunFacts
+from stashtrace.analysis.stragglers.surplus import GROUPS
 from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
+
+#: Forwards without gradients, whatever kinds of time they are.
+QUIET = "quiet"
+#: All names that what a late rank does longer can have: those of ``kind_in_words``, and ``QUIET``.
+WORK_NAMES = (*GROUPS, "reads", "unrecorded", QUIET)
 
 
 def kind_in_words(facts: RunFacts, rank: int, group: str) -> str:

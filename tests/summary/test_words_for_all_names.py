@@ -1,0 +1,123 @@
+"""Every name that one table gives to another has words there: a name without words costs the sentence.
+
+The names are those of the enumerations that give them, so a new one without words is found here and not by a user.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import MS
+from scenes import row_texts, worded
+
+from stashtrace.analysis.findings.batch_making import PARTS
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence
+from stashtrace.analysis.findings.lateness.late_work_names import WORK_NAMES
+from stashtrace.analysis.findings.over_time.attribute_change import TOGETHER
+from stashtrace.analysis.findings.spikes.spikes import SPIKES
+from stashtrace.analysis.findings.unexplained_time import CALL_OF_WAIT, KNOWN_CALLS
+from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION
+from stashtrace.analysis.steps.training_loop import QUIET_KINDS
+from stashtrace.analysis.stragglers.causes import CAUSES
+from stashtrace.live.view import text as live_text
+from stashtrace.live.view.merged import CONDITIONS
+from stashtrace.replay import BUCKET, change_times, whatif_text
+from stashtrace.replay.changes import KEPT, LINKS, TIMES
+from stashtrace.report.page.page_words import KINDS
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import COLUMNS, KIND_NAMES
+from stashtrace.summary.words.first_change_templates import first_text
+
+
+def of_a_verdict(kind: str = "late", **more: Any) -> Claim:
+    """A verdict about rank 0, which loses 10 of 100 ms."""
+    times = {"share_ratio": 0.1, "least_ratio": 0.1, "stall_ns": 10 * MS, "low_ns": 10 * MS, "high_ns": 10 * MS}
+    return Claim("verdict", kind, **{"ranks": "0", "rank": 0, "items_count": 1, "confidence": "exact", **times, **more})
+
+
+@pytest.mark.parametrize("name", WORK_NAMES)
+def test_what_late_ranks_do_longer(name: str) -> None:
+    longer = Evidence("late_surplus", rank=1, of_count=0, amount_ns=9 * MS, kind=name)
+    turns = Evidence("late_by_turns", kind=name, part_ratio=0.6)
+    unlike = Evidence("unlike_rank", rank=1, amount_ns=9 * MS, kind=name)
+    rows = ((), ("late_root", "late_surplus"), ("late_root", "late_surplus_before"), ("slow_rank", "slow_rank_peers"))
+    for codes in rows:
+        evidence = tuple(Evidence(code, rank=1, of_count=0, amount_ns=9 * MS, kind=name) for code in codes)
+        assert worded(of_a_verdict(evidence=(*evidence, turns)))
+    assert " longer (60 %)" in row_texts(turns)[0]
+    assert worded(of_a_verdict(evidence=(longer, Evidence("late_also", rank=1, of_count=0, amount_ns=MS, kind=name))))
+    early = worded(
+        of_a_verdict(cause_kind="early", evidence=(Evidence("unlike_rank", rank=1, amount_ns=MS, kind=name),))
+    )
+    assert "most of that is time in which the others" in early[0]
+    assert worded(of_a_verdict(evidence=(unlike,)))
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_why_a_rank_was_late(cause: str) -> None:
+    wait = Evidence("worst_wait", rank=1, amount_ns=9 * MS, items_count=3, kind="all_reduce", name="0")
+    for name in ("", "a name", "/data/shard.tar", "between phases"):
+        because = Evidence("late_because", rank=1, amount_ns=9 * MS, low_ns=9 * MS, kind=cause, name=name)
+        assert "rank 1 was late: " in row_texts(wait, because)[0]
+
+
+@pytest.mark.parametrize("call", sorted({*CALL_OF_WAIT.values(), *KNOWN_CALLS, "io"}))
+def test_calls_that_block(call: str) -> None:
+    rows = (Evidence("blocked_in", rank=0, kind=call, amount_ns=9 * MS),)
+    for cause in (call, f"{call}_partly", "unknown"):
+        assert worded(of_a_verdict("other", cause_kind=cause, evidence=rows))
+    other = Evidence("late_because", rank=0, amount_ns=9 * MS, kind="other")
+    assert all(row_texts(Evidence("late_because", kind="other", name=wait), other) for wait in CALL_OF_WAIT)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_parts_of_a_batch(part: str) -> None:
+    making = Evidence("batch_time", items_count=2, amount_ns=MS, low_ns=MS, high_ns=MS)
+    rows = (making, Evidence("batch_part", kind=part, amount_ns=MS, part_ratio=0.9), Evidence("batch_part", kind=part))
+    assert "of it " in worded(of_a_verdict("data", evidence=rows))[0]
+
+
+@pytest.mark.parametrize(
+    "kind", [*(kind for kind in KIND_NAMES if kind != "straggler"), "reads", TOGETHER, *QUIET_KINDS]
+)
+def test_kinds_of_time_that_change(kind: str) -> None:
+    changed = Evidence("changed_time", rank=0, amount_ns=MS, kind=kind, name="0,1")
+    for at in ("begin", "middle", "end"):
+        rows = (Evidence("changed_steps", items_count=3, of_count=9, amount_ns=MS, kind=at), changed)
+        assert worded(Claim("time", "shift", share_ratio=0.5, stall_ns=2 * MS, evidence=rows))
+    slow = (Evidence("slow", items_count=2, of_count=9, amount_ns=MS, name="3, 7"), changed)
+    assert worded(Claim("time", "slow_steps", share_ratio=0.1, evidence=(*slow, Evidence("grew_in", items_count=2))))
+
+
+@pytest.mark.parametrize("figure", SPIKES.names[SPIKES.names.index("gc_ns") :])
+def test_what_was_beside_slow_steps(figure: str) -> None:
+    assert row_texts(Evidence("beside_slow", items_count=2, of_count=2, kind=figure.rpartition("_")[0]))
+
+
+@pytest.mark.parametrize("place", ["network", "interconnect", "unknown"])
+def test_transfers(place: str) -> None:
+    for doubt in (CERTAIN, NO_OPERATION, "operation_unknown", "ranks_missing", "a reason that is new"):
+        rows = (Evidence("may_be_waiting", kind=doubt),)
+        assert worded(of_a_verdict("link", cause_kind=place, evidence=rows))
+
+
+@pytest.mark.parametrize("quantity", [*TIMES, *LINKS, "workers", KEPT, BUCKET])
+def test_what_to_change_first(quantity: str) -> None:
+    row = {"change": f"{quantity}=0", "reason": "", "saved_low_ns": MS, "saved_high_ns": MS, "low_ratio": 0.1}
+    row |= {"high_ratio": 0.1, "present_count": 2, "rank": -1, "kind": "", "worker_id": -1}
+    for sure in ("sure", "likely", "perhaps"):
+        assert "save" in first_text({**row, "sure": sure}, "./run")
+    for kind in (*(kind.name.lower() for kind in StallKind), "unrecorded"):
+        for of in ({"kind": kind}, {"kind": kind, "rank": 1}, {"kind": f"0:{kind},1:{kind}"}):
+            assert first_text({**row, "sure": "sure", **of}, "./run")
+
+
+def test_kinds_columns_and_conditions() -> None:
+    assert set(KIND_NAMES) <= set(KINDS)
+    assert set(COLUMNS) <= set(whatif_text._NAMES)
+    assert set(CONDITIONS) - {"quiet", "ended"} <= set(live_text._CONDITION_WORDS)
+    timed = set(TIMES) - {"straggler", "slow_worker"}
+    assert timed <= set(change_times._NAMES)
+    assert timed <= set(change_times._WORK) | set(change_times._WAITED_FOR)
