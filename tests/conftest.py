@@ -18,6 +18,10 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+# Tests see every fault of ours: else it would cost a line of an answer, which few of them look at. Set before anything
+# of the package is imported, for this process and for the commands that it starts.
+os.environ["STASHTRACE_FAULTS"] = "raise"
+
 import measurements
 import pytest
 from hypothesis import settings

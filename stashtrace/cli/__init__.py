@@ -8,6 +8,7 @@ has a file of its name in ``commands/`` with ``parser()`` and ``main(argv)``, an
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO, cast
 
 from stashtrace.errors import OutputError, StashtraceError, UsageError, is_native_failure, native_failure
+from stashtrace.faults import raised
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -132,7 +134,8 @@ def _answer(arguments: list[str]) -> int:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
     try:
-        code = _dispatch(arguments)
+        with raised() if debug else contextlib.nullcontext():
+            code = _dispatch(arguments)
         sys.stdout.flush()
         return code
     except StashtraceError as error:

@@ -23,7 +23,7 @@ from stashtrace.report.slow_steps import slow_steps
 from stashtrace.report.stalls_by_rank_and_step import heat_maps
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
-from stashtrace.summary.words.claim_templates import steps_text
+from stashtrace.summary.words import steps_text
 from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.units import ranks_text

@@ -7,8 +7,7 @@ from typing import Any
 
 from stashtrace.analysis.findings import Summary
 from stashtrace.schema.table import Table
-from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.claim_templates import steps_text
+from stashtrace.summary.words import claim_text, evidence_texts, steps_text
 from stashtrace.summary.words.first_change_templates import first_rows
 from stashtrace.summary.words.headline import headline_text
 from stashtrace.summary.words.template_parts import findings_of

@@ -8,15 +8,15 @@ and this module arranges these in lines. Nothing is printed here.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from stashtrace.analysis.findings import Summary, summarize
+from stashtrace.faults import guarded
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.look import Look
-from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.claim_templates import steps_text
+from stashtrace.summary.words import claim_text, evidence_texts, steps_text
 from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.first_change_templates import first_texts
 from stashtrace.summary.words.headline import headline_text
@@ -44,25 +44,30 @@ def render(tables: Summary, look: Look, path: str, first: Table | None = None) -
     """Return the summary of these tables as text that ends with a newline; ``path`` is for the commands it names."""
     found = findings_of(tables.findings, tables.evidence)
     ranks = _budgets(tables.budgets)
-    lines = [*_ending(_of(found, "headline"), look), *_top(found, look), ""]
-    if ranks:
-        sources = {e["name"] for f in _of(found, "trust") if f.row["kind"] == "measured" for e in f.evidence}
-        lines += [*budget_lines(ranks, look, sources), ""]
+
+    def lines_of(what: str, make: Callable[[], list[str]]) -> list[str]:
+        return guarded(what, make, lambda line: look.wrap(line, f"{_INDENT}! ", _INDENT * 2))
+
     verdicts = _of(found, "verdict")
-    lines += _verdicts(verdicts, look, path)
-    lines += [*_verdicts(_of(found, "time"), look, path), *_plain(_of(found, "files"), look)]
-    lines.append("")
     # Scarce CPUs put all figures in doubt, so they are named even where larger verdicts leave no room.
     unshown = [finding for finding in verdicts[_VERDICTS_AT_MOST:] if finding.row["kind"] == "contention"]
-    machine = _plain([*unshown, *_of(found, "machine")], look)
-    lines += [*machine, ""] if machine else []
-    lines += [
-        *_plain(_of(found, "beside"), look),
-        *_trust(_of(found, "trust"), look),
-        *_losses(_of(found, "loss"), look),
+    machine = lines_of("the machine", lambda: _plain([*unshown, *_of(found, "machine")], look))
+    lines = [
+        *lines_of("how the job ended", lambda: _ending(_of(found, "headline"), look)),
+        *lines_of("the first lines", lambda: _top(found, look)),
         "",
-        *_next(found, bool(ranks), path),
-        *(_do_first(first, look, path) if first is not None and ranks else ()),
+        *(lines_of("the budget", lambda: _budget(found, ranks, look)) if ranks else ()),
+        *lines_of("the verdicts", lambda: _verdicts(verdicts, look, path)),
+        *lines_of("changes of the steps", lambda: _verdicts(_of(found, "time"), look, path)),
+        *lines_of("the files", lambda: _plain(_of(found, "files"), look)),
+        "",
+        *([*machine, ""] if machine else ()),
+        *lines_of("what is hidden", lambda: _plain(_of(found, "beside"), look)),
+        *lines_of("how far to trust it", lambda: _trust(_of(found, "trust"), look)),
+        *lines_of("what was lost", lambda: _losses(_of(found, "loss"), look)),
+        "",
+        *lines_of("what to look at next", lambda: _next(found, bool(ranks), path)),
+        *(lines_of("what to do first", lambda: _do_first(first, look, path)) if first is not None and ranks else ()),
     ]
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
@@ -78,6 +83,11 @@ def _budgets(table: Table) -> list[Budget]:
         own = ranks.setdefault(key, Budget(row["rank"], row["step_kind"], row["step_ns"], {}))
         own.shares[row["column"]] = row["share_ratio"]
     return list(ranks.values())
+
+
+def _budget(found: Sequence[Finding], ranks: Sequence[Budget], look: Look) -> list[str]:
+    sources = {e["name"] for f in _of(found, "trust") if f.row["kind"] == "measured" for e in f.evidence}
+    return [*budget_lines(ranks, look, sources), ""]
 
 
 def _ending(found: Sequence[Finding], look: Look) -> list[str]:
@@ -162,8 +172,8 @@ def _plain(found: Sequence[Finding], look: Look) -> list[str]:
 
 def _trust(found: Sequence[Finding], look: Look) -> list[str]:
     by_kind = {finding.row["kind"]: claim_text(finding) for finding in found}
-    lines = _flow([by_kind[kind] for kind in ("measured", "inferred", "invisible")], look)
-    lines += _flow([by_kind[kind] for kind in ("own_cost", "lost_records", "clocks")], look)
+    rows = (("measured", "inferred", "invisible"), ("own_cost", "lost_records", "clocks"))
+    lines = [line for row in rows for line in _flow([by_kind[kind] for kind in row if kind in by_kind], look)]
     return lines + (look.wrap(by_kind["agreement"], _INDENT, _INDENT * 2) if "agreement" in by_kind else [])
 
 

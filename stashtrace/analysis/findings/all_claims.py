@@ -3,11 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence
+from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, Evidence, claims_by, not_said
 from stashtrace.analysis.findings.cpu_claims import contention_claims
 from stashtrace.analysis.findings.device_evidence import agreement_evidence
 from stashtrace.analysis.findings.ending.end_claims import ending_claims, failure_claims
@@ -29,6 +30,7 @@ from stashtrace.analysis.findings.trust import (
 from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.analysis.io.staging import staged_opens, used_copies
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
+from stashtrace.faults import guarded
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IoOp, Phase, PhaseFlag, SpanKind
 from stashtrace.schema.trace import PROCESSES, WHOLE_RECORDING, Trace
@@ -53,41 +55,51 @@ _METADATA_RATIO = 0.25
 def claims_of(facts: RunFacts) -> list[Claim]:
     """Return every claim of a run; ``rows.tables_of`` makes tables of them."""
     trace = facts.trace
-    losses = loss_claims(trace)
+    losses = claims_by("what was lost", loss_claims, trace)
     lost = [claim for claim in losses if claim.section == "headline"]
-    crowded = contention_claims(facts)
-    ending = ending_claims(trace)
-    claims = (
-        ending + lost + _headline(facts) + verdicts(facts, [claim for claim in crowded if claim.section == "verdict"])
-    )
-    if facts.ranks:
-        claims = in_steps(facts, claims)
-        of_all = [Evidence("whole_recording", "steps")] if one_recording(trace) else []
-        of_all += [Evidence("of_another_tool", "metadata")] if facts.imported else []
-        claims = [replace(c, evidence=(*c.evidence, *of_all)) if c.section == "verdict" else c for c in claims]
-        loading = np.unique(trace.batches["rank"]).tolist()
-        claims += change_claims(facts.tables["over_time"], loading)
-        claims += spike_claims(facts.tables["spikes"], facts.tables["over_time"], facts.tables["steps"], loading)
-    else:
-        known = lost or any(claim.kind in ("hung", "awaited") for claim in ending)
-        claims += [*files_claims(trace), *([] if known else [without_steps(trace)])]
-    claims += [
-        *(claim for claim in crowded if claim.section == "machine"),
-        *(start_claims(trace) if facts.ranks else []),
-        *_uneven(facts),
-        *_steal(facts),
-        *_claims_of_thinned_steps(facts),
-        *scope_claims(trace),
+    crowded = claims_by("who waits for a CPU", contention_claims, facts)
+    ending = claims_by("how the job ended", ending_claims, trace)
+    claims = [
+        *ending,
+        *lost,
+        *_headline(facts),
+        *claims_by("the verdicts", verdicts, facts, [claim for claim in crowded if claim.section == "verdict"]),
     ]
-    claims += [*emulated_claims(trace), *killed_claims(trace), *_restarts(trace), *outlived_claims(trace)]
-    claims += [*_hosts(facts), *_hidden(facts), *_copies(facts)]
-    claims += trust_claims(trace, facts.trust)
-    if "agreement" in facts.tables and len(facts.tables["agreement"]):
-        row = agreement_evidence(facts.tables["agreement"])[0]
-        claims.append(
-            Claim("trust", "agreement", name=row.kind, items_count=row.items_count, share_ratio=row.part_ratio)
-        )
-    return claims + [claim for claim in losses if claim.section == "loss"]
+    if facts.ranks:
+        claims = _claims_of_steps(facts, claims)
+    elif not facts.not_said:
+        known = lost or any(claim.kind in ("hung", "awaited") for claim in ending)
+        claims += [*claims_by("the files of the run", files_claims, trace), *([] if known else [without_steps(trace)])]
+    claims += [claim for claim in crowded if claim.section == "machine"]
+    for what, detect in _DETECTORS.items():
+        claims += claims_by(what, detect, facts)
+    return [
+        *claims,
+        *(claim for claim in losses if claim.section == "loss"),
+        *(claim for claim in crowded if claim.kind == NOT_SAID),
+        *map(not_said, facts.not_said),
+    ]
+
+
+def _claims_of_steps(facts: RunFacts, claims: list[Claim]) -> list[Claim]:
+    """Say of claims in which steps their time lies, and add those about changes of the steps."""
+    trace, tables = facts.trace, facts.tables
+    before = claims
+    claims = guarded("in which steps", lambda: in_steps(facts, before), lambda line: [*before, not_said(line)])
+    of_all = [Evidence("whole_recording", "steps")] if one_recording(trace) else []
+    of_all += [Evidence("of_another_tool", "metadata")] if facts.imported else []
+    claims = [replace(c, evidence=(*c.evidence, *of_all)) if c.section == "verdict" else c for c in claims]
+    loading = np.unique(trace.batches["rank"]).tolist()
+    claims += claims_by("how the steps change", change_claims, tables["over_time"], loading)
+    claims += claims_by("slow steps", spike_claims, tables["spikes"], tables["over_time"], tables["steps"], loading)
+    return claims
+
+
+def _agreement(facts: RunFacts) -> list[Claim]:
+    if "agreement" not in facts.tables or not len(facts.tables["agreement"]):
+        return []
+    row = agreement_evidence(facts.tables["agreement"])[0]
+    return [Claim("trust", "agreement", name=row.kind, items_count=row.items_count, share_ratio=row.part_ratio)]
 
 
 def _headline(facts: RunFacts) -> list[Claim]:
@@ -126,7 +138,9 @@ def _headline(facts: RunFacts) -> list[Claim]:
         claims.append(
             Claim("headline", "ranks_missing", ranks=missing, items_count=len(facts.missing_ranks), name=name)
         )
-    return claims + _steps(facts) if facts.ranks else [*claims, _no_steps(facts)]
+    if facts.ranks:
+        return [*claims, *claims_by("the steps", _steps, facts)]
+    return claims if facts.not_said else [*claims, _no_steps(facts)]
 
 
 def _no_steps(facts: RunFacts) -> Claim:
@@ -289,6 +303,25 @@ def _background_saves(facts: RunFacts) -> list[Evidence]:
 def _copies(facts: RunFacts) -> list[Claim]:
     """Return a claim about staged copies and whether the job opened them."""
     return [Claim("beside", "staged", items_count=staged_opens(facts.trace))] if used_copies(facts.trace) else []
+
+
+#: What further claims are about -> who finds them, in reading order.
+_DETECTORS: dict[str, Callable[[RunFacts], list[Claim]]] = {
+    "the time before the first step": lambda facts: start_claims(facts.trace) if facts.ranks else [],
+    "ranks with fewer steps": _uneven,
+    "what the hypervisor took": _steal,
+    "steps without timing events": _claims_of_thinned_steps,
+    "what was left out": lambda facts: scope_claims(facts.trace),
+    "emulated computing": lambda facts: emulated_claims(facts.trace),
+    "killed processes": lambda facts: killed_claims(facts.trace),
+    "other starts of the job": lambda facts: _restarts(facts.trace),
+    "processes that still ran": lambda facts: outlived_claims(facts.trace),
+    "the hosts": _hosts,
+    "what the step hides": _hidden,
+    "staged copies": _copies,
+    "how far to trust it": lambda facts: trust_claims(facts.trace, facts.trust),
+    "how brackets and kernels agree": _agreement,
+}
 
 
 def limit_claims(trace: Trace) -> list[Claim]:

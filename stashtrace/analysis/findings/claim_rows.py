@@ -7,9 +7,11 @@ of the fields alone.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 
+from stashtrace.faults import guarded
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.table import Table
@@ -130,6 +132,25 @@ class Claim:
     confidence: str = ""
     method: str = ""
     evidence: tuple[Evidence, ...] = ()
+
+
+#: Kind of the claim that something is not said, and code of such evidence; ``name`` is the line that says so.
+NOT_SAID = "not_said"
+
+
+def claims_by(what: str, detect: Callable[..., list[Claim]], *arguments: object) -> list[Claim]:
+    """Return the claims that a detector finds; where it fails, the claim that it does."""
+    return guarded(what, partial(detect, *arguments), lambda line: [not_said(line)])
+
+
+def evidence_by(what: str, find: Callable[..., Sequence[Evidence]], *arguments: object) -> list[Evidence]:
+    """Return the evidence that a search finds; where it fails, the evidence that it does."""
+    return guarded(what, lambda: list(find(*arguments)), lambda line: [Evidence(NOT_SAID, name=line)])
+
+
+def not_said(line: str) -> Claim:
+    """Return the claim that something is not said."""
+    return Claim("loss", NOT_SAID, name=line)
 
 
 _CLAIM_FIELDS = tuple(f.name for f in fields(Claim) if f.name != "evidence")

@@ -7,22 +7,25 @@ step time.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.one_file import files_of_ranks
-from stashtrace.analysis.findings.over_time.step_changes import changes_of
-from stashtrace.analysis.findings.spikes.spikes import spikes_of
+from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
+from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.findings.unexplained_time import blocked_calls
 from stashtrace.analysis.intervals import TimeSet
-from stashtrace.analysis.stalls.agreement import agreement
-from stashtrace.analysis.stalls.budget import bounds_of_groups, straggler_causes
+from stashtrace.analysis.stalls.agreement import AGREEMENT, agreement
+from stashtrace.analysis.stalls.budget import STRAGGLER_CAUSES, bounds_of_groups, straggler_causes
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
-from stashtrace.analysis.stalls.hidden import hidden
+from stashtrace.analysis.stalls.hidden import HIDDEN, hidden
 from stashtrace.analysis.steps.step_kinds import step_kinds
 from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_count, step_time_steps
 from stashtrace.analysis.steps.steps import counted_steps, in_steps
@@ -30,11 +33,14 @@ from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.analysis.stragglers.file_calls import OnFile
 from stashtrace.errors import MissingDataError
+from stashtrace.faults import guarded
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+
+T = TypeVar("T")
 
 #: The blocking calls of a rank are looked up if ``other`` is at least this share of its steps.
 _OTHER_RATIO = 0.01
@@ -132,6 +138,8 @@ class RunFacts:
     step_kind: str = ""
     #: The same of validation and inference steps beside.
     others: tuple[RunFacts, ...] = ()
+    #: Lines that say what could not be made, by a fault of ours.
+    not_said: tuple[str, ...] = ()
 
     @property
     def doubts(self) -> dict[str, float]:
@@ -184,36 +192,28 @@ def gather(trace: Trace) -> RunFacts:
     present = [int(r) for r in trace.ranks]
     missing = tuple(r for r in range(world) if r not in present) if present else ()
     hosts = sum(bool(trace.text(code)) for code in np.unique(trace.processes["host_code"]).tolist())
+    unsaid = _Unsaid()
     try:
-        steps = find_steps(trace)
-        if not len(steps):
-            raise MissingDataError("no rank has a step")
-        stalls = find_stalls(trace, warmup=True)
+        found = guarded("where the time of the steps went", partial(_steps_and_stalls, trace), unsaid.append)
     except MissingDataError:
-        return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, trust(trace, {}, missing=bool(missing)))
-    tables = {
-        "stalls": stalls,
-        "straggler_causes": straggler_causes(trace, warmup=True),
-        "hidden": hidden(trace),
-        "step_kinds": step_kinds(trace),
-    }
-    if len(trace.kernels):
-        tables["agreement"] = agreement(trace)
-    kinds = kinds_that_count(steps)
+        found = None
+    if found is None:
+        known = unsaid.made("how far to trust it", lambda: trust(trace, {}, missing=bool(missing)), Trust())
+        return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, known, not_said=tuple(unsaid))
+    steps, stalls = found
+    tables = _tables(trace, steps, stalls, unsaid)
+    counted, kinds = tables["steps"], kinds_that_count(steps)
     quiet = [kind for kind in QUIET_KINDS if (steps["kind"] == kind).any() and kind not in kinds]
-    counted = tables["steps"] = step_time_steps(steps)
-    tables["over_time"] = changes_of(trace, counted, stalls)
-    tables["spikes"] = spikes_of(trace, counted_steps(steps), stalls, tables["hidden"])
     first = steps.take(np.isin(steps["kind"], kinds) & (steps["rank"] == counted["rank"][0]))
     own = np.count_nonzero(counted["rank"] == first["rank"][0])
     left_out = first["warmup"] if own < len(first) else np.zeros(len(first), dtype=np.int64)
     # The last step of a recording may be cut, and is left out then as well.
     is_cut = int(len(first) > 1 and left_out[first["step"].argmax()] == 1)
     warm = int(np.count_nonzero(left_out))
-    known = trust(trace, tables, missing=bool(missing))
+    known = unsaid.made("how far to trust it", lambda: trust(trace, tables, missing=bool(missing)), Trust())
     facts = RunFacts(
         trace,
-        _ranks(trace, tables),
+        _ranks(trace, tables, unsaid),
         len(present),
         hosts,
         int(own),
@@ -229,17 +229,65 @@ def gather(trace: Trace) -> RunFacts:
         beside = {**tables, "steps": counted_of_kinds(steps, [kind])}
         beside.pop("agreement", None)
         count = int(np.count_nonzero(beside["steps"]["rank"] == beside["steps"]["rank"][0]))
-        others.append(replace(facts, ranks=_ranks(trace, beside), steps_count=count, tables=beside, step_kind=kind))
-    return replace(facts, others=tuple(others))
+        others.append(
+            replace(facts, ranks=_ranks(trace, beside, unsaid), steps_count=count, tables=beside, step_kind=kind)
+        )
+    return replace(facts, others=tuple(others), not_said=tuple(dict.fromkeys(unsaid)))
 
 
-def _ranks(trace: Trace, tables: dict[str, Table]) -> tuple[RankFacts, ...]:
+class _Unsaid(list[str]):
+    """Lines that say what could not be made of a run."""
+
+    def made(self, what: str, make: Callable[[], T], otherwise: T) -> T:
+        """Return what a function makes, or something else and a line where it fails."""
+
+        def instead(line: str) -> T:
+            self.append(line)
+            return otherwise
+
+        return guarded(what, make, instead)
+
+
+def _steps_and_stalls(trace: Trace) -> tuple[Table, Table]:
+    steps = find_steps(trace)
+    if not len(steps):
+        raise MissingDataError("no rank has a step")
+    return steps, find_stalls(trace, warmup=True)
+
+
+def _tables(trace: Trace, steps: Table, stalls: Table, unsaid: _Unsaid) -> dict[str, Table]:
+    """Return the tables of a run with steps, those that cannot be made without rows."""
+    late, beside = partial(straggler_causes, trace, warmup=True), partial(hidden, trace)
+    tables = {
+        "stalls": stalls,
+        "straggler_causes": unsaid.made("who waited for whom", late, Table.empty(STRAGGLER_CAUSES)),
+        "hidden": unsaid.made("what the steps hide", beside, Table.empty(HIDDEN)),
+        "step_kinds": step_kinds(trace),
+    }
+    if len(trace.kernels):
+        agree = partial(agreement, trace)
+        tables["agreement"] = unsaid.made("how brackets and kernels agree", agree, Table.empty(AGREEMENT))
+    counted = tables["steps"] = step_time_steps(steps)
+    changes = partial(changes_of, trace, counted, stalls)
+    slow = partial(spikes_of, trace, counted_steps(steps), stalls, tables["hidden"])
+    tables["over_time"] = unsaid.made("how the steps change", changes, Table.empty(OVER_TIME))
+    tables["spikes"] = unsaid.made("slow steps", slow, Table.empty(SPIKES))
+    return tables
+
+
+def _ranks(trace: Trace, tables: dict[str, Table], unsaid: _Unsaid) -> tuple[RankFacts, ...]:
     counted = tables["steps"]
-    bounds = bounds_of_groups(trace, counted, COLUMNS)
-    blocked = blocked_calls(trace, tables["stalls"], counted, least_ratio=_OTHER_RATIO)
+    bounds: dict[int, dict[str, tuple[int, int]]] = unsaid.made(
+        "bounds of times", partial(bounds_of_groups, trace, counted, COLUMNS), {}
+    )
+    calls = partial(blocked_calls, trace, tables["stalls"], counted, least_ratio=_OTHER_RATIO)
+    blocked: dict[int, dict[str, int]] = unsaid.made("calls that block", calls, {})
     known = _Known(trace, tables)
     ranks = [_rank_facts(known, rank, bounds.get(rank, {})) for rank in np.unique(counted["rank"]).tolist()]
-    files = files_of_ranks(trace, counted, {rank.rank: rank.kinds for rank in ranks})
+    of_ranks = {rank.rank: rank.kinds for rank in ranks}
+    files: dict[int, OnFile] = unsaid.made(
+        "the time on one file", partial(files_of_ranks, trace, counted, of_ranks), {}
+    )
     return tuple(replace(rank, blocked_ns=blocked.get(rank.rank, {}), on_file=files.get(rank.rank)) for rank in ranks)
 
 

@@ -7,14 +7,15 @@ needs a lower bound of compute, and every rank that is named is in the rows.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from stashtrace.analysis.findings import device_evidence
 from stashtrace.analysis.findings.batch_making import inside
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence
+from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, Evidence, claims_by, evidence_by
 from stashtrace.analysis.findings.cpu_claims import WAITS_MATTER_RATIO
 from stashtrace.analysis.findings.file_claims import file_claims, without_files
 from stashtrace.analysis.findings.host_work import HostWork, calls_of_others, host_work
@@ -33,6 +34,7 @@ from stashtrace.analysis.findings.unexplained_time import (
 )
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
 from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES
+from stashtrace.faults import guarded
 from stashtrace.schema.kinds import Phase, ProcessRole, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, HOST_NOT_RECORDED, OPERATORS_RECORDED
@@ -64,20 +66,24 @@ def verdicts(facts: RunFacts, beside: Sequence[Claim] = ()) -> list[Claim]:
     """
     if not facts.ranks:
         return []
-    weighted = [(claim.share_ratio, claim) for claim in _stalls(facts)]
+    found = _stalls(facts)
+    weighted = [(claim.share_ratio, claim) for claim in found if claim.kind != NOT_SAID]
     own_ns = sum(rank.wall_ns for rank in facts.ranks)
     for part in facts.others:
         weight = sum(rank.wall_ns for rank in part.ranks) / max(own_ns, 1)
+        of_part = _stalls(part)
+        found += of_part
         weighted += [
             (claim.share_ratio * weight, replace(claim, name=part.step_kind))
-            for claim in _stalls(part)
+            for claim in of_part
             if claim.share_ratio * weight >= WORTH_SAYING_RATIO
         ]
-    if not weighted:
+    unsaid = [claim for claim in found if claim.kind == NOT_SAID]
+    if not weighted and not unsaid:
         none = _no_stall(facts)
         weighted.append((none.share_ratio, none))
     weighted += [(claim.share_ratio, claim) for claim in beside]
-    return _in_order(weighted)
+    return [*_in_order(weighted), *unsaid]
 
 
 def _in_order(weighted: Sequence[tuple[float, Claim]]) -> list[Claim]:
@@ -97,7 +103,7 @@ def _in_order(weighted: Sequence[tuple[float, Claim]]) -> list[Claim]:
 
 def _stalls(facts: RunFacts) -> list[Claim]:
     """Return claims about the stalls of one kind of steps, worst first."""
-    claims = file_claims(facts)
+    claims = claims_by("the time on one file", file_claims, facts)
     facts = without_files(facts)
     cut = cut_ranks(facts.trace)
     for group, claims_of in (
@@ -116,11 +122,28 @@ def _stalls(facts: RunFacts) -> list[Claim]:
             # Ranks that lose much less have a claim of their own: one figure cannot stand for both.
             least = 0.0 if group == "late" else _LIKE_RATIO * hit[0].per_step_ns(*COLUMNS[group])
             alike = [r for r in hit if r.per_step_ns(*COLUMNS[group]) >= least]
-            claims += claims_of(facts, alike)
+            claims += _with_reasons(group, claims_of, facts, alike)
             hit = hit[len(alike) :]
     if not any(claim.kind == "host" for claim in claims):
-        claims += _perhaps_host(facts)
+        claims += claims_by("how long devices may stand idle", _perhaps_host, facts)
     return sorted(claims, key=lambda claim: -claim.share_ratio)
+
+
+def _with_reasons(
+    group: str,
+    claims_of: Callable[[RunFacts, Sequence[RankFacts]], list[Claim]],
+    facts: RunFacts,
+    hit: Sequence[RankFacts],
+) -> list[Claim]:
+    """Return the claims about a stall with what is behind it; where that fails, the claim with its figures alone."""
+
+    def figures(line: str) -> list[Claim]:
+        cause = max(COLUMNS[group], key=hit[0].per_step_ns) if group == "host" else ""
+        kinds = (cause,) if cause == "python" else COLUMNS[group]
+        return [replace(_claim(hit, group, kinds), cause_kind=cause, evidence=(Evidence(NOT_SAID, name=line),))]
+
+    whose = ranks_text(sorted(rank.rank for rank in hit))
+    return guarded(f"what is behind '{group}' of ranks {whose}", partial(claims_of, facts, hit), figures)
 
 
 def confidence(point: float, low: float, high: float) -> str:
@@ -193,10 +216,11 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     between_hosts = worst.per_step_ns("network") >= worst.per_step_ns("interconnect")
     place_known = any(facts.hosts) or bool((facts.trace.groups["crosses_hosts"] == 0).any())
     claim = _claim(hit, "link", COLUMNS["link"])
+    steps = facts.tables["steps"]
     rows = [
-        *_company(facts, claim),
-        *_transfers(facts, worst),
-        *device_evidence.bus_bandwidth(facts.trace, worst, facts.tables["steps"]),
+        *evidence_by("whether all ranks had arrived", _company, facts, claim),
+        *evidence_by("what was transferred", _transfers, facts, worst),
+        *evidence_by("the bus bandwidth", device_evidence.bus_bandwidth, facts.trace, worst, steps),
     ]
     if worst.contention_ratio > WAITS_MATTER_RATIO:
         rows.append(Evidence("transfers_share_cpus", "hidden", rank=worst.rank, part_ratio=worst.contention_ratio))
@@ -319,10 +343,11 @@ def _perhaps_host(facts: RunFacts) -> list[Claim]:
 
 
 def _host_evidence(facts: RunFacts, worst: RankFacts, stall_ns: float) -> list[Evidence]:
-    steps = facts.tables["steps"]
-    return device_evidence.host_lead(facts.trace, worst, steps) + device_evidence.blocking_calls(
-        facts.trace, worst, stall_ns, warmup=facts.warmup_count == 0
-    )
+    steps, calls = facts.tables["steps"], partial(device_evidence.blocking_calls, warmup=facts.warmup_count == 0)
+    return [
+        *evidence_by("how far the host leads", device_evidence.host_lead, facts.trace, worst, steps),
+        *evidence_by("calls that block", calls, facts.trace, worst, stall_ns),
+    ]
 
 
 def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:

@@ -29,6 +29,7 @@ from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import threads_without_steps
 from stashtrace.analysis.stragglers.file_calls import on_file
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.faults import guarded
 from stashtrace.replay.change_transfers import LINKS
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
@@ -255,6 +256,10 @@ def _is_in_files(trace: Trace, graph: Graph) -> bool:
 
 def what_to_do_first(trace: Trace) -> Table:
     """Return ``first_changes`` for a summary: where nothing can be predicted, or not soon, a row says why."""
+    return guarded("what to do first", lambda: _what_to_do_first(trace), _because)
+
+
+def _what_to_do_first(trace: Trace) -> Table:
     if {claim.kind for claim in ending_claims(trace)} - {"ended_by_signal", "awaited"}:
         return _because("the job did not end well: look at that first")
     rows = _rows_count(trace)

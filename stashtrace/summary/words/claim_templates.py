@@ -210,8 +210,9 @@ _DOUBT_WORDS = {
 
 def _link(f: Finding) -> str:
     row = f.row
-    places = {"network": "over the network", "interconnect": "between ranks of one host", "unknown": "between ranks"}
-    head = f"{ranks(row)} {verb(row, 'spends', 'spend')} {lost(row)} in transfers {places[row['cause_kind']]}"
+    places = {"network": "over the network", "interconnect": "between ranks of one host"}
+    place = places.get(row["cause_kind"], "between ranks")
+    head = f"{ranks(row)} {verb(row, 'spends', 'spend')} {lost(row)} in transfers {place}"
     missing = f.first("ranks_missing")
     if missing is not None:
         whom = f"rank{plural(missing['items_count'])} {missing['name']}" if len(missing["name"]) < 20 else "most ranks"

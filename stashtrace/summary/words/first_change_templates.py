@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from stashtrace.faults import guarded
 from stashtrace.schema.table import Table
 from stashtrace.summary.words.template_parts import Row
 from stashtrace.units import duration_text, percent_text, range_text, ranks_text
@@ -40,6 +41,10 @@ def first_rows(table: Table, path: str) -> list[dict[str, Any]]:
 
 def first_text(row: Row, path: str) -> str:
     """Word one change: what to do, what it saves and how sure that is, and the command that predicts it."""
+    return guarded(f"the change {row['change']}", lambda: _first_text(row, path), str)
+
+
+def _first_text(row: Row, path: str) -> str:
     if row["reason"]:
         return str(row["reason"])
     quantity, _, value = row["change"].partition("=")

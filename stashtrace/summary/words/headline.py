@@ -6,6 +6,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
+from stashtrace.faults import guarded
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.change_templates import late_in_few_steps, steps_of_time
 from stashtrace.summary.words.claim_templates import verdict_text
@@ -29,6 +30,10 @@ def headline_text(found: Sequence[Finding]) -> str:
 
     How a job ended goes before what slowed it down.
     """
+    return guarded("the headline", lambda: _headline_text(found), str)
+
+
+def _headline_text(found: Sequence[Finding]) -> str:
     ended = [f for f in found if f.row["kind"] in ENDINGS]
     verdicts = [f for f in found if f.row["section"] == "verdict"]
     others = [f for f in found if f.row["kind"] == _NO_STEPS]

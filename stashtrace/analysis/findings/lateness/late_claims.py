@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence, evidence_by
 from stashtrace.analysis.findings.lateness import costliest_wait
 from stashtrace.analysis.findings.lateness.culprits import (
     Blame,
@@ -84,7 +84,9 @@ def _culprit_claim(facts: RunFacts, hit: Sequence[RankFacts], culprit: Culprit, 
         *_also_rows(facts, culprit),
         *_unknown_work(facts, culprit, worst),
         *_often_rows(facts, culprit),
-        *costliest_wait.worst_wait(facts, culprit.rank, worst.rank, culprit.operation),
+        *evidence_by(
+            "the costliest wait", costliest_wait.worst_wait, facts, culprit.rank, worst.rank, culprit.operation
+        ),
         *_transfer_rows(worst),
     ]
     reads = culprit.kind in ("fetch", "checkpoint") or culprit.on is not None
