@@ -19,6 +19,7 @@ from stashtrace.cli import say_error
 from stashtrace.cli.find_runs import ignore_losses
 from stashtrace.cli.screen import Progress, Screen
 from stashtrace.errors import StashtraceError
+from stashtrace.faults import guarded
 from stashtrace.record import launchers
 from stashtrace.record.directory import (
     SUMMARY_FILE,
@@ -123,11 +124,14 @@ def _write_timeline(trace: Trace, path: Path) -> list[str]:
     """Write the timeline; return the error, if there is one: the merge goes on without, e.g. on a full disk."""
     from stashtrace.exporters.registry import export
 
-    try:
-        export(trace, "perfetto", str(path))
-    except (StashtraceError, OSError) as error:
-        return [str(error)]
-    return []
+    def written() -> list[str]:
+        try:
+            export(trace, "perfetto", str(path))
+        except (StashtraceError, OSError) as error:
+            return [str(error)]
+        return []
+
+    return guarded("the timeline", written, lambda line: [line])
 
 
 def short_path(directory: Path) -> str:

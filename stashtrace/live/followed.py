@@ -9,12 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.stalls.sampled_cpus import last_values
 from stashtrace.errors import StashtraceError
+from stashtrace.faults import guarded
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
@@ -203,12 +205,13 @@ class FollowedRun:
             if found is not None:
                 self.totals.add(found.closed)
                 self._file.append(found.closed)
-                self._look_at(found, ended)
-                measured = self.deeper.usual(found.closed)
-                at_ns, origin_ns = time.monotonic_ns(), self.accounts.origin_ns
-                if event := self.deeper.look(found.closed, found.window, origin_ns, at_ns, ended=ended):
-                    self.log.add(event)
-                self._triggers(replace(found, closed=measured), ended)
+                usual = replace(found, closed=self.deeper.usual(found.closed))
+                for what, look, of in (
+                    ("what the newest steps show", self._look_at, found),
+                    ("deeper steps", self._look_deeper, found),
+                    ("what is slow, stuck or lost", self._triggers, usual),
+                ):
+                    guarded(what, partial(look, of, ended), notes.append)
             self._seal(ended)
         except OSError as error:
             notes.append(f"cannot write to {self.directory}: {error.strerror}")
@@ -262,6 +265,12 @@ class FollowedRun:
             time.sleep(0.2)
             self.alarms.look(time.monotonic_ns())
         self.alarms.look(time.monotonic_ns(), last=True)
+
+    def _look_deeper(self, found: Round, ended: bool) -> None:
+        """Begin and end what is recorded in more detail."""
+        at_ns, origin_ns = time.monotonic_ns(), self.accounts.origin_ns
+        if event := self.deeper.look(found.closed, found.window, origin_ns, at_ns, ended=ended):
+            self.log.add(event)
 
     def _triggers(self, found: Round, ended: bool) -> None:
         """Say what is slow, stuck or lost, and ask for a window of it."""
@@ -420,6 +429,10 @@ class FollowedRun:
 
 def verdicts_of(window: Trace) -> list[str]:
     """Return the sentences of the summary about the newest steps, worst first; none if they cannot be made."""
+    return guarded("the verdicts", lambda: _verdicts_of(window), lambda line: [line])
+
+
+def _verdicts_of(window: Trace) -> list[str]:
     with contextlib.suppress(StashtraceError):
         tables = summarize(window)
         found = findings_of(tables.findings, tables.evidence)

@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.faults import guarded
 from stashtrace.replay.change_times import require_time, with_time
 from stashtrace.replay.change_transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, TIMES, Change
@@ -165,10 +166,11 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
     return _Run(graph, buckets).answer(changes)
 
 
-def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answer]:
+def single_changes(graph: Graph, *, buckets: Buckets | None = None, unsaid: list[str] | None = None) -> list[Answer]:
     """Predict single changes of what the run has; those that save most come first.
 
-    ``buckets``: of the gradients, to rank sizes too.
+    ``buckets``: of the gradients, to rank sizes too. ``unsaid``: gets a line for each change of which the prediction
+    fails, by a fault of ours; without it the first one is raised.
     """
     run = _Run(graph, buckets)
     asked = [Change.parse(text) for text in _SINGLE]
@@ -177,11 +179,22 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None) -> list[Answ
         for link in LINKS
         for quantity, factor in (("bandwidth", 2.0), ("latency", 0.5))
     ]
-    answers = [run.answer((change,)) for change in asked if _is_known(graph, change)]
-    best = [_best_buckets(run, buckets) if buckets is not None else None, _best_workers(run)]
-    answers += [answer for answer in best if answer is not None]
-    worth = [a for a in answers if a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
+    predictions: dict[str, Callable[[], Answer | None]] = {
+        str(change): partial(_answer_if_known, run, change) for change in asked
+    }
+    if buckets is not None:
+        predictions[BUCKET] = partial(_best_buckets, run, buckets)
+    predictions["workers"] = partial(_best_workers, run)
+    answers = [
+        make() if unsaid is None else guarded(f"what {change} would save", make, unsaid.append)
+        for change, make in predictions.items()
+    ]
+    worth = [a for a in answers if a is not None and a.low_ns <= (1 - _WORTH_SAVING) * a.replayed_ns]
     return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
+
+
+def _answer_if_known(run: _Run, change: Change) -> Answer | None:
+    return run.answer((change,)) if _is_known(run.graph, change) else None
 
 
 def known_changes(graph: Graph, together: Sequence[Change]) -> list[Change]:

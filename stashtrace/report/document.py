@@ -4,21 +4,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from stashtrace.analysis.findings import Summary
+from stashtrace.analysis.findings.claim_rows import NOT_SAID
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import how_to_get_steps
+from stashtrace.faults import guarded
 from stashtrace.replay.advice.first_changes import what_to_do_first
 from stashtrace.report.budget_groups import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
 from stashtrace.report.costliest_waits import costliest_waits
-from stashtrace.report.links import link_facts
-from stashtrace.report.machine import loss_rows, machine_facts
+from stashtrace.report.links import link_facts, no_links
+from stashtrace.report.machine import NO_LOSSES, loss_rows, machine_facts
 from stashtrace.report.slow_steps import slow_steps
 from stashtrace.report.stalls_by_rank_and_step import heat_maps
 from stashtrace.schema.trace import Trace
@@ -27,6 +30,8 @@ from stashtrace.summary.words import steps_text
 from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.units import ranks_text
+
+T = TypeVar("T")
 
 #: Counts up when a program that reads the document has to change.
 VERSION = 1
@@ -96,7 +101,8 @@ def report_facts(
     paths as a person would type them, for the commands; by default the path of the trace. ``run_id``: the run that was
     chosen in a directory of several, for the commands. ``calibration``: path of what the links can do; by default
     ``calibration.toml`` in the run directory. Returns plain values alone: ``version``, ``path``, ``ending`` (how the
-    job failed or stood still), ``verdict`` (one sentence), ``headline`` (sentences), ``do_first`` and ``findings``
+    job failed or stood still), ``verdict`` (one sentence), ``headline`` (sentences), ``not_said`` (sentences about what
+    could not be made, by a fault of ours), ``do_first`` and ``findings``
     (those of :func:`stashtrace.summary.summary_document.document`), ``budget``, ``heat``, ``waits``, ``slow``,
     ``links``, ``losses``, ``machine``. Moments count from the origin that ``--window`` counts from; lengths are ns.
     """
@@ -105,32 +111,52 @@ def report_facts(
     commands = Commands(tuple(shown) or (trace.path or "RUN",), trace.origin_ns, run_id or "")
     said = document(tables, what_to_do_first(trace), " ".join(map(shlex.quote, commands.shown)))
     findings = said["findings"]
+    unsaid = [f["text"] for f in findings if f["kind"] == NOT_SAID]
     made: dict[str, Any] = {
         "stashtrace_report": VERSION,
         "path": " ".join(commands.shown),
         "ending": [{n: f[n] for n in ("text", "evidence_text")} for f in findings if f["kind"] in ENDINGS],
         "verdict": said["headline"],
-        "headline": _headline(tables, findings),
+        "headline": guarded("the ranks and steps", partial(_headline, tables, findings), lambda line: [line]),
+        "not_said": unsaid,
         "do_first": said["do_first"],
         "findings": findings,
-        "budget": _budget(facts, tables),
+        "budget": guarded("the budget", partial(_budget, facts, tables), partial(_no_budget, facts)),
         "heat": None,
         "waits": None,
         "slow": None,
-        "links": link_facts(trace, calibration),
-        "losses": loss_rows(trace),
-        "machine": machine_facts(trace),
+        "links": guarded(
+            "the links", partial(link_facts, trace, calibration), lambda line: _without(unsaid, line, no_links(line))
+        ),
+        "losses": guarded("what was lost", partial(loss_rows, trace), lambda line: _without(unsaid, line, NO_LOSSES)),
+        "machine": guarded("the machine", partial(machine_facts, trace), lambda line: _without(unsaid, line, [])),
     }
     if facts.ranks:
-        steps, stalls = facts.tables["steps"], facts.tables["stalls"]
-        made["heat"] = heat_maps(stalls, find_steps(trace), ranks_apart(made["budget"]["groups"]))
-        made["waits"] = costliest_waits(trace, steps, stalls)
-        made["slow"] = slow_steps(trace, steps, facts.tables["spikes"])
+        for name, (what, make) in _parts_of_steps(trace, facts, made["budget"]["groups"]).items():
+            made[name] = guarded(what, make, unsaid.append)
     made["commands"] = _commands(made, facts, commands)
     if calibration:
         made["commands"]["links"] += f" --calibration {shlex.quote(calibration)}"
     _count_from(made, trace.origin_ns)
     return made
+
+
+def _parts_of_steps(
+    trace: Trace, facts: RunFacts, groups: list[dict[str, Any]]
+) -> dict[str, tuple[str, Callable[[], dict[str, Any] | None]]]:
+    """Return the name of each part that needs steps, what it is in words, and what makes it."""
+    steps, stalls, spikes = (facts.tables[name] for name in ("steps", "stalls", "spikes"))
+    return {
+        "heat": ("the heat maps", lambda: heat_maps(stalls, find_steps(trace), ranks_apart(groups))),
+        "waits": ("the costliest waits", lambda: costliest_waits(trace, steps, stalls)),
+        "slow": ("the slow steps", lambda: slow_steps(trace, steps, spikes)),
+    }
+
+
+def _without(unsaid: list[str], line: str, nothing: T) -> T:
+    """Note that a part is not said, and return what stands for it."""
+    unsaid.append(line)
+    return nothing
 
 
 def _headline(tables: Summary, findings: list[dict[str, Any]]) -> list[str]:
@@ -168,6 +194,13 @@ def _budget(facts: RunFacts, tables: Summary) -> dict[str, Any]:
     }
 
 
+def _no_budget(facts: RunFacts, line: str) -> dict[str, Any]:
+    """Return what stands for a budget that could not be made."""
+    counts = {part.step_kind: part.steps_count for part in (facts, *facts.others)}
+    known = {"missing": line, "hint": "", "alike_ratio": ALIKE_RATIO, "steps_counts": counts}
+    return {**known, "warmup_count": facts.warmup_count, "methods": [], "groups": [], "by_rank": []}
+
+
 def _commands(made: dict[str, Any], facts: RunFacts, commands: Commands) -> dict[str, Any]:
     """Return the command of each part that shows it on the timeline, and those that print its rows."""
     found: dict[str, Any] = {
@@ -180,8 +213,11 @@ def _commands(made: dict[str, Any], facts: RunFacts, commands: Commands) -> dict
         "info": commands.command("info"),
         "note": commands.note,
     }
+    worst = None
     if facts.ranks:
-        found["worst"] = commands.view(*_worst(facts))
+        worst = guarded("the step that lost most", partial(_worst, facts), made["not_said"].append)
+    if worst is not None:
+        found["worst"] = commands.view(*worst)
     for part in (made["heat"] or {}).get("kinds", ()):
         part["command"] = commands.view(part["begin_ns"], part["end_ns"])
     for part in (made["waits"] or {}).get("cut_outs", ()):

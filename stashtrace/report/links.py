@@ -34,7 +34,7 @@ def link_facts(trace: Trace, calibration: str | None = None) -> dict[str, Any]:
             table = link_efficiency(trace, calibration=calibration)
         best = bandwidth(trace)
     except MissingDataError as error:
-        return {"missing": str(error), "hint": error.hint or "", "transfers": [], "paths": [], "notes": []}
+        return no_links(str(error), error.hint or "")
     order = np.argsort(-(table["calls_count"] * table["transfer_ns"]), kind="stable")
     rows = list(table.take(order[:LISTED]).rows())
     for row in rows:
@@ -53,6 +53,11 @@ def link_facts(trace: Trace, calibration: str | None = None) -> dict[str, Any]:
         "begin_ns": int(times["begin_ns"][longest]),
         "end_ns": int(times["end_ns"][longest]),
     }
+
+
+def no_links(why: str, hint: str = "") -> dict[str, Any]:
+    """Return what stands for the links where nothing is known of them."""
+    return {"missing": why, "hint": hint, "transfers": [], "paths": [], "notes": []}
 
 
 def _best(table: Table, row: dict[str, Any]) -> float:

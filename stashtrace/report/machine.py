@@ -55,6 +55,10 @@ def machine_facts(trace: Trace) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in rows if value]
 
 
+#: Of a run of which nothing lost is known.
+NO_LOSSES: dict[str, Any] = {"kinds": [], "more_count": 0}
+
+
 def loss_rows(trace: Trace) -> dict[str, Any]:
     """Return the kinds of loss of a run: ``kinds`` (counts added up, the largest first) and ``more_count``."""
     kinds: dict[tuple[str, str, str, str], int] = {}

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,14 @@ from stashtrace.cli.parsing import (
 )
 from stashtrace.cli.print_results import print_answer
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
+from stashtrace.faults import guarded
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph import Graph
+    from stashtrace.analysis.graph.critical_path_tables import CriticalPath
     from stashtrace.replay import Answer, Buckets, Change
     from stashtrace.replay.advice import Advice
+    from stashtrace.schema.table import Table
     from stashtrace.schema.trace import Trace
 
 _EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is
@@ -82,17 +86,16 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.analysis.graph.critical_path_tables import CriticalPath
     from stashtrace.analysis.steps.step_time import step_time_of
     from stashtrace.cli.find_runs import read_runs
-    from stashtrace.replay import Change, known_changes, slowdown_of, what_if
+    from stashtrace.replay import Change, known_changes, what_if
     from stashtrace.replay.advice.advice_text import advice_lines, advice_row
     from stashtrace.replay.whatif_text import (
-        WORTH_SHARING,
         applied_lines,
         limit_lines,
         slowdown_lines,
         unreliable,
         whatif_lines,
     )
-    from stashtrace.summary.critical_path_text import critical_lines, critical_sentence
+    from stashtrace.summary.critical_path_text import critical_lines
 
     words = [word for word in arguments.paths if _is_change(word)]
     asked = [Change.parse_all(text) for text in (*arguments.changes, *words)]
@@ -114,30 +117,27 @@ def main(argv: Sequence[str]) -> int:
             hint="without --set and --apply the command shows what is known of its critical path",
         )
     changes = [c for several in asked for c in (known_changes(graph, several) if len(several) > 1 else several)]
-    answers = _answers(trace, graph, changes, best_buckets=arguments.apply) if base.is_reliable else []
+    unsaid: list[str] = []
+    answers = _answers(trace, graph, changes, unsaid, best_buckets=arguments.apply) if base.is_reliable else []
     measured = None
     if arguments.apply:
         change = answers[0].changes[-1]
         measured = measured_with_buckets(command, change.factor or 0.0, _second_run(arguments, change))
-    path, limits = CriticalPath.of(trace, graph), limit_lines(trace, graph)
+    path = guarded("the critical path", partial(CriticalPath.of, trace, graph), unsaid.append)
+    limits = guarded("what the recording lacks", partial(limit_lines, trace, graph), lambda line: [f"! {line}"])
     several = len(np.unique(graph.ends_rank)) > 1
     ranking = base.is_reliable and not changes and not arguments.apply
-    alike = None
-    if several and ranking:
-        with contextlib.suppress(MissingDataError):  # without it nothing is said of ranks that are alike
-            alike = slowdown_of(graph, least_ratio=WORTH_SHARING)
-    advice = _advice(trace, graph) if ranking else []
+    alike = guarded("ranks that are alike", partial(_alike, graph), unsaid.append) if several and ranking else None
+    advice: list[Advice] | None = None
+    if ranking:
+        advice = guarded("advice on overlapping", partial(_advice, trace, graph), unsaid.append)
 
-    held_ns = max(int(path.shares["held_ns"].sum()), 1)
     content: dict[str, Any] = {
         "run": _row(base),
         "answers": [_row(answer) for answer in answers],
-        "critical_path": {
-            "sentence": critical_sentence(path),
-            "ambiguous_ratio": float(path.shares["ambiguous_ratio"].sum()),
-            "shares": [row | {"time_ratio": row["held_ns"] / held_ns} for row in path.shares.rows()],
-        },
+        "critical_path": None if path is None else _path_content(path),
         "limits": limits,
+        "not_said": unsaid,
     }
     step = step_time_of(trace)
     if step is not None:
@@ -149,11 +149,34 @@ def main(argv: Sequence[str]) -> int:
         content["applied"] = {"measured_ns": measured, "error_ratio": answers[0].missed_ratio(measured)}
         lines += applied_lines(base, answers[0], measured)
     elif not changes:
-        content["advice"] = [advice_row(item) for item in advice]
+        content["advice"] = [advice_row(item) for item in advice or ()]
         lines += slowdown_lines(alike, base) if alike is not None else []
-        lines += ["", *critical_lines(path)]
-    print_answer(arguments.format, [*lines, *advice_lines(advice)], content)
+        lines += ["", *critical_lines(path)] if path is not None else []
+    lines += advice_lines(advice or ())
+    print_answer(arguments.format, [*lines, *(["", *(f"! {line}" for line in unsaid)] if unsaid else [])], content)
     return 0
+
+
+def _alike(graph: Graph) -> Table | None:
+    """Return how much longer ranks take than others like them; None if nothing can be said of that."""
+    from stashtrace.replay import slowdown_of
+    from stashtrace.replay.whatif_text import WORTH_SHARING
+
+    with contextlib.suppress(MissingDataError):
+        return slowdown_of(graph, least_ratio=WORTH_SHARING)
+    return None
+
+
+def _path_content(path: CriticalPath) -> dict[str, Any]:
+    """Return the critical path for JSON."""
+    from stashtrace.summary.critical_path_text import critical_sentence
+
+    held_ns = max(int(path.shares["held_ns"].sum()), 1)
+    return {
+        "sentence": critical_sentence(path),
+        "ambiguous_ratio": float(path.shares["ambiguous_ratio"].sum()),
+        "shares": [row | {"time_ratio": row["held_ns"] / held_ns} for row in path.shares.rows()],
+    }
 
 
 def _is_change(word: str) -> bool:
@@ -161,19 +184,18 @@ def _is_change(word: str) -> bool:
     return re.fullmatch(r"[a-z0-9_.]+=[^/]*", word) is not None and not Path(word).exists()
 
 
-def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], *, best_buckets: bool) -> list[Answer]:
+def _answers(
+    trace: Trace, graph: Graph, changes: Sequence[Change], unsaid: list[str], *, best_buckets: bool
+) -> list[Answer]:
     """Predict the changes asked for; without any, those of the best size of buckets, or a ranking of single changes."""
-    from stashtrace.replay import BUCKET, gradient_buckets, single_changes, what_if
+    from stashtrace.replay import BUCKET, buckets_if_any, gradient_buckets, single_changes, what_if
 
     if changes:
         asked = any(change.quantity == BUCKET for change in changes)
         return [what_if(graph, changes, buckets=gradient_buckets(trace, graph) if asked else None)]
     if best_buckets:
         return [_best(graph, gradient_buckets(trace, graph))]
-    buckets = None
-    with contextlib.suppress(MissingDataError):  # a job without such buckets: nothing to rank
-        buckets = gradient_buckets(trace, graph)
-    return single_changes(graph, buckets=buckets)
+    return single_changes(graph, buckets=buckets_if_any(trace, graph, unsaid), unsaid=unsaid)
 
 
 def _check_apply(arguments: argparse.Namespace, changes: Sequence[Change], command: Sequence[str]) -> None:

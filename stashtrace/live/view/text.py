@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from stashtrace.faults import guarded
 from stashtrace.live.state import Event
 from stashtrace.live.view.merged import OLD_ROUNDS, HostView, LiveView, RankView
 from stashtrace.summary.bars import Budget, budget_lines
@@ -43,11 +44,19 @@ def live_lines(view: LiveView, look: Look, *, height: int = 0, keys: str = "") -
 
     ``height``: lines that there is room for; 0 for any number. ``keys``: what the keys of the screen do.
     """
-    top = [*_title(view, look), *_condition(view, look), *_warnings(view, look)]
-    bars = _bars(view, look)
-    verdicts = _verdict_items(view, look)
-    events = _event_items(view, look)
-    foot = ["", *_foot(view, look, keys)]
+
+    def lines_of(what: str, make: Callable[[LiveView, Look], list[str]]) -> list[str]:
+        return guarded(what, lambda: make(view, look), lambda line: look.wrap(line, f"{_INDENT}! ", _INDENT * 2))
+
+    def items_of(what: str, make: Callable[[LiveView, Look], Sequence[list[str]]]) -> Sequence[list[str]]:
+        return guarded(what, lambda: make(view, look), lambda line: [look.wrap(line, f"{_INDENT}! ", _INDENT * 2)])
+
+    parts = (("the title", _title), ("the condition", _condition), ("warnings", _warnings))
+    top = [line for what, make in parts for line in lines_of(what, make)]
+    bars = lines_of("the budget", _bars)
+    verdicts = items_of("the verdicts", _verdict_items)
+    events = items_of("the events", _event_items)
+    foot = ["", *lines_of("the last lines", lambda view, look: _foot(view, look, keys))]
     room = height - len(top) - len(foot) if height > 0 else _ANY
     bars = bars[: max(room, 0)]
     room -= len(bars)

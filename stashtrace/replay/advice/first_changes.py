@@ -7,7 +7,6 @@ batches, one stands for all; a second change must save more together with the fi
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.faults import guarded
 from stashtrace.replay.change_transfers import LINKS
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, Change
-from stashtrace.replay.communication.buckets import Buckets, gradient_buckets
+from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
 from stashtrace.replay.communication.ddp import WRAPPER
 from stashtrace.replay.communication.messages import gradient_messages
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
@@ -153,10 +152,9 @@ def first_changes(trace: Trace) -> Table:
         raise MissingDataError(
             unreliable(run), hint="`stashtrace whatif` shows what is known of the run's critical path all the same"
         )
-    buckets = None
-    with contextlib.suppress(MissingDataError):  # a job without such buckets
-        buckets = gradient_buckets(trace, graph)
-    answers = single_changes(graph, buckets=buckets)
+    unsaid: list[str] = []
+    buckets = buckets_if_any(trace, graph, unsaid)
+    answers = single_changes(graph, buckets=buckets, unsaid=unsaid)
     # What one rank does longer than the others is asked by itself, and files are no code that could be quicker.
     if len(np.unique(graph.ends_rank)) > 1 or _is_in_files(trace, graph):
         answers = [answer for answer in answers if answer.changes[0].quantity != "python"]
@@ -166,7 +164,7 @@ def first_changes(trace: Trace) -> Table:
     if any(one.change.quantity == "straggler" and one.sure != "sure" for one in chosen) and _is_by_turns(trace):
         chosen = _chosen(graph, [one for one in answers if one.changes[0].quantity != "straggler"], buckets)
     if not chosen:
-        return _because("no single change that can be replayed is predicted to save 3 % of a step or more")
+        return _because("no single change that can be replayed is predicted to save 3 % of a step or more", *unsaid)
     present, count = _ranks_recorded(trace)
     if present < count and len(trace.collectives):  # one of the others may be as late
         chosen = [replace(one, low_ns=0.0) for one in chosen]
@@ -180,7 +178,7 @@ def first_changes(trace: Trace) -> Table:
         chosen = [replace(one, kind="loads") if one.change.quantity == "checkpoint" else one for one in chosen]
     step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
     step_ns = run.replayed_ns if step is None else step.mean_ns
-    return Table.from_rows(FIRST_CHANGES, [_row(one, step_ns) for one in chosen])
+    return Table.from_rows(FIRST_CHANGES, [*(_row(one, step_ns) for one in chosen), *map(_reason, unsaid)])
 
 
 def _sends_gradients(trace: Trace, graph: Graph) -> bool:
@@ -282,8 +280,13 @@ def _rows_count(trace: Trace) -> int:
     return sum(map(len, tables))
 
 
-def _because(reason: str) -> Table:
-    return Table.from_rows(FIRST_CHANGES, [("", -1, -1, -1.0, -1.0, "", -1, -1, "", -1, reason)])
+def _because(*reasons: str) -> Table:
+    return Table.from_rows(FIRST_CHANGES, list(map(_reason, reasons)))
+
+
+def _reason(reason: str) -> tuple[object, ...]:
+    """Return the row of a reason why something is not predicted."""
+    return ("", -1, -1, -1.0, -1.0, "", -1, -1, "", -1, reason)
 
 
 def _row(one: FirstChange, step_ns: float) -> tuple[object, ...]:

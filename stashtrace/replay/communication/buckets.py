@@ -12,6 +12,7 @@ the message before it and that of the message itself.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.calibration.robust_line import Floats, least_absolute
 from stashtrace.errors import MissingDataError
+from stashtrace.faults import guarded
 from stashtrace.replay.communication.communication_model import LinkFit, links_of, ranked_buckets, tells_bytes
 from stashtrace.replay.communication.ddp import WRAPPER, DdpFacts
 from stashtrace.replay.communication.messages import Messages, gradient_messages
@@ -99,6 +101,17 @@ def gradient_buckets(trace: Trace, graph: Graph) -> Buckets:
         ddp=messages.ddp,
         candidates_mib=_candidates(messages, rows[: first[1]]),
     )
+
+
+def buckets_if_any(trace: Trace, graph: Graph, unsaid: list[str]) -> Buckets | None:
+    """Return the buckets of a run; None if it sends none, or by a fault of ours, for which ``unsaid`` gets a line."""
+
+    def found() -> Buckets | None:
+        with contextlib.suppress(MissingDataError):
+            return gradient_buckets(trace, graph)
+        return None
+
+    return guarded("other sizes of buckets", found, unsaid.append)
 
 
 def _require_buckets(trace: Trace, messages: Messages, rows: Int64) -> None:

@@ -3,9 +3,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from stashtrace.analysis.findings.claim_rows import NOT_SAID
+from stashtrace.faults import guarded
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page.first_parts import group_title
 from stashtrace.report.page.later_parts import slow_lead
@@ -24,19 +26,20 @@ def markdown(facts: dict[str, Any]) -> str:
 
     ``facts``: as :func:`stashtrace.report.document.report_facts` returns it.
     """
-    blocks = [
-        "## " + code(facts["path"]).join(title_around(facts)),
-        *_ending(facts),
-        *([] if facts["ending"] else [plain(facts["verdict"])]),
-        plain(", ".join(facts["headline"])),
-        *_verdicts(facts),
-        *_budget(facts["budget"], facts["commands"]["budget"]),
-        *_waits(facts),
-        *_slow(facts),
-        *_links(facts),
-        *_trust(facts),
-        *_machine(facts),
-    ]
+    parts: dict[str, Callable[[], list[str]]] = {
+        "the title": lambda: ["## " + code(facts["path"]).join(title_around(facts))],
+        "how the job ended": lambda: _ending(facts),
+        "the verdict": lambda: [] if facts["ending"] else [plain(facts["verdict"])],
+        "the headline": lambda: [plain(", ".join(facts["headline"])), *map(plain, facts["not_said"])],
+        "what slows it down": lambda: _verdicts(facts),
+        "the budget": lambda: _budget(facts["budget"], facts["commands"]["budget"]),
+        "the costliest waits": lambda: _waits(facts),
+        "the slow steps": lambda: _slow(facts),
+        "the links": lambda: _links(facts),
+        "how far to trust it": lambda: _trust(facts),
+        "the machine": lambda: _machine(facts),
+    }
+    blocks = [block for what, make in parts.items() for block in guarded(what, make, lambda line: [plain(line)])]
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
@@ -141,7 +144,7 @@ def _links(facts: dict[str, Any]) -> list[str]:
 
 
 def _trust(facts: dict[str, Any]) -> list[str]:
-    lines = [f"- {plain(each['text'])}" for each in claims_of(facts, "trust", "loss")]
+    lines = [f"- {plain(each['text'])}" for each in claims_of(facts, "trust", "loss") if each["kind"] != NOT_SAID]
     return ["### How far to trust it", "\n".join(lines)] if lines else []
 
 

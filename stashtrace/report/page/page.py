@@ -3,8 +3,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from stashtrace.faults import guarded
 from stashtrace.report.page.first_parts import budget_part, ending_part, heat_part, verdict_part
 from stashtrace.report.page.html import embedded_json, own_file, paragraph, section, tag, text, whole_page
 from stashtrace.report.page.later_parts import links_part, losses_part, machine_part, slow_part, waits_part
@@ -17,14 +20,8 @@ def page(facts: dict[str, Any]) -> str:
     ``facts``: as :func:`stashtrace.report.document.report_facts` returns it.
     """
     parts = [
-        ("verdict", "What slows it down", verdict_part(facts)),
-        ("budget", "Where the time of a step goes", budget_part(facts)),
-        ("heat", "Which steps and which ranks", heat_part(facts)),
-        ("waits", "The costliest waits", waits_part(facts)),
-        ("slow", "Slow steps", slow_part(facts)),
-        ("links", "Links", links_part(facts)),
-        ("losses", "Losses and own cost", losses_part(facts)),
-        ("machine", "Machine, versions and command", machine_part(facts)),
+        (name, title, guarded(title.lower(), partial(make, facts), lambda line: [paragraph(sentence(line), "warn")]))
+        for name, title, make in _PARTS
     ]
     shown = [(name, title, content) for name, title, content in parts if content]
     contents = "".join(f'<li><a href="#{name}">{text(title)}</a></li>' for name, title, _ in shown)
@@ -36,6 +33,7 @@ def page(facts: dict[str, Any]) -> str:
         *ending_part(facts),
         *([paragraph(sentence(facts["verdict"]), "claim")] if facts["verdict"] and not facts["ending"] else []),
         paragraph(", ".join(facts["headline"]), "soft"),
+        *(paragraph(sentence(line), "warn") for line in facts["not_said"]),
         tag("nav", tag("ul", contents), aria_label="Parts of the report"),
         "</header>",
         '<main id="main">',
@@ -48,6 +46,17 @@ def page(facts: dict[str, Any]) -> str:
     return whole_page(f"{facts['path']} - stashtrace report", body, script=script)
 
 
+#: Parts of the page in their order: name, title, what makes it.
+_PARTS: tuple[tuple[str, str, Callable[[dict[str, Any]], list[str]]], ...] = (
+    ("verdict", "What slows it down", verdict_part),
+    ("budget", "Where the time of a step goes", budget_part),
+    ("heat", "Which steps and which ranks", heat_part),
+    ("waits", "The costliest waits", waits_part),
+    ("slow", "Slow steps", slow_part),
+    ("links", "Links", links_part),
+    ("losses", "Losses and own cost", losses_part),
+    ("machine", "Machine, versions and command", machine_part),
+)
 _FOOTER = (
     "Made by stashtrace from one recording. All of it is in this file; the same facts are in it as JSON, in the element"
     " with the id facts. Times are of the recorded run: another run of the same job may differ."

@@ -1,0 +1,193 @@
+"""A fault of ours costs the line that it was to make: every other line of a page stands.
+
+Each part of a page is broken in turn. Elsewhere tests see faults raised (``tests/conftest.py``).
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from summary.scenes import job
+
+from stashtrace import faults
+from stashtrace.analysis.findings import Summary, all_claims, summarize
+from stashtrace.analysis.findings.claim_rows import tables_of
+from stashtrace.analysis.findings.summary_input import budgets, gather
+from stashtrace.analysis.graph import build
+from stashtrace.cli.commands.summary import FORMATS
+from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.replay import single_changes, whatif
+from stashtrace.replay.advice import first_changes
+from stashtrace.report.document import report_facts
+from stashtrace.report.page import markdown, page
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.look import Look
+from stashtrace.summary.summary_document import document
+from stashtrace.summary.summary_text import render, summary
+from stashtrace.summary.words.claim_templates import CLAIMS
+from stashtrace.summary.words.evidence_templates import EVIDENCE
+
+UNSAID = "(a fault of stashtrace; --debug shows the trace)"
+FINDINGS, WORDS, REPORT = "stashtrace.analysis.findings", "stashtrace.summary.words", "stashtrace.report"
+#: Module, name in it, and what of the summary is lost with it.
+OF_THE_SUMMARY = (
+    *((f"{FINDINGS}.all_claims", name) for name in ("loss_claims", "contention_claims", "ending_claims", "verdicts")),
+    *((f"{FINDINGS}.all_claims", name) for name in ("in_steps", "change_claims", "spike_claims", "_steps")),
+    *((f"{FINDINGS}.summary_input", name) for name in ("straggler_causes", "hidden", "changes_of", "spikes_of")),
+    *((f"{FINDINGS}.summary_input", name) for name in ("bounds_of_groups", "blocked_calls", "files_of_ranks", "trust")),
+    *((f"{FINDINGS}.verdicts", name) for name in ("late_claims", "loading", "file_claims")),
+    (f"{FINDINGS}.lateness.costliest_wait", "late"),
+    (f"{WORDS}.headline", "_headline_text"),
+    (f"{WORDS}.claim_templates", "steps_text"),
+    ("stashtrace.summary.summary_text", "_next"),
+)
+OF_THE_PAGE = (
+    *((f"{REPORT}.document", name) for name in ("link_facts", "loss_rows", "machine_facts", "_worst", "budget_groups")),
+    *((f"{REPORT}.document", name) for name in ("heat_maps", "costliest_waits", "slow_steps", "_headline")),
+)
+
+
+@pytest.fixture(autouse=True)
+def kept() -> Iterator[None]:
+    """Faults cost their lines, as they do for a user."""
+    with faults.raised(False):
+        yield
+
+
+def slow_job() -> Trace:
+    """Rank 1 waits for batches in the making, and rank 0 for rank 1."""
+    return job(prep={1: 40}, sleep={0: 3})[1]
+
+
+def fail(*arguments: Any, **options: Any) -> Any:
+    raise KeyError("nobody thought of this")
+
+
+def budget_lines(text: str) -> list[str]:
+    """The rows of bars."""
+    return [line for line in text.splitlines() if re.match(r"  \d +\d.* ms +\d+ %", line)]
+
+
+WHOLE = summary(slow_job(), shown="./run")
+
+
+@pytest.mark.parametrize(("module", "name"), OF_THE_SUMMARY)
+def test_a_part_of_the_summary(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+    assert len(budget_lines(WHOLE)) == 2
+    monkeypatch.setattr(importlib.import_module(module), name, fail)
+    text = summary(slow_job(), shown="./run")
+    assert UNSAID in " ".join(text.split())
+    assert len(budget_lines(text)) == 2
+    kept_lines = set(WHOLE.splitlines()) & set(text.splitlines())
+    assert len(kept_lines) > len(set(WHOLE.splitlines())) / 3
+    with faults.raised(), pytest.raises(KeyError, match="nobody thought"):
+        summary(slow_job(), shown="./run")
+
+
+def test_each_detector() -> None:
+    facts = gather(slow_job())
+    kinds = [claim.kind for claim in all_claims.claims_of(facts)]
+    for name in all_claims._DETECTORS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(all_claims._DETECTORS, name, fail)
+            found = all_claims.claims_of(facts)
+        assert [claim.name for claim in found if claim.kind == "not_said"] == [f"not said: {name} {UNSAID}"]
+        assert len(found) > len(kinds) / 2
+        assert len(budget_lines(render(Summary(budgets(facts), *tables_of(found)), Look(), "./run"))) == 2
+
+
+def test_the_words_of_each_claim_and_of_each_piece_of_evidence() -> None:
+    tables = summarize(slow_job())
+    for broken, names in ((CLAIMS, tables.findings["kind"]), (EVIDENCE, tables.evidence["code"])):
+        for name in set(names.tolist()) & set(broken) - {"steps"}:  # these have a form of their own: ``steps_text``
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setitem(broken, name, fail)
+                text, found = render(tables, Look(), "./run"), document(tables)
+            assert len(budget_lines(text)) == 2
+            said = json.dumps(found)
+            assert f"not said: the {'claim' if broken is CLAIMS else 'evidence'} '{name}' {UNSAID}" in said
+            assert said.count(UNSAID) <= 2 + (names == name).sum()
+
+
+@pytest.mark.parametrize("name", ["first_changes", "single_changes", "what_if"])
+def test_what_to_do_first(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(first_changes, name, fail)
+    text = FORMATS["text"](slow_job(), "./run")
+    assert f"do first: not said: what to do first {UNSAID}" in " ".join(text.split())
+    assert set(WHOLE.splitlines()) <= set(text.splitlines())
+
+
+def test_without_a_budget_the_rest_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{FINDINGS}.summary_input.find_stalls", fail)
+    text = " ".join(FORMATS["text"](slow_job(), "./run").split())
+    assert f"not said: where the time of the steps went {UNSAID}" in text
+    assert "2 ranks" in text
+    assert "own cost" in text
+    assert "no training steps" not in text
+    assert "Where the time of a step goes" in page(report_facts(slow_job(), ["./run"]))
+
+
+@pytest.mark.parametrize(("module", "name"), OF_THE_PAGE)
+def test_a_part_of_the_page(monkeypatch: pytest.MonkeyPatch, module: str, name: str) -> None:
+    monkeypatch.setattr(importlib.import_module(module), name, fail)
+    facts = report_facts(slow_job(), ["./run"])
+    for text in (page(facts), markdown(facts)):
+        assert "input bound" in text
+        assert "fault of stashtrace" in text
+    assert "Machine, versions and command" in page(facts)
+
+
+def test_a_section_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = report_facts(slow_job(), ["./run"])
+    assert "fault of stashtrace" not in page(facts) + markdown(facts)
+    page_module = importlib.import_module("stashtrace.report.page.page")
+    titles = [title for _, title, _ in page_module._PARTS]
+    for broken in range(len(titles)):
+        parts = [(n, t, fail if at == broken else make) for at, (n, t, make) in enumerate(page_module._PARTS)]
+        with monkeypatch.context() as patch:
+            patch.setattr(page_module, "_PARTS", parts)
+            text = page(facts)
+        assert text.count("fault of stashtrace") == 1
+        assert all(title in text for title in titles)
+    facts["waits"] = {"cut_outs": 5}
+    assert "Not said: the costliest waits" in page(facts)
+    assert "not said: the costliest waits" in markdown(facts).replace("\\", "")
+
+
+def test_one_change_of_a_what_if(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, unsaid = build(slow_job()), list[str]()
+    known = [str(answer.changes[0]) for answer in single_changes(graph)]
+    assert "straggler=0" in known
+    monkeypatch.setattr(whatif, "_require_peers", fail)
+    found = [str(answer.changes[0]) for answer in single_changes(graph, unsaid=unsaid)]
+    assert found == [change for change in known if change != "straggler=0"]
+    assert unsaid == [f"not said: what straggler=0 would save {UNSAID}"]
+    said = first_changes.what_to_do_first(slow_job())
+    assert [line for line in said["reason"].tolist() if line] == unsaid
+
+
+def test_what_is_no_fault_is_said_as_such() -> None:
+    def lacks() -> str:
+        raise MissingDataError("no rank has two steps")
+
+    def asked_wrongly() -> str:
+        raise UsageError("a bucket cannot have -1 bytes")
+
+    assert faults.guarded("the path", lacks, str) == "not said: the path: no rank has two steps"
+    assert faults.guarded("the path", asked_wrongly, str) == f"not said: the path {UNSAID}"
+    for error in (MemoryError(), OSError("the disk is gone"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            faults.guarded("the path", lambda error=error: (_ for _ in ()).throw(error), str)
+
+
+def test_tests_see_faults() -> None:
+    assert os.environ[faults.VARIABLE] == "raise"
+    with faults.raised(), pytest.raises(KeyError):
+        faults.guarded("the path", fail, str)
