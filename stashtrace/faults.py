@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 #: Set to ``raise``, a fault ends the command, as with ``--debug``: so tests see it.
 VARIABLE = "STASHTRACE_FAULTS"
-_is_raised = os.environ.get(VARIABLE) == "raise"
+_wanted: bool | None = None
 
 
 def guarded(what: str, make: Callable[[], T], otherwise: Callable[[str], T]) -> T:
@@ -32,9 +32,13 @@ def guarded(what: str, make: Callable[[], T], otherwise: Callable[[str], T]) -> 
     except (MemoryError, OSError):
         raise
     except Exception as error:
-        if _is_raised or is_native_failure(error):
+        if _are_raised() or is_native_failure(error):
             raise
         return otherwise(not_said(what, error))
+
+
+def _are_raised() -> bool:
+    return os.environ.get(VARIABLE) == "raise" if _wanted is None else _wanted
 
 
 def not_said(what: str, error: Exception) -> str:
@@ -47,9 +51,9 @@ def not_said(what: str, error: Exception) -> str:
 @contextlib.contextmanager
 def raised(wanted: bool = True) -> Iterator[None]:
     """Have faults end the command, so that their trace is seen; or not."""
-    global _is_raised
-    before, _is_raised = _is_raised, wanted
+    global _wanted
+    before, _wanted = _wanted, wanted
     try:
         yield
     finally:
-        _is_raised = before
+        _wanted = before

@@ -9,18 +9,20 @@ from collections.abc import Callable
 from builders import MS, ProcessBuilder
 from wait_chains import REST, Job, noisy, pipeline_of
 
+from stashtrace.replay.communication.ddp import BUCKET, GRADIENTS
 from stashtrace.schema.kinds import (
     Awaited,
     CollectiveOp,
     CopyDirection,
     DeviceCall,
+    ElementType,
     IoOp,
     PhaseFlag,
     SpanKind,
     ThreadRole,
     WaitOp,
 )
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
 
 #: Step -> milliseconds.
 Shape = Callable[[int], float]
@@ -68,6 +70,7 @@ def _data_parallel(draw: random.Random) -> Trace:
     ]
     last = [steps - (draw.randrange(1, steps) if draw.random() < 0.05 else 0) for _ in range(ranks)]
     by_turns, meets_twice = draw.random() < 0.15, draw.random() < 0.3
+    buckets = _buckets(draw) if draw.random() < 0.4 else []
 
     def spent(kind: str, step: int, rank: int) -> float:
         if by_turns and step % ranks != rank:
@@ -83,6 +86,8 @@ def _data_parallel(draw: random.Random) -> Trace:
                 job.load(rank, step, spent("load", step, rank))
             job.compute(rank, 5 + noise(step, rank) + spent("compute", step, rank))
             job.compute(rank, 10 + spent("backward", step, rank), "backward")
+        if buckets and len(there) > 1:
+            _send(job, there, buckets, MS * 10)
         if len(there) > 1:
             if meets_twice:
                 job.meet(there, group=0x77, op=CollectiveOp.ALL_GATHER)
@@ -91,7 +96,56 @@ def _data_parallel(draw: random.Random) -> Trace:
             job.compute(rank, 1 + spent("optimizer", step, rank), "optimizer")
     if draw.random() < 0.7:
         _add_rows(draw, job)
+    if buckets:
+        _say_buckets(draw, job, buckets)
+    if draw.random() < 0.25:
+        _as_of_a_profiler(draw, job)
     return job.trace()
+
+
+def _buckets(draw: random.Random) -> list[tuple[int, ElementType]]:
+    """Bytes and elements of what a backward pass sends: buckets of gradients, maps of parameters, counts of tokens."""
+    count = draw.choice([1, 2, 3, 5, 12])
+    sizes = [draw.choice([8, 48, 4096, 1 << 20, 13_000_000, 100_000_000, 3_000_000_000]) for _ in range(count)]
+    return [(size, draw.choice([ElementType.FLOAT32] * 3 + list(ElementType))) for size in sizes]
+
+
+def _send(job: Job, ranks: list[int], buckets: list[tuple[int, ElementType]], backward_ns: int) -> None:
+    """Send buckets while the backward pass that has just ended still ran."""
+    for at, (size, element) in enumerate(buckets):
+        calls = {rank: job.now[rank] - backward_ns + at * backward_ns // len(buckets) for rank in ranks}
+        end = max(calls.values()) + MS // 2
+        job.build.collective({rank: (call, end) for rank, call in calls.items()}, message_bytes=size, element=element)
+
+
+def _say_buckets(draw: random.Random, job: Job, buckets: list[tuple[int, ElementType]]) -> None:
+    """Say what DistributedDataParallel says of itself; it need not be what is sent."""
+    cap, gradients = draw.choice(["25 default", "1e-05 script", "100 applied", "x y"]), [size for size, _ in buckets]
+    if draw.random() < 0.5:
+        gradients = [part for size in gradients for part in (size // 2, size - size // 2)]
+    facts = {f"{BUCKET} 0": cap, f"{GRADIENTS} 0": " ".join(map(str, gradients))}
+    for process in job.build.ranks.values():
+        for key, value in facts.items() if draw.random() < 0.9 else ():
+            _say(process, key, value)
+
+
+def _say(process: ProcessBuilder, key: str, value: str) -> None:
+    strings = process.build.strings
+    process.build.add(
+        "metadata", process_id=process.process_id, key_code=strings.code(key), value_code=strings.code(value)
+    )
+
+
+def _as_of_a_profiler(draw: random.Random, job: Job) -> None:
+    """Leave out what files of profilers lack, and say what their importers say of them."""
+    rows = job.build.rows
+    for table in ("waits", "batches", "io", "collective_waits", "phases"):
+        if draw.random() < 0.5:
+            rows[table].clear()
+    facts = [name for name in (OPERATORS_RECORDED, HOST_NOT_RECORDED, DEVICE_WORK_NOT_READ) if draw.random() < 0.5]
+    for process in job.build.ranks.values():
+        for key in ("imported", *facts):
+            _say(process, key, "kineto")
 
 
 def _pipeline(draw: random.Random) -> Trace:

@@ -22,7 +22,8 @@ from stashtrace.analysis.graph import build
 from stashtrace.analysis.registry import ANALYSES
 from stashtrace.cli.commands.summary import FORMATS
 from stashtrace.errors import StashtraceError
-from stashtrace.replay import Change, what_if
+from stashtrace.replay import Change, buckets_if_any, gradient_buckets, single_changes, what_if
+from stashtrace.replay.communication.communication_model import communication_model
 from stashtrace.report.document import report_facts
 from stashtrace.report.page import markdown, page
 from stashtrace.schema.trace import Trace
@@ -42,6 +43,9 @@ def questions(trace: Trace, before: Trace, folder: Path) -> Iterator[Callable[[]
     yield lambda: page(report_facts(trace, ["./run"]))
     yield lambda: markdown(report_facts(trace, ["./run"]))
     yield from (partial(stashtrace.analyze, trace, name) for name, _, _ in ANALYSES)
+    yield lambda: single_changes(build(trace), buckets=buckets_if_any(trace, build(trace), []))
+    yield lambda: what_if(build(trace), [Change.parse("bucket_mb=4")], buckets=gradient_buckets(trace, build(trace)))
+    yield lambda: communication_model(trace)
     for text in CHANGES:
         yield partial(lambda text: what_if(build(trace), Change.parse_all(text)), text)
     yield lambda: verdict(diff(before, trace), "before", "after")
