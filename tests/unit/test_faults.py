@@ -11,9 +11,11 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from live_states import made_up_state
 from summary.scenes import job
 
 from stashtrace import faults
@@ -21,8 +23,12 @@ from stashtrace.analysis.findings import Summary, all_claims, summarize
 from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.summary_input import budgets, gather
 from stashtrace.analysis.graph import build
+from stashtrace.cli import main
 from stashtrace.cli.commands.summary import FORMATS
+from stashtrace.cli.merging import _write_timeline
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.live.view.merged import merge_states
+from stashtrace.live.view.text import live_lines
 from stashtrace.replay import single_changes, whatif
 from stashtrace.replay.advice import first_changes
 from stashtrace.report.document import report_facts
@@ -171,6 +177,38 @@ def test_one_change_of_a_what_if(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unsaid == [f"not said: what straggler=0 would save {UNSAID}"]
     said = first_changes.what_to_do_first(slow_job())
     assert [line for line in said["reason"].tolist() if line] == unsaid
+
+
+@pytest.mark.parametrize("words", [("summary",), ("report", "--format", "markdown"), ("whatif",)])
+def test_a_command_answers_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    run = str(tmp_path / "run")
+    assert main(["synth", run, "--ranks", "2", "--steps", "6"]) == 0
+    monkeypatch.setattr(f"{FINDINGS}.all_claims.spike_claims", fail)
+    monkeypatch.setattr("stashtrace.analysis.graph.critical_path_tables.CriticalPath.of", fail)
+    capsys.readouterr()
+    assert main([*words, run]) == 0
+    assert UNSAID in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(KeyError, match="nobody thought"):
+        main([*words, run, "--debug"])
+
+
+def test_a_timeline_that_fails_costs_no_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stashtrace.exporters.registry.export", fail)
+    assert _write_timeline(slow_job(), tmp_path / "timeline") == [f"not said: the timeline {UNSAID}"]
+
+
+def test_a_panel_of_the_live_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = made_up_state()
+    view = merge_states([made], {}, path="run", origin="follower", now_realtime_ns=made.updated_realtime_ns)
+    whole = live_lines(view, Look())
+    for name in ("_title", "_condition", "_warnings", "_bars", "_verdict_items", "_event_items", "_foot"):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"stashtrace.live.view.text.{name}", fail)
+            lines = live_lines(view, Look())
+        assert UNSAID in " ".join(" ".join(lines).split())
+        assert len(set(lines) & set(whole)) > len(set(whole)) / 3
 
 
 def test_what_is_no_fault_is_said_as_such() -> None:
