@@ -1,11 +1,24 @@
-"""Errors that a person sees, each with its exit code and an optional hint."""
+"""Errors that a person sees, each with its exit code and an optional hint; and what a fault of ours costs.
+
+A page is made of parts: claims, their words, their evidence, what to do first, pictures, tables. Whoever puts parts
+together makes each by :func:`guarded`: a fault costs the line that it was to make, never the page around it.
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
+T = TypeVar("T")
+
+#: Set to ``raise``, a fault ends the command, as with ``--debug``: so tests see it.
+FAULTS_VARIABLE = "STASHTRACE_FAULTS"
+#: Whether faults are raised, whatever that variable says.
+_are_wanted: bool | None = None
 BUILD_HINT = "build it with `make native`, or install the package again"
 
 
@@ -115,3 +128,41 @@ def native_failure(error: Exception) -> CaptureError:
             f"the recorder cannot be loaded: it is not built for this Python ({python})", hint=BUILD_HINT
         )
     return CaptureError(f"the recorder cannot be loaded: {error}", hint=BUILD_HINT)
+
+
+def guarded(what: str, make: Callable[[], T], otherwise: Callable[[str], T]) -> T:
+    """Return what a function makes; where it fails, what another one makes of the line that says so.
+
+    ``what``: name of the part, as a person would say it: ``the claim about slow steps``. Want of memory and errors of
+    the system are not of one part, and go on; so does everything where faults are to be seen (:func:`raised`).
+    """
+    try:
+        return make()
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:
+        if _are_raised() or is_native_failure(error):
+            raise
+        return otherwise(not_said(what, error))
+
+
+def _are_raised() -> bool:
+    return os.environ.get(FAULTS_VARIABLE) == "raise" if _are_wanted is None else _are_wanted
+
+
+def not_said(what: str, error: Exception) -> str:
+    """Say that a part is missing: for want of data, or by a fault of ours."""
+    if isinstance(error, StashtraceError) and not isinstance(error, UsageError):
+        return f"not said: {what}: {error}"
+    return f"not said: {what} (a fault of stashtrace; --debug shows the trace)"
+
+
+@contextlib.contextmanager
+def raised(wanted: bool = True) -> Iterator[None]:
+    """Have faults end the command, so that their trace is seen; or not."""
+    global _are_wanted
+    before, _are_wanted = _are_wanted, wanted
+    try:
+        yield
+    finally:
+        _are_wanted = before

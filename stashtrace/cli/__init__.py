@@ -15,8 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO, cast
 
-from stashtrace.errors import OutputError, StashtraceError, UsageError, is_native_failure, native_failure
-from stashtrace.faults import raised
+from stashtrace.errors import OutputError, StashtraceError, UsageError, is_native_failure, native_failure, raised
 
 if TYPE_CHECKING:
     from types import ModuleType

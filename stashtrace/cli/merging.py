@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stashtrace.cli import say_error
 from stashtrace.cli.find_runs import ignore_losses
 from stashtrace.cli.screen import Progress, Screen
-from stashtrace.errors import StashtraceError
-from stashtrace.faults import guarded
+from stashtrace.errors import StashtraceError, guarded
 from stashtrace.record import launchers
 from stashtrace.record.directory import (
     SUMMARY_FILE,

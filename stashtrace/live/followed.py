@@ -15,8 +15,7 @@ from typing import Any
 
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.stalls.sampled_cpus import last_values
-from stashtrace.errors import StashtraceError
-from stashtrace.faults import guarded
+from stashtrace.errors import StashtraceError, guarded
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round

@@ -18,8 +18,7 @@ import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.intervals import Int64
-from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.faults import guarded
+from stashtrace.errors import MissingDataError, UsageError, guarded
 from stashtrace.replay.change_times import require_time, with_time
 from stashtrace.replay.change_transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, TIMES, Change

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Sequence
 
 from stashtrace.analysis.findings import Summary, summarize
-from stashtrace.faults import guarded
+from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.bars import Budget, budget_lines

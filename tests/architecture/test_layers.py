@@ -41,7 +41,6 @@ FLOORS = {
     "output_files": 1,
     "units": 0.5,
     "errors": 0,
-    "faults": 0.5,
     "run_facts": 0,
     "scrubbing": 0,
     "text": 0,

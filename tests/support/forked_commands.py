@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.faults import VARIABLE
+from stashtrace.errors import FAULTS_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 #: First on the path of jobs that compile nothing.
@@ -55,7 +55,7 @@ def environment(**extra: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("STASHTRACE_") and k != "LD_PRELOAD"}
     # A package that is not installed is found; one that is (the usual case) wins by being the same.
     path = ":".join([str(EAGER_JOBS), str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
-    return {**kept, "PYTHONPATH": path, "LC_ALL": "C.UTF-8", VARIABLE: "raise", **extra}
+    return {**kept, "PYTHONPATH": path, "LC_ALL": "C.UTF-8", FAULTS_VARIABLE: "raise", **extra}
 
 
 def run_command(

@@ -18,7 +18,7 @@ import pytest
 from live_states import made_up_state
 from summary.scenes import job
 
-from stashtrace import faults
+from stashtrace import errors
 from stashtrace.analysis.findings import Summary, all_claims, summarize
 from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.summary_input import budgets, gather
@@ -63,7 +63,7 @@ OF_THE_PAGE = (
 @pytest.fixture(autouse=True)
 def kept() -> Iterator[None]:
     """Faults cost their lines, as they do for a user."""
-    with faults.raised(False):
+    with errors.raised(False):
         yield
 
 
@@ -93,7 +93,7 @@ def test_a_part_of_the_summary(monkeypatch: pytest.MonkeyPatch, module: str, nam
     assert len(budget_lines(text)) == 2
     kept_lines = set(WHOLE.splitlines()) & set(text.splitlines())
     assert len(kept_lines) > len(set(WHOLE.splitlines())) / 3
-    with faults.raised(), pytest.raises(KeyError, match="nobody thought"):
+    with errors.raised(), pytest.raises(KeyError, match="nobody thought"):
         summary(slow_job(), shown="./run")
 
 
@@ -218,14 +218,14 @@ def test_what_is_no_fault_is_said_as_such() -> None:
     def asked_wrongly() -> str:
         raise UsageError("a bucket cannot have -1 bytes")
 
-    assert faults.guarded("the path", lacks, str) == "not said: the path: no rank has two steps"
-    assert faults.guarded("the path", asked_wrongly, str) == f"not said: the path {UNSAID}"
+    assert errors.guarded("the path", lacks, str) == "not said: the path: no rank has two steps"
+    assert errors.guarded("the path", asked_wrongly, str) == f"not said: the path {UNSAID}"
     for error in (MemoryError(), OSError("the disk is gone"), KeyboardInterrupt()):
         with pytest.raises(type(error)):
-            faults.guarded("the path", lambda error=error: (_ for _ in ()).throw(error), str)
+            errors.guarded("the path", lambda error=error: (_ for _ in ()).throw(error), str)
 
 
 def test_tests_see_faults() -> None:
-    assert os.environ[faults.VARIABLE] == "raise"
-    with faults.raised(), pytest.raises(KeyError):
-        faults.guarded("the path", fail, str)
+    assert os.environ[errors.FAULTS_VARIABLE] == "raise"
+    with errors.raised(), pytest.raises(KeyError):
+        errors.guarded("the path", fail, str)

@@ -30,7 +30,7 @@ from stashtrace.analysis.findings.trust import (
 from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.analysis.io.staging import staged_opens, used_copies
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
-from stashtrace.faults import guarded
+from stashtrace.errors import guarded
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IoOp, Phase, PhaseFlag, SpanKind
 from stashtrace.schema.trace import PROCESSES, WHOLE_RECORDING, Trace

@@ -32,8 +32,7 @@ from stashtrace.analysis.steps.steps import counted_steps, in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.analysis.stragglers.file_calls import OnFile
-from stashtrace.errors import MissingDataError
-from stashtrace.faults import guarded
+from stashtrace.errors import MissingDataError, guarded
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
 from stashtrace.schema.stall_kinds import COLUMNS

@@ -34,7 +34,7 @@ from stashtrace.analysis.findings.unexplained_time import (
 )
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
 from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES
-from stashtrace.faults import guarded
+from stashtrace.errors import guarded
 from stashtrace.schema.kinds import Phase, ProcessRole, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, HOST_NOT_RECORDED, OPERATORS_RECORDED

@@ -21,8 +21,7 @@ from stashtrace.cli.parsing import (
     split_at_dashes,
 )
 from stashtrace.cli.print_results import print_answer
-from stashtrace.errors import CaptureError, MissingDataError, UsageError
-from stashtrace.faults import guarded
+from stashtrace.errors import CaptureError, MissingDataError, UsageError, guarded
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph import Graph

@@ -15,7 +15,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
-from stashtrace.faults import guarded
+from stashtrace.errors import guarded
 from stashtrace.live.state import Event
 from stashtrace.live.view.merged import OLD_ROUNDS, HostView, LiveView, RankView
 from stashtrace.summary.bars import Budget, budget_lines

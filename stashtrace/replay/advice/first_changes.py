@@ -27,8 +27,7 @@ from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import threads_without_steps
 from stashtrace.analysis.stragglers.file_calls import on_file
-from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.faults import guarded
+from stashtrace.errors import MissingDataError, UsageError, guarded
 from stashtrace.replay.change_transfers import LINKS
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any

@@ -23,8 +23,7 @@ from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.calibration.robust_line import Floats, least_absolute
-from stashtrace.errors import MissingDataError
-from stashtrace.faults import guarded
+from stashtrace.errors import MissingDataError, guarded
 from stashtrace.replay.communication.communication_model import LinkFit, links_of, ranked_buckets, tells_bytes
 from stashtrace.replay.communication.ddp import WRAPPER, DdpFacts
 from stashtrace.replay.communication.messages import Messages, gradient_messages

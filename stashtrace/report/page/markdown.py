@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stashtrace.analysis.findings.claim_rows import NOT_SAID
-from stashtrace.faults import guarded
+from stashtrace.errors import guarded
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page.first_parts import group_title
 from stashtrace.report.page.later_parts import slow_lead

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from stashtrace.faults import guarded
+from stashtrace.errors import guarded
 from stashtrace.report.page.first_parts import budget_part, ending_part, heat_part, verdict_part
 from stashtrace.report.page.html import embedded_json, own_file, paragraph, section, tag, text, whole_page
 from stashtrace.report.page.later_parts import links_part, losses_part, machine_part, slow_part, waits_part

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 
 from stashtrace.analysis.findings.claim_rows import NOT_SAID, Evidence
-from stashtrace.faults import guarded
+from stashtrace.errors import guarded
 from stashtrace.summary.words import claim_templates
 from stashtrace.summary.words.claim_templates import CLAIMS, loss, verdict_text
 from stashtrace.summary.words.evidence_templates import COSTLIEST, EVIDENCE, JOINERS

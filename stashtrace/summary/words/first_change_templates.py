@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stashtrace.faults import guarded
+from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.summary.words.template_parts import Row
 from stashtrace.units import duration_text, percent_text, range_text, ranks_text

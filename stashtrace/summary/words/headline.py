@@ -6,7 +6,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
-from stashtrace.faults import guarded
+from stashtrace.errors import guarded
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.change_templates import late_in_few_steps, steps_of_time
 from stashtrace.summary.words.claim_templates import verdict_text
