@@ -130,7 +130,7 @@ def _write_timeline(trace: Trace, path: Path) -> list[str]:
             return [str(error)]
         return []
 
-    return guarded("the timeline", written, lambda line: [line])
+    return guarded("the timeline", written, lambda _: ["a fault of stashtrace; --debug shows the trace"])
 
 
 def short_path(directory: Path) -> str:
