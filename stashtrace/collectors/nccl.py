@@ -12,7 +12,7 @@ numbers of their own, because other ranks do not take part in these.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,16 @@ import numpy.typing as npt
 
 from stashtrace.collectors.decode_context import DecodeContext, Int64, Subgroup, for_each
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import Bracket, CollectiveOp, CollectiveSource, CommEvent, DeviceClock, NcclFlag, Severity
+from stashtrace.schema.kinds import (
+    Bracket,
+    BracketFlag,
+    CollectiveOp,
+    CollectiveSource,
+    CommEvent,
+    DeviceClock,
+    NcclFlag,
+    Severity,
+)
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("nccl_comm", "nccl_call", "nccl_task", "nccl_channel", "nccl_proxy", "device_bracket", "stream_info")
@@ -61,9 +70,19 @@ class _Communicator:
     """What a process knows of a communicator; numbers are -1 if unknown."""
 
     name: str
-    rank: int = -1
     size: int = -1
     nodes_count: int = -1
+    #: Device -> rank in the communicator: a process may have one on each of its devices.
+    ranks: dict[int, int] = field(default_factory=dict)
+
+    def own_ranks(self) -> list[int]:
+        """Return the process's ranks in it, [-1] if it knows none."""
+        return sorted(set(self.ranks.values())) or [-1]
+
+    def rank_on(self, device: int) -> int:
+        """Return the rank of work on a device; where that is unknown, the only one there is."""
+        own = self.own_ranks()
+        return self.ranks.get(device, own[0] if len(own) == 1 else -1)
 
     def locality(self) -> tuple[int, str]:
         """Whether its traffic leaves a host, as ``crosses_hosts`` has it, and the evidence."""
@@ -86,7 +105,8 @@ def _groups(raw: RawProcess, context: DecodeContext) -> dict[int, _Communicator]
         if row["event_code"] in (CommEvent.FINALIZE, CommEvent.DESTROY, CommEvent.ABORT):
             continue
         group.name = context.text(row["name_id"]) or group.name
-        group.rank = int(row["group_rank"]) if row["group_rank"] >= 0 else group.rank
+        if row["group_rank"] >= 0:
+            group.ranks[int(row["device_index"])] = int(row["group_rank"])
         group.size = int(row["group_size"]) if row["group_size"] >= 0 else group.size
         group.nodes_count = int(row["nodes_count"]) if row["nodes_count"] >= 0 else group.nodes_count
     for name in ("nccl_call", "nccl_task"):
@@ -97,16 +117,18 @@ def _groups(raw: RawProcess, context: DecodeContext) -> dict[int, _Communicator]
 
 
 def _group_columns(groups: dict[int, _Communicator], context: DecodeContext) -> dict[str, Any]:
-    """Members are global ranks and need the other processes: ``loading.join`` fills them."""
-    code, listed = context.strings.code, list(groups.values())
+    """A row for each rank of the process. Members are global ranks: ``loading`` fills them, from all processes."""
+    code = context.strings.code
+    rows = [(value, group, rank) for value, group in groups.items() for rank in group.own_ranks()]
+    listed = [group for _, group, _ in rows]
     return {
         "process_id": context.process_id,
         "rank": context.rank,
-        "group_hash": np.array(list(groups), dtype=np.uint64),
+        "group_hash": np.array([value for value, _, _ in rows], dtype=np.uint64),
         "name_code": context.strings.codes(group.name for group in listed),
         "backend_code": code("nccl"),
         "members_code": code(""),
-        "group_rank": [group.rank for group in listed],
+        "group_rank": [rank for _, _, rank in rows],
         "group_size": [group.size for group in listed],
         "observed_count": -1,
         "backend_count": -1,
@@ -179,8 +201,11 @@ def _number(
     NCCL's own numbers count messages too, which differ between ranks, so messages are taken out again. Numbers of
     collectives are not counted anew: lost rows leave a gap and shift nothing.
     """
-    communicators = GroupBy(timed.group_hash)
-    hashes, comm = communicators.values, communicators.number
+    devices = GroupBy(timed.group_hash, timed.device)
+    places = zip(*(column.tolist() for column in devices.keys), strict=True)
+    own = np.array([groups[value].rank_on(device) for value, device in places], dtype=np.int64)[devices.number]
+    communicators = GroupBy(timed.group_hash, own)
+    hashes, comm = communicators.keys[0], communicators.number
     # Puts and signals (OTHER) go to one rank, too, and wake whoever waits for them.
     message = np.isin(timed.op, (*_MESSAGES, CollectiveOp.OTHER))
     order = np.lexsort((timed.call_ns, timed.sequence, comm))
@@ -191,7 +216,6 @@ def _number(
 
     # Subgroups: 0 the communicator itself, 1 replays of graphs, 2 tasks whose call was not seen beside calls that were,
     # 3 one-sided operations, from 4 on the pairs of ranks that exchange messages.
-    own = np.array([groups[value].rank for value in hashes.tolist()], dtype=np.int64)[comm]
     has_calls = communicators.any(timed.called)
     replayed = (timed.flags & NcclFlag.REPLAYED) != 0
     pair = np.isin(timed.op, _MESSAGES) & timed.called & (own >= 0) & (timed.peer >= 0)
@@ -238,6 +262,8 @@ class Timed:
     return_ns: Int64
     track_id: Int64
     stream_track_id: Int64
+    #: -1 if unknown.
+    device: Int64
     group_hash: npt.NDArray[np.uint64]
     sequence: Int64
     message_bytes: Int64
@@ -301,6 +327,7 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
         return_ns=return_ns,
         track_id=joined(context.caller_tracks(calls["tid"]), context.track(context.pid) if len(lone) else 0),
         stream_track_id=joined(context.stream_tracks(calls["stream_key"]), -1),
+        device=joined(_devices(calls["stream_key"], raw), -1),
         group_hash=np.concatenate([calls["group_hash"], lone["group_hash"]]),
         sequence=joined(calls["sequence"], 0),
         message_bytes=joined(calls["message_bytes"], 0),
@@ -357,6 +384,15 @@ class _Plugin:
         self.protocol_id[owner] = tasks["protocol_id"]
 
 
+def _devices(stream_keys: npt.NDArray[np.uint64], raw: RawProcess) -> Int64:
+    """Device of each row's stream, -1 where it is unknown."""
+    streams = raw.rows("stream_info")
+    if streams is None or not len(streams):
+        return np.full(len(stream_keys), -1, dtype=np.int64)
+    at = positions(streams["stream_key"], stream_keys)
+    return np.where(at >= 0, streams["device_index"][at], -1).astype(np.int64)
+
+
 def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext) -> tuple[Int64, Int64]:
     """(first event, second event) of the bracket of each call, -1 where there is none or it is untimed."""
     nothing = np.full(len(calls), -1, dtype=np.int64)
@@ -365,6 +401,7 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
         return nothing, nothing
     brackets = brackets[brackets["bracket_code"] == Bracket.COLLECTIVE]
     brackets = brackets[(brackets["begin_device_ns"] != -1) & (brackets["end_device_ns"] != -1)]
+    brackets = brackets[(brackets["bracket_flags"] & BracketFlag.LATE_LAUNCH) == 0]
     if not len(brackets):
         return nothing, nothing
     at = positions(brackets["correlation_id"], calls["call_id"].astype(np.uint64))
@@ -460,8 +497,8 @@ def _channels(raw: RawProcess, tasks: npt.NDArray[np.void], owner: Int64, count:
     known = (at >= 0) & (rows["begin_device_ns"] >= 0) & (rows["end_device_ns"] >= rows["begin_device_ns"])
     rows, operations = rows[known], GroupBy(owner[at[known]])
     several = operations.sizes > 1
-    for name, field in (("channel_skew_ns", "begin_device_ns"), ("channel_spread_ns", "end_device_ns")):
-        apart = operations.max(rows[field]) - operations.min(rows[field])
+    for name, stamp in (("channel_skew_ns", "begin_device_ns"), ("channel_spread_ns", "end_device_ns")):
+        apart = operations.max(rows[stamp]) - operations.min(rows[stamp])
         out[name][operations.values[several]] = apart[several]
     return out
 

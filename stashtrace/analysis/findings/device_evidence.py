@@ -168,7 +168,9 @@ def bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]
     op, spent = times["op"][rows], times["transfer_ns"][rows]
     worst = max(np.unique(op).tolist(), key=lambda name: int(spent[op == name].sum()))
     rows, spent = rows[op == worst], spent[op == worst]
-    sizes = {h: len(g.members) for h, g in group_table(trace).items()}
+    sizes = {h: max(len(g.members), g.size) for h, g in group_table(trace).items()}
+    if any(sizes[group] < 2 for group in np.unique(table["group_hash"][rows]).tolist()):
+        return []  # how many ranks shared the bytes is not known
     messages = zip(table["message_bytes"][rows].tolist(), table["group_hash"][rows].tolist(), strict=True)
     carried = sum(bus_bytes(worst, sizes[group], size) for size, group in messages)
     expected = expected_transfers(trace, calibration).expected_ns[rows]
