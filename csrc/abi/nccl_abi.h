@@ -113,16 +113,16 @@ constexpr std::int64_t bytes_of(DataType type) noexcept {
   NCCL_CALL(ncclCommFinalize, 21400, Comm)                                                                          \
   NCCL_CALL(ncclCommDestroy, 20000, Comm)                                                                           \
   NCCL_CALL(ncclCommAbort, 20000, Comm)                                                                             \
-  NCCL_CALL(ncclCommRevoke, 22807, Comm, int flags)
+  NCCL_CALL(ncclCommRevoke, 22807, Comm, int flags)                                                                 \
+  NCCL_CALL(ncclCommGetAsyncError, 20400, Comm, Result*)
 
 // Asked, never hooked.
-#define STASHTRACE_NCCL_QUERIES(NCCL_CALL)               \
-  NCCL_CALL(ncclGetVersion, 20000, int*)                 \
-  NCCL_CALL(ncclGetUniqueId, 20000, UniqueId*)           \
-  NCCL_CALL(ncclCommCount, 20000, Comm, int*)            \
-  NCCL_CALL(ncclCommUserRank, 20000, Comm, int*)         \
-  NCCL_CALL(ncclCommCuDevice, 20000, Comm, int*)         \
-  NCCL_CALL(ncclCommGetAsyncError, 20400, Comm, Result*) \
+#define STASHTRACE_NCCL_QUERIES(NCCL_CALL)       \
+  NCCL_CALL(ncclGetVersion, 20000, int*)         \
+  NCCL_CALL(ncclGetUniqueId, 20000, UniqueId*)   \
+  NCCL_CALL(ncclCommCount, 20000, Comm, int*)    \
+  NCCL_CALL(ncclCommUserRank, 20000, Comm, int*) \
+  NCCL_CALL(ncclCommCuDevice, 20000, Comm, int*) \
   NCCL_CALL(ncclCommGetUniqueId, 22902, Comm, UniqueId*)
 
 namespace function {  // function::ncclAllReduce is the type of that function

@@ -78,20 +78,35 @@ bool find_awaited(Slot& slot, bool last_chance) noexcept {
   return last_chance || ++slot.rounds >= kMostRounds;
 }
 
+// When an earlier bracket of the stream ended; 0 if that is not known.
+std::int64_t end_of(std::uint32_t bracket_id) noexcept {
+  const End& end = g_ends[bracket_id % kEndsKept];
+  return bracket_id != 0 && end.bracket_id == bracket_id ? end.device_ns : 0;
+}
+
+// 0: unknown.
+std::int64_t second_ns(const Slot& slot, const ContextState& context, std::int64_t first_ns) noexcept {
+  if (slot.second_as == slot.row.bracket_id) return first_ns;
+  if (slot.second == nullptr) return slot.second_as != 0 ? end_of(slot.second_as) : first_ns;
+  if (slot.first == nullptr) return event_ns(context, slot.second);
+  float between_ms = 0;
+  const bool good = driver.event_elapsed(&between_ms, slot.first, slot.second) == cuda::kSuccess && between_ms >= 0;
+  return good ? first_ns + rounded_ns(static_cast<double>(between_ms)) : 0;
+}
+
 void fill_times(Slot& slot, const ContextState& context) noexcept {
   schema::DeviceBracket& row = slot.row;
-  const std::int64_t begin = event_ns(context, slot.first);
-  float between_ms = 0;
-  bool good = begin != 0;
-  if (good && slot.second != nullptr)
-    good = driver.event_elapsed(&between_ms, slot.first, slot.second) == cuda::kSuccess && between_ms >= 0;
-  if (!good) {
-    row.bracket_flags |= bracket_flag::failed | bracket_flag::untimed;
-    counters.failed.fetch_add(1, std::memory_order_relaxed);
+  const std::int64_t begin = slot.first != nullptr ? event_ns(context, slot.first) : end_of(slot.first_as);
+  const std::int64_t end = begin != 0 ? second_ns(slot, context, begin) : 0;
+  if (end == 0) {
+    const bool refused = slot.first != nullptr || slot.second != nullptr;  // else the bracket before had no times
+    row.bracket_flags |= (refused ? bracket_flag::failed : 0) | bracket_flag::untimed;
+    if (refused) counters.failed.fetch_add(1, std::memory_order_relaxed);
+    else counters.legacy_refused.fetch_add(1, std::memory_order_relaxed);
     return;
   }
   row.begin_device_ns = begin;
-  row.end_device_ns = begin + rounded_ns(static_cast<double>(between_ms));
+  row.end_device_ns = end;
   g_ends[row.bracket_id % kEndsKept] = {row.end_device_ns, row.bracket_id, row.device_index};
 }
 
@@ -132,7 +147,8 @@ void harvest(StreamState& stream, bool last_chance) noexcept {
   while (stream.first != kNone && stream.context->life.load(std::memory_order_acquire) <= kAsked) {
     const std::uint32_t number = stream.first;
     Slot& slot = slot_at(number);
-    const cuda::Result result = driver.event_query(slot.second != nullptr ? slot.second : slot.first);
+    const cuda::Event last = slot.second != nullptr ? slot.second : slot.first;  // null: earlier brackets say it
+    const cuda::Result result = last != nullptr ? driver.event_query(last) : cuda::kSuccess;
     if (result == cuda::kNotReady) return;
     count_result(result);
     if (result != cuda::kSuccess) {
@@ -228,10 +244,14 @@ void tell_counters(bool last) noexcept {
   }
   const std::uint64_t refused = counters.legacy_refused.load(std::memory_order_relaxed);
   if (refused != 0 && (last || !g_told_legacy)) {
-    report(
-        "legacy_stream_untimed", last ? refused : 0,
-        "brackets on the legacy default stream have no events: a blocking stream exists, which each event would join",
-        schema::codes::Severity::info);
+    char memory[1024];
+    TextBuffer text(memory, sizeof memory);
+    text.add(
+        "steps and batch waits on the legacy default stream without device times: a blocking stream, which events there ");
+    text.add("would join (")
+        .add(maker())
+        .add("), and no work just before them was seen. STASHTRACE_FORCE_EVENTS=1 records them");
+    report("legacy_stream_untimed", last ? refused : 0, text.c_str(), schema::codes::Severity::info);
     g_told_legacy = true;
   }
   const std::uint64_t no_slot = counters.no_slot.load(std::memory_order_relaxed);

@@ -20,6 +20,7 @@ struct Slot {
   schema::DeviceBracket row;
   cuda::Event first, second;  // null: none; a mark has only the first
   StreamState* stream;
+  std::uint32_t first_as, second_as;   // without an event: the moment at which that bracket ended; 0: none
   std::uint32_t awaited_mark;          // bracket whose end is the end of the awaited work
   std::uint32_t next;                  // harvester: behind this one on the same stream
   std::atomic<std::uint32_t> open_id;  // bracket_id between begin and end, else 0

@@ -1,6 +1,8 @@
 // Implementation of streams.h. SPDX-License-Identifier: Apache-2.0
 #include "device/streams.h"
 
+#include <dlfcn.h>
+
 #include <cstring>
 #include <string_view>
 
@@ -26,7 +28,8 @@ constexpr std::size_t kMostRefused = 256;
 constinit StreamState g_streams[kMostStreams]{};
 constinit ContextState g_contexts[kMostContexts]{};
 constinit std::atomic<std::uint64_t> g_next_key{1};
-constinit std::atomic<int> g_blocking{0};
+constinit std::atomic<int> g_maker_known{0};  // 1: being written, 2: there
+char g_maker[512];                            // of the first blocking stream
 constinit std::atomic<bool> g_told_full{false};
 constinit cuda::Context g_refused[kMostRefused]{};  // contexts that found no place and were counted
 constinit std::size_t g_refused_count = 0;
@@ -200,13 +203,18 @@ void lay_down(StreamState& stream, cuda::Stream handle, const Seen& seen, std::u
   stream.carries_compute.store(false, std::memory_order_relaxed);
   const bool blocks = seen.flags == 0 || seen.flags == schema::codes::StreamFlag::per_thread;
   stream.blocking.store(blocks, std::memory_order_relaxed);
-  if (blocks) g_blocking.fetch_add(1, std::memory_order_relaxed);
+  if (blocks) seen.context->blocking_streams.fetch_add(1, std::memory_order_relaxed);
   stream.last.store(0, std::memory_order_relaxed);
+  stream.tail.store(nullptr, std::memory_order_relaxed);
+  stream.tail_bracket.store(0, std::memory_order_relaxed);
+  stream.works_since.store(0, std::memory_order_relaxed);
+  for (auto& works : stream.works_before) works.store(0, std::memory_order_relaxed);
   stream.look_up.store(key, std::memory_order_release);
 }
 
 void retire(StreamState& stream, std::uint64_t as = kGone) noexcept {
-  if (stream.blocking.exchange(false, std::memory_order_relaxed)) g_blocking.fetch_sub(1, std::memory_order_relaxed);
+  if (stream.blocking.exchange(false, std::memory_order_relaxed))
+    stream.context->blocking_streams.fetch_sub(1, std::memory_order_relaxed);
   stream.look_up.store(as, std::memory_order_release);
 }
 
@@ -256,7 +264,27 @@ StreamState* meet(cuda::Stream handle, std::uint64_t key, cuda::Context context)
 
 bool is_legacy(const StreamState& stream) noexcept { return is_handle(stream.handle, cuda::kLegacyStream); }
 StreamState& stream_at(std::size_t i) noexcept { return g_streams[i]; }
-bool blocking_stream_exists() noexcept { return g_blocking.load(std::memory_order_relaxed) > 0; }
+bool blocking_stream_exists(const StreamState& beside) noexcept {
+  return beside.context->blocking_streams.load(std::memory_order_relaxed) != 0;
+}
+
+// Once in a process: dladdr takes a lock of the loader.
+void note_maker(const StreamState& stream, const void* address) noexcept {
+  Dl_info about{};
+  int unknown = 0;
+  if (address == nullptr || !stream.blocking.load(std::memory_order_relaxed) ||
+      !g_maker_known.compare_exchange_strong(unknown, 1) || dladdr(address, &about) == 0 || about.dli_fname == nullptr)
+    return;
+  TextBuffer text(g_maker, sizeof g_maker);
+  text.add("made by ").add(about.dli_fname);
+  if (about.dli_sname != nullptr) text.add(": ").add(about.dli_sname);
+  text.c_str();
+  g_maker_known.store(2, std::memory_order_release);
+}
+
+const char* maker() noexcept {
+  return g_maker_known.load(std::memory_order_acquire) == 2 ? g_maker : "nobody saw who made it";
+}
 
 StreamState* find_known_stream(cuda::Stream stream) noexcept {
   cuda::Context context = nullptr;

@@ -18,6 +18,7 @@ namespace stashtrace::device {
 inline constexpr std::size_t kMostContexts = 32;
 inline constexpr std::size_t kMostStreams = 2048;
 inline constexpr std::uint32_t kNone = 0;  // of slot numbers, which begin at 1
+inline constexpr std::size_t kTailMoments = 4;
 
 // Of an entry of the table of contexts. A new context may have the pointer of a destroyed one; it has its own entry.
 enum Life : std::uint32_t {
@@ -35,6 +36,7 @@ struct ContextState {
   bool not_primary;                      // surely made by cuCtxCreate; false: may be the device's primary one
   std::atomic<void*> execution_context;  // the runtime's handle of it, where a stream was made by that
   BoundedQueue<cuda::Event, 16384> events;
+  std::atomic<std::uint32_t> blocking_streams;
   std::atomic<std::uint32_t> brackets;       // begun with events since the last anchor; 0: needs no anchors
   std::atomic<bool> timer_tried;             // one thread loads the kernel
   std::atomic<cuda::Function> timer_kernel;  // set last: reads %globaltimer into timer_host
@@ -63,7 +65,10 @@ struct StreamState {
   std::atomic<bool> blocking;       // joins the legacy stream
   std::atomic<std::uint64_t> last;  // LastWork, packed
   std::atomic<std::uint32_t> open;  // brackets not harvested yet
-  std::uint32_t next_own;           // place + 1 of the owning thread's next default stream, 0: none
+  // tails.h: the event or bracket behind the last work, works since the last mark, and before marks of each kind plus one
+  std::atomic<cuda::Event> tail;
+  std::atomic<std::uint32_t> tail_bracket, works_since, works_before[kTailMoments];
+  std::uint32_t next_own;  // place + 1 of the owning thread's next default stream, 0: none
 
   // Harvester alone: brackets in the order in which their last events were recorded
   std::uint32_t first, end;
@@ -104,7 +109,10 @@ StreamState& stream_at(std::size_t i) noexcept;
 void forget_stream(cuda::Stream stream) noexcept;
 void forget_own_streams() noexcept;  // the calling thread ends, and its default streams with it
 void set_carries_compute(StreamState& stream) noexcept;
-bool blocking_stream_exists() noexcept;
+bool blocking_stream_exists(const StreamState& beside) noexcept;  // in its context
+// A stream was made by the code at that address: of the first blocking one, the file and, if known, the function are kept.
+void note_maker(const StreamState& stream, const void* address) noexcept;
+const char* maker() noexcept;  // words for that
 
 ContextState* find_context(cuda::Context context) noexcept;  // null: no context, no room, or the driver refused
 ContextState* context_at(std::size_t i) noexcept;            // null past the last

@@ -8,6 +8,7 @@
 #include "device/harvester.h"
 #include "device/slots.h"
 #include "device/streams.h"
+#include "device/tails.h"
 #include "runtime/emit.h"
 #include "runtime/runtime.h"
 
@@ -33,7 +34,8 @@ bool is_capturing(const StreamState& stream) noexcept {
   return result != cuda::kSuccess || status != cuda::kCaptureNone;
 }
 
-// All other times are read relative to steps; steps and the few events of batches are never left out.
+// All other times are read relative to steps; steps and the few events of batches are never left out. The host puts no
+// work next to them.
 bool is_always_timed(std::uint16_t kind) noexcept {
   return kind == bracket_code::step || kind == bracket_code::batch_wait || kind == bracket_code::mark;
 }
@@ -43,10 +45,6 @@ std::uint16_t reason_against_events(const StreamState& stream, std::uint16_t kin
   if (!settings.timing) return bracket_flag::untimed;
   if (is_capturing(stream)) return bracket_flag::untimed | bracket_flag::captured;
   if (!is_always_timed(kind) && !budget::step_is_timed()) return bracket_flag::untimed;
-  if (is_legacy(stream) && blocking_stream_exists()) {
-    counters.legacy_refused.fetch_add(1, std::memory_order_relaxed);
-    return bracket_flag::untimed;
-  }
   return 0;
 }
 
@@ -70,6 +68,24 @@ cuda::Event record_event(StreamState& stream, std::uint16_t& flags) noexcept {
   flags |= bracket_flag::untimed | bracket_flag::failed;
   counters.failed.fetch_add(1, std::memory_order_relaxed);
   return nullptr;
+}
+
+// The first (`at` 0) or second event of a bracket, or what stands for it.
+void record_moment(Slot& slot, unsigned at) noexcept {
+  StreamState& stream = *slot.stream;
+  schema::DeviceBracket& row = slot.row;
+  cuda::Event& event = at == 0 ? slot.first : slot.second;
+  if (!is_always_timed(row.bracket_code) || !tails::are_needed(stream)) {
+    event = record_event(stream, row.bracket_flags);
+    return;
+  }
+  const tails::Tail tail = tails::take(stream, row.bracket_code, at, row.bracket_id);
+  event = tail.event;
+  (at == 0 ? slot.first_as : slot.second_as) = tail.bracket_id;
+  row.bracket_flags |= bracket_flag::behind_work;
+  if (event != nullptr || tail.bracket_id != 0) return;
+  row.bracket_flags |= bracket_flag::untimed;
+  counters.legacy_refused.fetch_add(1, std::memory_order_relaxed);
 }
 
 // Hands a bracket that has all its events to the harvester; one without is written here.
@@ -99,6 +115,7 @@ std::uint32_t open_slot(std::uint16_t kind, StreamState& stream, std::uint64_t c
   stream.open.fetch_add(1, std::memory_order_relaxed);
   slot.stream = &stream;
   slot.first = slot.second = nullptr;
+  slot.first_as = slot.second_as = 0;
   slot.awaited_mark = 0;
   slot.row = {.call_ticks = 0,
               .return_ticks = 0,
@@ -118,7 +135,7 @@ std::uint32_t open_slot(std::uint16_t kind, StreamState& stream, std::uint64_t c
               .reserved_flags = 0};
   if ((flags & bracket_flag::untimed) == 0) slot.row.bracket_flags |= reason_against_events(stream, kind);
   slot.row.call_ticks = now_ticks();
-  if ((slot.row.bracket_flags & bracket_flag::untimed) == 0) slot.first = record_event(stream, slot.row.bracket_flags);
+  if ((slot.row.bracket_flags & bracket_flag::untimed) == 0) record_moment(slot, 0);
   return number;
 }
 
@@ -223,20 +240,35 @@ void bracket_end(Begin begin, const BracketExtra& extra) noexcept {
   row.bracket_flags |= extra.flags;
   if (extra.awaited_bracket != 0) row.correlation_id = extra.awaited_bracket;
   if (extra.has_correlation) row.correlation_id = extra.correlation;
-  if (slot->first != nullptr && has_ended(*slot->stream)) {
+  const bool begun = slot->first != nullptr || slot->first_as != 0;
+  if (begun && has_ended(*slot->stream)) {
     slot->first = nullptr;
+    slot->first_as = 0;
     row.bracket_flags |= bracket_flag::untimed;
     counters.context_ended.fetch_add(1, std::memory_order_relaxed);
   }
-  if (slot->first != nullptr) {
+  if (slot->first != nullptr || slot->first_as != 0) {
     // A capture began meanwhile: the first event is of no use without a second.
     if (!ready() || is_capturing(*slot->stream)) row.bracket_flags |= bracket_flag::untimed;
     if ((row.bracket_flags & bracket_flag::untimed) == 0) {
-      slot->second = record_event(*slot->stream, row.bracket_flags);
+      record_moment(*slot, 1);
       budget::spend(2);
     }
   }
   close_slot(begin.slot);
+}
+
+bool bracket_launched(Begin begin, std::uint16_t awaited, BracketExtra extra) noexcept {
+  if (begin.bracket_id == 0) return true;
+  StreamState& stream = *slot_at(begin.slot).stream;  // the caller's own until bracket_end()
+  std::uint64_t as_launched = LastWork{0, awaited, 0, false}.packed();
+  const bool alone = stream.last.compare_exchange_strong(
+      as_launched, LastWork{begin.bracket_id, awaited, 0, false}.packed(), std::memory_order_relaxed);
+  // Between the call and now, others may have given blocking streams work that the launch does not join.
+  const bool timed = alone && !tails::are_needed(stream);
+  if (!timed) extra.flags |= bracket_flag::untimed | bracket_flag::late_launch;
+  bracket_end(begin, extra);
+  return timed;
 }
 
 void bracket_cancel(Begin begin) noexcept {
@@ -261,8 +293,9 @@ void note_work(Stream stream, std::uint16_t awaited, std::uint32_t bracket_id, s
   if (!ready()) return;
   StreamState* state = find_known_stream(stream);
   if (state == nullptr) state = find_stream(stream);
-  if (state != nullptr)
-    state->last.store(LastWork{bracket_id, awaited, copy_code, false}.packed(), std::memory_order_relaxed);
+  if (state == nullptr) return;
+  state->last.store(LastWork{bracket_id, awaited, copy_code, false}.packed(), std::memory_order_relaxed);
+  if (tails::are_needed(*state)) tails::note_work(*state, bracket_id);
 }
 
 // A bracket at the tail of a side stream is its own end mark; for anything else our own event goes in front of the
@@ -314,17 +347,19 @@ void wait_end(const Wait& wait, Stream stream, bool succeeded, std::uint64_t cal
                            .awaited = wait.awaited,
                            .awaited_bracket = wait.awaited_bracket,
                            .call_ticks = call_ticks});
-  if (wait.awaited == awaited_code::nothing || !ready()) return;
+  if (!ready()) return;
   StreamState* state = find_known_stream(stream);
-  if (state != nullptr && !state->carries_compute.load(std::memory_order_relaxed))
+  if (state != nullptr && tails::are_needed(*state)) tails::note_work(*state, wait.begin.bracket_id);
+  if (wait.awaited != awaited_code::nothing && state != nullptr &&
+      !state->carries_compute.load(std::memory_order_relaxed))
     state->last.store(LastWork{wait.awaited_bracket, wait.awaited, wait.copy_code, true}.packed(),
                       std::memory_order_relaxed);
 }
 
-void note_stream_created(Stream stream) noexcept {
+void note_stream_created(Stream stream, const void* maker) noexcept {
   if (!ready()) return;
   forget_stream(stream);
-  find_stream(stream);
+  if (const StreamState* state = find_stream(stream)) note_maker(*state, maker);
 }
 
 void note_execution_context(Stream stream, void* handle) noexcept {

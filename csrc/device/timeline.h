@@ -54,6 +54,9 @@ struct BracketExtra {
 Begin bracket_begin(std::uint16_t kind, Stream stream, std::uint64_t correlation, std::uint16_t flags) noexcept;
 // Records the second event and the moment of return; the harvester writes the row when both events are done.
 void bracket_end(Begin begin, const BracketExtra& extra) noexcept;
+// The same for a launch that another thread made after the call had returned, by now: the bracket is timed only if its
+// stream was given nothing else since note_work(stream, awaited, 0). Returns whether it may have times.
+bool bracket_launched(Begin begin, std::uint16_t awaited, BracketExtra extra) noexcept;
 // The call failed before it launched anything: no row.
 void bracket_cancel(Begin begin) noexcept;
 
@@ -77,7 +80,8 @@ Wait wait_begin(Stream stream, void* event, std::uint16_t flags = 0) noexcept;
 void wait_end(const Wait& wait, Stream stream, bool succeeded, std::uint64_t call_ticks = 0) noexcept;
 
 // A stream was made or destroyed: its handle may come back for another stream.
-void note_stream_created(Stream stream) noexcept;
+// `maker`: an address in the code that made it.
+void note_stream_created(Stream stream, const void* maker) noexcept;
 void note_stream_gone(Stream stream) noexcept;
 // The stream was made in an execution context of the runtime, which tells its driver's context in no other way.
 void note_execution_context(Stream stream, void* handle) noexcept;

@@ -1,8 +1,8 @@
 // dlsym, in front of libc's: the whole of libstashtrace_lookup.so. SPDX-License-Identifier: Apache-2.0
 //
 // A library of its own, preloaded only with `--lookup-hook`, because every program calls dlsym and nothing may
-// change for programs that did not ask. It looks at the name; a name of CUDA's driver may get a function of ours, by
-// stashtrace_lookup() of libstashtrace.so. All others leave by a jump with registers and stack unchanged: RTLD_NEXT
+// change for programs that did not ask. It looks at the name; one of CUDA's driver or of NCCL may get a function of ours,
+// by libstashtrace.so. All others leave by a jump with registers and stack unchanged: RTLD_NEXT
 // looks at the return address.
 #include <dlfcn.h>
 
@@ -10,7 +10,8 @@
 
 extern "C" {
 
-void* stashtrace_lookup(const char* name, void* real) noexcept;  // runtime/capi.h
+void* stashtrace_lookup(const char* name, void* real) noexcept;       // runtime/capi.h
+void* stashtrace_lookup_nccl(const char* name, void* real) noexcept;  // the same
 
 using Dlsym = void* (*)(void*, const char*);
 
@@ -34,10 +35,14 @@ __attribute__((visibility("hidden"), used)) void* stashtrace_lookup_answer(void*
         stashtrace_lookup_real = reinterpret_cast<Dlsym>(dlvsym(RTLD_NEXT, "dlsym", version));
   }
   // RTLD_NEXT means next behind the caller, which would be us here.
-  if (name == nullptr || name[0] != 'c' || name[1] != 'u' || handle == RTLD_NEXT) return nullptr;
+  if (name == nullptr || handle == RTLD_NEXT) return nullptr;
+  const bool of_driver = name[0] == 'c' && name[1] == 'u';
+  const bool of_nccl = name[0] == 'n' && name[1] == 'c' && name[2] == 'c' && name[3] == 'l';
+  if (!of_driver && !of_nccl) return nullptr;
   void* real = stashtrace_lookup_real(handle, name);
   asm volatile("" : "+r"(real));
-  return real != nullptr ? stashtrace_lookup(name, real) : nullptr;
+  if (real == nullptr) return nullptr;
+  return of_driver ? stashtrace_lookup(name, real) : stashtrace_lookup_nccl(name, real);
 }
 
 }  // extern "C"

@@ -88,5 +88,7 @@ STASHTRACE_API int stashtrace_attach_nccl() noexcept;
 // For libstashtrace_lookup.so: returns the function to give for a name of CUDA's driver, `real` itself unless
 // STASHTRACE_LOOKUP_HOOK=1. collectors/cuda/hooks_driver.cpp.
 STASHTRACE_API void* stashtrace_lookup(const char* name, void* real) noexcept;
+// The same for a name of NCCL. collectors/nccl/got_patch.cpp.
+STASHTRACE_API void* stashtrace_lookup_nccl(const char* name, void* real) noexcept;
 
 }  // extern "C"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stashtrace.collectors.decode_context import DecodeContext, Int64, columns_of
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import DeviceClock
+from stashtrace.schema.kinds import BracketFlag, DeviceClock
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("device_info", "device_clock", "stream_info", "device_bracket", "device_call")
@@ -76,9 +76,16 @@ def _clocks(context: DecodeContext) -> dict[str, Any]:
 
 
 def _brackets(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[str, Any]:
-    def on_device(field: str) -> Int64:
-        return context.device_ns(rows["device_index"], DeviceClock.EVENT, rows[field])
+    # Older recorders wrote two events there, both in front of the launch.
+    late = (rows["bracket_flags"] & BracketFlag.LATE_LAUNCH) != 0
 
+    def on_device(field: str) -> Int64:
+        return context.device_ns(rows["device_index"], DeviceClock.EVENT, np.where(late, -1, rows[field]))
+
+    call_ns = context.to_ns(rows["call_ticks"])
+    return_ns = context.to_ns(np.where(rows["return_ticks"] == 0, rows["call_ticks"], rows["return_ticks"]))
+    begin_ns, end_ns = on_device("begin_device_ns"), on_device("end_device_ns")
+    behind = ((rows["bracket_flags"] & BracketFlag.BEHIND_WORK) != 0) & (begin_ns >= 0)
     codes = ("bracket_code", "awaited_code", "bracket_flags", "copy_code")
     return {
         **columns_of(rows, "bracket_id", "device_index", *codes, "size_bytes", "correlation_id"),
@@ -86,11 +93,11 @@ def _brackets(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[str, A
         "rank": context.rank,
         "track_id": context.stream_tracks(rows["stream_key"]),
         "thread_track_id": context.caller_tracks(rows["tid"]),
-        "begin_ns": on_device("begin_device_ns"),
-        "end_ns": on_device("end_device_ns"),
+        "begin_ns": np.where(behind, np.maximum(begin_ns, call_ns), begin_ns),
+        "end_ns": np.where(behind, np.maximum(end_ns, return_ns), end_ns),
         "awaited_ns": on_device("awaited_device_ns"),
-        "call_ns": context.to_ns(rows["call_ticks"]),
-        "return_ns": context.to_ns(np.where(rows["return_ticks"] == 0, rows["call_ticks"], rows["return_ticks"])),
+        "call_ns": call_ns,
+        "return_ns": return_ns,
     }
 
 

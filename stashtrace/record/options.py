@@ -191,7 +191,7 @@ class RecordOptions:
         "LOOKUP_HOOK",
         "0",
         "--lookup-hook",
-        "also see CUDA calls of CuPy, Triton and JAX, by standing in front of dlsym",
+        "also see CUDA's and NCCL's calls of CuPy, Triton and JAX, by standing in front of dlsym",
         inherited=False,
     )
     nccl_source: str | None = _option(

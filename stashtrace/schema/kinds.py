@@ -265,6 +265,7 @@ class BracketFlag(enum.IntFlag):
     FAILED = 16
     GROUPED = 32
     LATE_LAUNCH = 64
+    BEHIND_WORK = 128
 
 
 class CopyDirection(Code):

@@ -216,10 +216,10 @@ def test_nothing_is_recorded_into_a_capture(tmp_path: Path) -> None:
     assert calls(run)[DeviceCall.GRAPH_LAUNCH] == 2
 
 
-def test_the_legacy_stream_is_left_alone_beside_blocking_streams(tmp_path: Path) -> None:
+def test_copies_on_the_legacy_stream_are_timed_beside_blocking_streams(tmp_path: Path) -> None:
     run = play("blocking", tmp_path)
-    assert [is_timed(row) for row in brackets(run, Bracket.COPY)] == [True, False, True]
-    assert losses(run)["legacy_stream_untimed"] == 1
+    assert [is_timed(row) for row in brackets(run, Bracket.COPY)] == [True, True, True]
+    assert "legacy_stream_untimed" not in losses(run)
 
 
 def test_one_hardware_queue_gets_no_event(tmp_path: Path) -> None:

@@ -35,10 +35,35 @@ int cudaGraphLaunch(void*, void*);
 int cudaLaunchKernelExC(const stashtrace::cuda::LaunchConfig*, const void*, void**);
 int __cudaLaunchKernel(const void*, stashtrace::cuda::Dim3, stashtrace::cuda::Dim3, void**, std::size_t, void*);
 
+#ifndef ACTOR_LOOKS_NCCL_UP
 #define ACTOR_DECLARE(name, first, ...) stashtrace::nccl::Result name(__VA_ARGS__);
 namespace stashtrace::nccl {
 STASHTRACE_NCCL_CALLS(ACTOR_DECLARE)
 STASHTRACE_NCCL_QUERIES(ACTOR_DECLARE)
 }
 #undef ACTOR_DECLARE
+#endif
 }
+
+#ifdef ACTOR_LOOKS_NCCL_UP
+// As JAX and ctypes do it: by dlsym of a handle, so that no import table names NCCL.
+#include <dlfcn.h>
+
+template <class Signature>
+struct LookedUp {
+  const char* name;
+  template <class... Arguments>
+  stashtrace::nccl::Result operator()(Arguments... arguments) const {
+    static void* const library = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+    auto* function = reinterpret_cast<Signature*>(dlsym(library, name));
+    return function == nullptr ? stashtrace::nccl::kInternalError : function(arguments...);
+  }
+};
+#define ACTOR_DECLARE(name, first, ...) \
+  inline constexpr LookedUp<stashtrace::nccl::Result(__VA_ARGS__)> name{#name};
+namespace stashtrace::nccl {
+STASHTRACE_NCCL_CALLS(ACTOR_DECLARE)
+STASHTRACE_NCCL_QUERIES(ACTOR_DECLARE)
+}
+#undef ACTOR_DECLARE
+#endif

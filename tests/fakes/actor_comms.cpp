@@ -74,7 +74,7 @@ nccl::Comm Actor::comm_number(int number) {
   return made;
 }
 
-// allreduce 10MB [stream=N] [comm=N] [root=N] [peer=N]; the size is what moves, whatever the operation's count means
+// allreduce 10MB [stream=N] [comm=N] [root=N] [peer=N] [unasked: a non-blocking communicator's state is not asked for]; the size is what moves, whatever the operation's count means
 void Actor::collective(const Statement& one) {
   const std::string& name = one.name();
   const int number = one.number("comm", 0);
@@ -113,7 +113,7 @@ void Actor::collective(const Statement& one) {
     check(name.c_str(), result);
     return;
   }
-  while (result == kInProgress) {
+  while (result == kInProgress && !one.has("unasked")) {
     pause_ns(5e4);
     check("ncclCommGetAsyncError", ncclCommGetAsyncError(comm, &result));
   }
@@ -124,6 +124,9 @@ void Actor::group(const Statement& one) {
   run(one.body);
   const int result = nccl::ncclGroupEnd();
   if (result != nccl::kInProgress) check("ncclGroupEnd", result);
+  else if (!one.has("unasked"))
+    for (const auto& [number, non_blocking] : non_blocking_)
+      if (non_blocking && comms_[number] != nullptr) await_comm(number);
 }
 
 // Nothing of it runs.
@@ -238,6 +241,7 @@ void Actor::comm(const Statement& one) {
   }
   const nccl::Comm comm = comm_number(number);
   if (what == "split") {
+    non_blocking_[made] = one.has("nonblocking");
     const int result =
         nccl::ncclCommSplit(comm, one.number("color", 0), one.number("key", rank_), &comms_[made], &config);
     if (result != nccl::kInProgress) check("ncclCommSplit", result);

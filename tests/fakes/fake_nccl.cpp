@@ -42,27 +42,6 @@ std::string hex(std::uint64_t value) {
 }
 
 // Attaches; whether all others are there is wait_attached()'s business.
-// Makes the primary context of a device current for a scope, as NCCL does on the threads that make communicators.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    if (engine()->current_device() == device) return;
-    void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
-    auto* retain = reinterpret_cast<int (*)(void**, int)>(dlsym(driver, "cuDevicePrimaryCtxRetain"));
-    auto* push = reinterpret_cast<int (*)(void*)>(dlsym(driver, "cuCtxPushCurrent_v2"));
-    void* context = nullptr;
-    if (retain(&context, device) == 0 && push(context) == 0)
-      pop_ = reinterpret_cast<int (*)(void**)>(dlsym(driver, "cuCtxPopCurrent_v2"));
-  }
-  ~OnDevice() {
-    void* context = nullptr;
-    if (pop_ != nullptr) pop_(&context);
-  }
-
- private:
-  int (*pop_)(void**) = nullptr;
-};
-
 int make(nccl::Comm* out, std::uint64_t hash, int size, int rank, const nccl::Config* config, int device = -1) {
   if (size < 1 || size > kMostRanks || rank < 0 || rank >= size) return nccl::kInvalidArgument;
   if (engine() == nullptr || engine()->current_device() < 0) return nccl::kUnhandledCudaError;

@@ -30,10 +30,12 @@ int launch_all(std::vector<std::pair<CommPtr, Op>> calls) {
       if (const int error = launch_ops(comm, std::move(ops)); error != 0) result = error;
       continue;
     }
-    // Non-blocking: the call is over before its kernel is on the stream.
+    // 2.30.7 src/group.cc:855, ncclGroupEndInternal: a group of non-blocking communicators is launched by a thread of its own
+    // (groupLaunchNonBlocking), on the communicator's device (groupLaunch: cudaSetDevice), after ncclInProgress was returned.
     comm->pending.fetch_add(1);
     std::thread([comm, later = std::move(ops)] {
       pause_ns(setting("nccl.nonblocking.delay", 200e3));
+      const OnDevice current(comm->device);
       if (const int error = launch_ops(comm, later); error != 0) comm->async_error.store(error);
       comm->pending.fetch_sub(1);
     }).detach();
@@ -75,6 +77,8 @@ int group_end() {
 int call(nccl::Comm handle, Op op) {
   if (handle == nullptr || handle->state == nullptr) return nccl::kInvalidArgument;
   const CommPtr comm = handle->state;
+  // 2.30.7 src/init.cc, ncclCommEnsureReady: "Attempt to use communicator before the previous operation returned ncclSuccess".
+  if (!comm->blocking && comm->pending.load() != 0) return nccl::kInvalidArgument;
   if (op.point_to_point() && op.kind != OpKind::wait_signal && (op.root < 0 || op.root >= comm->size)) {
     return nccl::kInvalidArgument;
   }

@@ -30,22 +30,27 @@ OPTIONS: dict[str, dict[str, object]] = {
 
 
 def check(
-    scenario: Scenario, mode: str, folder: Path, also: Callable[[TracedRun], None] = lambda run: None
+    scenario: Scenario,
+    mode: str,
+    folder: Path,
+    also: Callable[[TracedRun], None] = lambda run: None,
+    allowed_ms: float | None = None,
+    **options: object,
 ) -> TracedRun:
     """A run in which everything is where it was put, and of which ``also`` is true."""
 
     def right(runs: Sequence[tuple[TracedRun, list[Measured]]]) -> None:
-        wrong = differences(scenario, mode, [ranks for _, ranks in runs])
+        wrong = differences(scenario, mode, [ranks for _, ranks in runs], allowed_ms)
         assert not wrong, "\n".join(wrong)
         for run, _ in runs:
             also(run)
 
-    runs = Measurements(lambda each: measured(scenario, mode, each), folder, most=8)
+    runs = Measurements(lambda each: measured(scenario, mode, each, **options), folder, most=8)
     return runs.agree(lambda run: right([run]), together=right)[0]
 
 
-def measured(scenario: Scenario, mode: str, folder: Path) -> tuple[TracedRun, list[Measured]]:
-    run = device_scenarios.run(scenario, folder, **OPTIONS[mode])
+def measured(scenario: Scenario, mode: str, folder: Path, **options: object) -> tuple[TracedRun, list[Measured]]:
+    run = device_scenarios.run(scenario, folder, **OPTIONS[mode], **options)
     assert all(result["errors"] == {} for result in run.results())
     assert run.losses() == []
     ranks = device_scenarios.measure(run)
@@ -53,9 +58,11 @@ def measured(scenario: Scenario, mode: str, folder: Path) -> tuple[TracedRun, li
     return run, ranks
 
 
-def differences(scenario: Scenario, mode: str, runs: Sequence[list[Measured]]) -> list[str]:
+def differences(
+    scenario: Scenario, mode: str, runs: Sequence[list[Measured]], allowed_ms: float | None = None
+) -> list[str]:
     """Where the median over the runs is not what the program injects, one line each."""
-    off, allowed = [], TOLERANCE * scenario.injected_ms
+    off, allowed = [], TOLERANCE * scenario.injected_ms if allowed_ms is None else allowed_ms
     for results in zip(*runs, strict=True):
         rank = results[0].rank
         deep = mode == "kernels"

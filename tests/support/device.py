@@ -135,6 +135,7 @@ def run_ranks(
     missing: Iterable[str] = (),
     nccl_version: int = 22809,
     clock: str = "real",
+    actor: str = "device_actor",
     collectors: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
     timeout_s: float = 180,
@@ -147,6 +148,8 @@ def run_ranks(
     ----------
     program : str or dict of int to str
         For all ranks, or one for each.
+    actor : str
+        "handle_actor" looks NCCL's functions up by dlsym.
     plugin : bool
         NCCL_PROFILER_PLUGIN names the recorder, as the launcher sets it.
     check : bool
@@ -181,7 +184,7 @@ def run_ranks(
         file = directory / f"program{rank}.txt"
         file.write_text(program if isinstance(program, str) else program[rank], encoding="utf-8")
         own = base | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-        ranks_of_job.append(([str(build() / "bin/device_actor"), str(file)], own))
+        ranks_of_job.append(([str(build() / "bin" / actor), str(file)], own))
     return run_processes(ranks_of_job, directory, facts if traced else None, timeout_s=timeout_s, check=check)
 
 

@@ -241,6 +241,19 @@ Result enqueuing_host_function(Stream stream, Call call) noexcept {
                     call);
 }
 
+// Also outside the recorded steps: a stream made before them is used in them.
+template <class Call>
+Result creating_stream(const void* caller, Stream* stream, Call call) {
+  if (!cuda_is_on || device::Inside::already()) return call();
+  Result result;
+  {
+    const device::Inside inside;
+    result = call();
+  }
+  if (result == kSuccess && stream != nullptr) device::note_stream_created(*stream, caller);
+  return result;
+}
+
 // A call that destroys contexts may return an error of earlier work and destroy them anyway; with these it did not.
 inline bool was_refused(Result result) noexcept {
   return result == kInvalidValue || result == kNotInitialized || result == kInvalidDevice ||

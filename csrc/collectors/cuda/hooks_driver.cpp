@@ -117,6 +117,14 @@ struct Ours {
     if (watching()) device::note_event_gone(event);
     return real_cuEventDestroy_v2[kVariant](event);
   }
+  static Result cuStreamCreate(Stream* stream, unsigned flags) {
+    return creating_stream(__builtin_return_address(0), stream,
+                           [=] { return real_cuStreamCreate[kVariant](stream, flags); });
+  }
+  static Result cuStreamCreateWithPriority(Stream* stream, unsigned flags, int priority) {
+    return creating_stream(__builtin_return_address(0), stream,
+                           [=] { return real_cuStreamCreateWithPriority[kVariant](stream, flags, priority); });
+  }
   static Result cuStreamDestroy_v2(Stream stream) {
     if (cuda_is_on) device::note_stream_gone(stream);
     return real_cuStreamDestroy_v2[kVariant](stream);

@@ -10,18 +10,9 @@ using namespace stashtrace::cuda;
 
 namespace {
 
-// Also outside the recorded steps: a stream made before them is used in them.
 template <class Call>
-Result creating_stream(Stream* stream, Call call) {
-  const Result result = call();
-  if (cuda_is_on && result == kSuccess && stream != nullptr && !stashtrace::device::Inside::already())
-    stashtrace::device::note_stream_created(*stream);
-  return result;
-}
-
-template <class Call>
-Result creating_stream_in(ExecutionContext context, Stream* stream, Call call) {
-  const Result result = creating_stream(stream, call);
+Result creating_stream_in(const void* caller, ExecutionContext context, Stream* stream, Call call) {
+  const Result result = creating_stream(caller, stream, call);
   if (cuda_is_on && result == kSuccess && stream != nullptr && !stashtrace::device::Inside::already())
     stashtrace::device::note_execution_context(*stream, context);
   return result;
@@ -189,14 +180,14 @@ STASHTRACE_CUDART_HOOK(cudaEventRecordWithFlags_ptsz, (Event event, Stream strea
                        (event, stream, flags), recording_event(event, own_default(stream), flags, call))
 STASHTRACE_CUDART_HOOK(cudaEventDestroy, (Event event), (event), destroying_event(event, call))
 
-STASHTRACE_CUDART_HOOK(cudaStreamCreate, (Stream * stream), (stream), creating_stream(stream, call))
+STASHTRACE_CUDART_HOOK(cudaStreamCreate, (Stream * stream), (stream), creating_stream(caller, stream, call))
 STASHTRACE_CUDART_HOOK(cudaStreamCreateWithFlags, (Stream * stream, unsigned flags), (stream, flags),
-                       creating_stream(stream, call))
+                       creating_stream(caller, stream, call))
 STASHTRACE_CUDART_HOOK(cudaStreamCreateWithPriority, (Stream * stream, unsigned flags, int priority),
-                       (stream, flags, priority), creating_stream(stream, call))
+                       (stream, flags, priority), creating_stream(caller, stream, call))
 STASHTRACE_CUDART_HOOK(cudaExecutionCtxStreamCreate,
                        (Stream * stream, ExecutionContext context, unsigned flags, int priority),
-                       (stream, context, flags, priority), creating_stream_in(context, stream, call))
+                       (stream, context, flags, priority), creating_stream_in(caller, context, stream, call))
 STASHTRACE_CUDART_HOOK(cudaStreamDestroy, (Stream stream), (stream), destroying_stream(stream, call))
 
 STASHTRACE_CUDART_HOOK(cudaStreamSynchronize, (Stream stream), (stream),

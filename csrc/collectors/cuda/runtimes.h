@@ -48,16 +48,18 @@ int version_of(unsigned runtime) noexcept;
 #define STASHTRACE_CUDART_LIST(...) __VA_OPT__(, ) __VA_ARGS__
 
 // The version nodes are those of exports.map; "@@" marks the default.
-#define STASHTRACE_CUDART_ENTRY(tag, runtime, version, name, parameters, arguments)                                    \
-  extern "C" __attribute__((visibility("default"))) Result cudart_##tag##_##name parameters;                           \
-  extern "C" Result cudart_##tag##_##name parameters { return body_##name(runtime STASHTRACE_CUDART_LIST arguments); } \
+#define STASHTRACE_CUDART_ENTRY(tag, runtime, version, name, parameters, arguments)            \
+  extern "C" __attribute__((visibility("default"))) Result cudart_##tag##_##name parameters;   \
+  extern "C" Result cudart_##tag##_##name parameters {                                         \
+    return body_##name(__builtin_return_address(0), runtime STASHTRACE_CUDART_LIST arguments); \
+  }                                                                                            \
   __asm__(".symver cudart_" #tag "_" #name ", " #name version);
 
-// Defines the hook of one function of libcudart: its parameters, their names, and what to do, with `call` for the real call
-// and `runtime` for the libcudart that it goes to.
+// Defines the hook of one function of libcudart: its parameters, their names, and what to do, with `call` for the real call,
+// `runtime` for the libcudart that it goes to, and `caller` for an address in the code that calls.
 #define STASHTRACE_CUDART_HOOK(name, parameters, arguments, ...)                                                 \
   namespace {                                                                                                    \
-  Result body_##name(unsigned runtime STASHTRACE_CUDART_LIST parameters) {                                       \
+  Result body_##name([[maybe_unused]] const void* caller, unsigned runtime STASHTRACE_CUDART_LIST parameters) {  \
     const auto real = rt::name.of[runtime].get();                                                                \
     const auto call = [=] { return real arguments; };                                                            \
     return __VA_ARGS__;                                                                                          \

@@ -2,6 +2,7 @@
 #include "collectors/nccl/calls.h"
 
 #include "collectors/nccl/groups.h"
+#include "collectors/nccl/late_launches.h"
 #include "collectors/nccl/plugin.h"
 #include "core/raw_syscall.h"
 #include "device/timeline.h"
@@ -18,6 +19,8 @@ bool wants_events() noexcept {
 
 void begin_call(const Operation& operation, Started& started) noexcept {
   started.entry = find_or_adopt(operation.comm);
+  started.comm = operation.comm;
+  lose_late_launches(operation.comm);
   started.stream = operation.stream;
   started.grouped = thread.depth > 0;
   started.bracket_id = 0;
@@ -64,22 +67,11 @@ void end_call(Started& started, Result result) noexcept {
   finish_row(row, result);
   const bool failed = result != kSuccess && result != kInProgress;
   if (started.grouped && !failed) {
-    keep_in_group(row, started.stream, wants_events());
+    keep_in_group(row, started.comm, started.stream, wants_events());
     return;
   }
-  if (started.bracket_id != 0) {
-    const device::Begin begun{started.bracket_id, started.bracket_slot};
-    if (failed) {
-      device::bracket_cancel(begun);
-    } else {
-      device::BracketExtra extra;
-      extra.size_bytes = row.message_bytes;
-      extra.flags = result == kInProgress ? device::bracket_flag::late_launch : 0;
-      device::bracket_end(begun, extra);
-    }
-  }
-  if (!failed && !started.grouped)
-    device::note_work(started.stream, device::awaited_code::collective, started.bracket_id);
+  if (!started.grouped)
+    end_bracket({started.comm, started.stream, {started.bracket_id, started.bracket_slot}, row.message_bytes}, result);
   emit(row);
 }
 

@@ -38,6 +38,7 @@ extern constinit thread_local ThreadState thread;
 struct Started {
   schema::NcclCall row;
   CommEntry* entry;
+  Comm comm;
   Stream stream;
   std::uint32_t bracket_id, bracket_slot;
   bool recorded, grouped;

@@ -190,7 +190,7 @@ CommEntry* add_comm(Comm comm, const NewComm& facts) noexcept {
   entry->wants_plugin.store(true, std::memory_order_relaxed);
   entry->unknown.store(true, std::memory_order_relaxed);
   learn(*entry, comm);
-  tell_source();
+  tell_source(true);
   return entry;
 }
 

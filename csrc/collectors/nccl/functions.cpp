@@ -2,6 +2,7 @@
 #include "collectors/nccl/functions.h"
 
 #include "abi/dynlib.h"
+#include "device/timeline.h"
 
 namespace stashtrace::nccl {
 
@@ -30,6 +31,7 @@ void* find_function(Name name) noexcept {
   if (found != nullptr) [[likely]]
     return found != &g_absent ? found : nullptr;
   const FunctionDesc& wanted = describe(name);
+  const device::Inside look_up_of_our_own;  // --lookup-hook shall not answer it
   constexpr std::size_t kCount = sizeof kLibraries / sizeof kLibraries[0];
   const Dynlib library = Dynlib::loaded(kLibraries, kCount);
   if (library) {
@@ -41,6 +43,12 @@ void* find_function(Name name) noexcept {
   // Absence is stored too: the next pass over import tables then needs no loader lock, which a long dlopen holds.
   if (found != nullptr || library) slot.store(found != nullptr ? found : &g_absent, std::memory_order_release);
   return found;
+}
+
+bool is_of_this_nccl(Name name, void* real) noexcept {
+  void* found = find_function(name);
+  if (found == nullptr && g_found[static_cast<unsigned>(name)].compare_exchange_strong(found, real)) return true;
+  return found != &g_absent && (found == real || object_of(found) == object_of(real));
 }
 
 int nccl_version() noexcept {

@@ -30,6 +30,10 @@ const FunctionDesc& describe(Name name) noexcept;
 
 void* find_function(Name name) noexcept;  // null if this libnccl does not have it, or none is loaded
 
+// True if `real`, which the program has looked up, is of the library that find_function() takes the function from; where
+// none is known (a static NCCL), it is that from now on.
+bool is_of_this_nccl(Name name, void* real) noexcept;
+
 // Null if absent. An absent function is looked for again at its next use: libnccl may come later.
 template <class F>
 F* real_function(Name name) noexcept {

@@ -15,9 +15,12 @@
 
 #include "collectors/nccl/functions.h"
 #include "collectors/nccl/hooks.h"
+#include "collectors/nccl/nccl_collector.h"
 #include "core/futex_lock.h"
 #include "core/raw_syscall.h"
+#include "device/timeline.h"
 #include "hooks/interpose.h"
+#include "runtime/capi.h"
 
 #define STASHTRACE_NCCL_HOOK_NAME(name) \
   extern "C" __attribute__((visibility("default"))) ::stashtrace::nccl::function::name hook_##name __asm__(#name);
@@ -241,3 +244,11 @@ int patch_imports(bool preloaded) noexcept {
 }
 
 }  // namespace stashtrace::nccl
+
+// A call that reached the hooks through a handle needs no import table. Calls of the library's own stay what they are.
+void* stashtrace_lookup_nccl(const char* name, void* real) noexcept {
+  using namespace stashtrace::nccl;
+  if (!is_on() || !settings.lookup_hook || stashtrace::device::Inside::already()) return real;
+  const Hook* hook = hook_named(name);
+  return hook != nullptr && real != hook->hook && is_of_this_nccl(hook->name, real) ? hook->hook : real;
+}

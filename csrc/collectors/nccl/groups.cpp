@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include "collectors/nccl/late_launches.h"
 #include "collectors/nccl/nccl_collector.h"
 #include "core/futex_lock.h"
 #include "core/raw_syscall.h"
@@ -20,6 +21,7 @@ constexpr unsigned kComms = 64;
 
 struct StreamUse {
   Stream stream;
+  Comm comm;  // of the first operation: all communicators of a group are launched together
   std::uint32_t first_call_id;
   std::int64_t message_bytes;
   bool wants_events, captured;
@@ -27,6 +29,7 @@ struct StreamUse {
 };
 struct Made {
   Comm* where;
+  Comm comm;  // null: NCCL fills it in when the group ends. Else the program's variable may be gone by then
   NewComm facts;
 };
 struct Counted {
@@ -97,11 +100,14 @@ void lose(const schema::NcclCall& row) noexcept {
 
 }  // namespace
 
-void keep_in_group(const schema::NcclCall& row, Stream stream, bool wants) noexcept {
+void keep_in_group(const schema::NcclCall& row, Comm comm, Stream stream, bool wants) noexcept {
   Buffer* buffer = own_buffer();
   StreamUse* use = buffer != nullptr && buffer->calls_count < kCalls ? use_of(*buffer, stream) : nullptr;
   if (use == nullptr) return lose(row);
-  if (use->first_call_id == 0) use->first_call_id = row.call_id;
+  if (use->first_call_id == 0) {
+    use->first_call_id = row.call_id;
+    use->comm = comm;
+  }
   use->message_bytes += row.message_bytes;
   use->wants_events = use->wants_events || wants;
   use->captured = use->captured || (row.nccl_flags & nccl_flag::captured) != 0;
@@ -131,7 +137,7 @@ bool group_open() noexcept { return thread.depth > 0; }
 bool await_comm(Comm* where, const NewComm& facts) noexcept {
   Buffer* buffer = own_buffer();
   if (buffer == nullptr || buffer->made_count == kComms) return false;
-  buffer->made[buffer->made_count++] = {where, facts};
+  buffer->made[buffer->made_count++] = {where, *where, facts};
   return true;
 }
 
@@ -166,15 +172,7 @@ void group_ended(const EndingGroup& group, Result result, bool simulated) noexce
   }
   for (unsigned i = 0; i < buffer.streams_count; ++i) {
     StreamUse& use = buffer.streams[i];
-    if (use.begun.bracket_id != 0 && failed) {
-      device::bracket_cancel(use.begun);
-    } else if (use.begun.bracket_id != 0) {
-      device::BracketExtra extra;
-      extra.size_bytes = use.message_bytes;
-      extra.flags = result == kInProgress ? device::bracket_flag::late_launch : 0;
-      device::bracket_end(use.begun, extra);
-    }
-    if (!failed) device::note_work(use.stream, device::awaited_code::collective, use.begun.bracket_id);
+    end_bracket({use.comm, use.stream, use.begun, use.message_bytes}, result);
   }
   for (unsigned i = 0; i < buffer.calls_count; ++i) {
     schema::NcclCall& row = buffer.calls[i];
@@ -187,7 +185,8 @@ void group_ended(const EndingGroup& group, Result result, bool simulated) noexce
     Made& made = buffer.made[i];
     made.facts.end_ticks = returned;
     if (failed) continue;
-    if (*made.where != nullptr) add_comm(*made.where, made.facts);
+    if (made.comm == nullptr) made.comm = *made.where;
+    if (made.comm != nullptr) add_comm(made.comm, made.facts);
     else if (result == kInProgress) promise_comm(made.facts);
   }
   free_buffer(group.buffer);

@@ -10,7 +10,7 @@ namespace stashtrace::nccl {
 
 #pragma GCC visibility push(hidden)
 
-void keep_in_group(const schema::NcclCall& row, Stream stream, bool wants_events) noexcept;
+void keep_in_group(const schema::NcclCall& row, Comm comm, Stream stream, bool wants_events) noexcept;
 void count_in_group(CommEntry* entry) noexcept;  // ncclGroupSimulateEnd takes their numbers back
 void finish_row(schema::NcclCall& row, Result result) noexcept;
 bool wants_events() noexcept;

@@ -16,7 +16,7 @@ namespace stashtrace::nccl {
 #define STASHTRACE_NCCL_EXPORTED(X)                                                                                       \
   X(ncclAllReduce) X(ncclReduce) X(ncclBroadcast) X(ncclBcast) X(ncclAllGather) X(ncclReduceScatter) X(ncclSend) X(ncclRecv) \
   X(ncclGroupStart) X(ncclGroupEnd) X(ncclCommInitRank) X(ncclCommInitRankConfig) X(ncclCommInitAll) X(ncclCommSplit)     \
-  X(ncclCommFinalize) X(ncclCommDestroy) X(ncclCommAbort)
+  X(ncclCommFinalize) X(ncclCommDestroy) X(ncclCommAbort) X(ncclCommGetAsyncError)
 // Newer ones, reached through import tables only.
 #define STASHTRACE_NCCL_HIDDEN(X)                                                                                         \
   X(ncclAlltoAll) X(ncclGather) X(ncclScatter) X(ncclAllReduceConfig) X(ncclReduceConfig) X(ncclBroadcastConfig)          \

@@ -5,6 +5,7 @@
 #include "collectors/nccl/calls.h"
 #include "collectors/nccl/functions.h"
 #include "collectors/nccl/hooks.h"
+#include "collectors/nccl/late_launches.h"
 #include "core/raw_syscall.h"
 #include "core/string_table.h"
 #include "device/timeline.h"
@@ -77,6 +78,7 @@ Result ending(Comm comm, std::uint16_t event, bool gone, Call call) {
   bool known = false;
   if (gone) {
     const std::uint64_t begin = row.begin_ticks;
+    lose_late_launches(comm);
     known = drop_comm(comm, row);
     row.begin_ticks = begin;
   } else if (CommEntry* entry = find_comm(comm)) {
@@ -173,6 +175,13 @@ STASHTRACE_HOOK(Result, ncclCommDestroy, Comm comm) {
 }
 STASHTRACE_HOOK(Result, ncclCommAbort, Comm comm) {
   return ending(comm, comm_event::abort, true, [=] { return REAL_CALL(ncclCommAbort, comm); });
+}
+// NCCL asks itself, too, from within its calls: that is passed on.
+STASHTRACE_HOOK(Result, ncclCommGetAsyncError, Comm comm, Result* state) {
+  const Result result = REAL_CALL(ncclCommGetAsyncError, comm, state);
+  if (result == kSuccess && state != nullptr && *state != kInProgress && !passes_through())
+    end_late_launches(comm, *state);
+  return result;
 }
 
 namespace stashtrace::nccl::hooked {

@@ -12,6 +12,7 @@
 #include "collectors/nccl/functions.h"
 #include "collectors/nccl/hazards.h"
 #include "collectors/nccl/hooks.h"
+#include "collectors/nccl/late_launches.h"
 #include "collectors/nccl/plugin.h"
 #include "core/raw_syscall.h"
 #include "core/string_table.h"
@@ -53,6 +54,10 @@ constexpr Told kTold[] = {
     {"untimed_operations", "operations that NCCL gave no device stamps for", schema::codes::Severity::info},
     {"late_events", "events of NCCL's plugin whose parent was no longer known", schema::codes::Severity::info},
     {"too_many_communicators", "communicators beyond what can be followed", schema::codes::Severity::data_loss},
+    {"launch_unseen",
+     "operations of non-blocking communicators have no device times: the program used their streams or the communicator "
+     "before it asked ncclCommGetAsyncError whether they were launched",
+     schema::codes::Severity::data_loss},
     {"proxy_for_other_process", "proxy operations on behalf of another process (PXN): their operation is not named",
      schema::codes::Severity::info},
 };
@@ -65,6 +70,7 @@ class Nccl final : public Collector, public TickListener {
     g_pid.store(raw::getpid(), std::memory_order_relaxed);
     settings.source = context.config().nccl_source;
     settings.chain = context.config().nccl_chain;
+    settings.lookup_hook = context.config().lookup_hook;
     settings.attached.store(!real::in_front(), std::memory_order_relaxed);
     hazards::set_allgatherv_off(variable(environ, "NCCL_ALLGATHERV_ENABLE") == "0");
     device::use(context);
@@ -77,6 +83,7 @@ class Nccl final : public Collector, public TickListener {
     settings.on.store(false, std::memory_order_release);
     if (!is_own_process()) return;
     plugin::sweep(now_ticks(), true);
+    lose_late_launches(nullptr);
     tell_counts();
     device::stop();
   }
@@ -104,6 +111,7 @@ void enter_process() noexcept {
   g_pid.store(raw::getpid(), std::memory_order_relaxed);
   forget_comms();
   forget_groups();
+  forget_late_launches();
   plugin::forget();
   chain::forget();
   activation::forget();
@@ -167,16 +175,25 @@ void tell(const char* key, std::int64_t value) noexcept {
   emit(schema::Metadata{now_ticks(), intern(key), intern(digits.text())});
 }
 
-void tell_source() noexcept {
+void tell_source(bool hooked) noexcept {
   if (g_told_source.exchange(true)) return;
   const bool stamps = plugin::loaded() && plugin::wants_stamps();
-  const bool events = settings.source != NcclSource::plugin && device::timing_allowed();
+  const bool events = hooked && settings.source != NcclSource::plugin && device::timing_allowed();
   tell("nccl_source", stamps ? "plugin" : events ? "events" : "host");
   if (const int version = nccl_version(); version != 0) tell("nccl_version", version);
   if (!stamps && settings.source == NcclSource::plugin)
     report_loss(kCollectorCode, "no_device_stamps", 0,
                 "NCCL did not load the profiler plugin, or its device stamps are off: operations have host times alone",
                 schema::codes::Severity::error);
+  if (!stamps && !hooked && settings.source != NcclSource::plugin)
+    report_loss(
+        kCollectorCode, "calls_not_hooked", 0,
+        settings.lookup_hook
+            ? "NCCL's functions were found in a way that no hook sees: operations have host times alone; hint: "
+              "--nccl-source plugin"
+            : "NCCL's functions were looked up by dlsym, past the hooks: operations have host times alone; hint: "
+              "--lookup-hook, or --nccl-source plugin where NCCL is linked statically",
+        schema::codes::Severity::error);
 }
 
 // Before the real call.

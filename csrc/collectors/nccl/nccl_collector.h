@@ -24,6 +24,7 @@ struct Settings {
   std::atomic<bool> on{false};        // start() succeeded and stop() was not called
   std::atomic<bool> attached{false};  // by import tables, not by preload
   NcclSource source = NcclSource::automatic;
+  bool lookup_hook = false;
   const char* chain = "";  // the plugin that was configured before ours
 };
 extern constinit Settings settings;
@@ -45,6 +46,7 @@ enum class Count : unsigned {
   untimed,      // tasks that should have had device stamps and got none
   late_child,   // an event whose parent was forgotten
   registry_full,
+  late_launch,    // brackets of launches that the job did not ask for, or put other work behind
   other_process,  // proxy operations of another process (PXN)
   kCount
 };
@@ -69,8 +71,9 @@ void tell(const char* key, std::int64_t value) noexcept;
 
 std::uint64_t tick_hz() noexcept;  // of now_ticks()
 
-// Reports which source this process has, once, when the first communicator exists.
-void tell_source() noexcept;
+// Reports which source this process has, once, when the first communicator exists. `hooked`: by calls that reach us, which
+// events stand around; else NCCL's plugin alone knows of it.
+void tell_source(bool hooked) noexcept;
 
 #pragma GCC visibility pop
 

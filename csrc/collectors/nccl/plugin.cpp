@@ -134,7 +134,7 @@ void announce(ContextSlot& context) noexcept {
   row.event_code = comm_event::plugin_init;
   row.source_code = source_code::plugin;
   emit(row);
-  if (entry == nullptr) tell_source();
+  if (entry == nullptr) tell_source(false);
 }
 
 void join(CommEntry& entry, std::uint64_t since) noexcept {
