@@ -311,12 +311,14 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
     plugin = _Plugin(tasks, owner, count, context)
     call_ns = joined(context.to_ns(calls["call_ticks"]), context.to_ns(lone["begin_ticks"]))
     return_ns = joined(context.to_ns_or_unseen(calls["return_ticks"]), -1)
-    events_begin, events_end = (np.append(times, np.full(len(lone), -1)) for times in _events(calls, raw, context))
+    events_begin, events_end, launched = (
+        np.append(times, np.full(len(lone), -1)) for times in _events(calls, raw, context)
+    )
     stray = _stray(plugin, events_begin, events_end, context)
     by_plugin = (plugin.begin_ns >= 0) & ~stray
     # The kernel starts when the call launches it, if nothing is before it on the stream: near the call's return, though
-    # not always after it (``loading.clocks.meetings`` allows for that).
-    entered = np.minimum(np.maximum(events_begin, return_ns), events_end)
+    # not always after it (``loading.clocks.meetings`` allows for that). If it does not block: when that was seen.
+    entered = np.minimum(np.maximum(events_begin, np.maximum(return_ns, launched)), events_end)
     begin = np.where(by_plugin, plugin.begin_ns, np.where(events_begin >= 0, entered, -1))
     # Who timed it, or for an untimed one who saw it.
     source = joined(calls["source_code"], CollectiveSource.PLUGIN)
@@ -393,17 +395,17 @@ def _devices(stream_keys: npt.NDArray[np.uint64], raw: RawProcess) -> Int64:
     return np.where(at >= 0, streams["device_index"][at], -1).astype(np.int64)
 
 
-def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext) -> tuple[Int64, Int64]:
-    """(first event, second event) of the bracket of each call, -1 where there is none or it is untimed."""
+def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext) -> tuple[Int64, Int64, Int64]:
+    """(first event, second event, launch was over) of each call's bracket, -1 where there is none or it is untimed."""
     nothing = np.full(len(calls), -1, dtype=np.int64)
     brackets = raw.rows("device_bracket")
     if brackets is None or not len(calls):
-        return nothing, nothing
+        return nothing, nothing, nothing
     brackets = brackets[brackets["bracket_code"] == Bracket.COLLECTIVE]
     brackets = brackets[(brackets["begin_device_ns"] != -1) & (brackets["end_device_ns"] != -1)]
     brackets = brackets[(brackets["bracket_flags"] & BracketFlag.LATE_LAUNCH) == 0]
     if not len(brackets):
-        return nothing, nothing
+        return nothing, nothing, nothing
     at = positions(brackets["correlation_id"], calls["call_id"].astype(np.uint64))
     # In a group one bracket stands for all operations on its stream, and carries the id of one of them. The streams
     # of a group wait for each other, so that of another stream will do.
@@ -415,12 +417,13 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
     joined = positions(batch, wanted)
     at = np.where(at >= 0, at, np.where(shared >= 0, shared, joined))
     found = at >= 0
-    begin, end = nothing.copy(), nothing.copy()
+    begin, end, launched = nothing.copy(), nothing.copy(), nothing.copy()
     chosen = brackets[at[found]]
     begin[found] = context.device_ns(chosen["device_index"], DeviceClock.EVENT, chosen["begin_device_ns"])
     end[found] = context.device_ns(chosen["device_index"], DeviceClock.EVENT, chosen["end_device_ns"])
+    launched[found] = context.to_ns(chosen["return_ticks"])
     usable = (begin >= 0) & (end >= begin)
-    return np.where(usable, begin, -1), np.where(usable, end, -1)
+    return np.where(usable, begin, -1), np.where(usable, end, -1), np.where(usable, launched, -1)
 
 
 def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) -> npt.NDArray[np.bool_]:
