@@ -120,4 +120,3 @@ def test_kinds_columns_and_conditions() -> None:
     assert set(CONDITIONS) - {"quiet", "ended"} <= set(live_text._CONDITION_WORDS)
     timed = set(TIMES) - {"straggler", "slow_worker"}
     assert timed <= set(change_times._NAMES)
-    assert timed <= set(change_times._WORK) | set(change_times._WAITED_FOR)

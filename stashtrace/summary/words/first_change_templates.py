@@ -23,6 +23,9 @@ _WORK = {
     "python": "its code of the loop",
     "compile": "its compilations",
     "h2d": "its copies",
+    "straggler": "its waits for other ranks",
+    "network": "its transfers between hosts",
+    "interconnect": "its transfers inside a host",
     "other": "its time asleep or blocked",
     "unrecorded": "its time without records",
 }
