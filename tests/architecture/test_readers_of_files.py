@@ -33,6 +33,8 @@ OWN_READS = {
     "stashtrace/lab/machine.py": "/proc and /sys",
     "stashtrace/lab/page_cache.py": "files that it has been asked to read or to drop from the page cache",
     "stashtrace/lab/processes.py": "logs of its own processes",
+    "stashtrace/record/host/file_systems.py": "/proc",
+    "stashtrace/record/host/memory_kills.py": "/proc and /sys",
     "stashtrace/lab/recommend/instance_catalog.py": "what belongs to the package",
     "stashtrace/lab/stage/stage_files.py": "data files that it has been asked to copy",
     "stashtrace/lab/sweep/start_study_ranks.py": "a task that its parent wrote into a new folder",

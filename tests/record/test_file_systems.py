@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.record import file_systems
-from stashtrace.record.file_systems import file_system_of, is_far, near_folder
+from stashtrace.record.host import file_systems
+from stashtrace.record.host.file_systems import file_system_of, is_far, near_folder
 
 MOUNTS = [
     "21 1 8:1 / / rw - ext4 /dev/sda1 rw",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.record.memory_kills import MEMORY_KILLS, MEMORY_LIMIT, MemoryKills
+from stashtrace.record.host.memory_kills import MEMORY_KILLS, MEMORY_LIMIT, MemoryKills
 from stashtrace.summary.words.end_templates import memory_kills_text
 
 

@@ -23,8 +23,8 @@ from stashtrace.analysis.findings.trust import run_facts
 from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
+from stashtrace.record.host.memory_kills import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.record.look.progress import RUNS
-from stashtrace.record.memory_kills import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
