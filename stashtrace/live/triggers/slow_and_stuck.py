@@ -155,10 +155,10 @@ class StuckTrigger:
         wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(window, rank)}
         seen = look_at(window, self.directory, wanted)
         self.looks = facts_of_looks(seen)
-        told = ending_claims(seen, lives=True)
-        claims = [claim for claim in told if claim.kind in ("hung", "mismatch")]
+        endings = ending_claims(seen, lives=True)
+        claims = [claim for claim in endings if claim.kind in ("hung", "mismatch")]
         if not claims:
-            self.waits = "; ".join(_sentences([claim for claim in told if _waits_for_loop(claim, window)]))
+            self.waits = "; ".join(_sentences([claim for claim in endings if _waits_for_loop(claim, window)]))
         found = sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
         if any(claim.name == "unseen" for claim in claims):
             silent = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
