@@ -11,7 +11,7 @@ import pytest
 from collectors.recorded import NATIVE, Recording
 from collectors.test_cuda import machine, play
 
-from stashtrace.analysis.devices.call_names import call_names
+from stashtrace.analysis.stalls.idle_calls import call_names
 from stashtrace.schema.kinds import DeviceCall
 
 PIECE = 2 << 20

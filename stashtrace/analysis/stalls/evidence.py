@@ -11,9 +11,9 @@ import numpy.typing as npt
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import INSIDE, group_table
-from stashtrace.analysis.devices.call_names import call_names
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers, stall_intervals
+from stashtrace.analysis.stalls.idle_calls import call_names
 from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stashtrace.analysis.devices.call_names import call_names
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.idle_calls import call_names
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
