@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def test_records_are_made_on_a_local_disk_and_gathered(run: Run, tmp_path: Path,
 
 def test_processes_that_lack_the_local_disk_write_into_the_run_directory(tmp_path: Path) -> None:
     """As on another host of the job, or in a container."""
-    elsewhere = f'STASHTRACE_DIR=/nowhere/stash exec {sys.executable} -S -c "{READ}"'
+    elsewhere = f'STASHTRACE_DIR=/nowhere/stash exec {shlex.quote(sys.executable)} -S -c "{READ}"'
     done = on_nfs(tmp_path, str(tmp_path), "run", "--out", "d", "--no-merge", "--", "sh", "-c", elsewhere)
     assert done.returncode == 0
     assert "recording is off" not in done.stderr

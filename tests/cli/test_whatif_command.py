@@ -39,7 +39,7 @@ def test_what_to_fix_first(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     # The summary of this run advises three workers: so does the ranking.
     assert {"prep=x0.5", "fetch=0", "workers=3"} == {line.split()[0] for line in lines[5:8]}
     end = lines.index("", 5)
-    saved = [float(line.split("%")[0].split()[-1]) for line in lines[5:end]]
+    saved = [float(line.split("%")[1].split()[-1]) for line in lines[5:end]]
     assert saved == sorted(saved, reverse=True)
     assert lines[end + 1].startswith("critical path: ")
     assert "rank 2 prep" in lines[end + 1]
@@ -163,11 +163,11 @@ def test_a_quantity_has_one_value(run: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        ("speed=x2", "cannot change 'speed'", "compute, launch, python, h2d"),
+        ("speed=x2", "cannot change 'speed'", "compute, launch, python, compile, objects, h2d"),
         ("network.bandwith=x2", "cannot change 'network.bandwith'", "did you mean 'network.bandwidth'?"),
         ("compute=fast", "compute cannot be fast", "x0.5"),
         ("network.bandwidth=0", "network.bandwidth cannot be 0", "10gbit"),
-        ("workers", "'workers' is not QUANTITY=VALUE", "compute, launch, python, h2d"),
+        ("workers", "'workers' is not QUANTITY=VALUE", "compute, launch, python, compile, objects, h2d"),
     ],
 )
 def test_an_unknown_change_is_one_line_with_what_is_known(

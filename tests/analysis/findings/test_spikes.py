@@ -9,7 +9,7 @@ from builders import MS
 from test_over_time import claims, job
 from work_after_meeting import work_after_meeting
 
-from stashtrace.analysis.findings.spikes.slow_steps import SlowSteps
+from stashtrace.analysis.findings.spikes.slow_steps import SlowSteps, slow_steps_of
 from stashtrace.analysis.findings.spikes.spikes import spikes
 from stashtrace.analysis.findings.spikes.step_times import STEP_TIMES, step_times
 from stashtrace.analysis.stalls.budget import stalls
@@ -189,7 +189,7 @@ def test_a_step_that_fewer_ranks_make() -> None:
     trace = job(120, sleep=lambda rank, step: 90 * MS if (rank, step) == (1, 90) else 0).trace()
     rows = step_times(find_steps(trace), stalls(trace, warmup=True))
     cut = rows.take((rows["rank"] == 1) | (rows["step"] != 20))
-    assert [slow.step for slow in SlowSteps().search(cut)] == [90]
+    assert [slow.step for slow in slow_steps_of(cut)] == [90]
 
 
 def test_one_step_in_five_is_not_what_steps_are_like() -> None:
@@ -197,6 +197,8 @@ def test_one_step_in_five_is_not_what_steps_are_like() -> None:
     planted = np.flatnonzero(np.random.default_rng(1).random(55) < 0.2).tolist()
     trace = job(55, sleep=lambda rank, step: 30 * MS if rank == 1 and step in planted else 0).trace()
     assert spikes(trace)["step"].tolist() == [step for step in planted if step >= 5]
+    rows = step_times(find_steps(trace), stalls(trace, warmup=True))
+    assert SlowSteps().add(rows) == [], "while the job runs, each of them would be an alarm"
 
 
 @pytest.mark.parametrize("planted", [(10, 15), (60, 130)])

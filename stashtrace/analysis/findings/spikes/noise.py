@@ -3,8 +3,9 @@
     level       the median of the newest values, so that a drift is followed
     threshold   the rest above the level that noise exceeds in fewer than one of thousands of steps
 
-The threshold is taken from the body of the rests, without the largest of them, and without those that stand apart from
-the body by more than its own noise: slow steps among those remembered do not hide the next one, be they few or many.
+The threshold is taken from the body of the rests, without the largest of them: a few slow steps among those remembered
+do not hide the next one. Where many are searched for, it is taken without those, too, that stand apart from the body by
+more than its own noise.
 From the body, an exponential tail is drawn on to the chance that is asked for, further out the fewer values it rests
 on; for heavier tails, it is never less than a multiple of the width of the body.
 """
@@ -76,7 +77,9 @@ class Ring:
 class Noise:
     """How far a figure lies above its level by chance."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, frequent: bool) -> None:
+        """``frequent``: many values that stand apart are no noise either."""
+        self._frequent = frequent
         self._rests = Ring(NOISE_STEPS)
         self._stale = 0
         self._threshold = math.inf
@@ -113,7 +116,7 @@ class Noise:
         self._stale = 0
         rests = np.sort(self._rests.values)
         self._width = _width(rests)
-        self._threshold = _threshold(_body(rests))
+        self._threshold = _threshold(_body(rests) if self._frequent else rests)
 
 
 def _body(rests: Floats) -> Floats:

@@ -133,10 +133,14 @@ class _Step:
 
 
 class SlowSteps:
-    """Search for slow steps; remembers a bounded number of steps, however many come."""
+    """Search for slow steps; remembers a bounded number of steps, however many come.
 
-    def __init__(self, *, worth_ratio: float = WORTH_RATIO) -> None:
-        self._worth_ratio = worth_ratio
+    ``worth_ratio``: what is longer by less than this part of a step is not slow. ``frequent``: steps that are slow
+    again and again count, too. While a job runs each would be an alarm, and no news.
+    """
+
+    def __init__(self, *, worth_ratio: float = WORTH_RATIO, frequent: bool = False) -> None:
+        self._worth_ratio, self._frequent = worth_ratio, frequent
         self._groups: OrderedDict[_Key, _Group] = OrderedDict()
         self._before: _Step | None = None
         self._slow_steps: dict[str, deque[int]] = {}
@@ -152,19 +156,6 @@ class SlowSteps:
         self._before = steps[-1] if steps else self._before
         return [self._with_period(slow) for _, slow in judged if slow is not None]
 
-    def search(self, rows: Table, samples: Floats | None = None) -> list[SlowStep]:
-        """Return the slow steps of a whole run: each is judged by the steps before it or behind it, where more are."""
-        steps = _steps_of(rows, samples)
-        pairs = list(zip(steps, [None, *steps], strict=False))
-        judged = [self._judge(*pair) for pair in pairs]
-        backward = SlowSteps(worth_ratio=self._worth_ratio)
-        again = [backward._judge(*pair) for pair in reversed(pairs)]
-        found = [
-            one if known_count >= later_count else other
-            for (known_count, one), (later_count, other) in zip(judged, reversed(again), strict=True)
-        ]
-        return [self._with_period(slow) for slow in found if slow is not None]
-
     def _judge(self, step: _Step, before: _Step | None) -> tuple[int, _Found | None]:
         """Return by how many like steps one is judged, and what is slow of it; then remember it."""
         grown = None
@@ -178,7 +169,7 @@ class SlowSteps:
     def _group(self, key: _Key, ranks: tuple[int, ...]) -> _Group:
         group = self._groups.get(key)
         if group is None or group.ranks != ranks:
-            group = self._groups[key] = _Group(ranks, self._worth_ratio)
+            group = self._groups[key] = _Group(ranks, self._worth_ratio, frequent=self._frequent)
         self._groups.move_to_end(key)
         if len(self._groups) > _GROUPS:
             self._groups.popitem(last=False)
@@ -206,6 +197,23 @@ class SlowSteps:
         )
 
 
+def slow_steps_of(rows: Table, samples: Floats | None = None) -> list[SlowStep]:
+    """Return the slow steps of a whole run, be they few or many.
+
+    Each is judged by the steps before it or by those behind it, whichever are more. Arguments: as of ``SlowSteps.add``.
+    """
+    steps = _steps_of(rows, samples)
+    pairs = list(zip(steps, [None, *steps], strict=False))
+    forward, backward = SlowSteps(frequent=True), SlowSteps(frequent=True)
+    judged = [forward._judge(*pair) for pair in pairs]
+    again = [backward._judge(*pair) for pair in reversed(pairs)]
+    found = [
+        one if known_count >= later_count else other
+        for (known_count, one), (later_count, other) in zip(judged, reversed(again), strict=True)
+    ]
+    return [forward._with_period(slow) for slow in found if slow is not None]
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """A slow step before it is known whether it comes back."""
@@ -222,9 +230,9 @@ class _Found:
 class _Group:
     """Steps that are alike."""
 
-    def __init__(self, ranks: tuple[int, ...], worth_ratio: float) -> None:
+    def __init__(self, ranks: tuple[int, ...], worth_ratio: float, *, frequent: bool) -> None:
         self.ranks, self._worth_ratio = ranks, worth_ratio
-        self._beside, self._computing = _Figure(), _Figure()
+        self._beside, self._computing = _Figure(Noise(frequent=frequent)), _Figure(Noise(frequent=frequent))
         self._parts = Ring(NOISE_STEPS, (2,))
         self._slope, self._slope_age = 0.0, 0
         self._first: list[_Step] = []
@@ -376,8 +384,8 @@ class _Group:
 class _Figure:
     """What a figure of like steps has above its level: its noise, and whether it is beyond that again and again."""
 
-    def __init__(self) -> None:
-        self.noise = Noise()
+    def __init__(self, noise: Noise) -> None:
+        self.noise = noise
         self._in_a_row = 0
 
     def is_beyond(self, rest: float, worth: float) -> bool:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.findings.over_time.changed_work import NOTHING, Cause, Way, most_of, ways
 from stashtrace.analysis.findings.spikes.beside import Beside
-from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
+from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, slow_steps_of
 from stashtrace.analysis.findings.spikes.step_times import step_times
 from stashtrace.analysis.intervals import window_at
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
@@ -124,7 +124,7 @@ def spikes(trace: Trace) -> Table:
 
 def spikes_of(trace: Trace, counted: Table, stalls: Table, hidden: Table) -> Table:
     """Make the table ``spikes`` of counted steps of any kinds, and the stalls and hidden work of all steps."""
-    found = SlowSteps().search(step_times(counted, stalls), samples_of(trace, counted))
+    found = slow_steps_of(step_times(counted, stalls), samples_of(trace, counted))
     return described(trace, counted, hidden, found)
 
 
