@@ -77,16 +77,20 @@ def percent_text(ratio: float) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """Text with its middle cut out where it is longer than ``width``.
+    """Text with its middle cut out where it is longer than ``width``; a place in brackets at its end stays whole.
 
     Examples
     --------
     >>> shortened("void at::native::reduce_kernel<512, 1>(...)", 24), shortened("gemm", 24)
     ('void at::native::…>(...)', 'gemm')
+    >>> shortened("torch.compile Tagger.forward (train.py:24)", 32)
+    'torch.compile Tag… (train.py:24)'
     """
     if len(text) <= width:
         return text
-    tail = width // 4
+    tail, place = width // 4, text.rfind(" (")
+    if place > 0 and text.endswith(")") and len(text) - place <= width // 2:
+        tail = len(text) - place
     return f"{text[: width - tail - 1]}…{text[len(text) - tail :]}"
 
 

@@ -24,6 +24,7 @@ SCRIPT = """
     import stashtrace
 
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
 
     class Slow(Sampler):
         def __iter__(self):
@@ -102,10 +103,12 @@ def test_samplers_and_collectives_of_objects_are_named_with_their_lines(run: Tra
     assert sampler.startswith("sampler Slow (")
     objects = spans(run, SpanKind.OBJECTS)
     assert len(objects) == 1
-    assert run.texts(objects, "name_code")[0].startswith("all_gather_object (")
+    script = sampler.partition("(")[2].partition(":")[0]
+    assert run.texts(objects, "name_code")[0].startswith(f"all_gather_object ({script}:")
     calls = run.texts(spans(run, SpanKind.LIBRARY), "name_code")
     assert "import torch" in calls
-    assert any(name.startswith("init_process_group (") for name in calls)
+    for name in ("init_process_group", "DistributedDataParallel"):
+        assert any(call.startswith(f"{name} ({script}:") for call in calls), "not the line of our wrapper"
 
 
 def test_the_results_are_the_same(run: TracedRun, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import MS, TraceBuilder
 from live_states import made_up_state
 from summary.scenes import job
 
@@ -229,3 +230,15 @@ def test_tests_see_faults() -> None:
     assert os.environ[errors.FAULTS_VARIABLE] == "raise"
     with errors.raised(), pytest.raises(KeyError):
         errors.guarded("the path", fail, str)
+
+
+def test_what_a_recording_does_not_hold_is_no_fault() -> None:
+    """Without steps, the same is said whether faults are raised or not."""
+    build = TraceBuilder()
+    build.collective(dict.fromkeys(range(2), (MS, 2 * MS)))
+    build.rank(0).io(2 * MS, 3 * MS, path="/data/a.bin")
+    said = summary(build.trace())
+    with errors.raised():
+        assert summary(build.trace()) == said
+    assert "not said" not in said
+    assert "no training steps seen" in said

@@ -192,10 +192,7 @@ def gather(trace: Trace) -> RunFacts:
     missing = tuple(r for r in range(world) if r not in present) if present else ()
     hosts = sum(bool(trace.text(code)) for code in np.unique(trace.processes["host_code"]).tolist())
     unsaid = _Unsaid()
-    try:
-        found = guarded("where the time of the steps went", partial(_steps_and_stalls, trace), unsaid.append)
-    except MissingDataError:
-        found = None
+    found = guarded("where the time of the steps went", partial(_steps_and_stalls, trace), unsaid.append)
     if found is None:
         known = unsaid.made("how far to trust it", lambda: trust(trace, {}, missing=bool(missing)), Trust())
         return RunFacts(trace, (), len(present), hosts, 0, 0, 0, missing, known, not_said=tuple(unsaid))
@@ -247,11 +244,13 @@ class _Unsaid(list[str]):
         return guarded(what, make, instead)
 
 
-def _steps_and_stalls(trace: Trace) -> tuple[Table, Table]:
-    steps = find_steps(trace)
-    if not len(steps):
-        raise MissingDataError("no rank has a step")
-    return steps, find_stalls(trace, warmup=True)
+def _steps_and_stalls(trace: Trace) -> tuple[Table, Table] | None:
+    """Return the steps of a run and where their time went; None if it has none."""
+    try:
+        steps = find_steps(trace)
+        return (steps, find_stalls(trace, warmup=True)) if len(steps) else None
+    except MissingDataError:
+        return None
 
 
 def _tables(trace: Trace, steps: Table, stalls: Table, unsaid: _Unsaid) -> dict[str, Table]:

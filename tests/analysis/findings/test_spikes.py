@@ -192,6 +192,12 @@ def test_a_step_that_fewer_ranks_make() -> None:
     assert [slow.step for slow in slow_steps_of(cut)] == [90]
 
 
+def test_slow_steps_in_the_middle_of_a_short_run() -> None:
+    """With fewer than two dozen steps on either side, all others tell what is usual."""
+    trace = job(36, sleep=lambda rank, step: 270 * MS if rank == 0 and step in (9, 18, 29) else 0).trace()
+    assert spikes(trace)["step"].tolist() == [9, 18, 29]
+
+
 def test_one_step_in_five_is_not_what_steps_are_like() -> None:
     """At random moments: the first ones are judged by what comes later."""
     planted = np.flatnonzero(np.random.default_rng(1).random(55) < 0.2).tolist()

@@ -200,18 +200,22 @@ class SlowSteps:
 def slow_steps_of(rows: Table, samples: Floats | None = None) -> list[SlowStep]:
     """Return the slow steps of a whole run, be they few or many.
 
-    Each is judged by the steps before it or by those behind it, whichever are more. Arguments: as of ``SlowSteps.add``.
+    Each is judged by the steps before it or by those behind it, whichever are more; where both are too few, by all.
+    Arguments: as of ``SlowSteps.add``.
     """
     steps = _steps_of(rows, samples)
     pairs = list(zip(steps, [None, *steps], strict=False))
-    forward, backward = SlowSteps(frequent=True), SlowSteps(frequent=True)
-    judged = [forward._judge(*pair) for pair in pairs]
-    again = [backward._judge(*pair) for pair in reversed(pairs)]
-    found = [
-        one if known_count >= later_count else other
-        for (known_count, one), (later_count, other) in zip(judged, reversed(again), strict=True)
-    ]
-    return [forward._with_period(slow) for slow in found if slow is not None]
+    forward, backward, both = (SlowSteps(frequent=True) for _ in range(3))
+    before = [forward._judge(*pair) for pair in pairs]
+    behind = [backward._judge(*pair) for pair in reversed(pairs)][::-1]
+    found = [max(sides, key=lambda side: side[0]) for sides in zip(before, behind, strict=True)]
+    few = {step.key for step, (known_count, _) in zip(steps, found, strict=True) if known_count < LEAST_STEPS}
+    places = [place for place, step in enumerate(steps) if step.key in few]
+    for _ in range(2):  # the second time, all of them are known
+        for place in places:
+            judged = both._judge(*pairs[place])
+            found[place] = judged if found[place][0] < LEAST_STEPS else found[place]
+    return [forward._with_period(slow) for _, slow in found if slow is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,8 @@ _LIBRARY, _OBJECTS = (recorder.code("SpanKind", name) for name in ("library", "o
 #: Calls shorter than this are not worth a row, as with collections of garbage.
 _LEAST_TICKS = 100_000 * native.tick_hz() // 1_000_000_000
 _TORCH = os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep if "torch" in sys.modules else os.sep
+#: Our own wrappers, which stand between torch and the script.
+_PROBES = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 
 
 def time_object_collectives(collector: str, owners: Sequence[Any]) -> None:
@@ -95,8 +97,8 @@ def _record(collector: str, begin: int, kind: int, make_name: Callable[[Any], st
 
 
 def _with_place(name: str) -> str:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _PROBES)):
         frame = frame.f_back
     if frame is None:  # torch alone is on the way
         return name
