@@ -128,8 +128,8 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             "workers",
             [
                 "on average 2 threads of the job could run at a time, on 2 CPUs",
-                "2 ranks and 2 loader workers share 2 CPUs: 0.8 of these threads are the workers'; cheaper decoding or"
-                " more CPUs would help",
+                "2 ranks and 2 loader workers share 2 CPUs: workers account for 0.8 of these threads; cheaper decoding"
+                " or more CPUs would help",
             ],
         ),
         (

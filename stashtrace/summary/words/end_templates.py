@@ -103,6 +103,10 @@ def _hung(f: Finding) -> str:
     """Say where a job stood still; while it lives, only for how long nobody has gone on."""
     row = f.row
     if row["name"] == "gone":
+        how = next((e for e in f.evidence if e["code"] in FAILED_FIRST), None)
+        if how is not None:
+            was = "was " if how["code"] == "ended_by" else ""
+            return f"{_lacking(f)}: it {was}{_how(how['code'], how['name'], how['of_count'])}"
         seen = any(e["kind"] == ENDED for e in f.all("look_thread"))
         return f"{_lacking(f)}: its process {'has ended' if seen else 'ended before the others, or was stopped'}"
     lives = f.first("lives") is not None

@@ -219,7 +219,7 @@ def _workers_hold_cpus(row: Row, f: Finding) -> str:
     cpus = count_noun((f.first("cpu_demand") or row)["of_count"], "CPU")
     return (
         f"{count_noun(row['of_count'], 'rank')} and {count_noun(row['items_count'], 'loader worker')} share {cpus}:"
-        f" {number(row['part_ratio'])} of these threads are the workers'; cheaper decoding or more CPUs would help"
+        f" workers account for {number(row['part_ratio'])} of these threads; cheaper decoding or more CPUs would help"
     )
 
 

@@ -204,3 +204,17 @@ def test_a_process_that_ended_without_a_word_did_not_hang() -> None:
         "rank 1 has not entered all-reduce 3 of default_pg, 1.05 MB: its process ended before the others, or was"
         " stopped"
     )
+
+
+def test_a_rank_that_left_while_the_others_failed_is_named_with_its_code() -> None:
+    """Its last record came behind the first exception, and it did not live as long as those that raised."""
+    build = job()
+    build.collective({0: (70 * MS, 30 * S), 2: (70 * MS, 30 * S)}, sequence=3, status=1)
+    raised(build, 0, 30 * S, BROKEN)
+    for rank in range(3):
+        build.counter(rank, "process_user_ns_total", {at * S // 10: 1.0 for at in range(302 if rank == 1 else 320)})
+    parent = build.process(rank=-1, role=0, name="mp.spawn")  # type: ignore[arg-type]
+    say(build, f"exited {1000 + build.rank(1).process_id}", "3 local rank 1", parent.process_id)
+    assert first(build.trace()) == (
+        "rank 1 has not entered all-reduce 3 of default_pg, 1.05 MB: it left with exit code 3"
+    )

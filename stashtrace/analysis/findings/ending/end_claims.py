@@ -335,6 +335,8 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
         if root.operation.sequence >= 0 and (root.last >= 0 or since_ns >= 0):
             rows.append(Evidence("hung_last", "collectives", rank=root.rank, items_count=root.last))
         rows += doing(trace, root.rank)
+    if claim.name == "gone" and len(ranks) == 1:
+        rows += [_evidence(row) for row in _failed_ranks(trace) if row["rank"] == ranks[0] and row["worker_id"] < 0][:1]
     works = _still_work(trace, ranks, since_ns) if claim.name == NOT_ENTERED else ()
     return replace(claim, kind="awaited" if works else claim.kind, evidence=(*works, *rows))
 
