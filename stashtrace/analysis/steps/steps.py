@@ -108,9 +108,10 @@ def in_steps(rows: Table, steps: Table) -> npt.NDArray[np.bool_]:
 @cached_on_trace
 def host_steps(trace: Trace) -> Table:
     """The same steps on the host's clock, as the loop went through them; columns and errors of :func:`steps`."""
-    if not any(rank.clock_code for rank in local_steps(trace)):
+    local = local_steps(trace)
+    if not any(rank.clock_code for rank in local):
         return steps(trace)
-    ranks = [replace(r, begin_ns=r.columns.begin, end_ns=r.columns.end, clock_code=0) for r in local_steps(trace)]
+    ranks = [replace(r, begin_ns=r.columns.begin, end_ns=r.columns.end, clock_code=0) for r in local]
     if not _are_numbered(trace):
         return _whole_ones(number_steps(ranks, trace.collectives, first_recorded_step(trace)), trace)
     known = steps(trace)
