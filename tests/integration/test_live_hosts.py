@@ -143,7 +143,7 @@ def test_hosts_with_directories_of_their_own(pair: list[Host], tmp_path: Path) -
 
 def test_an_idle_run_is_captured_on_both_hosts(pair: list[Host], tmp_path: Path) -> None:
     """A request wakes the ranks of both; the window has the same steps of each, with the numbers of the job."""
-    job = Job(tmp_path, pair, torchrun(pair, 3000), "shared/run", "--idle", "--no-merge")
+    job = Job(tmp_path, pair, torchrun(pair, 20_000), "shared/run", "--idle", "--no-merge")
     for host in pair:
         job.await_words(host, "trains")
     run, deadline = tmp_path / "shared/run", time.monotonic() + 60
