@@ -396,7 +396,7 @@ def _devices(stream_keys: npt.NDArray[np.uint64], raw: RawProcess) -> Int64:
 
 
 def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext) -> tuple[Int64, Int64, Int64]:
-    """(first event, second event, launch was over) of each call's bracket, -1 where there is none or it is untimed."""
+    """(first event, second event, late launch was over) of each call's bracket, -1 where there is none or no time."""
     nothing = np.full(len(calls), -1, dtype=np.int64)
     brackets = raw.rows("device_bracket")
     if brackets is None or not len(calls):
@@ -423,7 +423,9 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
     end[found] = context.device_ns(chosen["device_index"], DeviceClock.EVENT, chosen["end_device_ns"])
     launched[found] = context.to_ns(chosen["return_ticks"])
     usable = (begin >= 0) & (end >= begin)
-    return np.where(usable, begin, -1), np.where(usable, end, -1), np.where(usable, launched, -1)
+    # Of a call that blocks, the bracket returns behind its second event, microseconds after the call has launched.
+    late = usable & ((calls["nccl_flags"] & NcclFlag.NON_BLOCKING) != 0)
+    return np.where(usable, begin, -1), np.where(usable, end, -1), np.where(late, launched, -1)
 
 
 def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) -> npt.NDArray[np.bool_]:
