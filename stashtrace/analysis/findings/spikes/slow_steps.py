@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -205,17 +206,21 @@ def slow_steps_of(rows: Table, samples: Floats | None = None) -> list[SlowStep]:
     """
     steps = _steps_of(rows, samples)
     pairs = list(zip(steps, [None, *steps], strict=False))
-    forward, backward, both = (SlowSteps(frequent=True) for _ in range(3))
-    before = [forward._judge(*pair) for pair in pairs]
-    behind = [backward._judge(*pair) for pair in reversed(pairs)][::-1]
-    found = [max(sides, key=lambda side: side[0]) for sides in zip(before, behind, strict=True)]
+    sides = zip(_judged(pairs), reversed(_judged(pairs[::-1])), strict=True)
+    found = [max(either, key=lambda side: side[0]) for either in sides]
     few = {step.key for step, (known_count, _) in zip(steps, found, strict=True) if known_count < LEAST_STEPS}
     places = [place for place, step in enumerate(steps) if step.key in few]
-    for _ in range(2):  # the second time, all of them are known
-        for place in places:
-            judged = both._judge(*pairs[place])
-            found[place] = judged if found[place][0] < LEAST_STEPS else found[place]
-    return [forward._with_period(slow) for _, slow in found if slow is not None]
+    twice = _judged([pairs[place] for place in places] * 2)[len(places) :]  # the second time, all of them are known
+    for place, judged in zip(places, twice, strict=True):
+        found[place] = judged if found[place][0] < LEAST_STEPS else found[place]
+    periods = SlowSteps()
+    return [periods._with_period(slow) for _, slow in found if slow is not None]
+
+
+def _judged(pairs: Sequence[tuple[_Step, _Step | None]]) -> list[tuple[int, _Found | None]]:
+    """Return of each step by how many like ones before it in this order it is judged, and what is slow of it."""
+    search = SlowSteps(frequent=True)
+    return [search._judge(*pair) for pair in pairs]
 
 
 @dataclass(frozen=True, slots=True)
