@@ -16,6 +16,8 @@ namespace stashtrace {
 class TickListener {
  public:
   virtual void tick(std::uint64_t now_ticks) noexcept = 0;
+  // Time to the next tick, asked after each one; `usual`: that of STASHTRACE_SAMPLE_MS. For file listeners alone.
+  virtual std::int64_t delay_ns(std::int64_t usual) noexcept { return usual; }
 
  protected:
   ~TickListener() = default;
@@ -32,6 +34,9 @@ class Context {
   // For samplers that open files: on a thread with a descriptor table of its own, empty at its start, so that the
   // program's open() gives the numbers it gives without us. It may start no thread and call no library of devices.
   virtual bool add_file_listener(TickListener& listener) noexcept = 0;
+  // Whether file listeners may keep descriptors open: before Linux 5.9 their thread stays in the process's table. Known
+  // from their first tick on.
+  virtual bool file_listeners_may_keep_open() const noexcept = 0;
 
  protected:
   ~Context() = default;

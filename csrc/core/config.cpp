@@ -94,6 +94,8 @@ void parse_config(Config& config, const char* const* environment) noexcept {
     config.wait_threshold_ns = value;
   if (number(variable(environment, "STASHTRACE_SAMPLE_MS"), 1, 3'600'000, value))
     config.sample_ms = static_cast<std::uint32_t>(value);
+  if (number(variable(environment, "STASHTRACE_STACK_HZ"), 0, 1'000, value))
+    config.stack_hz = static_cast<std::uint32_t>(value);
   if (number(variable(environment, "STASHTRACE_NVML_HZ"), 0, 1'000, value))
     config.nvml_hz = static_cast<std::uint32_t>(value);
   config.nvml_links = variable(environment, "STASHTRACE_NVML_LINKS") == "1";

@@ -34,6 +34,7 @@ struct Config {
   std::uint32_t collectors = ~std::uint32_t{0};    // STASHTRACE_COLLECTORS: bit = code of records.def
   std::int64_t wait_threshold_ns = 20'000;         // STASHTRACE_WAIT_THRESHOLD_NS
   std::uint32_t sample_ms = 100;                   // STASHTRACE_SAMPLE_MS
+  std::uint32_t stack_hz = 50;                     // STASHTRACE_STACK_HZ, 0: no samples of Python stacks
   std::uint32_t nvml_hz = 10;                      // STASHTRACE_NVML_HZ, 0: no sampling of devices
   bool nvml_links = false;                         // STASHTRACE_NVML_LINKS
   std::uint32_t io_ring_bytes = 0;                 // STASHTRACE_RING_BYTES, 0: as records.def says

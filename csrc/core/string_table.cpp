@@ -14,6 +14,8 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept {
   return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
 }
 
+}  // namespace
+
 std::uint64_t hash_of(std::string_view text) noexcept {
   constexpr std::uint64_t kA = 0x9e3779b97f4a7c15, kB = 0xd6e8feb86659fd93, kC = 0xa0761d6478bd642f;
   std::uint64_t state = mix(text.size() ^ kA, kB);
@@ -29,8 +31,6 @@ std::uint64_t hash_of(std::string_view text) noexcept {
   state = mix(state ^ tail ^ kB, kA);
   return state != 0 ? state : 1;
 }
-
-}  // namespace
 
 std::uint32_t StringTable::id_of(std::string_view text) noexcept {
   const std::uint64_t hash = hash_of(text);

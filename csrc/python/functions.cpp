@@ -258,6 +258,17 @@ constinit cpython::MethodDef g_methods[] = {
     {"work_address", &work_address, cpython::kFastCall, "work_address(work): as of follow_work(), 0 if unknown."},
     {"works_in_flight", &works_in_flight, cpython::kFastCall, "How many followed Works have not ended."},
     {"forget_works", &forget_works, cpython::kFastCall, "For a forked child: no Work will end here."},
+    {"start_stacks", &start_stacks, cpython::kFastCall,
+     "start_stacks(hexversion): find out where frames lie in this interpreter; None, or why they cannot be read."},
+    {"own_stack", &own_stack, cpython::kFastCall,
+     "(name, file, line) of the calling thread's frames, the innermost first, read as a sampler reads those of another "
+     "thread; None if they cannot be read."},
+    {"enable_stacks", &enable_stacks, cpython::kFastCall,
+     "own_stack() was right: long calls get a stack, threads samples."},
+    {"disable_stacks", &disable_stacks, cpython::kFastCall, "The interpreter ends: none get one from here on."},
+    {"watch_stack", &watch_stack, cpython::kFastCall, "watch_stack(on): sample the calling thread."},
+    {"note_call", &note_call, cpython::kFastCall,
+     "note_call(begin_ticks, cause): a call of this thread ends now; it gets a stack if it took long."},
     {"tcp_ends", &tcp_ends, cpython::kFastCall,
      "(own, peer) as \"address:port\" of an established TCP connection, None for any other descriptor."},
 };

@@ -40,4 +40,12 @@ STASHTRACE_FUNCTION(forget_works);
 // sockets.cpp
 STASHTRACE_FUNCTION(tcp_ends);
 
+// stacks.cpp
+STASHTRACE_FUNCTION(start_stacks);
+STASHTRACE_FUNCTION(own_stack);
+STASHTRACE_FUNCTION(enable_stacks);
+STASHTRACE_FUNCTION(disable_stacks);
+STASHTRACE_FUNCTION(watch_stack);
+STASHTRACE_FUNCTION(note_call);
+
 }  // namespace stashtrace::python

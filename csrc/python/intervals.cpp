@@ -10,6 +10,7 @@
 #include "python/functions.h"
 #include "runtime/capi.h"
 #include "schema/schema.h"
+#include "stacks/stacks.h"
 
 namespace stashtrace::python {
 
@@ -113,6 +114,7 @@ STASHTRACE_FUNCTION(phase_ends) {
   row.begin_runqueue_ns = at.begin.stamp.runqueue_ns;
   row.end_runqueue_ns = at.end.stamp.runqueue_ns;
   row.name_id = stashtrace_intern(name.view().data(), name.view().size());
+  stacks::note_call(row.begin_ticks, row.end_ticks, schema::codes::StackCause::phase);
   return record(row, at.ticks);
 }
 
@@ -129,6 +131,7 @@ STASHTRACE_FUNCTION(batch_ends) {
   row.cpu_ns = grown(at.begin.stamp.cpu_ns, at.end.stamp.cpu_ns);
   row.runqueue_ns = grown(at.begin.stamp.runqueue_ns, at.end.stamp.runqueue_ns);
   row.major_faults_count = static_cast<std::uint32_t>(at.end.major_faults_count - at.begin.major_faults_count);
+  stacks::note_call(row.begin_ticks, row.end_ticks, schema::codes::StackCause::batch);
   row.block_inputs_count = static_cast<std::uint32_t>(at.end.block_inputs_count - at.begin.block_inputs_count);
   return record(row, at.ticks);
 }

@@ -3,6 +3,9 @@
 
 #include <linux/prctl.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "core/apart.h"
 #include "core/clock.h"
 #include "core/raw_syscall.h"
@@ -26,19 +29,25 @@ bool FileSampler::start(std::int64_t period_ns) noexcept {
 void FileSampler::loop() noexcept {
   static constexpr char kName[] = "stashtrace proc";
   raw::call(SYS_prctl, PR_SET_NAME, raw::address(kName));
-  leave_descriptor_table();  // before Linux 5.9 it stays, and files are open for some microseconds in the process's table
+  has_own_table_ = leave_descriptor_table();  // else files are open for some microseconds in the process's table
   detail::thread_state.known = true;
   write_thread_info(schema::codes::ThreadRole::tracer, kName, sizeof kName - 1);
-  std::int64_t next_tick = clock_ns(CLOCK_MONOTONIC);
+  std::int64_t last_ns[kMostListeners] = {}, delay_ns[kMostListeners] = {};
   while (thread_.running()) {
     const std::uint32_t seen = thread_.wakes_seen();
-    const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
-    if (now >= next_tick) {
-      next_tick = now + runtime().tick_period_ns(period_ns_);
-      for (std::size_t i = 0; i < listener_count_; ++i) listeners_[i]->tick(now_ticks());
-      cpu_ns_.store(clock_ns(CLOCK_THREAD_CPUTIME_ID), std::memory_order_relaxed);
+    std::int64_t next_ns = std::numeric_limits<std::int64_t>::max();
+    for (std::size_t i = 0; i < listener_count_; ++i) {
+      const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
+      // Asked again each time, since a pause may have ended meanwhile.
+      if (now >= last_ns[i] + runtime().tick_period_ns(delay_ns[i])) {
+        last_ns[i] = now;
+        delay_ns[i] = listeners_[i]->delay_ns(period_ns_);
+        listeners_[i]->tick(now_ticks());
+        cpu_ns_.store(clock_ns(CLOCK_THREAD_CPUTIME_ID), std::memory_order_relaxed);
+      }
+      next_ns = std::min(next_ns, last_ns[i] + runtime().tick_period_ns(delay_ns[i]));
     }
-    const std::int64_t left = next_tick - clock_ns(CLOCK_MONOTONIC);
+    const std::int64_t left = next_ns - clock_ns(CLOCK_MONOTONIC);
     if (left > 0) thread_.sleep(seen, left);
   }
 }

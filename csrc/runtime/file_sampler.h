@@ -24,7 +24,9 @@ class FileSampler {
   bool add_listener(TickListener& listener) noexcept;
   bool start(std::int64_t period_ns) noexcept;  // call at a safe point; does nothing without listeners
   void stop(std::int64_t wait_ns) noexcept { thread_.stop(wait_ns); }
+  void wake() noexcept { thread_.wake(); }  // recording begins: ticks may be due that were put off
   void reset_after_fork() noexcept;
+  bool has_own_table() const noexcept { return has_own_table_; }  // on its own thread
   std::int64_t cpu_ns() const noexcept { return cpu_ns_.load(std::memory_order_relaxed); }
 
  private:
@@ -33,6 +35,7 @@ class FileSampler {
   OwnThread thread_;
   std::atomic<std::int64_t> cpu_ns_{0};
   std::int64_t period_ns_ = 0;
+  bool has_own_table_ = false;
   TickListener* listeners_[kMostListeners] = {};
   std::size_t listener_count_ = 0;
 };

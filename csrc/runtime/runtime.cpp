@@ -12,6 +12,7 @@
 #include "core/text_buffer.h"
 #include "runtime/emit.h"
 #include "runtime/thread_clock.h"
+#include "stacks/stacks.h"
 
 namespace stashtrace {
 
@@ -149,12 +150,14 @@ void Runtime::forked() noexcept {
   telling_.store(false, std::memory_order_relaxed);
   told_drops_.store(0, std::memory_order_relaxed);
   files_lock_.reset();
+  stacks::reset_after_fork();
   drainer_.reset_after_fork();
   file_sampler_.reset_after_fork();
 }
 
 void Runtime::thread_ends() noexcept {
   close_thread_clock();
+  stacks::forget_own_thread();
   for (auto& ring : detail::thread_state.rings) {
     if (ring != nullptr) RingTable::release(ring);
     ring = nullptr;
@@ -267,6 +270,7 @@ void Runtime::set_recording(bool on) noexcept {
   }
   state = on ? detail::kPaused : detail::kRecording;
   detail::state_page.word.compare_exchange_strong(state, on ? detail::kRecording : detail::kPaused);
+  if (on && !gave_up()) file_sampler_.wake();
 }
 
 std::int64_t Runtime::tick_period_ns(std::int64_t period_ns) const noexcept {

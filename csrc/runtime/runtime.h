@@ -96,6 +96,7 @@ class Runtime final : public Context {
   const Config& config() const noexcept override { return config_; }
   bool add_tick_listener(TickListener& listener) noexcept override { return drainer_.add_listener(listener); }
   bool add_file_listener(TickListener& listener) noexcept override { return file_sampler_.add_listener(listener); }
+  bool file_listeners_may_keep_open() const noexcept override { return file_sampler_.has_own_table(); }
 
  private:
   void start_collectors() noexcept;

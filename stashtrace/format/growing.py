@@ -30,7 +30,7 @@ from stashtrace.schema.trace import LossRow
 LASTING = frozenset(
     {
         *("string_part", "thread_info", "metadata", "loss", "clock_ping"),
-        *("group", "group_count", "group_peer", "nccl_comm", "device_info", "stream_info"),
+        *("group", "group_count", "group_peer", "nccl_comm", "device_info", "stream_info", "stack_frame"),
     }
 )
 #: Readings of clocks stay so much longer than other rows: those before a row are needed to place it in time.

@@ -41,7 +41,7 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "torch.nn.parallel.distributed": (("core", "stashtrace.probes.torch.ddp:install"),),
     "torch.multiprocessing.spawn": (("torch_distributed", "stashtrace.probes.ends.child_ends:install_spawn"),),
-    "mpi4py.MPI": (("torch_distributed", "stashtrace.probes.mpi:install"),),
+    "mpi4py.MPI": (("torch_distributed", "stashtrace.probes.surroundings.mpi:install"),),
     "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch.step:hide_from_dynamo"),),
     "torch._dynamo.convert_frame": (("torch_step", "stashtrace.probes.torch.host_calls.compiling:install"),),
     "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch.profiler:install"),),
@@ -193,9 +193,11 @@ def _is_on(collector: str) -> bool:
 
 
 def _prepare_process() -> None:
-    from stashtrace.probes import gpu_jobs, mpi, process
+    from stashtrace.probes import process, stacks
+    from stashtrace.probes.surroundings import gpu_jobs, mpi
 
     process.begin()
+    stacks.begin()
     mpi.watch()
     if folder := gpu_jobs.folder():
         gpu_jobs.record(folder)

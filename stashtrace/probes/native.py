@@ -73,6 +73,17 @@ work_address: Callable[[Any], int] = _made["work_address"]
 works_in_flight: Callable[[], int] = _made["works_in_flight"]
 forget_works: Callable[[], None] = _made["forget_works"]
 
+# Stacks of Python code (csrc/stacks).
+#: Of sys.hexversion; None, or why they cannot be read.
+start_stacks: Callable[[int], str | None] = _made["start_stacks"]
+#: Name, file and line of this thread's frames, the innermost first; None if they cannot be read.
+own_stack: Callable[[], list[tuple[bytes, bytes, int]] | None] = _made["own_stack"]
+enable_stacks: Callable[[], None] = _made["enable_stacks"]
+disable_stacks: Callable[[], None] = _made["disable_stacks"]
+watch_stack: Callable[[bool], None] = _made["watch_stack"]
+#: Of the ticks at which a call began that ends now, and a StackCause.
+note_call: Callable[[int, int], None] = _made["note_call"]
+
 #: Own and peer end of a connection as "address:port"; None: not established, not TCP.
 tcp_ends: Callable[[int], tuple[str, str] | None] = _made["tcp_ends"]
 

@@ -93,7 +93,7 @@ class ThreadState(threading.local):
     ``lingering``, ``launches``: the collective that this thread launched last, if it is still held, and how many it has
     launched. ``gc_begin``: ticks at which the running collection began. ``compiling``, ``compile_begin``: inside a
     compilation of a frame by Dynamo; ticks at which one of what runs for the first time began. ``in_library``: inside a
-    call that ``host_calls.timed_calls`` times.
+    call that ``host_calls.timed_calls`` times. ``stack_watched``: whether its Python stacks are sampled.
     """
 
     is_step_thread = False
@@ -115,6 +115,7 @@ class ThreadState(threading.local):
     compiling = False
     compile_begin = 0
     in_library = False
+    stack_watched = False
 
     def __init__(self) -> None:
         self.open_updates: list[tuple[int, Any]] = []

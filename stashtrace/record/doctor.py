@@ -25,6 +25,7 @@ from stashtrace.errors import StashtraceError, native_failure
 from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment, untraced_environment
 from stashtrace.record.host.file_systems import far_file_system, near_folder
+from stashtrace.record.options import DECLARATIONS
 from stashtrace.record.program import JobPython, ask_python, is_python, loader_takes_library, preload_obstacle
 
 _READS_COUNT = 20_000
@@ -167,6 +168,19 @@ def _python(python: JobPython | None, program: str | None) -> Answer:
 def _dataloader(python: JobPython | None, program: str | None) -> Answer:
     meaning = "wait, fetch, collate and hand-off of each batch"
     return _of_torch(python, program, meaning=meaning, without="no steps and no batches; I/O and waits alone")
+
+
+def _stacks(python: JobPython | None, program: str | None) -> Answer:
+    hidden = "which function waited or computed is not shown"
+    answer = _of_torch(python, program, meaning="the function that waited or computed is named", without=hidden)
+    if answer[0] != "measured" or python is None:
+        return answer
+    if python.no_stacks:
+        return "invisible", f"Python functions: {python.no_stacks}", hidden
+    rate = os.environ.get("STASHTRACE_STACK_HZ", DECLARATIONS["stack_hz"].default)
+    if rate == "0":
+        return "partly", "stacks of calls that take 1 ms or more (STASHTRACE_STACK_HZ=0)", answer[2]
+    return "measured", f"stacks of calls that take 1 ms or more, and {rate} samples a second", answer[2]
 
 
 def _collectives(python: JobPython | None, program: str | None) -> Answer:
@@ -374,6 +388,7 @@ _PYTHON_CHECKS: dict[str, Callable[[JobPython | None, str | None], Answer]] = {
     "Python": _python,
     "DataLoader": _dataloader,
     "collectives": _collectives,
+    "Python stacks": _stacks,
 }
 _MACHINE_CHECKS: dict[str, Callable[[], Answer]] = {
     "cold cache": _cold_cache,

@@ -151,6 +151,16 @@ class RecordOptions:
         check=lambda _, names: tuple(names),
         listed=default_collectors,
     )
+    stack_hz: int | None = _option(
+        "STACK_HZ",
+        "50",
+        "--stack-hz",
+        "samples of Python stacks per second and thread, 0 for none (default: {default})",
+        metavar="N",
+        parse=int,
+        limits=(0, 1000),
+        in_run_file=True,
+    )
     nvml_hz: int | None = _option(
         "NVML_HZ",
         "10",

@@ -129,7 +129,17 @@ def own():
     return find_spec("stashtrace").origin
 def gil():
     return sys._is_gil_enabled()
-facts = [found(fact) for fact in (torch, ctypes, own, gil)]
+def stacks():
+    import ctypes
+    if sys.version_info < (3, 10): return None
+    make = ctypes.PyDLL(sys.argv[1]).stashtrace_python_functions
+    make.restype = ctypes.py_object
+    made = make()
+    why = made["start_stacks"](sys.hexversion)
+    if why: return why
+    own = made["own_stack"]()
+    return "" if own and own[0][0] == b"stacks" else "its frames are not where they were in other builds"
+facts = [found(fact) for fact in (torch, ctypes, own, gil, stacks)]
 sys.stdout.write(json.dumps([platform.python_implementation(), list(sys.version_info[:3])] + facts))
 """
 
@@ -150,6 +160,8 @@ class JobPython:
     stashtrace: str | None
     #: Whether it runs without a GIL.
     without_gil: bool
+    #: Why its functions cannot be recorded, empty if they can; None if it could not try.
+    no_stacks: str | None = None
 
     def obstacle(self) -> str | None:
         """Return why the probes do not run in it, None if they do."""
@@ -172,7 +184,7 @@ def ask_python(program: str) -> JobPython | None:
 
     ``program``: its path.
     """
-    command = [program, "-c", _FACTS_CODE]
+    command = [program, "-c", _FACTS_CODE, str(LIBRARY_PATH)]
     try:
         done = subprocess.run(
             command,
@@ -183,10 +195,10 @@ def ask_python(program: str) -> JobPython | None:
             timeout=_ASK_S,
             check=True,
         )
-        implementation, version, torch, ctypes, own, gil = json.loads(done.stdout.splitlines()[-1])
+        implementation, version, torch, ctypes, own, gil, no_stacks = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None
-    return JobPython(implementation, tuple(version), torch, bool(ctypes), own, gil is False)
+    return JobPython(implementation, tuple(version), torch, bool(ctypes), own, gil is False, no_stacks)
 
 
 # `python -m` searches the current folder first, so a `types.py` or a folder `stashtrace` of the user would be imported

@@ -107,6 +107,35 @@ WAITS = schema(
     PROCESS_ID,
     Column("wait_code", "i8", "", "", of=kinds.WaitOp),
 )
+FRAMES = schema(
+    "frames",
+    "Frames of Python code at one of their instructions, each below its callers",
+    PROCESS_ID,
+    col.identity("frame_key", "number within the process, never 0"),
+    col.identity("caller_key", "frame_key of the calling frame, 0 of the outermost"),
+    col.text("name_code", "qualified name of the function"),
+    col.text("path_code", "its file"),
+    col.number("line", "of the instruction, -1 if unknown", missing=-1),
+    col.number("first_line", "of the function"),
+)
+STACK_SAMPLES = schema(
+    "stack_samples",
+    "What watched threads were executing at random moments",
+    col.moment("ts_ns", "when"),
+    col.refers("track_id", "tracks.track_id", "the sampled thread", detail=5),
+    PROCESS_ID,
+    col.identity("frame_key", "frames.frame_key of the innermost frame, 0 if it could not be read"),
+    Column("sample_flags", "i8", "", "", of=kinds.StackFlag),
+)
+STACK_SPANS = schema(
+    "stack_spans",
+    "Who made a call that took long",
+    *INTERVAL,
+    TRACK_ID,
+    PROCESS_ID,
+    col.identity("frame_key", "frames.frame_key of the innermost frame, which made the call"),
+    Column("cause_code", "i8", "", "", of=kinds.StackCause),
+)
 COLLECTIVES = schema(
     "collectives",
     "One row per rank and collective; host side (call, return) and backend side (begin, end)",
@@ -447,6 +476,9 @@ TABLES: dict[str, Schema] = {
         BATCHES,
         IO,
         WAITS,
+        FRAMES,
+        STACK_SAMPLES,
+        STACK_SPANS,
         COLLECTIVES,
         COLLECTIVE_WAITS,
         GROUPS,

@@ -129,6 +129,25 @@ class WaitOp(Code):
     GIL = 8
 
 
+class StackCause(Code):
+    """Why a stack was kept with its begin and end."""
+
+    WAIT = 1
+    IO = 2
+    PHASE = 3
+    BATCH = 4
+    GARBAGE = 5
+    COLLECTIVE = 6
+
+
+class StackFlag(enum.IntFlag):
+    """Bits of sample_flags."""
+
+    HOLDS_GIL = 1
+    INNER_TORN = 2
+    OUTER_CUT = 4
+
+
 class BatchPhase(Code):
     """A phase in the life of a batch."""
 

@@ -150,7 +150,7 @@ class Trace(_Tables):
         Texts behind every ``*_code`` column that is not an enumeration.
     path : str
         Where it was loaded from.
-    processes, tracks, spans, stacks, phases, batches, io, waits : Table
+    processes, tracks, spans, stacks, phases, batches, io, waits, frames, stack_samples, stack_spans : Table
         See ``stashtrace/schema/events.py``.
     collectives, collective_waits, groups, counters, flows, losses, alignment, metadata : Table
         See ``stashtrace/schema/events.py``.

@@ -208,7 +208,7 @@ def test_a_collector_edits_one_file(tree: Tree) -> None:
     dumped = subprocess.run([tree.root / "dump"], capture_output=True, text=True, check=True).stdout
     known, names, values = json.loads(tree.python("-c", _RECORD_AND_READ, additions_to_the_schema(dumped)))
     # Behind the other native collectors, in front of the probes: a run turns it on.
-    assert known[known.index("fans") - 1 : known.index("fans") + 2] == ["nvml", "fans", "torch_dataloader"]
+    assert known[known.index("fans") - 1 : known.index("fans") + 2] == ["python_stacks", "fans", "torch_dataloader"]
     assert sorted(zip(names, values, strict=True)) == [
         ("fan.0", 20.5),
         ("fan.0", 22.5),

@@ -71,6 +71,7 @@ UNITLESS = {
     "verdict",
     "collective_sequence",
     "name",
+    "first_line",
     "cost",  # in the currency of the prices, which the answer names
     "bytes",  # says its unit
     *("mean", "median", "low", "high", "error"),  # of loader_rates: the quantity beside it says its unit

@@ -71,7 +71,13 @@ APART_OF_THREADS = " and not torch and not hangs and not takes_over and not no_b
 
 
 #: Programs of tests with threads, and what they need of the recorder: a second each where the whole takes a minute.
-SHARED = {"ring": (), "string_table": ("core/string_table.cpp",), "slab": (), "event_map": ()}
+SHARED = {
+    "ring": (),
+    "string_table": ("core/string_table.cpp",),
+    "slab": (),
+    "event_map": (),
+    "stacks": ("stacks/memory.cpp", "stacks/layout.cpp", "core/string_table.cpp"),
+}
 
 
 def play(kind: str, folder: Path, files: Sequence[str], words: str) -> None:
@@ -95,14 +101,14 @@ def kept(request: pytest.FixtureRequest, kind: str) -> Path:
     return Path(request.config.cache.mkdir("collectors-" + kind))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", SHARED)
-def test_what_threads_share(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "kind"), [*((name, "thread") for name in SHARED), ("stacks", "address")], ids=str)
+def test_what_threads_share(tmp_path: Path, name: str, kind: str) -> None:
     compiler = shutil.which("g++")
-    if compiler is None or runtimes("thread") is None:
-        pytest.skip("no compiler with a library for -fsanitize=thread")
+    if compiler is None or runtimes(kind) is None:
+        pytest.skip(f"the compiler has no library for -fsanitize={kind}")
     sources = [ROOT / f"tests/native/test_{name}.cpp", *(ROOT / "csrc" / source for source in SHARED[name])]
     folders = [f"-I{ROOT / folder}" for folder in ("csrc", "tests/native")]
-    options = ["-std=c++20", "-O1", "-g1", "-fsanitize=thread", "-pthread", *folders, "-o", tmp_path / name]
+    options = ["-std=c++20", "-O1", "-g1", f"-fsanitize={kind}", "-pthread", *folders, "-o", tmp_path / name]
     subprocess.run([str(word) for word in (compiler, *options, *sources)], check=True)
     done = subprocess.run([tmp_path / name], env=os.environ | OPTIONS, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-8000:]

@@ -65,6 +65,7 @@ def test_what_a_run_records_unless_told_otherwise() -> None:
         "cuda",
         "nccl",
         "nvml",
+        "python_stacks",
         "torch_dataloader",
         "torch_step",
         "torch_distributed",

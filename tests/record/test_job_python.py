@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from other_pythons import interpreter
 
 from stashtrace.record.doctor import Check, checks, python_of
 from stashtrace.record.environment import LIBRARY_PATH
@@ -86,18 +87,22 @@ def test_the_python_behind_a_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("answer", "states", "words"),
     [
-        ('["CPython", [3, 12, 1], "2.5.1", true, null, true]', ["ok", "measured", "measured"], "CPython 3.12.1,"),
-        ('["CPython", [3, 14, 0], "2.13.0", true, null, false]', ["ok", "measured", "measured"], "without a GIL"),
-        ('["CPython", [3, 8, 18], "2.4.1", true, null, null]', ["partly", "invisible", "invisible"], "Python 3.10"),
+        ('["CPython", [3, 12, 1], "2.5.1", true, null, true, null]', ["ok", "measured", "measured"], "CPython 3.12.1,"),
+        ('["CPython", [3, 14, 0], "2.13.0", true, null, false, null]', ["ok", "measured", "measured"], "without a GIL"),
         (
-            '["PyPy", [3, 11, 1], null, true, null, null]',
+            '["CPython", [3, 8, 18], "2.4.1", true, null, null, null]',
+            ["partly", "invisible", "invisible"],
+            "Python 3.10",
+        ),
+        (
+            '["PyPy", [3, 11, 1], null, true, null, null, null]',
             ["partly", "invisible", "invisible"],
             "the probes need CPython",
         ),
-        ('["CPython", [3, 11, 7], null, false, null, null]', ["partly", "invisible", "invisible"], "lacks"),
-        ('["CPython", [3, 11, 7], null, true, null, null]', ["ok", "invisible", "invisible"], "CPython 3.11.7,"),
+        ('["CPython", [3, 11, 7], null, false, null, null, null]', ["partly", "invisible", "invisible"], "lacks"),
+        ('["CPython", [3, 11, 7], null, true, null, null, null]', ["ok", "invisible", "invisible"], "CPython 3.11.7,"),
         (
-            '["CPython", [3, 11, 7], "2.9", true, "/other/stashtrace/__init__.py", null]',
+            '["CPython", [3, 11, 7], "2.9", true, "/other/stashtrace/__init__.py", null, null]',
             ["ok", "measured", "measured"],
             "a stashtrace of its own in /other/stashtrace",
         ),
@@ -111,7 +116,7 @@ def test_what_doctor_says_of_the_jobs_python(tmp_path: Path, answer: str, states
 
 
 def test_the_package_of_this_tracer_is_no_other(tmp_path: Path) -> None:
-    answer = f'["CPython", [3, 11, 7], null, true, "{LIBRARY_PATH.with_name("__init__.py")}", null]'
+    answer = f'["CPython", [3, 11, 7], null, true, "{LIBRARY_PATH.with_name("__init__.py")}", null, null]'
     assert "of its own" not in answers(played(tmp_path, answer))[0].detail
 
 
@@ -128,3 +133,31 @@ def test_the_version_of_this_python_in_words() -> None:
 def test_an_obstacle_is_one_sentence() -> None:
     fine = JobPython("CPython", (3, 10, 0), None, True, None, False)
     assert fine.obstacle() is None
+
+
+@pytest.mark.parametrize(
+    ("said", "rate", "expected"),
+    [
+        ("", "50", ("measured", "stacks of calls that take 1 ms or more, and 50 samples a second")),
+        ("", "0", ("partly", "stacks of calls that take 1 ms or more (STASHTRACE_STACK_HZ=0)")),
+        (
+            "no symbols of CPython in the process",
+            "50",
+            ("invisible", "Python functions: no symbols of CPython in the process"),
+        ),
+    ],
+)
+def test_whether_functions_of_the_jobs_python_can_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, rate: str, expected: tuple[str, str]
+) -> None:
+    monkeypatch.setenv("STASHTRACE_STACK_HZ", rate)
+    python = played(tmp_path, f'["CPython", [3, 11, 7], "2.9", true, null, null, "{said}"]')
+    found = next(check for check in checks([str(python), "train.py"]) if check.name == "Python stacks")
+    assert (found.state, found.detail) == expected
+
+
+@pytest.mark.parametrize("minor", range(10, 14))
+def test_each_python_is_asked_for_its_frames(minor: int) -> None:
+    asked = ask_python(interpreter(minor))
+    assert asked is not None
+    assert asked.no_stacks == ""

@@ -112,6 +112,7 @@ def read(command: str, *words: str) -> RecordOptions:
 EXAMPLES = {
     "steps": "5:",
     "collectors": ("waits", "proc"),
+    "stack_hz": 0,
     "nvml_hz": 0,
     "nvml_links": True,
     "kernels": True,
@@ -184,6 +185,7 @@ def test_staged_files_need_a_list_and_a_collector(tmp_path: Path) -> None:
 def test_run_file_tells_what_changes_the_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert RecordOptions(nvml_hz=5).to_run_facts() == {}
+    assert RecordOptions(stack_hz=0).to_run_facts() == {"stack_hz": 0}
     assert RecordOptions(steps="1:2", staged="list", synthetic_batches=2, kernels=True).to_run_facts() == {
         "steps": "1:2",
         "staged": str(tmp_path / "list"),

@@ -19,6 +19,7 @@
 #include "collectors/posix_io/traced.h"
 #include "core/raw_syscall.h"
 #include "hooks/interpose.h"
+#include "stacks/stacks.h"
 
 namespace stashtrace::posix_io {
 
@@ -75,7 +76,10 @@ void record(const Finished& call) noexcept {
   const KeepErrno keep;
   const std::uint64_t duration = call.end_ticks - call.begin_ticks;
   std::uint16_t flags = flags_of(call.word);
-  if (duration > hot.slow_ticks) flags |= flags_of_slow_call(call.begin_ticks, call.result_bytes);
+  if (duration > hot.slow_ticks) {
+    flags |= flags_of_slow_call(call.begin_ticks, call.result_bytes);
+    stacks::note_call(call.begin_ticks, call.end_ticks, schema::codes::StackCause::io);
+  }
   if (duration <= UINT32_MAX && call.result_bytes == static_cast<std::int32_t>(call.result_bytes)) {
     emit(schema::IoOp{.begin_ticks = call.begin_ticks,
                       .offset_bytes = call.offset_bytes,

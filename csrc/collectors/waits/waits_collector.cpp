@@ -6,6 +6,7 @@
 #include "collectors/collector.h"
 #include "hooks/interpose.h"
 #include "runtime/capi.h"
+#include "stacks/stacks.h"
 
 namespace stashtrace::waits {
 namespace {
@@ -49,6 +50,7 @@ void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begi
   std::uint64_t threshold = threshold_ticks.load(std::memory_order_relaxed);
   if (threshold == 0) threshold = learn_threshold();
   if (end - begin < threshold) return;
+  stacks::note_call(begin, end, schema::codes::StackCause::wait);
   emit(schema::ThreadWait{.begin_ticks = begin,
                           .end_ticks = end,
                           .object_hash = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(object)),

@@ -1,4 +1,4 @@
-"""Which job the site says owns the GPU of a rank, by what ``probes/gpu_jobs.py`` recorded."""
+"""Which job the site says owns the GPU of a rank, by what ``probes/surroundings/gpu_jobs.py`` recorded."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stashtrace.schema.trace import Trace, facts_with_key
 
-#: The same in ``probes/gpu_jobs.py``.
+#: The same in ``probes/surroundings/gpu_jobs.py``.
 FACT = "gpu_job"
 #: Variables with the id of the job in which a process runs, by the scheduler whose prologs write such files.
 _OWN_JOB = ("env.SLURM_JOB_ID", "env.SLURM_JOBID")

@@ -117,7 +117,20 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
     invisible += unseen_reads(trace, lambda key: _whole_facts(trace, key))
     if (trace.metadata["key_code"] == trace.strings.find("mpi_loaded")).any():
         invisible.append("MPI calls")
+    invisible += _unread_stacks(trace)
     return tuple(measured), tuple(inferred), tuple(invisible)
+
+
+def _unread_stacks(trace: Trace) -> list[str]:
+    """Return which Python functions were not recorded, and why."""
+    losses = trace.losses
+    reasons = losses["advice_code"][losses["name_code"] == trace.strings.find("no_stacks")]
+    parts = [f"Python functions ({trace.text(code)})" for code in np.unique(reasons)]
+    if (losses["name_code"] == trace.strings.find("stacks_not_readable")).any():
+        parts.append("Python functions between long calls (the system lets no process read its own memory)")
+    elif run_facts(trace).get("stack_hz") == "0":
+        parts.append("Python functions between long calls (--stack-hz 0)")
+    return parts
 
 
 def _untraced_programs(trace: Trace) -> list[str]:

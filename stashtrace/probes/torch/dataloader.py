@@ -16,7 +16,7 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from stashtrace.probes import native, patching, recorder
+from stashtrace.probes import native, patching, recorder, stacks
 from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.ends import child_ends
 from stashtrace.probes.process import thread_state, window
@@ -86,6 +86,8 @@ def timed_iter(original: Any) -> Any:
 def _batch_is_asked_for() -> None:
     """Begin the next step if its thread asks for a batch, and not a data set that makes one of its batches."""
     try:
+        if not thread_state.stack_watched:
+            stacks.watch()
         if thread_state.is_step_thread and thread_state.batch is None:
             window.forward_begins()
     except Exception as error:

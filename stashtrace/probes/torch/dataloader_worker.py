@@ -13,7 +13,7 @@ import multiprocessing
 from types import ModuleType
 from typing import Any
 
-from stashtrace.probes import native, patching, recorder
+from stashtrace.probes import native, patching, recorder, stacks
 from stashtrace.probes import process as lifetime
 from stashtrace.probes.process import thread_state, window
 from stashtrace.probes.recorder import cost, failed, now_ticks
@@ -65,6 +65,7 @@ def _begin(worker_id: int, base_seed: int, index_queue: Any, data_queue: Any) ->
     recorder.record_fact("worker_id", worker_id)
     recorder.record_fact("parent_pid", owner_pid)
     native.set_thread_role(recorder.code("ThreadRole", "worker"), f"worker {worker_id}")
+    stacks.watch()
     loader = Loader(owner_pid, base_seed, process_counter(multiprocessing.current_process()) - worker_id)
     _watch_indices(index_queue, loader, worker_id)
     _watch_handover(data_queue, loader, worker_id)

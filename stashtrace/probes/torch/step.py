@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from stashtrace.probes import annotations as marks
-from stashtrace.probes import bootstrap, native, patching, recorder
+from stashtrace.probes import bootstrap, native, patching, recorder, stacks
 from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.process import mark_step_thread, thread_state, window
 from stashtrace.probes.recorder import CLOCKS, TICKS, failed, intern, now_ticks, phase_ends, probe_begins
@@ -121,6 +121,8 @@ def _forward_begins() -> bytes | None:
         if is_compiling():
             return None
         window.forward_begins()
+        if not thread_state.stack_watched:
+            stacks.watch()
         if not window.open:
             return None
         if native.device_active():
@@ -281,7 +283,7 @@ def _watch_garbage_collection() -> None:
     emit = recorder.RecordWriter("span").emit
     kind = recorder.code("SpanKind", "gc")
     threshold = GC_THRESHOLD_NS * native.tick_hz() // 1_000_000_000
-    now, state, step_window, name = now_ticks, thread_state, window, "gc"
+    now, state, step_window, name, note = now_ticks, thread_state, window, "gc", stacks.note_garbage
 
     # All names are bound here, since collections still happen while the interpreter deletes the modules.
     def collected(moment: str, info: dict[str, int]) -> None:
@@ -294,6 +296,7 @@ def _watch_garbage_collection() -> None:
             if begin and end - begin >= threshold and step_window.open:
                 state.gc_begin = 0
                 emit(begin, end, 0, info["generation"], intern(name), kind)
+                note(begin)
         except Exception as error:
             failed(COLLECTOR, "gc", error)
 

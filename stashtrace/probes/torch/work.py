@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any
 
-from stashtrace.probes import native, patching, recorder
+from stashtrace.probes import native, patching, recorder, stacks
 from stashtrace.probes.process import thread_state
 from stashtrace.probes.recorder import cost, failed, now_ticks
 
@@ -193,6 +193,7 @@ def _wait(original: Any) -> Any:
 def _followed_waited(collective_id: int, begin: int, end: int) -> None:
     try:
         _emit_wait(begin, end, collective_id)
+        stacks.note_wait(begin)
         cost.add(2 * (now_ticks() - end))
     except Exception as error:
         failed(COLLECTOR, "wait", error)
@@ -203,6 +204,7 @@ def _waited(launch: Launch | None, key: int, begin: int, end: int, status: int) 
         if launch is None:
             return  # it has ended before, or its launch was not seen
         _emit_wait(begin, end, launch.collective_id)
+        stacks.note_wait(begin)
         if launch.by_callback and status == FINE:
             status = SEEN_BY_WAIT
         if launch.finish(end, status) and not launch.by_callback:

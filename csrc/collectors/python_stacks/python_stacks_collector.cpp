@@ -1,0 +1,85 @@
+// Samples the stacks of watched threads. SPDX-License-Identifier: Apache-2.0
+//
+// On the thread that reads small files of /proc, which such a process has anyway. Nothing is asked of the sampled
+// thread: no signal, no lock, no stop. stacks/ reads; this decides when.
+#include "collectors/collector.h"
+#include "core/clock.h"
+#include "runtime/emit.h"
+#include "stacks/stacks.h"
+
+namespace stashtrace::python_stacks {
+namespace {
+
+constinit stacks::Sampler sampler;
+
+class PythonStacks final : public Collector, public TickListener {
+ public:
+  Status start(Context& context) noexcept override {
+    const std::uint32_t hz = context.config().stack_hz;
+    if (hz == 0) return Status::ok();
+    period_ns_ = 1'000'000'000 / hz;
+    context_ = &context;
+    if (!context.add_file_listener(*this)) return Status::failed("no_listener", "no place for another sampler");
+    return Status::ok();
+  }
+  void stop() noexcept override {
+    if (state_ == State::on) sampler.stop();
+    state_ = State::off;
+  }
+  void after_fork() noexcept override {
+    if (state_ != State::off) state_ = State::fresh;
+  }
+
+  // At random within a period, lest the samples keep step with the steps of the job.
+  std::int64_t delay_ns(std::int64_t) noexcept override {
+    random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;
+    return period_ns_ / 2 + static_cast<std::int64_t>(random_ % static_cast<std::uint64_t>(period_ns_));
+  }
+
+  void tick(std::uint64_t now) noexcept override {
+    if (!recording() || !stacks::enabled()) return;
+    stacks::Watched threads[stacks::kMostWatched];
+    const std::size_t count = stacks::watched_threads(threads);
+    if (count == 0 || !begin(now)) return;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::uint64_t at = now_ticks();
+      const stacks::Look look = sampler.look(threads[i]);
+      if (!look.runs_python) continue;
+      emit(schema::StackSample{.ticks = at,
+                               .tid = threads[i].tid,
+                               .stack_id = look.stack_id,
+                               .sample_flags = look.flags,
+                               .reserved_flags = 0,
+                               .reserved_padding = 0});
+    }
+  }
+
+ private:
+  enum class State : std::uint8_t { fresh, on, off };
+
+  bool begin(std::uint64_t now) noexcept {
+    if (state_ != State::fresh) return state_ == State::on;
+    random_ ^= now;
+    state_ = sampler.start(context_->file_listeners_may_keep_open()) ? State::on : State::off;
+    if (state_ == State::off)
+      report_loss(stacks::kCollectorCode, "stacks_not_readable", 0,
+                  "the system does not let a process read its own memory by process_vm_readv or /proc/self/mem: no "
+                  "Python stacks are sampled",
+                  schema::codes::Severity::error);
+    return state_ == State::on;
+  }
+
+  Context* context_ = nullptr;
+  std::int64_t period_ns_ = 0;
+  std::uint64_t random_ = 0x9e3779b97f4a7c15;
+  State state_ = State::fresh;
+};
+
+constinit PythonStacks collector;
+
+}  // namespace
+}  // namespace stashtrace::python_stacks
+
+namespace stashtrace::collectors {
+Collector& python_stacks() noexcept { return stashtrace::python_stacks::collector; }
+}  // namespace stashtrace::collectors

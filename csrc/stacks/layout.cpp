@@ -1,0 +1,195 @@
+// The numbers of layout.h. SPDX-License-Identifier: Apache-2.0
+#include "stacks/layout.h"
+
+#include <cstring>
+
+namespace stashtrace::stacks {
+
+namespace {
+
+// PyThreadState: Include/cpython/pystate.h. Frames: Include/cpython/frameobject.h (3.10),
+// Include/internal/pycore_frame.h. Code: Include/cpython/code.h. str: Include/cpython/unicodeobject.h. The GIL:
+// Include/internal/pycore_gil.h in pycore_runtime.h or pycore_interp.h.
+constinit Layout layouts[] = {
+    {.minor = 10,
+     .thread_interpreter = 16,
+     .thread_frame = 24,
+     .thread_id = 176,
+     .thread_chunk = kNone,
+     .thread_bytes = 280,
+     .cframe_frame = kNone,
+     .frame_previous = 24,
+     .frame_code = 32,
+     .frame_instruction = 96,
+     .frame_owner = kNone,
+     .frame_bytes = 112,
+     .frame_state = 108,
+     .code_first_line = 40,
+     .code_file = 104,
+     .code_name = 112,
+     .code_lines = 120,
+     .code_instructions = kNone,
+     .code_bytes = 128,
+     .text_length = 16,
+     .text_state = 32,
+     .text_ascii = 48,
+     .text_other = 72,
+     .bytes_size = 16,
+     .bytes_data = 32,
+     .gil = 352,
+     .gil_holder = 8,
+     .gil_locked = 16,
+     .gil_by_interpreter = false},
+    {.minor = 11,
+     .thread_interpreter = 16,
+     .thread_frame = 56,
+     .thread_id = 152,
+     .thread_chunk = 296,
+     .thread_bytes = 320,
+     .cframe_frame = 8,
+     .frame_previous = 48,
+     .frame_code = 32,
+     .frame_instruction = 56,
+     .frame_owner = 69,
+     .frame_bytes = 72,
+     .frame_state = kNone,
+     .code_first_line = 72,
+     .code_file = 112,
+     .code_name = 128,
+     .code_lines = 136,
+     .code_instructions = 184,
+     .code_bytes = 144,
+     .text_length = 16,
+     .text_state = 32,
+     .text_ascii = 48,
+     .text_other = 72,
+     .bytes_size = 16,
+     .bytes_data = 32,
+     .gil = 360,
+     .gil_holder = 8,
+     .gil_locked = 16,
+     .gil_by_interpreter = false},
+    {.minor = 12,
+     .thread_interpreter = 16,
+     .thread_frame = 56,
+     .thread_id = 136,
+     .thread_chunk = 232,
+     .thread_bytes = 256,
+     .cframe_frame = 0,
+     .frame_previous = 8,
+     .frame_code = 0,
+     .frame_instruction = 56,
+     .frame_owner = 70,
+     .frame_bytes = 72,
+     .frame_state = kNone,
+     .code_first_line = 68,
+     .code_file = 112,
+     .code_name = 128,
+     .code_lines = 136,
+     .code_instructions = 192,
+     .code_bytes = 144,
+     .text_length = 16,
+     .text_state = 32,
+     .text_ascii = 40,
+     .text_other = 56,
+     .bytes_size = 16,
+     .bytes_data = 32,
+     .gil = 384,
+     .gil_holder = 8,
+     .gil_locked = 16,
+     .gil_by_interpreter = true},
+    {.minor = 13,
+     .thread_interpreter = 16,
+     .thread_frame = 72,
+     .thread_id = 152,
+     .thread_chunk = 232,
+     .thread_bytes = 256,
+     .cframe_frame = kNone,
+     .frame_previous = 8,
+     .frame_code = 0,
+     .frame_instruction = 56,
+     .frame_owner = 70,
+     .frame_bytes = 72,
+     .frame_state = kNone,
+     .code_first_line = 68,
+     .code_file = 112,
+     .code_name = 128,
+     .code_lines = 136,
+     .code_instructions = 200,
+     .code_bytes = 144,
+     .text_length = 16,
+     .text_state = 32,
+     .text_ascii = 40,
+     .text_other = 56,
+     .bytes_size = 16,
+     .bytes_data = 32,
+     .gil = 16,
+     .gil_holder = 8,
+     .gil_locked = 16,
+     .gil_by_interpreter = true},
+};
+
+// _Py_DebugOffsets of 3.13 (Include/internal/pycore_runtime.h), up to the last field that is read; all are 64 bits wide.
+enum Field : std::size_t {
+  kCookie = 0,
+  kVersion = 1,
+  kFreeThreaded = 2,
+  kThreadInterpreter = 22,
+  kThreadFrame = 23,
+  kThreadId = 24,
+  kThreadChunk = 26,
+  kFramePrevious = 29,
+  kFrameCode = 30,
+  kFrameInstruction = 31,
+  kFrameOwner = 33,
+  kCodeFile = 35,
+  kCodeName = 37,
+  kCodeLines = 38,
+  kCodeFirstLine = 39,
+  kCodeInstructions = 43,
+  kFields,
+};
+constexpr char kCookieText[] = "xdebugpy";
+
+bool take_debug_offsets(Layout& layout, std::uint32_t version, Address runtime) noexcept {
+  std::uint64_t told[kFields];
+  std::memcpy(told, reinterpret_cast<const void*>(runtime), sizeof told);
+  if (std::memcmp(told, kCookieText, sizeof told[0]) != 0) return false;
+  if ((told[kVersion] & 0xffff0000) != (version & 0xffff0000) || told[kFreeThreaded] != 0) return false;
+  const struct {
+    std::uint16_t& place;
+    Field field;
+  } places[] = {{layout.thread_interpreter, kThreadInterpreter},
+                {layout.thread_frame, kThreadFrame},
+                {layout.thread_id, kThreadId},
+                {layout.thread_chunk, kThreadChunk},
+                {layout.frame_previous, kFramePrevious},
+                {layout.frame_code, kFrameCode},
+                {layout.frame_instruction, kFrameInstruction},
+                {layout.frame_owner, kFrameOwner},
+                {layout.code_file, kCodeFile},
+                {layout.code_name, kCodeName},
+                {layout.code_lines, kCodeLines},
+                {layout.code_first_line, kCodeFirstLine},
+                {layout.code_instructions, kCodeInstructions}};
+  constexpr std::uint64_t kLargest = 240;  // they must lie within what is read of an object
+  for (const auto& place : places)
+    if (told[place.field] > kLargest) return false;
+  for (const auto& place : places) place.place = static_cast<std::uint16_t>(told[place.field]);
+  return true;
+}
+
+}  // namespace
+
+const Layout* find_layout(std::uint32_t version, Address runtime) noexcept {
+  if (version >> 24 != 3) return nullptr;
+  const std::uint32_t minor = version >> 16 & 0xff;
+  for (Layout& layout : layouts) {
+    if (layout.minor != minor) continue;
+    if (minor >= 13 && (runtime == 0 || !take_debug_offsets(layout, version, runtime))) return nullptr;
+    return &layout;
+  }
+  return nullptr;
+}
+
+}  // namespace stashtrace::stacks

@@ -1,0 +1,109 @@
+// Which Python code called: stacks of threads, as numbers. SPDX-License-Identifier: Apache-2.0
+//
+//   note_call()          hooks and probes, on the thread whose call took long: walks its own frames, writes a stack_span
+//   watch_thread()       probes, on a thread to be sampled
+//   Sampler              collectors/python_stacks, of another thread
+//
+// A stack is the number of its innermost frame; each frame has a row with its caller, written before it is first used.
+// On between enable(), when the probes have compared a stack with what the interpreter says, and disable(), before the
+// interpreter frees its threads. No lock, no allocation, no call of the interpreter but for
+// PyGILState_GetThisThreadState(), which reads thread-local storage.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "stacks/layout.h"
+#include "stacks/memory.h"
+#include "stacks/objects.h"
+
+namespace stashtrace::stacks {
+
+inline constexpr std::uint16_t kCollectorCode = 12;  // COLLECTOR(python_stacks, ...) of records.def
+
+// Calls at least this long have a stack; off: none has.
+inline constexpr std::int64_t kLongCallNs = 1'000'000;
+inline constexpr std::uint64_t kNever = ~std::uint64_t{0};
+inline constinit std::atomic<std::uint64_t> long_call_ticks{kNever};
+
+void note_long_call(std::uint64_t begin, std::uint64_t end, std::uint16_t cause) noexcept;
+
+// `cause`: a StackCause.
+inline void note_call(std::uint64_t begin, std::uint64_t end, std::uint16_t cause) noexcept {
+  if (end - begin >= long_call_ticks.load(std::memory_order_relaxed)) [[unlikely]]
+    note_long_call(begin, end, cause);
+}
+
+// Finds out where things lie in this interpreter; null, or why stacks cannot be read here. `version`: sys.hexversion.
+const char* start(std::uint32_t version) noexcept;
+// The frames of the calling thread, the innermost first, read as those of another thread are. `told(frame)` gets
+// their names, files and lines; false if they could not be read.
+struct ToldFrame {
+  const char* name;
+  std::size_t name_bytes;
+  const char* file;
+  std::size_t file_bytes;
+  std::int64_t line;
+};
+bool tell_own_stack(void (*told)(void* to, const ToldFrame& frame), void* to) noexcept;
+// Stacks are right: from now on calls are noted, and threads that are watched may be sampled.
+void enable() noexcept;
+// The interpreter ends. Waits, for 0.1 s at most, for threads that are reading their own frames.
+void disable() noexcept;
+bool enabled() noexcept;
+
+// The calling thread is to be sampled, or no longer. Beyond kMostWatched threads a loss row says so, once.
+void watch_thread(bool on) noexcept;
+void forget_own_thread() noexcept;  // it ends
+void reset_after_fork() noexcept;
+
+struct Watched {
+  Address state;  // its PyThreadState
+  std::uint64_t thread;
+  std::uint32_t tid, place;  // its place among those that are watched
+};
+inline constexpr std::size_t kMostWatched = 16, kMostFrames = 200, kMostChunks = 6;
+std::size_t watched_threads(Watched (&out)[kMostWatched]) noexcept;
+
+// One look at another thread. `flags`: StackFlag bits.
+struct Look {
+  std::uint32_t stack_id;  // 0: it could not be read
+  std::uint16_t flags;
+  bool runs_python;  // false: it has no frame, as before and after the program's code
+};
+
+// Reads stacks of other threads: on one thread of ours.
+class Sampler {
+ public:
+  bool start(bool may_open) noexcept;  // as GuardedMemory's; false: the kernel does not let us
+  void stop() noexcept;
+  Look look(const Watched& thread) noexcept;
+
+ private:
+  // Where a thread's frames were the last time, to be read in one call the next time.
+  struct Before {
+    std::uint32_t tid;
+    Address cframe, outermost;
+    std::size_t chunks_count;
+    struct {
+      Address at;
+      std::size_t bytes;
+    } chunks[kMostChunks];
+    std::size_t frames_count;  // those that lie apart
+    Address frames[kMostFrames];
+  };
+
+  Before& before(const Watched& thread) noexcept;
+  void plan_frames(const Watched& thread, Before& before) noexcept;
+  bool find_chunks(const Watched& thread, Before& before) noexcept;
+  void plan_codes(const Frame* frames, std::size_t count) noexcept;
+  static void note_frame(Before& before, Address frame) noexcept;
+  bool took_long(std::uint64_t begin) const noexcept;
+
+  PrefetchedMemory memory_;
+  std::uint64_t ticks_per_s_ = 1;
+  Before before_[kMostWatched] = {};
+};
+
+}  // namespace stashtrace::stacks
