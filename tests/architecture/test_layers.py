@@ -53,6 +53,7 @@ QUESTIONS = {
     "findings": 6,
     "graph": 6,
     "io": 5,
+    "lines": 5,
     "stragglers": 5,
     "compare": 4,
     "links": 4,

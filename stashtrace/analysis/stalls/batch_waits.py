@@ -137,6 +137,14 @@ def _main_track(index: TraceIndex, process: int) -> int:
     return int(index.batches_of_phase(BatchPhase.FETCH)["track_id"][rows[0]]) if len(rows) else -1
 
 
+def blocked_in_storage(index: TraceIndex, process: int, track: int, making: TimeSet) -> TimeSet:
+    """Return when a thread was blocked in storage itself; receives count while it made batches."""
+    io, own = index.io, index.io_by_process.rows(process)
+    own = own[io.track[own] == track]
+    stored, received = own[io.is_storage[own]], own[io.is_receive[own]]
+    return TimeSet.of(io.begin[stored], io.end[stored]) | (TimeSet.of(io.begin[received], io.end[received]) & making)
+
+
 def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, parts: _Parts) -> None:
     """Cut the time before the batch was made by the state of one worker process."""
     fetches = index.batches_of_phase(BatchPhase.FETCH)
@@ -146,11 +154,9 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     io, own = index.io, index.io_by_process.rows(process)
     storage, receives = own[io.is_storage[own]], own[io.is_receive[own]]
     received = TimeSet.of(io.begin[receives], io.end[receives])
-    on_main = io.track[storage] == main_track
-    main_receives = receives[io.track[receives] == main_track]
-    main = TimeSet.of(io.begin[storage[on_main]], io.end[storage[on_main]])
-    main = main | (TimeSet.of(io.begin[main_receives], io.end[main_receives]) & making)
-    side = TimeSet.of(io.begin[storage[~on_main]], io.end[storage[~on_main]]) | (received & making)
+    beside = storage[io.track[storage] != main_track]
+    main = blocked_in_storage(index, process, main_track, making)
+    side = TimeSet.of(io.begin[beside], io.end[beside]) | (received & making)
     thread_waits, wait_rows = index.trace.waits, index.waits.rows(main_track)
     wait_begin, wait_end = (thread_waits[name][wait_rows] for name in ("begin_ns", "end_ns"))
     asleep = main | TimeSet.of(wait_begin, wait_end)

@@ -252,6 +252,8 @@ class TraceIndex:
     phases = _rows_by("phases", "track_id")
     spans = _rows_by("spans", "track_id")
     waits = _rows_by("waits", "track_id")
+    stack_samples = _rows_by("stack_samples", "track_id")
+    stack_spans = _rows_by("stack_spans", "track_id")
     collectives = _rows_by("collectives", "process_id")
     collective_waits = _rows_by("collective_waits", "track_id")
 

@@ -1,0 +1,166 @@
+"""The line of the user's code that a stack is in, and the call of a library in which it is there.
+
+<module> (train.py)  main (train.py)  Tensor.backward (torch)  hook (train.py)  json loads  a wrapper of ours
+                                                               ^ the place      ^ its leaf
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.trace import Trace, cached_on_trace
+
+#: Whose code a file is.
+OURS, LIBRARY, USERS = range(3)
+#: A clone of this project may have any name, and a job may lie in a folder of ours.
+_OUR_PROBES = re.compile(r"((?:^|.*/)stashtrace/)probes/")
+_OUR_FILES = re.compile(r"(?:^|/)(?:site|dist)-packages/stashtrace/|(?:^|/)stashtrace/__init__\.py$")
+_PACKAGES = re.compile(r".*/(?:site|dist)-packages/([^/]+)")
+_STANDARD = re.compile(r".*/lib(?:64)?/python3(?:\.\d+t?)?/([^/]+)")
+#: What pip makes of an entry point: it only calls the program.
+_ENTRY_POINT = re.compile(r".*/bin/([^/.]+)$")
+_LIBRARIES = (_PACKAGES, _STANDARD, _ENTRY_POINT)
+_GENERATED = re.compile(r"<(?:frozen )?([^>]+)>")
+#: Files without a path that hold code of the user: ``python -c``, standard input, cells.
+_TYPED = re.compile(r"<(?:string|stdin|console|ipython-input.*|command-.*)>$")
+#: The main loop of a worker of torch's DataLoader. What called it is the main process as it was when it forked.
+_WORKER_LOOP, _WORKER_FILE = "_worker_loop", "torch/utils/data/_utils/worker.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Distinct places in code, by number, and the place of each stack."""
+
+    function_code: Int64
+    path_code: Int64
+    line: Int64
+    #: Text of the innermost call of a library below the line; empty if there is none.
+    leaf_code: Int64
+    #: Number of the line of each place, whatever its leaf.
+    line_number: Int64
+    _frames: GroupBy
+    #: By row of ``frames``; -1 if all frames are ours.
+    _of_frame: Int64
+
+    def of(self, process_id: Int64, frame_key: Int64) -> Int64:
+        """Return the place of each stack; -1 if it could not be read, or is in our code alone."""
+        if not len(self._of_frame):
+            return np.full(len(frame_key), -1, dtype=np.int64)
+        row = self._frames.row_of(process_id, frame_key)
+        return np.where(row >= 0, self._of_frame[row], -1)
+
+
+@cached_on_trace
+def places(trace: Trace) -> Places:
+    """Find the place of each frame: once for each, however many stacks it is the innermost of."""
+    frames = trace.frames
+    whose = owners(trace)
+    by_key = GroupBy(frames["process_id"], frames["frame_key"])
+    caller = by_key.row_of(frames["process_id"], frames["caller_key"])
+    loops = worker_loops(trace)
+    caller = np.where(loops | np.append(loops, False)[caller], -1, caller)
+    leaf = innermost_wanted(whose != OURS, caller)
+    place = innermost_wanted(whose == USERS, caller)
+    place = np.where(place >= 0, place, leaf)
+    below = np.where(leaf != place, leaf, -1)
+    columns = [np.append(frames[name], -1)[place] for name in ("name_code", "path_code", "line")]
+    distinct = GroupBy(*columns, leaf_codes(trace, below))
+    function, path, line, leaf_code = distinct.keys
+    number = GroupBy(function, path, line).number
+    return Places(function, path, line, leaf_code, number, by_key, np.where(place >= 0, distinct.number, -1))
+
+
+def place_of(function: str, path: str, line: int) -> str:
+    """Return the words for a place in code; empty for an unknown one.
+
+    Examples
+    --------
+    >>> place_of("hook", "/jobs/late.py", 14), place_of("<module>", "/jobs/late.py", 26), place_of("f", "<stdin>", -1)
+    ('hook (late.py:14)', 'late.py:26', 'f (<stdin>)')
+    >>> place_of("train.<locals>.step", "/jobs/late.py", 8)
+    'train.step (late.py:8)'
+    """
+    if not function:
+        return ""
+    where = path.rpartition("/")[2] + (f":{line}" if line > 0 else "")
+    return where if function == "<module>" else f"{function.replace('.<locals>', '')} ({where})"
+
+
+def owners(trace: Trace) -> Int64:
+    """Return whose code each frame is in."""
+    files = GroupBy(trace.frames["path_code"])
+    paths = {code: trace.text(code) for code in files.values.tolist()}
+    found = (_OUR_PROBES.match(path) for path in paths.values())
+    folders = tuple({match[1] for match in found if match})
+    whose = int64(files.map(lambda code: _owner(paths[code], folders)))
+    return np.where((whose == LIBRARY) & _wrappers(trace), OURS, whose)
+
+
+def _wrappers(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Return which frames may be wrappers of ours, which have file and first line of the function that they call."""
+    frames = trace.frames
+    names = GroupBy(frames["name_code"])
+    inside = names.map(lambda code: ".<locals>." in trace.text(code), bool)
+    functions = GroupBy(frames["path_code"], frames["first_line"])
+    return np.asarray(inside & (functions.min(names.number) < functions.max(names.number))[functions.number])
+
+
+def _owner(path: str, our_folders: tuple[str, ...]) -> int:
+    if path.startswith(our_folders) or _OUR_FILES.search(path):
+        return OURS
+    if path.startswith("<"):
+        return USERS if _TYPED.match(path) else LIBRARY
+    return LIBRARY if any(one.match(path) for one in _LIBRARIES) else USERS
+
+
+def worker_loops(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Return which frames are the main loop of a worker."""
+    frames, processes = trace.frames, trace.processes
+    workers = processes["process_id"][processes["role_code"] == ProcessRole.WORKER]
+    names, files = GroupBy(frames["name_code"]), GroupBy(frames["path_code"])
+    is_loop = names.map(lambda code: trace.text(code).rpartition(".")[2] == _WORKER_LOOP, bool)
+    in_file = files.map(lambda code: trace.text(code).endswith(_WORKER_FILE), bool)
+    return np.asarray(is_loop & in_file & np.isin(frames["process_id"], workers), dtype=np.bool_)
+
+
+def innermost_wanted(wanted: npt.NDArray[Any], caller: Int64) -> Int64:
+    """Return the innermost wanted frame from each frame outwards, itself among them; -1 if there is none."""
+    none = len(caller)
+    at = np.append(np.where(wanted, np.arange(none), np.where(caller >= 0, caller, none)), none)
+    for _ in range(none.bit_length()):  # each time twice as far; frames that call each other in a circle never arrive
+        further = at[at]
+        if (further == at).all():
+            break
+        at = further
+    return np.where(np.append(wanted, False)[at[:-1]], at[:-1], -1)
+
+
+def leaf_codes(trace: Trace, row: Int64) -> Int64:
+    """Return the text of the call of a library in some rows of ``frames``; of row -1 the empty one."""
+    frames = trace.frames
+    calls = GroupBy(*(np.append(frames[name], 0)[row] for name in ("path_code", "name_code")))
+    texts = [_library_call(trace.text(path), trace.text(name)) for path, name in zip(*calls.keys, strict=True)]
+    return trace.strings.codes(texts)[calls.number]
+
+
+def _library_call(path: str, function: str) -> str:
+    """Return the words for a call of a library.
+
+    Examples
+    --------
+    >>> _library_call("/venv/lib/python3.11/site-packages/PIL/ImageFile.py", "ImageFile.load")
+    'PIL ImageFile.load'
+    >>> _library_call("<frozen posixpath>", "realpath"), _library_call("/usr/lib/python3.11/json/decoder.py", "decode")
+    ('posixpath realpath', 'json decode')
+    """
+    found = next((match for one in (*_LIBRARIES, _GENERATED) if (match := one.match(path))), None)
+    return f"{found[1].removesuffix('.py')} {function}" if found else function
