@@ -9,12 +9,15 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
-from stashtrace.record.look.look import WINDOW_S, Wanted, take_looks
+from stashtrace.record.look.look import STACK_NOT_READ, WINDOW_S, Wanted, take_looks
 from stashtrace.record.look.model import ELSEWHERE, LOOK_FACT, Look
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
@@ -22,6 +25,8 @@ from stashtrace.schema.trace import Trace
 
 #: Reading the stacks of a process takes some 50 ms; later ones are looked at without.
 _STACKS_AT_MOST = 32
+#: Of a stack that was recorded, from the innermost one on.
+_MOST_FRAMES = 64
 
 
 def look_at(
@@ -54,8 +59,50 @@ def look_at(
             host = str(file.metadata.get("host", "")) or "another host"
             why = f"it runs on {host}, and this was asked on {socket.gethostname()}"
             texts[process] = Look(_pid(file), now, 0, ELSEWHERE, unseen=(why,)).to_text()
-    texts |= {process: look.to_text() for process, look in take_looks(living, window_s).items()}
+    for process, look in take_looks(living, window_s).items():
+        texts[process] = with_own_stack(trace, process, look).to_text()
     return with_looks(trace, texts)
+
+
+def with_own_stack(trace: Trace, process: int, look: Look) -> Look:
+    """Return a look whose thread is where its newest recorded stack was, if no other program read that."""
+    if look.thread is None or look.thread.frames:
+        return look
+    frames = newest_stack(trace, process, look.thread.tid)
+    if not frames:
+        return look
+    unseen = tuple(why for why in look.unseen if not why.startswith(STACK_NOT_READ))
+    return replace(look, thread=replace(look.thread, frames=frames), unseen=unseen)
+
+
+def newest_stack(trace: Trace, process: int, tid: int, since_ns: int = -1) -> tuple[str, ...]:
+    """Return the frames of a thread as ``function at file:line``, the innermost first.
+
+    ``tid``: as the process itself numbers it. ``since_ns``: an older sample says nothing. Empty if there is none.
+    """
+    samples, tracks = trace.stack_samples, trace.tracks
+    own = tracks["track_id"][(tracks["process_id"] == process) & (tracks["native_id"] == tid)]
+    rows = np.flatnonzero(np.isin(samples["track_id"], own) & (samples["frame_key"] > 0))
+    if not len(rows):
+        return ()
+    row = rows[samples["ts_ns"][rows].argmax()]
+    if samples["ts_ns"][row] < since_ns:
+        return ()
+    return frames_of(trace, process, int(samples["frame_key"][row]))
+
+
+def frames_of(trace: Trace, process: int, frame_key: int) -> tuple[str, ...]:
+    """Return a frame and its callers, the innermost first, as ``function at file:line``."""
+    table = trace.frames
+    own = np.flatnonzero(table["process_id"] == process)
+    row_of = dict(zip(table["frame_key"][own].tolist(), own.tolist(), strict=True))
+    frames: list[str] = []
+    while frame_key in row_of and len(frames) < _MOST_FRAMES:
+        row = row_of[frame_key]
+        name, path = (trace.text(int(table[column][row])) for column in ("name_code", "path_code"))
+        frames.append(f"{name} at {path}:{table['line'][row]}")
+        frame_key = int(table["caller_key"][row])
+    return tuple(frames)
 
 
 def with_looks(trace: Trace, texts: Mapping[int, str]) -> Trace:

@@ -23,6 +23,8 @@ from stashtrace.record.look.stacks import Stacks, read_stacks
 
 #: Between both moments. A thread that computes, or moves bytes, shows it within this time.
 WINDOW_S = 1.0
+#: How it begins that a stack was not read; what follows says why.
+STACK_NOT_READ = "its Python stack was not read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ def _compare(wanted: Wanted, before: _First, after: _First) -> Look:
     window_ns = after.at_ns - before.at_ns
     if before.moment is None or after.moment is None:
         return Look(wanted.pid, after.at_ns, window_ns, "")
-    unseen = [f"its Python stack was not read: {after.stacks.unseen}"] if after.stacks.unseen else []
+    unseen = [f"{STACK_NOT_READ}: {after.stacks.unseen}"] if after.stacks.unseen else []
     if not may_see_calls(wanted.pid):
         unseen.append("its system calls are not shown to this user")
     thread = after.thread

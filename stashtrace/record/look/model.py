@@ -14,6 +14,7 @@ LOOK_FACT = "look"
 #: State of a process on another host, at which this one cannot look.
 ELSEWHERE = "?"
 #: Parts of the paths of Python's library, of installed packages, and of our own probes.
+_WORKER_LOOP = "/torch/utils/data/_utils/worker.py"
 _NOT_OWN = ("/stashtrace/probes/", "/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>")
 
 
@@ -41,8 +42,26 @@ class ThreadLook:
     @property
     def place(self) -> str:
         """The innermost frame of the job's own code, else the innermost one; empty if its stack was not read."""
-        own = (frame for frame in self.frames if not any(part in frame.rpartition(" at ")[2] for part in _NOT_OWN))
-        return next(own, self.frames[0] if self.frames else "")
+        return self.own_place or (self.frames[0] if self.frames else "")
+
+    @property
+    def own_place(self) -> str:
+        """The innermost frame of the job's own code; of a worker, inside the loop in which it makes batches."""
+        for frame in self.frames:
+            if _is_worker_loop(frame):
+                return ""  # outside of it are the frames of the process that forked it
+            if not any(part in frame.rpartition(" at ")[2] for part in _NOT_OWN):
+                return frame
+        return ""
+
+    @property
+    def in_worker_loop(self) -> bool:
+        """Whether its stack shows the main loop of a DataLoader worker."""
+        return any(map(_is_worker_loop, self.frames))
+
+
+def _is_worker_loop(frame: str) -> bool:
+    return frame.startswith("_worker_loop ") and _WORKER_LOOP in frame
 
 
 @dataclass(frozen=True, slots=True)

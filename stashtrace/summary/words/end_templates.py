@@ -242,13 +242,14 @@ def _did_last(row: Row, f: Finding) -> str:
 
 
 def _ran_since(row: Row, f: Finding) -> str:
+    place = _at(split_name(row["name"])[1])
     if row["part_ratio"] >= _ALL_THE_TIME:
-        return (
-            "since then its thread has wanted a CPU all the time: it computes, or loops, in code that is not recorded"
-        )
+        what = "it computes, or loops" if place else "it computes, or loops, in code that is not recorded"
+        return f"since then its thread has wanted a CPU all the time{place}: {what}"
     if row["part_ratio"] <= _NEVER:
-        return "since then its thread has not run: it sleeps, or is inside a call that has not returned"
-    return f"since then its thread has run, or waited for a CPU, for {percent_text(row['part_ratio'])} of the time"
+        return f"since then its thread has not run{place}: it sleeps, or is inside a call that has not returned"
+    share = percent_text(row["part_ratio"])
+    return f"since then its thread has run, or waited for a CPU, for {share} of the time{place}"
 
 
 #: System call -> where a thread is that stands in it.
@@ -276,7 +277,8 @@ def _where(call: str, target: str) -> str:
 
 
 def _stands_in(row: Row, f: Finding) -> str:
-    return f"since then it is {_where(row['kind'], row['name'])}"
+    target, place = split_name(row["name"])
+    return f"since then it is {_where(row['kind'], target)}{_at(place)}"
 
 
 #: What a thread does that stands in no system call -> how that is said of it.
@@ -295,14 +297,14 @@ def _state(row: Row) -> str:
         ran = f"{percent_text(row['part_ratio'])} of the {duration_text(row['amount_ns'])} in which it was watched"
         return f"ran for {ran}{_at(place)}: it computes, or loops"
     if row["kind"] in _NO_CALL:
-        return f"{_NO_CALL[row['kind']]}{_at(place)}"
+        return f"{_NO_CALL[row['kind']]}{_at(place, ', last seen in' if row['kind'] == STOPPED else ', in')}"
     return f"is {_where(row['kind'], target)}{_at(place)}"
 
 
-def _at(place: str) -> str:
+def _at(place: str, before: str = ", in") -> str:
     function, _, line = place.rpartition(" at ")
     file = shortened(line, _PATH_WIDTH)
-    return f", in {function} ({file})" if function else f", in {file}" if file else ""
+    return f"{before} {function} ({file})" if function else f"{before} {file}" if file else ""
 
 
 def _look_thread(row: Row, f: Finding) -> str:

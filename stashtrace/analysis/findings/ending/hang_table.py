@@ -158,12 +158,11 @@ def _activity(rows: list[Evidence]) -> tuple[str, str, str, str, str, str]:
     activity, target, place, holder = UNKNOWN, "", "", ""
     workers, unseen = [], []
     for row in rows:
-        if row.code == "look_thread":
+        if row.code == "look_thread" or row.code == "stands_in":
             activity, (target, place) = row.kind, split_name(row.name)
-        elif row.code == "stands_in":
-            activity, target = row.kind, row.name
         elif row.code == "ran_since":
             activity = RUNS if row.part_ratio > STANDS_STILL else UNKNOWN
+            place = split_name(row.name)[1]
         elif row.code == "look_gil":
             holder = split_name(row.name)[0]
         elif row.code == "look_worker":

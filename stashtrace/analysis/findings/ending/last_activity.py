@@ -17,6 +17,8 @@ from stashtrace.analysis.findings.ending.newest_row import newest_ns
 from stashtrace.analysis.stalls.sampled_cpus import timed_samples
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
+from stashtrace.loading.looks import newest_stack
+from stashtrace.record.look.model import ThreadLook
 from stashtrace.record.look.progress import STANDS_STILL
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoOp, Phase, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace
@@ -62,10 +64,21 @@ def _by_records(trace: Trace, rank: int) -> list[Evidence]:
     if ran is None or was_seen(look_at_rank(trace, rank)):  # who looked knows better
         return rows
     share, window_ns = ran
+    place = _place(trace, process, track, last.end_ns)
     call, _, target = _stands_in(trace, process).partition(" ") if share <= STANDS_STILL else ("", "", "")
     if call:
-        return [*rows, Evidence("stands_in", "metadata", rank=rank, amount_ns=window_ns, kind=call, name=target)]
-    return [*rows, Evidence("ran_since", "counters", rank=rank, part_ratio=share, amount_ns=window_ns)]
+        return [
+            *rows,
+            Evidence("stands_in", "metadata", rank=rank, amount_ns=window_ns, kind=call, name=target + place),
+        ]
+    return [*rows, Evidence("ran_since", "counters", rank=rank, part_ratio=share, amount_ns=window_ns, name=place)]
+
+
+def _place(trace: Trace, process: int, track: int, since_ns: int) -> str:
+    """Return where in the job's code a thread was seen since a moment, as ``split_name`` reads it; else nothing."""
+    tid = int(trace.tracks["native_id"][np.flatnonzero(trace.tracks["track_id"] == track)[0]])
+    place = ThreadLook(tid, "", frames=newest_stack(trace, process, tid, since_ns)).place
+    return f"\n{place}" if place else ""
 
 
 def _stands_in(trace: Trace, process: int) -> str:

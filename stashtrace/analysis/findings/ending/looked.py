@@ -145,13 +145,21 @@ def _workers(trace: Trace, rank: int) -> list[Evidence]:
     rows = []
     for process in _processes(trace, rank, ProcessRole.WORKER):
         look = looks(trace).get(process)
-        if look is None or not was_seen(look) or activity_of(look) in (*_IDLE_CALLS, UNKNOWN):
+        if look is None or not was_seen(look):
             continue
-        target = look.thread.target if look.thread is not None else ""
-        if activity_of(look) in ("read", "recv", "write", "send") and target.startswith(("pipe:", "socket:")):
-            continue  # of its queues
+        if _waits_for_queues(look):
+            continue
         rows.append(_thread_row("look_worker", rank, look, look.thread, numbers[process]))
     return rows[:_WORKERS_AT_MOST]
+
+
+def _waits_for_queues(look: Look) -> bool:
+    """Whether a worker stands where it waits for work or hands it over, as far as its stack or its call tell."""
+    if look.thread is not None and look.thread.in_worker_loop:
+        return not look.thread.own_place and activity_of(look) not in (RUNS, STOPPED, ENDED)
+    target = look.thread.target if look.thread is not None else ""
+    of_queue = activity_of(look) in ("read", "recv", "write", "send") and target.startswith(("pipe:", "socket:"))
+    return of_queue or activity_of(look) in (*_IDLE_CALLS, UNKNOWN)
 
 
 def _processes(trace: Trace, rank: int, role: ProcessRole) -> list[int]:
