@@ -89,6 +89,6 @@ def test_merge_imports_no_advice() -> None:
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     loaded = {name for name in done.stdout.split() if name.startswith("stashtrace.")}
     advice = {name for name in loaded if name.startswith("stashtrace.replay.advice.")}
-    assert advice == {"stashtrace.replay.advice.first_changes"}
+    assert advice == {f"stashtrace.replay.advice.{name}" for name in ("first_changes", "change_lines")}
     unwanted = ("stashtrace.lab", "stashtrace.live", "stashtrace.report", "stashtrace.sql", "stashtrace.trackers")
     assert not [name for name in loaded if name.startswith(unwanted)]

@@ -106,7 +106,7 @@ def test_transfers(place: str) -> None:
 @pytest.mark.parametrize("quantity", [*TIMES, *LINKS, "workers", KEPT, BUCKET])
 def test_what_to_change_first(quantity: str) -> None:
     row = {"change": f"{quantity}=0", "reason": "", "saved_low_ns": MS, "saved_high_ns": MS, "low_ratio": 0.1}
-    row |= {"high_ratio": 0.1, "present_count": 2, "rank": -1, "kind": "", "worker_id": -1}
+    row |= {"high_ratio": 0.1, "present_count": 2, "rank": -1, "kind": "", "worker_id": -1, "place": ""}
     for sure in ("sure", "likely", "perhaps"):
         assert "save" in first_text({**row, "sure": sure}, "./run")
     for kind in (*(kind.name.lower() for kind in StallKind), "unrecorded"):

@@ -17,6 +17,7 @@ from stashtrace.analysis.findings.lost_record_claims import loss_claims
 from stashtrace.analysis.findings.once.start import start_claims
 from stashtrace.analysis.findings.over_time.affected_steps import UNEVEN_STEPS, in_steps, made_steps
 from stashtrace.analysis.findings.over_time.change_claims import change_claims, steps_evidence
+from stashtrace.analysis.findings.places.line_evidence import computing_claims, with_lines, with_slow_line
 from stashtrace.analysis.findings.spikes.spike_claims import spike_claims
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.findings.trust import (
@@ -86,13 +87,14 @@ def _claims_of_steps(facts: RunFacts, claims: list[Claim]) -> list[Claim]:
     trace, tables = facts.trace, facts.tables
     before = claims
     claims = guarded("in which steps", lambda: in_steps(facts, before), lambda line: [*before, not_said(line)])
+    claims = [with_lines(facts, claim) for claim in claims]
     of_all = [Evidence("whole_recording", "steps")] if one_recording(trace) else []
     of_all += [Evidence("of_another_tool", "metadata")] if facts.imported else []
     claims = [replace(c, evidence=(*c.evidence, *of_all)) if c.section == "verdict" else c for c in claims]
     loading = np.unique(trace.batches["rank"]).tolist()
     claims += claims_by("how the steps change", change_claims, tables["over_time"], loading)
-    claims += claims_by("slow steps", spike_claims, tables["spikes"], tables["over_time"], tables["steps"], loading)
-    return claims
+    slow = claims_by("slow steps", spike_claims, tables["spikes"], tables["over_time"], tables["steps"], loading)
+    return [*claims, *(with_slow_line(facts, claim) for claim in slow)]
 
 
 def _agreement(facts: RunFacts) -> list[Claim]:
@@ -318,6 +320,7 @@ _DETECTORS: dict[str, Callable[[RunFacts], list[Claim]]] = {
     "processes that still ran": lambda facts: outlived_claims(facts.trace),
     "the hosts": _hosts,
     "what the step hides": _hidden,
+    "where it computes": computing_claims,
     "staged copies": _copies,
     "how far to trust it": lambda facts: trust_claims(facts.trace, facts.trust),
     "how brackets and kernels agree": _agreement,

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.claim_rows import BUDGETS
-from stashtrace.analysis.findings.one_file import files_of_ranks
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
+from stashtrace.analysis.findings.places.one_file import files_of_ranks
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.findings.unexplained_time import blocked_calls

@@ -28,6 +28,7 @@ from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import threads_without_steps
 from stashtrace.analysis.stragglers.file_calls import on_file
 from stashtrace.errors import MissingDataError, UsageError, guarded
+from stashtrace.replay.advice.change_lines import line_behind
 from stashtrace.replay.change_transfers import LINKS
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
@@ -64,6 +65,7 @@ FIRST_CHANGES = schema(
         " where the bytes that ranks exchange are mostly these, loads where checkpoints are loaded, too; else empty",
     ),
     col.identity("worker_id", "worker whose batches the change is about, -1 if of several or none", missing=-1),
+    col.word("place", "function and line that most of what it takes away is in, as far as stacks tell; else empty"),
     col.word("reason", "why no change is predicted; empty in a row with a change", width=64),
 )
 
@@ -107,6 +109,7 @@ class FirstChange:
     rank: int = -1
     kind: str = ""
     worker_id: int = -1
+    place: str = ""
 
     @property
     def change(self) -> Change:
@@ -134,7 +137,8 @@ def first_changes(trace: Trace) -> Table:
 
     Columns
     -------
-    change, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, present_count, rank, kind, worker_id, reason
+    change, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, present_count, rank, kind, worker_id, place,
+    reason
 
     Raises
     ------
@@ -175,6 +179,7 @@ def first_changes(trace: Trace) -> Table:
         chosen = [replace(one, kind="gradients") if one.change.quantity in _BYTES else one for one in chosen]
     if (trace.phases["phase_code"] == Phase.CHECKPOINT_LOAD).any():  # what waits for a load cannot go on without it
         chosen = [replace(one, kind="loads") if one.change.quantity == "checkpoint" else one for one in chosen]
+    chosen = [replace(one, place=line_behind(trace, one.change.quantity, one.rank, one.kind)) for one in chosen]
     step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
     step_ns = run.replayed_ns if step is None else step.mean_ns
     return Table.from_rows(FIRST_CHANGES, [*(_row(one, step_ns) for one in chosen), *map(_reason, unsaid)])
@@ -285,13 +290,13 @@ def _because(*reasons: str) -> Table:
 
 def _reason(reason: str) -> tuple[object, ...]:
     """Return the row of a reason why something is not predicted."""
-    return ("", -1, -1, -1.0, -1.0, "", -1, -1, "", -1, reason)
+    return ("", -1, -1, -1.0, -1.0, "", -1, -1, "", -1, "", reason)
 
 
 def _row(one: FirstChange, step_ns: float) -> tuple[object, ...]:
     low, high = (min(max(ns, 0.0), step_ns) for ns in (one.low_ns, one.high_ns))
     shares = low / max(step_ns, 1.0), high / max(step_ns, 1.0)
-    of = one.present_count, one.rank, one.kind, one.worker_id
+    of = one.present_count, one.rank, one.kind, one.worker_id, one.place
     return str(one.change), round(low), round(high), *shares, one.sure, *of, ""
 
 

@@ -15,6 +15,7 @@ from stashtrace.summary.words.template_parts import (
     Finding,
     Row,
     amount,
+    between_bounds,
     few_ranks,
     filled,
     lost,
@@ -609,6 +610,11 @@ def _hidden(f: Finding) -> str:
     return f"hidden behind the step: {', '.join(parts)} a step" if parts else ""
 
 
+def _computes_in(f: Finding) -> str:
+    row = f.evidence[0]
+    return f"of its computing, rank {row['rank']} spends {between_bounds(row)} a step in {row['name']}"
+
+
 def _staged(f: Finding) -> str:
     if f.row["items_count"] > 0:
         return f"staged: {f.row['items_count']:,} open{plural(f.row['items_count'])} served by copies"
@@ -686,6 +692,7 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     "hosts": _hosts,
     # beside the step
     "hidden": _hidden,
+    "computes_in": _computes_in,
     "staged": _staged,
     # trust
     "measured": _sources("measured"),

@@ -16,6 +16,7 @@ from stashtrace.summary.words.spikes import behind_slow, beside_slow, made_by_wo
 from stashtrace.summary.words.template_parts import (
     Finding,
     Row,
+    between_bounds,
     few_ranks,
     filled,
     lost,
@@ -53,15 +54,15 @@ BLOCKED_WORDS = {
     "pipe": "in calls of pipes",
     "io": "in calls of devices",
 }
-#: Call that blocks -> who ends the wait.
+#: Call that blocks -> who ends the wait; empty where nobody in particular does.
 _ENDS_IT = {
     "gil": "Python code of another thread runs meanwhile; in a process of its own it would not block this one",
-    "join": "the timeline shows where",
-    "poll": "the timeline shows where",
-    "lock": "another thread of its process holds it or is to signal it; the timeline shows where",
-    "socket": "the process at the other end of the connection keeps it waiting; the timeline shows where",
-    "pipe": "the process at the other end of the pipe keeps it waiting; the timeline shows where",
-    "io": "the timeline shows where",
+    "join": "",
+    "poll": "",
+    "lock": "another thread of its process holds it or is to signal it",
+    "socket": "the process at the other end of the connection keeps it waiting",
+    "pipe": "the process at the other end of the pipe keeps it waiting",
+    "io": "",
 }
 #: torch's words for a guard on a shape that failed.
 _OF_SHAPES = re.compile(r"size mismatch|\.size\(|_shape")
@@ -80,10 +81,16 @@ PART_WORDS = {
 
 def _blocked_in(row: Row, f: Finding) -> str:
     """Say where the thread was blocked; where the claim says so already, only what would help."""
-    if f.row["cause_kind"].removesuffix("_partly") == row["kind"]:
-        return _ENDS_IT.get(row["kind"], "")
-    most = _part(row["amount_ns"] / max(f.row["stall_ns"], 1))
-    return f"{most} of it {BLOCKED_WORDS[row['kind']]}; the timeline shows where"
+    kind = row["kind"]
+    shown = [] if f.first("spent_in") or kind == "gil" else ["the timeline shows where"]
+    if f.row["cause_kind"].removesuffix("_partly") != kind:
+        most = _part(row["amount_ns"] / max(f.row["stall_ns"], 1))
+        return "; ".join([f"{most} of it {BLOCKED_WORDS[kind]}", *shown])
+    return "; ".join([text for text in (_ENDS_IT[kind], *shown) if text]) if kind in _ENDS_IT else ""
+
+
+def _longer_in(row: Row, f: Finding) -> str:
+    return f"it spends {between_bounds(row)} a step longer in {row['name']}"
 
 
 def _compiles(row: Row, f: Finding) -> str:
@@ -681,6 +688,13 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     ),
     "file_time": _file_time,
     "on_file": lambda row, f: f"{'the file is' if row['items_count'] == 1 else 'most of it on'} {_path(row['name'])}",
+    "spent_in": _of_one(lambda row, f: f"{between_bounds(row)} a step in {row['name']}"),
+    "longer_in": _longer_in,
+    "late_made_in": lambda row, f: (
+        f"the workers of rank {row['rank']} spend {between_bounds(row)} a batch in {row['name']}"
+    ),
+    "slow_in": lambda row, f: f"{between_bounds(row)} of that in {row['name']}",
+    "made_in": _of_one(lambda row, f: f"its workers spend {between_bounds(row)} a batch in {row['name']}"),
     "python_in": _filled("{amount_ns:time} a step in {name}"),
     "python_collects": _python_collects,
     "compiles": _compiles,

@@ -57,7 +57,8 @@ def _first_text(row: Row, path: str) -> str:
         saved_ns = range_text(duration_text(row["saved_low_ns"]), saved_ns)
         share = range_text(percent_text(row["low_ratio"]), share)
     saves = f"{_SAVES[row['sure']]} {share} of a step ({saved_ns})"
-    return f"{_DO[quantity](row, value)}: {saves}; `stashtrace whatif {path} {row['change']}`"
+    where = f", mostly in {row['place']}" if row["place"] else ""
+    return f"{_DO[quantity](row, value)}{where}: {saves}; `stashtrace whatif {path} {row['change']}`"
 
 
 def _workers(row: Row, value: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stashtrace.schema.table import Table
 from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.units import bytes_text, duration_text, percent_text, range_text
 
 Row = dict[str, Any]
 
@@ -19,6 +19,8 @@ Row = dict[str, Any]
 _NOTHING_RATIO = 0.03
 #: Longer lists of ranks are cut.
 _RANKS_WIDTH = 40
+#: Bounds that are nearer to each other, as a part of the upper one, are one figure.
+_NEAR_RATIO = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,12 @@ def share(row: Row) -> str:
     if row["items_count"] <= 1 or row["least_ratio"] < 0:
         return most
     return most if most == least else f"{least.removesuffix(' %')} to {most}"
+
+
+def between_bounds(row: Row) -> str:
+    """Word a time of evidence: one figure where its bounds are near to each other, else a range."""
+    point, low, high = (duration_text(row[name]) for name in ("amount_ns", "low_ns", "high_ns"))
+    return point if row["high_ns"] - row["low_ns"] <= _NEAR_RATIO * row["high_ns"] else range_text(low, high)
 
 
 def of_recording(f: Finding, text: str) -> str:
