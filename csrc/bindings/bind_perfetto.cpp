@@ -7,6 +7,7 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <memory>
 #include <optional>
@@ -21,9 +22,11 @@ namespace {
 using stashtrace::perfetto::ArgColumn;
 using stashtrace::perfetto::Encoder;
 using stashtrace::perfetto::FlowColumn;
+using stashtrace::perfetto::FrameTable;
 using stashtrace::perfetto::Sink;
 using stashtrace::perfetto::SliceBatch;
 using stashtrace::perfetto::TextTable;
+using stashtrace::perfetto::ThreadDescription;
 using stashtrace::perfetto::Ties;
 using stashtrace::perfetto::TrackDescription;
 
@@ -205,6 +208,62 @@ void write_counter(Encoder& encoder, std::uint32_t sequence_id, std::uint64_t tr
   encoder.counter(sequence_id, track, view(ts_ns), numbers);
 }
 
+// Frames of all threads of a trace, and references that keep its columns alive.
+class Frames {
+ public:
+  Frames(Ints caller, Ints name, Ints path, Ints line, Ints number, std::shared_ptr<TextTable> texts)
+      : columns_{std::move(caller), std::move(name), std::move(path), std::move(line), std::move(number)},
+        texts_(std::move(texts)) {
+    const auto count = static_cast<std::int64_t>(columns_[0].size());
+    for (const Ints& column : columns_) {
+      if (column.size() != count) throw py::value_error("frames: columns differ in length");
+    }
+    require_codes(columns_[1], *texts_, 0, "name");
+    require_codes(columns_[2], *texts_, 0, "path");
+    require_callers(count);
+    for (const std::int64_t number : view(columns_[4])) {
+      if (number < 0 || number >= count) throw py::value_error("frames: a number is not below their count");
+    }
+  }
+
+  [[nodiscard]] FrameTable table() const {
+    return {view(columns_[0]), view(columns_[1]), view(columns_[2]),
+            view(columns_[3]), view(columns_[4]), texts_.get()};
+  }
+
+ private:
+  // Each row has an outermost caller: walks of all rows together visit each once.
+  void require_callers(std::int64_t count) const {
+    const std::span<const std::int64_t> caller = view(columns_[0]);
+    std::vector<std::int64_t> seen(caller.size(), -1);
+    for (std::int64_t row = 0; row < count; ++row) {
+      for (std::int64_t at = row; at >= 0; at = caller[static_cast<std::size_t>(at)]) {
+        if (at >= count) throw py::value_error("frames: a caller is not a row");
+        std::int64_t& walk = seen[static_cast<std::size_t>(at)];
+        if (walk == row) throw py::value_error("frames: callers form a circle");
+        if (walk >= 0) break;
+        walk = row;
+      }
+    }
+  }
+
+  std::array<Ints, 5> columns_;
+  std::shared_ptr<TextTable> texts_;
+};
+
+void write_stack_samples(Encoder& encoder, std::uint32_t sequence_id, std::uint64_t uuid, std::int32_t pid,
+                         std::int32_t tid, const std::string& name, const Frames& frames, const Ints& ts_ns,
+                         const Ints& frame) {
+  if (ts_ns.size() != frame.size()) throw py::value_error("samples: ts_ns and frame differ in length");
+  const FrameTable table = frames.table();
+  for (const std::int64_t row : view(frame)) {
+    if (row < 0 || row >= static_cast<std::int64_t>(table.caller.size()))
+      throw py::value_error("samples: a frame is not a row of the frames");
+  }
+  const py::gil_scoped_release nogil;
+  encoder.stack_samples(sequence_id, {uuid, pid, tid, name}, table, view(ts_ns), view(frame));
+}
+
 py::array_t<std::int32_t> lanes(const Ints& track, const Ints& begin_ns, const Ints& end_ns, bool nest) {
   if (track.size() != begin_ns.size() || track.size() != end_ns.size())
     throw py::value_error("lanes: columns differ in length");
@@ -297,6 +356,10 @@ void bind_perfetto(py::module_& module) {
            py::return_value_policy::reference_internal)
       .def("__len__", [](const Slices& slices) { return slices.batch().count; });
 
+  py::class_<Frames>(perfetto, "Frames", "Frames of code, each below its caller.")
+      .def(py::init<Ints, Ints, Ints, Ints, Ints, std::shared_ptr<TextTable>>(), py::arg("caller"), py::arg("name"),
+           py::arg("path"), py::arg("line"), py::arg("number"), py::arg("texts"));
+
   py::class_<Encoder>(perfetto, "Encoder", "Writes tracks, slices and counters to a descriptor or a callable.")
       .def(py::init([](const py::object& sink, std::size_t chunk_bytes) {
              return std::make_unique<Encoder>(make_sink(sink), chunk_bytes);
@@ -311,6 +374,8 @@ void bind_perfetto(py::module_& module) {
       .def("view", &Encoder::view, py::arg("begin_ns"), py::arg("end_ns"), py::arg("process_name"))
       .def("slices", &write_slices, py::arg("sequence_id"), py::arg("batches"), py::arg("batch_first") = false)
       .def("counter", &write_counter, py::arg("sequence_id"), py::arg("track"), py::arg("ts_ns"), py::arg("values"))
+      .def("stack_samples", &write_stack_samples, py::arg("sequence_id"), py::arg("uuid"), py::arg("pid"),
+           py::arg("tid"), py::arg("name"), py::arg("frames"), py::arg("ts_ns"), py::arg("frame"))
       .def("flush",
            [](Encoder& encoder) {
              const py::gil_scoped_release nogil;

@@ -5,6 +5,7 @@
 //
 //   Encoder ── sequence id ──► Sequence: clock 64 (deltas), interned names, argument names, argument texts
 //      │
+//      ├─ stack_samples()  : a thread's samples in packets of many, two numbers each; each stack is written once
 //      └─ slices(batches) : merged by time; at one instant ends come before begins and parents before children,
 //                           because an END closes the innermost open slice of its track, whatever it was meant for
 //
@@ -89,6 +90,24 @@ struct TrackDescription {
   std::string share_axis;  // counter only: tracks of one parent with this key have one scale
 };
 
+// Frames of code, each below its caller. Viewers join those of equal name and file.
+struct FrameTable {
+  std::span<const std::int64_t> caller;  // row of the calling frame, -1 of an outermost one; never a circle
+  std::span<const std::int64_t> name;    // codes in texts
+  std::span<const std::int64_t> path;
+  std::span<const std::int64_t> line;    // negative: unknown
+  std::span<const std::int64_t> number;  // equal for rows of equal name, path and line
+  const TextTable* texts = nullptr;
+};
+
+// A thread as the viewer knows it. Its samples are on a track that the viewer makes.
+struct ThreadDescription {
+  std::uint64_t uuid = 0;
+  std::int32_t pid = 0;
+  std::int32_t tid = 0;  // of no process and no other thread
+  std::string name;
+};
+
 // Takes finished bytes; may throw, which ends the call that encoded them.
 using Sink = std::function<void(const std::uint8_t*, std::size_t)>;
 
@@ -104,6 +123,9 @@ class Encoder {
   // One counter track; values in time order.
   void counter(std::uint32_t sequence_id, std::uint64_t track, std::span<const std::int64_t> ts_ns,
                std::span<const double> values);
+  // Samples of one thread by time: rows of the innermost frame. The sequence belongs to them alone.
+  void stack_samples(std::uint32_t sequence_id, const ThreadDescription& thread, const FrameTable& frames,
+                     std::span<const std::int64_t> ts_ns, std::span<const std::int64_t> frame);
   void flush();
 
   [[nodiscard]] std::uint64_t slice_count() const { return slice_count_; }
@@ -138,6 +160,7 @@ class Encoder {
   };
 
   void keep_order_of_processes();
+  void begin_thread(std::uint32_t sequence_id, const ThreadDescription& thread, std::int64_t first_us);
   Sequence& sequence(std::uint32_t id, std::int64_t first_ns);
   Prepared prepare(Sequence& seq, const SliceBatch& batch);
   void write_begin(Sequence& seq, const Prepared& prepared, std::size_t row, std::int64_t begin_ns);
@@ -154,6 +177,7 @@ class Encoder {
   std::uint64_t slice_count_ = 0;
   std::uint64_t byte_count_ = 0;
   bool processes_ordered_ = false;
+  bool monotonic_is_known_ = false;
 };
 
 // Returns the lane of each slice within its track, so that slices of one (track, lane) nest: partial overlaps go to the

@@ -20,6 +20,7 @@ from stashtrace.errors import guarded
 from stashtrace.replay.advice.first_changes import what_to_do_first
 from stashtrace.report.budget_groups import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
 from stashtrace.report.costliest_waits import costliest_waits
+from stashtrace.report.flames import flame_graphs
 from stashtrace.report.links import link_facts, no_links
 from stashtrace.report.machine import NO_LOSSES, loss_rows, machine_facts
 from stashtrace.report.slow_steps import slow_steps
@@ -103,8 +104,9 @@ def report_facts(
     ``calibration.toml`` in the run directory. Returns plain values alone: ``version``, ``path``, ``ending`` (how the
     job failed or stood still), ``verdict`` (one sentence), ``headline`` (sentences), ``not_said`` (sentences about what
     could not be made, by a fault of ours), ``do_first`` and ``findings``
-    (those of :func:`stashtrace.summary.summary_document.document`), ``budget``, ``heat``, ``waits``, ``slow``,
-    ``links``, ``losses``, ``machine``. Moments count from the origin that ``--window`` counts from; lengths are ns.
+    (those of :func:`stashtrace.summary.summary_document.document`), ``budget``, ``flames``, ``heat``, ``waits``,
+    ``slow``, ``links``, ``losses``, ``machine``. Moments count from the origin that ``--window`` counts from; lengths
+    are ns.
     """
     facts = gather(trace)
     tables = Summary.of(facts)
@@ -122,6 +124,7 @@ def report_facts(
         "do_first": said["do_first"],
         "findings": findings,
         "budget": guarded("the budget", partial(_budget, facts, tables), partial(_no_budget, facts)),
+        "flames": None,
         "heat": None,
         "waits": None,
         "slow": None,
@@ -147,6 +150,7 @@ def _parts_of_steps(
     """Return the name of each part that needs steps, what it is in words, and what makes it."""
     steps, stalls, spikes = (facts.tables[name] for name in ("steps", "stalls", "spikes"))
     return {
+        "flames": ("the flame graphs", lambda: flame_graphs(trace, groups)),
         "heat": ("the heat maps", lambda: heat_maps(stalls, find_steps(trace), ranks_apart(groups))),
         "waits": ("the costliest waits", lambda: costliest_waits(trace, steps, stalls)),
         "slow": ("the slow steps", lambda: slow_steps(trace, steps, spikes)),
@@ -207,6 +211,7 @@ def _commands(made: dict[str, Any], facts: RunFacts, commands: Commands) -> dict
         "whole": commands.view(),
         "findings": commands.command("analyze", "finding_evidence"),
         "budget": commands.command("analyze", "stalls"),
+        "lines": commands.command("analyze", "lines"),
         "late": commands.command("analyze", "late"),
         "slow": commands.command("analyze", "spikes"),
         "links": commands.command("analyze", "link_efficiency"),

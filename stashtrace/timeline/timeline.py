@@ -1,13 +1,15 @@
 """The timeline of a trace for the Perfetto UI: order of the layers, options, compression.
 
 Above all ranks stands the critical path; then one process per rank, below it the step track with its budget, phases,
-devices, communicators, DataLoader, files, blocking calls, annotations, gc, checkpoints, counters. Ranks are written one
-after the other, so the memory needed is that of the largest rank plus a megabyte of output.
+functions, devices, communicators, DataLoader, files, blocking calls, annotations, gc, checkpoints, counters, and stack
+samples. Ranks are written one after the other, so the memory needed is that of the largest rank plus a megabyte of
+output.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ from stashtrace.timeline.device_tracks import device_groups, device_layer, devic
 from stashtrace.timeline.file_tracks import Bins, bins_for, file_layer
 from stashtrace.timeline.host_tracks import thread_layers
 from stashtrace.timeline.rows_by_rank import UNRANKED, RankRows, TraceRows, Window
+from stashtrace.timeline.stack_tracks import Functions, StackSamples
 from stashtrace.timeline.tracks import TrackTree
 from stashtrace.units import duration_text
 
@@ -86,6 +89,13 @@ def export_perfetto(
         encoder.slices(_COLLECTIVES_SEQUENCE, slices, batch_first=True)
         owned = [RankRows(rows, rank) for rank in chosen]
         left = budget_slices - encoder.slice_count - overlay.slices_count - _unsummed_count(owned)
+        stacks, functions = StackSamples(rows, budget_slices), Functions(rows, chosen, left // 2)
+        left -= functions.count
+        if functions.are_left_out:
+            notes.append(f"functions are left out: more than {budget_slices} slices")
+        if stacks.every > 1:
+            notes.append(f"of {stacks.every} stack samples one is written: more than {budget_slices}")
+        sequences = itertools.count(_FIRST_RANK_SEQUENCE + 2 * len(chosen))
         device_bins, on_devices = _device_bins(owned, left)
         bins = _bins(rows, owned, left - on_devices)
         for sums, work in (
@@ -98,10 +108,12 @@ def export_perfetto(
             own = RankRows(rows, rank)
             layers = overlay.slices(rows, root, rank)
             layers += thread_layers(own, tree, root)
+            layers += functions.slices(own, tree, root)
             layers += device_layer(own, tree, root, devices[rank], launches, device_bins)
             layers += file_layer(own, tree, root, bins)
             encoder.slices(_FIRST_RANK_SEQUENCE + 2 * order, layers)
             counter_layer(own, tree, encoder, root, devices[rank], _FIRST_RANK_SEQUENCE + 2 * order + 1)
+            stacks.write(own, tree, _FIRST_PID + order, sequences)
         encoder.flush()
     return Exported(path, path.stat().st_size, encoder.slice_count, tuple(notes))
 

@@ -28,10 +28,15 @@ Bools = npt.NDArray[np.bool_]
 NO_VALUE: int = _native.perfetto.NO_VALUE
 
 
+#: Viewers merge threads with processes of an equal number, and processes are numbered from 1.
+_FIRST_TID = 1_000_000
+
+
 class Order(enum.IntEnum):
     """Place of a layer below the step track of its rank; lines of a layer count on from it."""
 
     PHASES = 1000
+    FUNCTIONS = 1300
     DEVICE_CALLS = 1500
     DEVICES = 1800
     COMMUNICATORS = 2000
@@ -163,6 +168,13 @@ class TrackTree:
         """Add a counter track; return its uuid."""
         self._encoder.counter_track(self._next, line.name, parent, line.order, line.description, unit, share_axis)
         return self._claim()
+
+    def samples(
+        self, sequence: int, pid: int, name: str, frames: _native.perfetto.Frames, ts_ns: Ints, frame: Ints
+    ) -> None:
+        """Write the stack samples of a thread; viewers make the track, below the process of that pid."""
+        self._encoder.stack_samples(sequence, self._next, pid, _FIRST_TID + self._next, name, frames, ts_ns, frame)
+        self._claim()
 
     def flow_ids(self, count: int) -> Ints:
         """Return unused numbers for ``count`` arrows."""

@@ -18,6 +18,8 @@ from timeline.browser import Browser, Page, find_chromium
 
 from stashtrace.report.document import report_facts
 from stashtrace.report.page import page
+from stashtrace.report.page.flame_parts import flame_graph
+from stashtrace.report.page.html import whole_page
 
 pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="no chromium is installed"),
@@ -73,6 +75,27 @@ def test_titles_of_lanes_are_not_cut_off_in_a_narrow_window(browser: Browser, ad
         "Math.max(...[...document.querySelectorAll('.cut .label')].map((each) => each.getBoundingClientRect().right))"
     )
     assert longest <= 390
+
+
+@pytest.mark.parametrize(("width", "shown"), [(390, 2), (700, 4), (1280, 6)])
+def test_boxes_of_flame_graphs_have_text_where_there_is_room(
+    browser: Browser, tmp_path: Path, width: int, shown: int
+) -> None:
+    boxes = [
+        {"kind": "compute", "depth": 0, "begin_ns": begin, "length_ns": length, "text": "main (late.py:23)"}
+        | {"library": False, "samples_count": 0}
+        for begin, length in ((0, 400), (400, 300), (700, 100), (800, 100), (900, 50), (950, 50))
+    ]
+    path = tmp_path / "flame.html"
+    path.write_text(
+        whole_page("flame", [flame_graph({"whole_ns": 1000, "boxes": boxes}, "a label", "step"), "<footer>"])
+    )
+    opened = show(browser, path.as_uri(), width)
+    texts = "[...document.querySelectorAll('.flame text')].filter((each) => each.getBoundingClientRect().width)"
+    assert opened.evaluate(f"{texts}.length") == shown
+    narrow = f"{texts}.filter((each) => each.closest('svg').getBoundingClientRect().width < 40).length"
+    assert opened.evaluate(narrow) == 0
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_dark_and_light_are_apart(browser: Browser, address: str) -> None:

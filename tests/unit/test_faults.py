@@ -153,7 +153,8 @@ def test_a_part_of_the_page(monkeypatch: pytest.MonkeyPatch, module: str, name: 
 
 def test_a_section_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     facts = report_facts(slow_job(), ["./run"])
-    assert "fault of stashtrace" not in page(facts) + markdown(facts)
+    whole = page(facts)
+    assert "fault of stashtrace" not in whole + markdown(facts)
     page_module = importlib.import_module("stashtrace.report.page.page")
     titles = [title for _, title, _ in page_module._PARTS]
     for broken in range(len(titles)):
@@ -162,7 +163,7 @@ def test_a_section_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(page_module, "_PARTS", parts)
             text = page(facts)
         assert text.count("fault of stashtrace") == 1
-        assert all(title in text for title in titles)
+        assert all(title in text for title in titles if title in whole)
     facts["waits"] = {"cut_outs": 5}
     assert "Not said: the costliest waits" in page(facts)
     assert "not said: the costliest waits" in markdown(facts).replace("\\", "")

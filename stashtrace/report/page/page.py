@@ -9,6 +9,7 @@ from typing import Any
 
 from stashtrace.errors import guarded
 from stashtrace.report.page.first_parts import budget_part, ending_part, heat_part, verdict_part
+from stashtrace.report.page.flame_parts import flames_part
 from stashtrace.report.page.html import embedded_json, own_file, paragraph, section, tag, text, whole_page
 from stashtrace.report.page.later_parts import links_part, losses_part, machine_part, slow_part, waits_part
 from stashtrace.report.page.page_words import sentence, title_around
@@ -50,6 +51,7 @@ def page(facts: dict[str, Any]) -> str:
 _PARTS: tuple[tuple[str, str, Callable[[dict[str, Any]], list[str]]], ...] = (
     ("verdict", "What slows it down", verdict_part),
     ("budget", "Where the time of a step goes", budget_part),
+    ("flames", "Which of your functions it goes to", flames_part),
     ("heat", "Which steps and which ranks", heat_part),
     ("waits", "The costliest waits", waits_part),
     ("slow", "Slow steps", slow_part),

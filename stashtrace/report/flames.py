@@ -1,0 +1,202 @@
+"""Flame graphs of the page: boxes of the user's functions by kind of time, and what differs between two ranks.
+
+    depth 0   [ compute                       ][ other       ]     kinds of time, in the order of the budget
+    depth 1   [ main                          ][ main        ]     functions of the user, below their callers
+    depth 2   [ torch backward     ][ loss ]   [ hook     ]        a call of a library below them
+
+A box is as long as its time; what its children leave is time in its own lines, and below a kind, time without a sample.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.intervals import int64
+from stashtrace.analysis.lines.flames import flames
+from stashtrace.analysis.lines.lines import wilson
+from stashtrace.analysis.lines.place_times import STEP, WORKER
+from stashtrace.analysis.lines.user_frames import place_of
+from stashtrace.schema.groupby import GroupBy, RowsBy
+from stashtrace.schema.stall_kinds import STALL_KINDS
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.units import ranks_in
+
+#: Shorter parts of the whole would be less than two pixels wide on a wide screen: they are not drawn.
+LEAST_RATIO = 0.002
+#: Deeper functions are not drawn.
+DEPTH_AT_MOST = 32
+#: Time spent waiting for late ranks, which another rank's lateness makes.
+_WAITS_FOR_RANKS = "straggler"
+
+
+@dataclass(slots=True)
+class _Node:
+    """A kind, a function below its callers, or a call of a library."""
+
+    node_id: int = 0
+    text: str = ""
+    is_library: bool = False
+    #: Of the rank or ranks shown; ``other`` is the same of the rank that they are compared with.
+    time_ns: int = 0
+    low_ns: int = 0
+    high_ns: int = 0
+    samples_count: int = 0
+    other: _Node | None = None
+    children: list[_Node] = field(default_factory=list)
+
+    @property
+    def length_ns(self) -> int:
+        """How long its box is: its time, or what differs in it and below, be it longer or shorter."""
+        if not self.other:
+            return self.time_ns
+        below_ns = self._delta_ns - sum(child._delta_ns for child in self.children)
+        return abs(below_ns) + sum(child.length_ns for child in self.children)
+
+    @property
+    def _delta_ns(self) -> int:
+        return self.time_ns - (self.other.time_ns if self.other else 0)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the two ranks differ by more than their samples leave open."""
+        assert self.other is not None
+        return self.low_ns > self.other.high_ns or self.high_ns < self.other.low_ns
+
+    def match(self, other: _Node, unseen: tuple[int, int]) -> None:
+        """Compare with a node of another rank, and children with children.
+
+        ``unseen``: of this rank and of the other one, how long a function may take that no sample saw.
+        """
+        self.other = other
+        named = {child.node_id: (child.text, child.is_library) for child in (*other.children, *self.children)}
+        ours, theirs = ({child.node_id: child for child in node.children} for node in (self, other))
+        for node_id, said in named.items():
+            ours.setdefault(node_id, _Node(node_id, *said, high_ns=unseen[0]))
+            ours[node_id].match(theirs.get(node_id, _Node(high_ns=unseen[1])), unseen)
+        self.children = list(ours.values())
+
+    def keep_certain(self) -> bool:
+        """Drop what does not differ with certainty, nor anything below it; return whether this stays."""
+        self.children = [child for child in self.children if child.keep_certain()]
+        return bool(self.children) or self.is_certain
+
+    def box(self) -> dict[str, Any]:
+        """Return what the page shows of it."""
+        known = {"text": self.text, "library": self.is_library, "samples_count": self.samples_count}
+        if self.other is None:
+            return known
+        return {**known, "slow_ns": self.time_ns, "other_ns": self.other.time_ns, "certain": self.is_certain}
+
+
+def flame_graphs(trace: Trace, groups: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the flame graphs of a run; None if it has no stacks.
+
+    ``groups``: those of the budget. Returns ``groups``: per group its keys in the budget but for its columns, and a
+    graph; ``difference``: ``slow_rank`` (which takes longest beside waiting for others) and ``rank`` (the median one),
+    ``slow_ns`` and ``other_ns`` (that time) and a graph, or None; ``workers``: ``batches_count`` and a graph, or None.
+    A graph is ``whole_ns`` (mean of a step or batch; of a difference all that differs), ``samples_count``,
+    ``hidden_count`` (boxes that are too short to draw) and ``boxes``, from left to right, each before those below it:
+    ``kind``, ``depth``, ``begin_ns``, ``length_ns``, ``text`` (empty of a kind), ``library`` and ``samples_count``;
+    of a difference also ``slow_ns``, ``other_ns`` and ``certain``.
+    """
+    found = flames(trace)
+    if not len(found) or not groups:
+        return None
+    beside = [group["step_kind"] for group in groups if group["step_kind"]]
+    steps = found.take(found["where"] == STEP)
+    trains = ~np.isin(steps["step_kind"], beside)
+    drawn = []
+    for group in groups:
+        of_kind = steps["step_kind"] == group["step_kind"] if group["step_kind"] else trains
+        own = steps.take(of_kind & np.isin(steps["rank"], ranks_in(group["ranks"])))
+        known = {name: value for name, value in group.items() if name != "columns"}
+        drawn.append({**known, **_graph(_kinds(trace, own))})
+    batches = found.take(found["where"] == WORKER)
+    workers = {"batches_count": _windows_count(batches), **_graph(_kinds(trace, batches))} if len(batches) else None
+    return {"groups": drawn, "difference": _difference(trace, steps.take(trains)), "workers": workers}
+
+
+def _windows_count(own: Table) -> int:
+    """Return how many steps or batches some rows are a mean of."""
+    return int(GroupBy(own["rank"], own["step_kind"]).max(own["windows_count"]).sum())
+
+
+def _kinds(trace: Trace, own: Table) -> dict[str, _Node]:
+    """Return the tree of each kind: means over all steps or batches of the ranks in the rows."""
+    by_node = GroupBy(own["kind"], own["node_id"])
+    times = np.column_stack([own[name] * own["windows_count"] for name in ("time_ns", "low_ns", "high_ns")])
+    means, samples = by_node.sum(times) // max(_windows_count(own), 1), by_node.sum(own["samples_count"])
+    row = by_node.argmax(own["time_ns"])
+    made: dict[tuple[str, int], _Node] = {}
+    for at, key in enumerate(zip(*(keys.tolist() for keys in by_node.keys), strict=True)):
+        time_ns, low_ns, high_ns = means[at].tolist()
+        made[key] = _Node(key[1], *_text_of(trace, own, int(row[at])), time_ns, low_ns, high_ns, int(samples[at]))
+    for (kind, node_id), parent_id in zip(made, own["parent_id"][row].tolist(), strict=True):
+        if node_id:
+            made[kind, parent_id].children.append(made[kind, node_id])
+    return {kind.name: made[kind.name, 0] for kind in STALL_KINDS if (kind.name, 0) in made}
+
+
+def _text_of(trace: Trace, own: Table, row: int) -> tuple[str, bool]:
+    """Return what a row is in words, and whether it is a call of a library."""
+    leaf = trace.text(own["leaf_code"][row])
+    name, path = (trace.text(own[column][row]) for column in ("function_code", "path_code"))
+    return (leaf, True) if leaf else (place_of(name, path, int(own["line"][row])), False)
+
+
+def _difference(trace: Trace, own: Table) -> dict[str, Any] | None:
+    """Compare the rank that takes longest, beside waiting for others, with the median of the others."""
+    rows = RowsBy(own["rank"])
+    if len(rows.values) < 2:
+        return None
+    parts = [own.take(rows.rows(rank)) for rank in rows.values.tolist()]
+    works = [(part["node_id"] == 0) & (part["kind"] != _WAITS_FOR_RANKS) for part in parts]
+    whole_ns = [(part["time_ns"] * part["windows_count"])[work].sum() for part, work in zip(parts, works, strict=True)]
+    work_ns = [int(ns) // max(_windows_count(part), 1) for ns, part in zip(whole_ns, parts, strict=True)]
+    order = np.argsort(work_ns, kind="stable")
+    slow, other = int(order[-1]), int(order[(len(order) - 2) // 2])
+    ours, theirs = _kinds(trace, parts[slow]), _kinds(trace, parts[other])
+    kinds = {}
+    for kind in (kind.name for kind in STALL_KINDS if kind.name != _WAITS_FOR_RANKS):
+        root, other_root = (tree.get(kind, _Node()) for tree in (ours, theirs))
+        root.match(other_root, (_unseen_ns(root), _unseen_ns(other_root)))
+        if root.keep_certain():
+            kinds[kind] = root
+    known = {"slow_rank": int(rows.values[slow]), "rank": int(rows.values[other])}
+    return {**known, "slow_ns": work_ns[slow], "other_ns": work_ns[other], **_graph(kinds)}
+
+
+def _unseen_ns(root: _Node) -> int:
+    """Return how long a function may take, with 95 % confidence, that no sample of a kind saw."""
+    return round(root.time_ns * float(wilson(int64([0]), int64([root.samples_count]))[1][0]))
+
+
+def _graph(kinds: dict[str, _Node]) -> dict[str, Any]:
+    """Return the boxes of the trees of all kinds, side by side."""
+    whole_ns = sum(root.length_ns for root in kinds.values())
+    boxes: list[dict[str, Any]] = []
+    begin_ns = hidden_count = 0
+    for kind, root in kinds.items():
+        hidden_count += _add(boxes, kind, root, begin_ns, 0, LEAST_RATIO * whole_ns)
+        begin_ns += root.length_ns
+    samples_count = sum(root.samples_count for root in kinds.values())
+    return {"whole_ns": whole_ns, "samples_count": samples_count, "hidden_count": hidden_count, "boxes": boxes}
+
+
+def _add(boxes: list[dict[str, Any]], kind: str, node: _Node, begin_ns: int, depth: int, least_ns: float) -> int:
+    """Add the box of a node and those below it, the longest first; return how many are too short or too deep."""
+    if node.length_ns < max(least_ns, 1) or depth > DEPTH_AT_MOST:
+        return 1
+    known = {"kind": kind, "depth": depth, "begin_ns": begin_ns, "length_ns": node.length_ns}
+    boxes.append({**known, **node.box()})
+    hidden_count = 0
+    for child in sorted(node.children, key=lambda child: -child.length_ns):
+        hidden_count += _add(boxes, kind, child, begin_ns, depth + 1, least_ns)
+        begin_ns += child.length_ns
+    return hidden_count
