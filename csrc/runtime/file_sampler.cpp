@@ -14,6 +14,12 @@
 
 namespace stashtrace {
 
+namespace {
+
+constexpr std::int64_t kEarlyPart = 8;  // of its delay
+
+}  // namespace
+
 bool FileSampler::add_listener(TickListener& listener) noexcept {
   if (listener_count_ == kMostListeners) return false;
   listeners_[listener_count_++] = &listener;
@@ -39,8 +45,10 @@ void FileSampler::loop() noexcept {
     for (std::size_t i = 0; i < listener_count_; ++i) {
       const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
       // Asked again each time, since a pause may have ended meanwhile.
-      if (now >= last_ns[i] + runtime().tick_period_ns(delay_ns[i])) {
-        last_ns[i] = now;
+      const std::int64_t due_ns = last_ns[i] + runtime().tick_period_ns(delay_ns[i]);
+      // To wake up costs as much as a tick of some listeners: one that is due soon has its turn now.
+      if (now >= due_ns - delay_ns[i] / kEarlyPart) {
+        last_ns[i] = std::max(now, due_ns);
         delay_ns[i] = listeners_[i]->delay_ns(period_ns_);
         listeners_[i]->tick(now_ticks());
         cpu_ns_.store(clock_ns(CLOCK_THREAD_CPUTIME_ID), std::memory_order_relaxed);

@@ -15,22 +15,27 @@ using Address = std::uintptr_t;
 
 inline constexpr std::uint16_t kNone = 0xffff;  // this version has no such field
 
+// What has a value here is the same in all of them.
 struct Layout {
   std::uint16_t minor;  // of version 3
   // PyThreadState. Up to 3.12 the current frame is found through a structure of the C stack, in 3.10 it is an object.
-  std::uint16_t thread_interpreter, thread_frame, thread_id, thread_chunk, thread_bytes;
-  std::uint16_t cframe_frame;  // in the structure that thread_frame points to; kNone: thread_frame is the frame
+  std::uint16_t thread_interpreter = 16;
+  std::uint16_t thread_frame, thread_id, thread_chunk, thread_bytes;
+  std::uint16_t thread_native_id;  // kNone: it has none (3.10)
+  std::uint16_t cframe_frame;      // in the structure that thread_frame points to; kNone: thread_frame is the frame
   // A frame.
   std::uint16_t frame_previous, frame_code, frame_instruction, frame_owner, frame_bytes;
   std::uint16_t frame_state;  // up to 3.10: PyFrameState
   // A code object.
   std::uint16_t code_first_line, code_file, code_name, code_lines, code_instructions, code_bytes;
   // A str, and its bytes where it is ASCII and where it is not.
-  std::uint16_t text_length, text_state, text_ascii, text_other;
+  std::uint16_t text_length = 16, text_state = 32;
+  std::uint16_t text_ascii, text_other;
   // A bytes object.
-  std::uint16_t bytes_size, bytes_data;
+  std::uint16_t bytes_size = 16, bytes_data = 32;
   // The GIL: in _PyRuntime (3.10, 3.11), or a pointer in the interpreter's state.
-  std::uint16_t gil, gil_holder, gil_locked;
+  std::uint16_t gil;
+  std::uint16_t gil_holder = 8, gil_locked = 16;
   bool gil_by_interpreter;
 };
 

@@ -126,21 +126,47 @@ std::size_t GuardedMemory::read_at_once(const Piece* pieces, std::size_t count) 
   return whole;
 }
 
-void PrefetchedMemory::plan(Address from, std::size_t bytes) noexcept {
+bool PrefetchedMemory::plan(Address from, std::size_t bytes) noexcept {
   const std::size_t room = (bytes + 7) & ~std::size_t{7};
-  if (planned_ == kMostPieces || kRoomBytes - used_bytes_ < room) return;
+  if (planned_ == kMostPieces || kRoomBytes - used_bytes_ < room) return false;
   pieces_[planned_++] = {from, room_ + used_bytes_, bytes};
   used_bytes_ += room;
+  return true;
 }
 
-void PrefetchedMemory::fetch() noexcept {
+bool PrefetchedMemory::fetch() noexcept {
   // What cannot be read is left out, and the rest tried again: one object that is gone costs a call.
+  bool all = true;
   while (count_ < planned_) {
     count_ += guarded_.read(pieces_ + count_, planned_ - count_);
-    if (count_ == planned_) return;
+    if (count_ == planned_) break;
     std::copy(pieces_ + count_ + 1, pieces_ + planned_, pieces_ + count_);
     --planned_;
+    all = false;
   }
+  return all;
+}
+
+std::uint64_t PrefetchedMemory::hash_of_pieces(std::size_t begin, std::size_t end, std::size_t skipped,
+                                               std::uint64_t seed) const noexcept {
+  // Multiplies 64 by 64 bits and folds the product, 16 bytes at a time, as wyhash does.
+  constexpr std::uint64_t kFirst = 0xa0761d6478bd642f, kSecond = 0xe7037ed1a0b428db;
+  const auto mixed = [](std::uint64_t a, std::uint64_t b) noexcept {
+    const auto product = static_cast<unsigned __int128>(a ^ kFirst) * (b ^ kSecond);
+    return static_cast<std::uint64_t>(product) ^ static_cast<std::uint64_t>(product >> 64);
+  };
+  std::uint64_t hash = seed;
+  for (std::size_t i = begin; i < end; ++i) {
+    const Piece& piece = pieces_[i];
+    hash = mixed(hash ^ piece.from, hash + piece.bytes);
+    const auto* bytes = static_cast<const std::byte*>(piece.to);
+    for (std::size_t at = skipped; at < piece.bytes; at += 16) {
+      std::uint64_t words[2] = {};
+      std::memcpy(words, bytes + at, std::min<std::size_t>(sizeof words, piece.bytes - at));
+      hash = mixed(hash ^ words[0], hash + words[1]);
+    }
+  }
+  return hash;
 }
 
 bool PrefetchedMemory::read(Address from, void* to, std::size_t bytes) noexcept {

@@ -81,14 +81,18 @@ class PrefetchedMemory {
   bool start(bool may_open) noexcept { return guarded_.start(may_open); }
   void stop() noexcept { guarded_.stop(); }
   void forget() noexcept { count_ = planned_ = others_ = used_bytes_ = cursor_ = 0; }
-  // Plans to copy a piece; pieces for which there is no room are read when they are asked for.
-  void plan(Address from, std::size_t bytes) noexcept;
-  // Copies what was planned, in this order.
-  void fetch() noexcept;
+  // Plans to copy a piece; pieces for which there is no room (false) are read when they are asked for.
+  bool plan(Address from, std::size_t bytes) noexcept;
+  // Copies what was planned, in this order; false if a piece is gone.
+  bool fetch() noexcept;
   bool read(Address from, void* to, std::size_t bytes) noexcept;
   // Since it last forgot them all.
   std::size_t others_read() const noexcept { return others_; }  // by themselves, later than what was planned
   std::size_t pieces_read() const noexcept { return planned_ + others_; }
+  std::size_t pieces_planned() const noexcept { return planned_; }
+  // A hash of some of the pieces: where they are and what they hold, but for `skipped` bytes at the begin of each.
+  std::uint64_t hash_of_pieces(std::size_t begin, std::size_t end, std::size_t skipped,
+                               std::uint64_t seed) const noexcept;
   // What is there now, whatever was copied before.
   bool read_now(Address from, void* to, std::size_t bytes) noexcept { return guarded_.read(from, to, bytes); }
 

@@ -22,8 +22,9 @@ T field(const std::byte* object, std::uint16_t offset) noexcept {
   return value;
 }
 
-inline constexpr std::size_t kObjectBytes = 256;  // of frames and code objects, as far as they are read
-inline constexpr std::uint16_t kTypeOffset = 8;   // PyObject.ob_type
+inline constexpr std::size_t kObjectBytes = 256;    // of frames and code objects, as far as they are read
+inline constexpr std::uint16_t kTypeOffset = 8;     // PyObject.ob_type
+inline constexpr std::size_t kReferencesBytes = 8;  // PyObject.ob_refcnt, the begin of each object
 
 struct Frame {
   Address address, code;
@@ -140,9 +141,6 @@ bool add_to_mark(Memory& memory, Address at, std::size_t bytes, std::uint64_t& m
 
 // What of a table of lines, a bytes object, tells it from another: its size and its begin.
 inline constexpr std::size_t kLinesSampleBytes = 32;
-inline std::size_t lines_head_bytes(const Layout& layout) noexcept {
-  return layout.bytes_data - std::size_t{layout.bytes_size} + kLinesSampleBytes;
-}
 
 // False if there is no code object at this address, or no longer. `type`: address of PyCode_Type.
 template <class Memory>

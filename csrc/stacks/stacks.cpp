@@ -112,16 +112,13 @@ std::uint32_t number_of(Memory& memory, std::uint32_t caller_id, const Code& cod
   return id;
 }
 
-struct Numbered {
-  std::uint32_t stack_id;
-  std::size_t count;  // frames from the outermost on that were read
-};
-
-// From the outermost frame inwards, up to the first that is no longer what it was.
-template <class Memory>
-Numbered number_of_frames(Memory& memory, const Frame* frames, std::size_t count) noexcept {
-  Numbered result{0, 0};
-  for (std::size_t i = count; i-- > 0; ++result.count) {
+// From the outermost frame inwards, up to the first that is no longer what it was. `done`: what is known already.
+// `numbered(place, stack_id)` is told of each further one.
+template <class Memory, class Told>
+Numbered number_of_frames(Memory& memory, const Frame* frames, std::size_t count, Numbered done,
+                          Told numbered) noexcept {
+  Numbered result = done;
+  for (std::size_t i = count - done.count; i-- > 0; ++result.count) {
     CodeIdentity identity;
     if (!read_identity(memory, *g_layout, g_code_type, frames[i].code, identity)) return result;
     const std::optional<Code> code = know(memory, identity);
@@ -129,6 +126,7 @@ Numbered number_of_frames(Memory& memory, const Frame* frames, std::size_t count
     const std::uint32_t id = number_of(memory, result.stack_id, *code, instruction_offset(*g_layout, frames[i]));
     if (id == 0) return result;
     result.stack_id = id;
+    numbered(result.count, id);
   }
   return result;
 }
@@ -142,7 +140,7 @@ std::uint32_t number_of_own_stack() noexcept {
   Frame frames[kMostFrames];
   const Walk found = walk(memory, *g_layout, state, frames, kMostFrames);
   const std::size_t count = found.whole ? found.count : std::min(found.count, kFramesOfDeepStack);
-  const Numbered numbered = number_of_frames(memory, frames, count);
+  const Numbered numbered = number_of_frames(memory, frames, count, {0, 0}, [](std::size_t, std::uint32_t) noexcept {});
   return numbered.count == count ? numbered.stack_id : 0;
 }
 
@@ -308,16 +306,40 @@ void Sampler::plan_frames(const Watched& thread, Before& before) noexcept {
 void Sampler::plan_codes(const Frame* frames, std::size_t count) noexcept {
   memory_.forget();
   const std::uint32_t generation = runtime().generation();
-  for (std::size_t i = count; i-- > 0;) {
-    if (i + 1 < count && frames[i].code == frames[i + 1].code) continue;
-    memory_.plan(frames[i].code, g_layout->code_bytes);
-    const std::optional<Code> code = g_codes.find(frames[i].code, generation);
-    if (!code) continue;
-    memory_.plan(code->identity.name, code->identity.name_bytes);
-    memory_.plan(code->identity.file, code->identity.file_bytes);
-    memory_.plan(code->identity.lines + g_layout->bytes_size, lines_head_bytes(*g_layout));
+  compared_ = 0;
+  for (std::size_t i = count, place = 0; i-- > 0; ++place) {
+    bool all = true;
+    if (i + 1 == count || frames[i].code != frames[i + 1].code) {
+      all = memory_.plan(frames[i].code, g_layout->code_bytes);
+      const std::optional<Code> code = g_codes.find(frames[i].code, generation);
+      all = code && memory_.plan(code->identity.name, code->identity.name_bytes) &&
+            memory_.plan(code->identity.file, code->identity.file_bytes) &&
+            memory_.plan(code->identity.lines, g_layout->bytes_data + kLinesSampleBytes) && all;
+    }
+    pieces_end_[place] = memory_.pieces_planned();
+    if (all && compared_ == place) ++compared_;
   }
-  memory_.fetch();
+  if (!memory_.fetch()) compared_ = 0;  // places of pieces have changed
+}
+
+// As number_of_frames(). Most of a thread's callers are the same from one sample to the next: those of which all bytes
+// that were read, but for the counts of references, are those of the last time keep their numbers.
+Numbered Sampler::number_of_sample(Before& before, const Frame* frames, std::size_t count) noexcept {
+  std::uint64_t hashes[kMostFrames], hash = 0;
+  Numbered known{0, 0};
+  for (std::size_t place = 0, begin = 0; place < compared_; begin = pieces_end_[place++]) {
+    const Frame& frame = frames[count - 1 - place];
+    hash = (hash ^ frame.code ^ static_cast<std::uint64_t>(frame.instruction) << 1) * 0x9e3779b97f4a7c15;
+    hashes[place] = hash = memory_.hash_of_pieces(begin, pieces_end_[place], kReferencesBytes, hash);
+    if (known.count == place && place < before.known_count && before.known[place].hash == hash)
+      known = {before.known[place].stack_id, place + 1};
+  }
+  before.known_count = known.count;
+  const std::uint32_t generation = runtime().generation();
+  return number_of_frames(memory_, frames, count, known, [&](std::size_t place, std::uint32_t stack_id) noexcept {
+    if (place >= compared_ || before.known_count != place || !g_numbers.is_written(stack_id, generation)) return;
+    before.known[before.known_count++] = {hashes[place], stack_id};
+  });
 }
 
 // Remembers a frame that lies in none of the pieces: of a generator, from C, or up to 3.10 any.
@@ -356,9 +378,19 @@ bool Sampler::find_chunks(const Watched& thread, Before& before) noexcept {
   return false;
 }
 
+bool Sampler::find_thread(Address state, Watched& out) noexcept {
+  if (g_layout->thread_native_id == kNone) return false;
+  std::uint64_t thread = 0, tid = 0;
+  if (!memory_.read_now(state + g_layout->thread_id, &thread, sizeof thread) ||
+      !memory_.read_now(state + g_layout->thread_native_id, &tid, sizeof tid) || tid == 0)
+    return false;
+  out = {state, thread, static_cast<std::uint32_t>(tid), kMostWatched};
+  return true;
+}
+
 Look Sampler::look(const Watched& thread) noexcept {
   Before& before = this->before(thread);
-  Look best{.stack_id = 0, .flags = 0, .runs_python = true};
+  Look best{.stack_id = 0, .flags = 0, .runs_python = true, .gil_holder = 0};
   std::size_t best_count = 0;
   Address last_outermost = 0;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
@@ -368,7 +400,7 @@ Look Sampler::look(const Watched& thread) noexcept {
     std::uint64_t owner = 0;
     // Its state was freed, or is another thread's by now: it ends, and runs no code of Python any more.
     if (!memory_.read(thread.state + g_layout->thread_id, &owner, sizeof owner) || owner != thread.thread)
-      return {.stack_id = 0, .flags = 0, .runs_python = false};
+      return {.stack_id = 0, .flags = 0, .runs_python = false, .gil_holder = 0};
     if (g_layout->cframe_frame != kNone)
       memory_.read(thread.state + g_layout->thread_frame, &before.cframe, sizeof before.cframe);
     Frame frames[kMostFrames];
@@ -378,7 +410,7 @@ Look Sampler::look(const Watched& thread) noexcept {
     // What was not copied with the rest is newer: below it may lie what has been left before.
     const bool of_one_copy = memory_.others_read() == 0 || attempt >= kAttempts / 2;
     if (found.torn || !of_one_copy || took_long(begin)) continue;
-    if (found.count == 0) return {.stack_id = 0, .flags = 0, .runs_python = false};
+    if (found.count == 0) return {.stack_id = 0, .flags = 0, .runs_python = false, .gil_holder = 0};
     std::size_t count = found.count;
     std::uint16_t flags = 0;
     if (!found.whole) {
@@ -399,11 +431,13 @@ Look Sampler::look(const Watched& thread) noexcept {
     } gil{};
     memory_.read(g_gil + g_layout->gil_holder, &gil.holder, sizeof gil.holder);
     memory_.read(g_gil + g_layout->gil_locked, &gil.locked, sizeof gil.locked);
-    if (gil.locked > 0 && gil.holder == thread.state) flags |= flag::holds_gil;
+    best.gil_holder = gil.locked > 0 ? gil.holder : 0;
+    if (best.gil_holder == thread.state) flags |= flag::holds_gil;
     plan_codes(frames, count);
     if (took_long(begin)) continue;
-    const Numbered numbered = number_of_frames(memory_, frames, count);
-    if (numbered.count == count) return {.stack_id = numbered.stack_id, .flags = flags, .runs_python = true};
+    const Numbered numbered = number_of_sample(before, frames, count);
+    if (numbered.count == count)
+      return {.stack_id = numbered.stack_id, .flags = flags, .runs_python = true, .gil_holder = best.gil_holder};
     if (numbered.count > best_count) {
       best_count = numbered.count;
       best.stack_id = numbered.stack_id;

@@ -66,11 +66,18 @@ struct Watched {
 inline constexpr std::size_t kMostWatched = 16, kMostFrames = 200, kMostChunks = 6;
 std::size_t watched_threads(Watched (&out)[kMostWatched]) noexcept;
 
+// From the outermost frame inwards: the number of the innermost one that has one, and how many frames that are.
+struct Numbered {
+  std::uint32_t stack_id;
+  std::size_t count;
+};
+
 // One look at another thread. `flags`: StackFlag bits.
 struct Look {
   std::uint32_t stack_id;  // 0: it could not be read
   std::uint16_t flags;
-  bool runs_python;  // false: it has no frame, as before and after the program's code
+  bool runs_python;    // false: it has no frame, as before and after the program's code
+  Address gil_holder;  // the PyThreadState that holds the GIL, 0 if none does
 };
 
 // Reads stacks of other threads: on one thread of ours.
@@ -79,6 +86,8 @@ class Sampler {
   bool start(bool may_open) noexcept;  // as GuardedMemory's; false: the kernel does not let us
   void stop() noexcept;
   Look look(const Watched& thread) noexcept;
+  // A thread that is not watched, by its state; false if it ended, or cannot be told from others (3.10).
+  bool find_thread(Address state, Watched& out) noexcept;
 
  private:
   // Where a thread's frames were the last time, to be read in one call the next time.
@@ -92,18 +101,27 @@ class Sampler {
     } chunks[kMostChunks];
     std::size_t frames_count;  // those that lie apart
     Address frames[kMostFrames];
+    // The last stack, the outermost frame first: its number, and a hash of all that was read of it and its callers.
+    std::size_t known_count;
+    struct Known {
+      std::uint64_t hash;
+      std::uint32_t stack_id;
+    } known[kMostFrames];
   };
 
   Before& before(const Watched& thread) noexcept;
   void plan_frames(const Watched& thread, Before& before) noexcept;
   bool find_chunks(const Watched& thread, Before& before) noexcept;
   void plan_codes(const Frame* frames, std::size_t count) noexcept;
+  Numbered number_of_sample(Before& before, const Frame* frames, std::size_t count) noexcept;
   static void note_frame(Before& before, Address frame) noexcept;
   bool took_long(std::uint64_t begin) const noexcept;
 
   PrefetchedMemory memory_;
+  std::size_t pieces_end_[kMostFrames] = {};  // of each frame, the outermost first: behind its last piece
+  std::size_t compared_ = 0;                  // frames from the outermost on all of whose pieces are there
   std::uint64_t ticks_per_s_ = 1;
-  Before before_[kMostWatched] = {};
+  Before before_[kMostWatched + 1] = {};  // the last one: of who holds the GIL and is not watched
 };
 
 }  // namespace stashtrace::stacks

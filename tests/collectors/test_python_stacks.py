@@ -164,7 +164,7 @@ LONG_CALLS = """
         os.stat("/")
 
     def calls(function):
-        threading.Timer(0.02, os.write, (writer, b"x")).start()
+        threading.Timer(0.4, os.write, (writer, b"x")).start()
         function()
 
     stacks.watch()
@@ -244,6 +244,66 @@ def test_a_python_without_torch_has_none(tmp_path: Path) -> None:
     assert ([len(table) for table in found.tables], stdout) == ([0, 0, 0], "False []\n")
 
 
+MARKS = """
+    import threading, time
+    import stashtrace
+    def train():
+        for _ in range(4):
+            time.sleep(0.05)
+            until = time.monotonic() + 0.05
+            while time.monotonic() < until:
+                pass
+            stashtrace.step()
+    def train_twice():
+        train()
+        train()
+    thread = threading.Thread(target=train_twice)
+    thread.start()
+    thread.join()
+"""
+
+
+def test_a_python_without_torch_that_marks_steps(tmp_path: Path) -> None:
+    """From its first mark on."""
+    _, stderr = run_script(sys.executable, MARKS, tmp_path / "run", **FAST, STASHTRACE_DRAINER="thread")
+    found = Stacks(tmp_path / "run")
+    assert stderr == ""
+    in_train = [sample for sample in found.samples if sample.names[:2] == ["train", "train_twice"]]
+    assert len(in_train) > 10
+    assert len({sample.tid for sample in in_train}) == 1
+    assert [span.names[:2] for span in found.spans if span.end_ns - span.begin_ns > 40_000_000] == [
+        ["train", "train_twice"]
+    ] * 7
+
+
+HOLDER = """
+    def spins():
+        while not ends.is_set():
+            sum(range(1000))
+    def waits():
+        stacks.watch()
+        time.sleep(0.3)
+        ends.set()
+    ends = threading.Event()
+    threads = [threading.Thread(target=function) for function in (spins, waits)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+@pytest.mark.parametrize("minor", [minor for minor in VERSIONS if minor > RECORDS])
+def test_who_holds_the_gil_is_sampled_too(tmp_path: Path, minor: int) -> None:
+    """3.10 does not say which thread that is."""
+    run_script(interpreter(minor), BEGIN + HOLDER, tmp_path / "run", **FAST)
+    found = Stacks(tmp_path / "run")
+    spinning = [sample for sample in found.samples if "spins" in sample.names]
+    assert len(spinning) > 10
+    assert {sample.tid for sample in spinning}.isdisjoint(s.tid for s in found.samples if "waits" in s.names)
+    assert all(StackFlag.HOLDS_GIL in sample.flags for sample in spinning)
+
+
 def test_a_program_that_is_no_python_has_none(tmp_path: Path) -> None:
     done = record([compiled("wait_scenes.c")], tmp_path / "run", collectors=("waits", "posix_io", "python_stacks"))
     found = Stacks(done.directory)
@@ -271,7 +331,7 @@ MANY = """
 def test_more_threads_than_are_sampled(tmp_path: Path) -> None:
     run_script(sys.executable, BEGIN + MANY, tmp_path / "run", **FAST)
     found = Stacks(tmp_path / "run")
-    assert len({sample.tid for sample in found.samples}) == 16
+    assert len({sample.tid for sample in found.samples if StackFlag.HOLDS_GIL not in sample.flags}) == 16
     assert found.losses == [("stacks_not_sampled", 0)]
 
 

@@ -2,6 +2,8 @@
 //
 // On the thread that reads small files of /proc, which such a process has anyway. Nothing is asked of the sampled
 // thread: no signal, no lock, no stop. stacks/ reads; this decides when.
+#include <algorithm>
+
 #include "collectors/collector.h"
 #include "core/clock.h"
 #include "runtime/emit.h"
@@ -41,20 +43,35 @@ class PythonStacks final : public Collector, public TickListener {
     stacks::Watched threads[stacks::kMostWatched];
     const std::size_t count = stacks::watched_threads(threads);
     if (count == 0 || !begin(now)) return;
+    stacks::Address holder = 0;
     for (std::size_t i = 0; i < count; ++i) {
-      const std::uint64_t at = now_ticks();
-      const stacks::Look look = sampler.look(threads[i]);
-      if (!look.runs_python) continue;
+      const stacks::Address seen = sample(threads[i]);
+      if (seen != 0) holder = seen;
+    }
+    // Who keeps the watched threads from running: a thread of autograd with hooks, one of the user's.
+    stacks::Watched other;
+    const auto is_other = [&other](const stacks::Watched& thread) noexcept {
+      return thread.state == other.state || thread.tid == other.tid;  // the same tid: in another interpreter
+    };
+    if (holder != 0 && sampler.find_thread(holder, other) && std::none_of(threads, threads + count, is_other))
+      sample(other, true);
+  }
+
+ private:
+  // Returns the state of the thread that holds the GIL meanwhile.
+  static stacks::Address sample(const stacks::Watched& thread, bool only_with_gil = false) noexcept {
+    const std::uint64_t at = now_ticks();
+    const stacks::Look look = sampler.look(thread);
+    if (look.runs_python && (!only_with_gil || look.gil_holder == thread.state))
       emit(schema::StackSample{.ticks = at,
-                               .tid = threads[i].tid,
+                               .tid = thread.tid,
                                .stack_id = look.stack_id,
                                .sample_flags = look.flags,
                                .reserved_flags = 0,
                                .reserved_padding = 0});
-    }
+    return look.gil_holder;
   }
 
- private:
   enum class State : std::uint8_t { fresh, on, off };
 
   bool begin(std::uint64_t now) noexcept {
