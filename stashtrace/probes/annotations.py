@@ -45,7 +45,7 @@ class _Backend:
     def __init__(self) -> None:
         from stashtrace.probes import recorder
         from stashtrace.probes.device_marks import device_marks
-        from stashtrace.probes.process import mark_step_thread, window
+        from stashtrace.probes.process import thread_state, window
 
         self.now = recorder.now_ticks
         self.intern = recorder.intern
@@ -55,8 +55,17 @@ class _Backend:
         self.step_mark = recorder.code("SpanKind", "step_mark")
         self.failed = recorder.failed
         self.window = window
-        self.mark_step_thread = mark_step_thread
+        self.thread_state = thread_state
         self.device_marks = device_marks
+
+    def begin_steps(self) -> None:
+        """Record this process as a rank, also where it imports no torch, and this thread as the one that trains."""
+        from stashtrace.probes import bootstrap, stacks
+        from stashtrace.probes.process import mark_step_thread
+
+        bootstrap.prepare()
+        stacks.watch()
+        mark_step_thread()
 
 
 class _Annotation:
@@ -161,7 +170,8 @@ def step() -> None:
         return
     try:
         window = backend.window
-        backend.mark_step_thread()
+        if not backend.thread_state.is_step_thread:
+            backend.begin_steps()
         if window.told:
             window.mark_ns = time.monotonic_ns()
         if window.open:

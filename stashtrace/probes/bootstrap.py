@@ -173,6 +173,12 @@ def install() -> None:
     sys.meta_path.insert(0, hook)
 
 
+def prepare() -> None:
+    """Start the recorder in this process, as the import of a watched module does."""
+    if _process is not None:
+        _process.prepare()
+
+
 def _imported(name: str, module: ModuleType) -> None:
     """Run the probes of one module; their exceptions become loss rows."""
     for collector, target in PROBES[name]:
