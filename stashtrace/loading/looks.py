@@ -18,13 +18,16 @@ from stashtrace.format.liveness import LiveRings
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
 from stashtrace.record.look.look import STACK_NOT_READ, WINDOW_S, Wanted, take_looks
-from stashtrace.record.look.model import ELSEWHERE, LOOK_FACT, Look
+from stashtrace.record.look.model import ELSEWHERE, LOOK_FACT, Look, ThreadLook
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.kinds import StackFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 #: Reading the stacks of a process takes some 50 ms; later ones are looked at without.
 _STACKS_AT_MOST = 32
+#: A thread keeps the GIL that has it in all samples of this time, and in this number of them.
+_HOLDS_GIL_NS, _HOLDS_GIL_COUNT = 500_000_000, 5
 #: Of a stack that was recorded, from the innermost one on.
 _MOST_FRAMES = 64
 
@@ -65,14 +68,32 @@ def look_at(
 
 
 def with_own_stack(trace: Trace, process: int, look: Look) -> Look:
-    """Return a look whose thread is where its newest recorded stack was, if no other program read that."""
+    """Return a look with the recorded stacks of its thread and of the one that holds the GIL.
+
+    Nothing is changed where another program read the stacks.
+    """
     if look.thread is None or look.thread.frames:
         return look
     frames = newest_stack(trace, process, look.thread.tid)
     if not frames:
-        return look
+        unseen = tuple(f"{why}; none was recorded" if why.startswith(STACK_NOT_READ) else why for why in look.unseen)
+        return replace(look, unseen=unseen)
     unseen = tuple(why for why in look.unseen if not why.startswith(STACK_NOT_READ))
-    return replace(look, thread=replace(look.thread, frames=frames), unseen=unseen)
+    holder = look.holder or _holder(trace, process, look.thread.tid)
+    return replace(look, thread=replace(look.thread, frames=frames), holder=holder, unseen=unseen)
+
+
+def _holder(trace: Trace, process: int, tid: int) -> ThreadLook | None:
+    """Return the thread that kept the GIL from thread ``tid`` in all of the newest samples; None if there is none."""
+    samples, tracks = trace.stack_samples, trace.tracks
+    rows = np.flatnonzero(samples["process_id"] == process)
+    rows = rows[samples["ts_ns"][rows] > samples["ts_ns"][rows].max(initial=0) - _HOLDS_GIL_NS]
+    held = rows[(samples["sample_flags"][rows] & int(StackFlag.HOLDS_GIL)) != 0]
+    own = tracks.take((tracks["process_id"] == process) & np.isin(tracks["track_id"], samples["track_id"][held]))
+    if len(held) < _HOLDS_GIL_COUNT or len(own) != 1 or int(own["native_id"][0]) == tid:
+        return None
+    other = int(own["native_id"][0])
+    return ThreadLook(other, trace.text(int(own["name_code"][0])), frames=newest_stack(trace, process, other))
 
 
 def newest_stack(trace: Trace, process: int, tid: int, since_ns: int = -1) -> tuple[str, ...]:

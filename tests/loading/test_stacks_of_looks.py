@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import pytest
 from builders import MS, S, TraceBuilder
 from stack_rows import FORKED, sample, stack_of
 
@@ -10,7 +11,7 @@ from stashtrace.analysis.findings.ending.hang_table import hang
 from stashtrace.loading.looks import frames_of, newest_stack, with_own_stack
 from stashtrace.record.look.look import STACK_NOT_READ
 from stashtrace.record.look.model import Look, ThreadLook
-from stashtrace.schema.kinds import TrackKind
+from stashtrace.schema.kinds import StackFlag, TrackKind
 
 MAIN, WAIT = "main /jobs/train.py:23", "fetch /jobs/train.py:41"
 
@@ -44,8 +45,28 @@ def test_a_look_without_a_stack_takes_the_own_one_and_says_nothing_of_another_pr
     assert found.thread is not None
     assert found.thread.place == "fetch at /jobs/train.py:41"
     assert found.unseen == ("x",)
+    nothing = with_own_stack(TraceBuilder().trace(), 0, look)
+    assert nothing.unseen == (f"{STACK_NOT_READ}: why; none was recorded", "x")
     read = Look(4711, S, S, "S", ThreadLook(1, "MainThread", frames=("read at /jobs/a.py:1",)))
     assert with_own_stack(build.trace(), rank.process_id, read) is read
+
+
+@pytest.mark.parametrize(("flags", "held"), [(int(StackFlag.HOLDS_GIL), True), (0, False)])
+def test_the_thread_that_holds_the_gil_is_named_by_its_samples(flags: int, held: bool) -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    other = build.track(rank.process_id, 77, "Thread-1 (compress)")
+    for number in range(10):
+        sample(rank, S + 20 * number * MS, stack_of(rank, MAIN))
+        sample(rank, S + 20 * number * MS + 1, stack_of(rank, "compress /jobs/data.py:7"), track_id=other, flags=flags)
+    look = Look(4711, S, S, "S", ThreadLook(tid_of(build, 0), "MainThread", "S"))
+    holder = with_own_stack(build.trace(), rank.process_id, look).holder
+    assert (holder is not None) is held
+    if holder is not None:
+        assert (holder.tid, holder.name, holder.place) == (77, "Thread-1 (compress)", "compress at /jobs/data.py:7")
+    # Both have it by turns: nobody is kept from running.
+    sample(rank, S + 200 * MS, stack_of(rank, MAIN), flags=StackFlag.HOLDS_GIL)
+    assert with_own_stack(build.trace(), rank.process_id, look).holder is None
 
 
 def test_a_worker_is_where_its_loop_makes_batches_and_not_where_it_was_forked() -> None:

@@ -45,15 +45,15 @@ def stack_of(process: ProcessBuilder, *calls: str) -> int:
     return key
 
 
-def sample(process: ProcessBuilder, ts_ns: int, stack: int) -> None:
+def sample(process: ProcessBuilder, ts_ns: int, stack: int, *, track_id: int | None = None, flags: int = 0) -> None:
     """Add a sample of a thread; ``stack`` is 0 where it could not be read."""
     process.build.add(
         "stack_samples",
         ts_ns=ts_ns,
-        track_id=process.track_id,
+        track_id=process.track_id if track_id is None else track_id,
         process_id=process.process_id,
         frame_key=stack,
-        sample_flags=0,
+        sample_flags=int(flags),
     )
 
 

@@ -318,7 +318,8 @@ def _look_gil(row: Row, f: Finding) -> str:
     name, place = split_name(row["name"])
     call, _, target = row["kind"].partition(" ")
     does = f", which is {_where(call, target)}" if call else ""
-    return f"the GIL of rank {row['rank']} is held by thread {name or 'without a name'}{does}{_at(place)}"
+    holder = f"thread {name}" if name else "another thread"
+    return f"the GIL of rank {row['rank']} is held by {holder}{does}{_at(place)}"
 
 
 def _look_worker(row: Row, f: Finding) -> str:
