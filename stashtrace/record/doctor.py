@@ -172,11 +172,13 @@ def _dataloader(python: JobPython | None, program: str | None) -> Answer:
 
 def _stacks(python: JobPython | None, program: str | None) -> Answer:
     hidden = "which function waited or computed is not shown"
-    answer = _of_torch(python, program, meaning="the function that waited or computed is named", without=hidden)
+    answer = _of_torch(
+        python, program, meaning="the function that waited or computed is named; py-spy is not needed", without=hidden
+    )
     if answer[0] != "measured" or python is None:
         return answer
     if python.no_stacks:
-        return "invisible", f"Python functions: {python.no_stacks}", hidden
+        return "invisible", f"Python functions: {python.no_stacks}", f"{hidden}; py-spy can (`capture --stacks`)"
     rate = os.environ.get("STASHTRACE_STACK_HZ", DECLARATIONS["stack_hz"].default)
     if rate == "0":
         return "partly", "stacks of calls that take 1 ms or more (STASHTRACE_STACK_HZ=0)", answer[2]

@@ -1,4 +1,4 @@
-"""stacks: Python functions of the ranks' threads by time, from samples of deeper steps."""
+"""stacks: Python functions of the ranks' threads by time, from what py-spy sampled in deeper steps."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -36,7 +36,7 @@ def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
     Parameters
     ----------
     trace : Trace
-        A window of which some steps were recorded with Python stacks.
+        A window of which some steps were recorded with stacks from outside (``capture --stacks``).
     threads : {"step", "all"}
         The step thread of each rank, or all threads of Python.
 
@@ -56,8 +56,9 @@ def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
     table = trace.stacks
     if not len(table):
         raise MissingDataError(
-            "no Python stack was sampled",
-            hint="record some steps with `stashtrace capture RUN --stacks`, or `stashtrace run --deeper stacks`",
+            "py-spy sampled no Python stack",
+            hint="`stashtrace analyze lines` has those that the recorder took itself; all threads are sampled by"
+            " `stashtrace capture RUN --stacks`",
         )
     rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
     process_of = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["process_id"].tolist(), strict=True))

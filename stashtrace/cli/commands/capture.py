@@ -33,7 +33,11 @@ def parser() -> Parser:
         "--kernels", action="store_true", help="record every kernel and copy of the GPU in the steps that come"
     )
     parser.add_argument(
-        "--stacks", action="store_true", help="sample Python stacks in the steps that come (extra: stacks)"
+        "--stacks",
+        action="store_true",
+        help="sample all Python threads in the steps that come, from outside by py-spy (extra: stacks). Every recording"
+        " has stacks of step threads and workers without it; it is for Pythons and threads that the recorder does not"
+        " read",
     )
     parser.add_argument(
         "--no-limit",

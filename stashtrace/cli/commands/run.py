@@ -84,8 +84,8 @@ def parser() -> Parser:
     parser.add_argument(
         "--deeper",
         metavar="KINDS",
-        help="record the steps after a trigger with kernels (of the GPU), stacks (of Python) or kernels,stacks, in the"
-        " window of it; turns --live on",
+        help="record the steps after a trigger with kernels (of the GPU), stacks (of all Python threads, by py-spy:"
+        " extra stacks) or kernels,stacks, in the window of it; turns --live on",
     )
     parser.add_argument(
         "--deeper-budget",

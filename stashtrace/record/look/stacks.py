@@ -1,6 +1,7 @@
 """Python stacks of another process, by py-spy: it reads the memory of the process, which neither stops nor runs code.
 
-py-spy is a program (extra ``stacks``). It is called with a time limit, and never from inside a traced process.
+py-spy is a program (extra ``stacks``), for Pythons and threads of which the recorder takes no stacks itself. It is
+called with a time limit, and never from inside a traced process.
 """
 
 # SPDX-License-Identifier: Apache-2.0

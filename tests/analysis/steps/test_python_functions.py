@@ -74,5 +74,5 @@ def test_other_threads_are_left_out_unless_asked_for() -> None:
 
 
 def test_a_run_without_stacks_is_said() -> None:
-    with pytest.raises(MissingDataError, match="no Python stack was sampled"):
+    with pytest.raises(MissingDataError, match="py-spy sampled no Python stack"):
         stacks(sampled())
