@@ -54,7 +54,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.analysis.lines.between_ranks:lines_between_ranks",
         "functions that take longer on one rank than on others",
     ),
-    ("stacks", "stashtrace.analysis.steps.python_functions:stacks", "Python functions of deeper steps, by samples"),
+    ("stacks", "stashtrace.analysis.steps.python_functions:stacks", "Python functions of deeper steps, by py-spy"),
     ("bandwidth", "stashtrace.analysis.links.collective_bandwidth:bandwidth", "algbw and busbw of collectives by size"),
     ("hidden", "stashtrace.analysis.stalls.hidden:hidden", "hidden work, CPU contention and collection per step"),
     (

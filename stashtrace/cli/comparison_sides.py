@@ -74,11 +74,13 @@ def _runs_of(source: str, folder: str | None) -> tuple[StepsOfRun, ...]:
 def steps_of(path: Path, name: str = "") -> StepsOfRun:
     """Load a run for a comparison; what is missing from it is no reason to say more than one line."""
     from stashtrace.analysis.compare.steps_of_run import steps_of_run
+    from stashtrace.analysis.lines.functions_of_run import functions_of_run
 
     trace = read_runs(str(path), quiet=True)
     try:
         launch, directory = _launch_of(path)
-        return replace(steps_of_run(trace, name or str(path)), launch=launch, directory=directory)
+        run, functions = steps_of_run(trace, name or str(path)), functions_of_run(trace)
+        return replace(run, launch=launch, directory=directory, functions=functions)
     except MissingDataError as error:  # of several runs, one has to be named
         raise MissingDataError(f"{name or path}: {error}", hint=error.hint) from error
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 
 from stashtrace.analysis.compare.gate_verdict import Gate
+from stashtrace.summary.between_runs_text import functions_of_gate
 from stashtrace.summary.gate_text import condition_sentence, gate_lines, sentences
 from stashtrace.visible import visible
 
@@ -45,14 +46,18 @@ _TAGS = {"worse": "failure", "not comparable": "error", "inconclusive": "skipped
 
 
 def annotation_lines(gate: Gate) -> list[str]:
-    """Return a workflow command for each condition that is worse or inconclusive, or for jobs that do not compare."""
+    """Return a workflow command for each condition that is worse or inconclusive, or for jobs that do not compare.
+
+    Those that are worse hold the functions too in which times changed, one a line.
+    """
     if gate.refused:
         return [_command("error", "stashtrace check: not comparable", sentences(gate)[0])]
+    functions = functions_of_gate(gate)
     return [
         _command(
             _LEVELS[one.verdict],
             f"stashtrace check: {one.condition} {one.verdict}",
-            condition_sentence(gate, one),
+            "\n".join([condition_sentence(gate, one), *functions * (one.verdict == "worse")]),
         )
         for one in gate.judged
         if one.verdict in _LEVELS

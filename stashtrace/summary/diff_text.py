@@ -11,6 +11,7 @@ from stashtrace.analysis.compare.cpu_use import OtherWork
 from stashtrace.analysis.compare.job_identity import FIELDS, Difference, Fact, changed_words, differences
 from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.schema.table import Table
+from stashtrace.summary.between_runs_text import with_sign
 from stashtrace.text import align
 from stashtrace.units import duration_text, percent_text, shortened
 from stashtrace.visible import visible_line
@@ -83,10 +84,10 @@ def step_times_line(before: Side, after: Side) -> str:
     return f"a step takes {first} in {before.name} and {second} in {after.name} on average, over {over} {steps}"
 
 
-def verdict(table: Table, before: str, after: str) -> list[str]:
-    """Say in sentences how the length of a step changed, and which kinds of time changed most.
+def verdict(table: Table, before: str, after: str, functions: Sequence[str] = ()) -> list[str]:
+    """Say in sentences how the length of a step changed, and which kinds of time changed most, in which functions.
 
-    ``table``: result of ``diff``. ``before``, ``after``: names of the two runs.
+    ``table``: result of ``diff``. ``before``, ``after``: names of the two runs. ``functions``: sentences on these.
     """
     step, *kinds = table.rows()
     kinds = [row for row in kinds if row["verdict"] != "no difference"]
@@ -110,6 +111,7 @@ def verdict(table: Table, before: str, after: str) -> list[str]:
     if kinds:
         worst = sorted(kinds, key=lambda row: -abs(row["change_ns"]))[:_NAMED_AT_MOST]
         lines.append("by kind: " + ", ".join(_change(row["kind"], row) for row in worst))
+    lines += functions
     fewest = min(step["before_steps_count"], step["after_steps_count"])
     if fewest < 20:
         were = "step was" if fewest == 1 else "steps were"
@@ -167,7 +169,7 @@ def _certainty(step: Mapping[str, Any]) -> list[str]:
         return ["a run has a single step, so nothing is known of the spread of steps"]
     runs = step["before_runs_count"], step["after_runs_count"]
     told = max(runs) >= RUNS_THAT_TELL
-    low, high = (_with_sign(step[name]) for name in ("low_ns", "high_ns"))
+    low, high = (with_sign(step[name]) for name in ("low_ns", "high_ns"))
     seen = duration_text(step["detectable_ns"])
     share = percent_text(step["detectable_ns"] / step["before_ns"]) if step["before_ns"] else "-"
     lines = [
@@ -179,10 +181,6 @@ def _certainty(step: Mapping[str, Any]) -> list[str]:
         usual = percent_text(RUN_TO_RUN_RATIO)
         lines.append(f"{each} a side: equal runs may differ by {usual} of the step more than their steps show")
     return lines
-
-
-def _with_sign(ns: float) -> str:
-    return f"{'+' if ns > 0 else '-' if ns < 0 else ''}{duration_text(abs(ns))}"
 
 
 def _than(step: dict[str, Any]) -> str:

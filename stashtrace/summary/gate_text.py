@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stashtrace.analysis.compare.change import LEAST_STEPS, RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
+from stashtrace.analysis.compare.change import CLEARLY_MORE, LEAST_STEPS, RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
 from stashtrace.analysis.compare.gate_verdict import Gate, Judged
 from stashtrace.analysis.compare.job_identity import Fact
 from stashtrace.analysis.compare.needs import MOST_RUNS
 from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
+from stashtrace.summary.between_runs_text import functions_document, functions_of_gate
 from stashtrace.summary.diff_text import SAME_RECORDING, difference_texts, jobs_lines, other_work_text
 from stashtrace.text import align
 from stashtrace.units import duration_text
@@ -25,8 +26,6 @@ from stashtrace.visible import markdown_code, markdown_text, visible_line
 _WORTH_SHOWING = 0.005
 #: The order in which verdicts are told.
 _WORST_FIRST = ("worse", "inconclusive", "not worse")
-#: A rank is named if it grew by so many times the mean over ranks.
-_CLEARLY_MORE = 1.25
 _HEAD = ("", "before", "after", "growth of step", "95 % bounds", "allowed", "could see", "verdict")
 
 
@@ -46,7 +45,7 @@ def gate_lines(gate: Gate, command: Command | None = None) -> list[str]:
     ``command``: what would decide, where something is to be decided and it can be said.
     """
     lines = [*jobs_lines(gate.before.facts, gate.after.facts), runs_text(gate), ""]
-    lines += sentences(gate)
+    lines += [*sentences(gate), *functions_of_gate(gate)]
     if command is not None:
         lines += ["", f"{_to_decide(command)}:", f"  {command.text}"]
     if gate.judged:
@@ -116,7 +115,7 @@ def _name(kind: str) -> str:
 
 def _where(judged: Judged) -> str:
     """Name the rank that grew most, if it grew by clearly more than the ranks did together."""
-    if judged.rank < 0 or judged.rank_growth_ns < _CLEARLY_MORE * judged.change.change_ns:
+    if judged.rank < 0 or judged.rank_growth_ns < CLEARLY_MORE * judged.change.change_ns:
         return ""
     return f"; most on rank {judged.rank}, by {duration_text(judged.rank_growth_ns)}"
 
@@ -159,7 +158,7 @@ def markdown(gate: Gate, command: Command | None = None) -> str:
     ``command``: as of :func:`gate_lines`.
     """
     lines = [f"### stashtrace check: {gate.verdict}", ""]
-    lines += [f"- {markdown_text(text)}" for text in sentences(gate)]
+    lines += [f"- {markdown_text(text)}" for text in (*sentences(gate), *functions_of_gate(gate))]
     if command is not None:
         lines += ["", f"{markdown_text(_to_decide(command))}: {markdown_code(command.text)}"]
     if gate.judged:
@@ -206,6 +205,7 @@ def document(gate: Gate, command: Command | None = None) -> dict[str, Any]:
             for one in gate.judged
         ],
         "kinds": [_change_document(change) for change in gate.changes],
+        "functions": functions_document(gate),
     }
 
 

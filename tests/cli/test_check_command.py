@@ -415,6 +415,24 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_read(check: Ch
 JOB = "import sys, time, stashtrace\nfor _ in range(18):\n    time.sleep({seconds})\n    stashtrace.step()\n"
 
 
+#: One function sleeps, another one computes; lines above may be more. Stacks are read where torch is imported.
+FUNCTIONS = """import time, torch, stashtrace
+{above}
+def decode():
+    time.sleep({seconds})
+
+def augment():
+    until = time.monotonic() + 0.004
+    while time.monotonic() < until:
+        pass
+
+for _ in range(40):
+    augment()
+    decode()
+    stashtrace.step()
+"""
+
+
 class TestByTurns:
     def test_a_command_before(self, check: Check, tmp_path: Path) -> None:
         for name, seconds in (("old", 0.01), ("new", 0.03)):
@@ -434,6 +452,27 @@ class TestByTurns:
         code, out, _ = check("--rerun", 1, "--before-dir", "../old", "-o", "runs", "--", sys.executable, "job.py")
         assert code == 1
         assert "worse beyond doubt: the step went" in out
+
+    def test_the_function_that_takes_longer_is_named(
+        self, check: Check, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Real recordings of two folders, in the newer of which the function stands 9 lines further down."""
+        pytest.importorskip("torch")
+        for name, seconds, lines in (("old", 0.01, 1), ("new", 0.03, 10)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "job.py").write_text(FUNCTIONS.format(seconds=seconds, above="#\n" * (lines - 1) + "#"))
+        os.chdir(tmp_path / "new")
+        words = ("--rerun", 1, "--before-dir", "../old", "-o", "runs", "--format", "json")
+        code, out, _ = check(*words, "--", sys.executable, "job.py")
+        assert code == 1
+        rows = [row for row in json.loads(out)["functions"] if row["verdict"] != "no difference"]
+        assert [(row["kind"], row["function"], row["line"]) for row in rows] == [("other", "decode", 13)]
+        assert rows[0]["low_ns"] < 20_000_000 < rows[0]["high_ns"]
+        assert main(["diff", "runs/before-0", "runs/after-0"]) == 0
+        (sentence,) = (line for line in capsys.readouterr().out.splitlines() if "decode" in line)
+        assert re.fullmatch(r"other \+[\d.]+ ms a step: decode \(job.py:13\) \+[\d.]+ to [\d.]+ ms", sentence)
+        assert main(["diff", "runs/before-0", "runs/after-0", "--of", "lines", "--format", "json"]) == 0
+        assert [row["function"] for row in json.loads(capsys.readouterr().out)] == ["decode"]
 
     def test_runs_for_a_baseline(self, check: Check, tmp_path: Path) -> None:
         (tmp_path / "job.py").write_text(JOB.format(seconds=0.01))

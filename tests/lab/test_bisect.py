@@ -4,14 +4,24 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_runs import made_up_run
+from made_up_runs import MS, made_up_run
 
+from stashtrace.analysis.compare.function_times import (
+    ALL_RANKS,
+    IN_STEP,
+    FunctionGroup,
+    FunctionsOfRun,
+    FunctionTime,
+    LineTime,
+)
 from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
@@ -19,7 +29,7 @@ from stashtrace.lab.bisect.bisect_text import bisect_document, bisect_lines
 from stashtrace.lab.bisect.commits import Commit, Repository
 from stashtrace.lab.bisect.find_commit import Found, InconclusiveError, find_commit
 
-COMMITS = 30
+COMMITS, PLANTED_AT = 30, 17
 IDENTITY = {f"GIT_{role}_{what}": "a@b.c" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 #: Number of the commit -> the kinds of its step, ms. Two commits change the noise alone.
 QUIET, PLANTED = {"compute": 40.0, "fetch": 10.0}, {"compute": 40.0, "fetch": 22.0}
@@ -229,6 +239,26 @@ def test_the_answer(bisect: Bisect) -> None:
 
 
 # What git refuses --------------------------------------------------------------------------------
+
+
+def test_the_function_that_the_commit_made_slower_is_named(bisect: Bisect) -> None:
+    made_up = exact(PLANTED_AT)
+
+    def run_of(number: int) -> StepsOfRun:
+        run, decode_ms = made_up(number), 60.0 if number >= PLANTED_AT else 10.0
+        # Each commit moves the function down a line.
+        line = LineTime(10 + number, "", decode_ms * MS)
+        decode = FunctionTime("decode", f"/tree/{number}/data.py", decode_ms * MS, 0.05 * MS, 50.0, (line,))
+        fetch = FunctionGroup(IN_STEP, "fetch", ALL_RANKS, 0.0, 0.01 * MS, 50.0, (decode,))
+        return replace(run, functions=FunctionsOfRun((fetch,), {IN_STEP: 50.0 * MS}))
+
+    found = bisect(run_of)
+    (sentence,) = (line for line in bisect_lines(found, COMMITS - 1) if "decode" in line)
+    assert re.fullmatch(
+        rf"  fetch \+[45]\d\.\d ms a step: decode \(data.py:{10 + PLANTED_AT}\) \+49.* to 50.* ms", sentence
+    )
+    evidence = bisect_document(found, COMMITS - 1)["judged"][-1]["gate"]["functions"]
+    assert {row["function"] for row in evidence} <= {"decode"}
 
 
 def test_no_repository(tmp_path: Path) -> None:

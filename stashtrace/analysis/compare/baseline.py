@@ -1,7 +1,8 @@
 """Baselines: the steps of one run or several in a small JSON file, to compare later runs with.
 
 A baseline holds the facts of the job and, of each run, the time of every kind in each step (mean over ranks) and the
-means of each rank. Of runs of more than ``KEPT_STEPS`` steps it holds means of neighbouring steps.
+means of each rank, and the costliest functions of each kind. Of runs of more than ``KEPT_STEPS`` steps it holds means
+of neighbouring steps.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,6 +19,7 @@ import numpy as np
 from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.analysis.compare.job_identity import FIELDS, Fact
 from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
+from stashtrace.analysis.compare.stored_functions import functions_as_json, read_functions
 from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.errors import FormatError
 from stashtrace.scrubbing import scrub_arguments, scrub_urls
@@ -77,6 +79,7 @@ def _run_as_json(run: StepsOfRun) -> dict[str, Any]:
         "cpus": None if run.cpus is None else asdict(run.cpus),
         "launch": scrub_arguments(run.launch),
         "directory": scrub_urls(run.directory),
+        "functions": functions_as_json(run.functions),
     }
 
 
@@ -120,6 +123,7 @@ def _read(content: Mapping[str, Any], file: CheckedFile, name: str) -> StepsOfRu
         cpus=cpus,
         launch=tuple(launch),
         directory=directory,
+        functions=read_functions(content.get("functions"), file),
     )
 
 

@@ -33,6 +33,8 @@ from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun, is
 RUN_TO_RUN_RATIO = 0.02
 #: Where an interval comes from.
 Source = Literal["steps", "runs", "rounds"]
+#: A rank is named for a change if its own is so many times the mean over ranks.
+CLEARLY_MORE = 1.25
 #: So many runs of a side tell how runs differ.
 RUNS_THAT_TELL = 3
 #: A run of fewer steps says nothing of how steps spread: a verdict needs as many, or several runs on both sides.

@@ -47,7 +47,7 @@ _MAD_SCALE = 1.4826
 #: Standard error of a median, in standard deviations over the root of the number of steps.
 _MEDIAN_ERROR = 1.2533
 #: A change counts if it is this many standard errors, and this share of the step.
-_SIGNIFICANT, _WORTH_NAMING = 3.0, 0.01
+_SIGNIFICANT, WORTH_NAMING_RATIO = 3.0, 0.01
 
 
 def diff(before: Trace, after: Trace) -> Table:
@@ -76,7 +76,7 @@ def diff_of_sides(before: Side, after: Side) -> Table:
     With three runs on a side, the interval and the noise are those of the runs, not of their steps.
     """
     kinds = kinds_of((before, after))
-    floor_ns = _WORTH_NAMING * before.value(STEP, "median")
+    floor_ns = WORTH_NAMING_RATIO * before.value(STEP, "median")
     return Table.from_rows(DIFF, [_row(before, after, kind, floor_ns) for kind in kinds])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.compare.cpu_use import CpuUse, cpu_use, worker_wait_ns
+from stashtrace.analysis.compare.function_times import FunctionsOfRun
 from stashtrace.analysis.compare.job_identity import job_facts, recording_id
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.budget import stalls
@@ -59,6 +60,8 @@ class StepsOfRun:
     launch: tuple[str, ...] = ()
     #: In which it ran; empty if that is not known.
     directory: str = ""
+    #: Time of the user's functions; None where no stacks were recorded, or nobody asked for them.
+    functions: FunctionsOfRun | None = None
 
     def of(self, kind: str) -> Int64:
         """Time in each step of a kind, or of all kinds of a column of the summary, ns; zeros if it does not occur."""

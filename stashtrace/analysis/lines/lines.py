@@ -60,6 +60,8 @@ class CostlyLine:
     line: int
     #: Call of a library in which most of it was; empty if it was the line itself.
     leaf: str
+    #: Kind of time that most of it was.
+    kind: str
     time_ns: int
     low_ns: int
     high_ns: int
@@ -73,6 +75,11 @@ class CostlyLine:
     def place(self) -> str:
         """The words for it, as ``hook (late.py:14)``."""
         return place_of(self.function, self.path, self.line)
+
+    @property
+    def place_and_leaf(self) -> str:
+        """The words for it and for the call of a library, as ``hook (late.py:14, in PIL resize)``."""
+        return place_of(self.function, self.path, self.line, self.leaf)
 
 
 def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
@@ -105,10 +112,9 @@ def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
     """
     if by not in ("rank", "run"):
         raise UsageError(f"lines by {by!r} is not known", hint="use rank or run")
-    times = place_times(trace)
-    if times is None:
+    if place_times(trace) is None:
         return Table.empty(LINES)
-    found = _of_ranks(trace) if by == "rank" else divide(times, np.full(len(times.rank), -1))
+    found = _of_ranks(trace) if by == "rank" else _of_all(trace)
     table = Table(LINES, {name: found[name] for name in LINES.names})
     return table.take(order_by(found["where_number"], -found["time_ns"], found["line_number"] < 0, found["rank"]))
 
@@ -145,18 +151,61 @@ def costliest_worker_lines(trace: Trace, rank: int, kind: str, count: int) -> li
     return _costliest(trace, rank, WORKER, kind, count, "")
 
 
-def line_that_differs(trace: Trace, rank: int, function_code: int, path_code: int) -> CostlyLine | None:
+def costliest_of_all(trace: Trace) -> tuple[str, CostlyLine] | None:
+    """Return the line in which the ranks together spent most of a step, as means of it; None if none is known.
+
+    Waits for what others do are left out. Where ranks wait for batches for longer than any line of a step takes, it is
+    the line of their workers, as means of a batch. The first of the pair says which, as ``lines.where`` does. Shares
+    are of the time that is compared. Raises MissingDataError if no rank has steps.
+    """
+    times = place_times(trace)
+    if times is None:
+        return None
+    found = _of_all(trace)
+    in_steps = _of_longest_steps(found)
+    of_others = is_of_others(times, found["rank"], found["kind_number"])
+    choices = {STEP: in_steps & ~of_others, WORKER: found["where"] == WORKER}
+    best = {where: _summed(trace, _chosen(found, rows), 1) for where, rows in choices.items()}
+    for_batches = in_steps & of_others & np.isin(found["kind"], kinds_of_word("data"))
+    waited_ns = int(found["time_ns"][for_batches].sum())
+    of_workers = best[WORKER] and waited_ns > max((line.time_ns for line in best[STEP]), default=0)
+    where = WORKER if of_workers else STEP
+    return next(((where, line) for line in best[where]), None)
+
+
+def costliest_rows(trace: Trace, where: str, count: int) -> list[tuple[CostlyLine, int]]:
+    """Return the costliest pairs of line and kind of time of all ranks together, each with the time of all lines.
+
+    ``where``: ``step`` (the kind of step that takes most of the time) or ``worker``. Empty without Python functions.
+    Raises MissingDataError if no rank has steps.
+    """
+    if place_times(trace) is None:
+        return []
+    found = _of_all(trace)
+    rows = _of_longest_steps(found) if where == STEP else found["where"] == where
+    whole_ns = int(found["time_ns"][rows].sum())
+    lines_of = [_summed(trace, _chosen(found, rows & (found["kind"] == kind)), count) for kind in set(found["kind"])]
+    best = sorted((line for some in lines_of for line in some), key=lambda line: (-line.time_ns, line.place, line.kind))
+    return [(line, whole_ns) for line in best[:count]]
+
+
+def line_that_differs(
+    trace: Trace, rank: int, function_code: int, path_code: int, *, where: str = STEP
+) -> CostlyLine | None:
     """Return the line of a function in which a rank is furthest beyond the median of the others; None if none is known.
 
-    A function may be all of the loop, and longer by one of its lines. Waits for what others do are left out.
+    A function may be all of the loop, and longer by one of its lines. Waits for what others do are left out. ``where``:
+    whose time it is.
     """
     times = place_times(trace)
     if times is None:
         return None
     found = _of_ranks(trace)
-    in_steps = (found["where"] == STEP) & ~is_of_others(times, found["rank"], found["kind_number"])
-    ranks = GroupBy(found["rank"][in_steps]).values
-    own = in_steps & (found["function_code"] == function_code) & (found["path_code"] == path_code)
+    chosen = found["where"] == where
+    if where == STEP:
+        chosen &= ~is_of_others(times, found["rank"], found["kind_number"])
+    ranks = GroupBy(found["rank"][chosen]).values
+    own = chosen & (found["function_code"] == function_code) & (found["path_code"] == path_code)
     if rank not in ranks or not own.any():
         return None
     lines_of, column = GroupBy(found["line_number"][own]), np.searchsorted(ranks, found["rank"][own])
@@ -164,7 +213,7 @@ def line_that_differs(trace: Trace, rank: int, function_code: int, path_code: in
     others = np.median(spent[:, ranks != rank], axis=1) if len(ranks) > 1 else np.zeros(len(lines_of))
     line = lines_of.values[(spent[:, ranks == rank][:, 0] - others).argmax()]
     of_line = own & (found["rank"] == rank) & (found["line_number"] == line)
-    return next(iter(_summed(trace, {name: values[of_line] for name, values in found.items()}, 1)), None)
+    return next(iter(_summed(trace, _chosen(found, of_line), 1)), None)
 
 
 def _costliest(trace: Trace, rank: int, where: str, kind: str, count: int, step_kind: str) -> list[CostlyLine]:
@@ -175,7 +224,7 @@ def _costliest(trace: Trace, rank: int, where: str, kind: str, count: int, step_
     if where == STEP:
         own = (found["rank"] == rank) & (found["where"] == where)
         mine &= found["step_kind"] == (step_kind or _longest(found, own))
-    return _summed(trace, {name: column[mine] for name, column in found.items()}, count)
+    return _summed(trace, _chosen(found, mine), count)
 
 
 def _summed(trace: Trace, found: dict[str, npt.NDArray[Any]], count: int) -> list[CostlyLine]:
@@ -193,6 +242,7 @@ def _summed(trace: Trace, found: dict[str, npt.NDArray[Any]], count: int) -> lis
             trace.text(found["path_code"][row[one]]),
             int(found["line"][row[one]]),
             trace.text(found["leaf_code"][row[one]]),
+            str(found["kind"][row[one]]),
             time_ns=int(time_ns[one]),
             low_ns=int(low_ns[one]),
             high_ns=int(high_ns[one]),
@@ -209,6 +259,23 @@ def _longest(found: dict[str, npt.NDArray[Any]], own: npt.NDArray[np.bool_]) -> 
     step_kinds = GroupBy(found["step_kind"][own])
     total = step_kinds.sum((found["time_ns"] * found["windows_count"])[own])
     return str(step_kinds.values[total.argmax()]) if len(step_kinds) else ""
+
+
+def _of_longest_steps(found: dict[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the rows of the kind of step that took most of the time."""
+    in_steps = found["where"] == STEP
+    return np.asarray(in_steps & (found["step_kind"] == _longest(found, in_steps)))
+
+
+def _chosen(found: dict[str, npt.NDArray[Any]], rows: npt.NDArray[np.bool_]) -> dict[str, npt.NDArray[Any]]:
+    return {name: column[rows] for name, column in found.items()}
+
+
+@cached_on_trace
+def _of_all(trace: Trace) -> dict[str, npt.NDArray[Any]]:
+    times = place_times(trace)
+    assert times is not None
+    return divide(times, np.full(len(times.rank), -1))
 
 
 @cached_on_trace

@@ -37,8 +37,8 @@ from stashtrace.schema.trace import Trace, cached_on_trace
 #: before its first counted step.
 WHERES = STEP, WORKER, START = ("step", "worker", "start")
 #: Time in these is the work of other ranks, or of the link; in those of the second line of workers, if there are any.
-_OF_OTHERS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
-_OF_WORKERS = (StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF)
+OF_OTHERS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
+OF_WORKERS = (StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF)
 #: Calls whose whole time is theirs; phases and batches hold others.
 EXACT = (StackCause.WAIT, StackCause.IO, StackCause.GARBAGE, StackCause.COLLECTIVE)
 
@@ -76,9 +76,13 @@ class PlaceTimes:
 
 
 def is_of_others(times: PlaceTimes, rank: Int64, kind: Int64) -> npt.NDArray[np.bool_]:
-    """Return which times of step threads are waits for what others do: other ranks, the link, workers of their rank."""
+    """Return which times of step threads are waits for what others do: other ranks, the link, workers of their rank.
+
+    Rank -1, all together, has workers if any rank has.
+    """
     with_workers = np.unique(times.window_rank[times.window_where == WHERES.index(WORKER)])
-    return is_one_of(kind, _OF_OTHERS) | (is_one_of(kind, _OF_WORKERS) & np.isin(rank, with_workers))
+    with_workers = np.append(with_workers, -1) if len(with_workers) else with_workers
+    return is_one_of(kind, OF_OTHERS) | (is_one_of(kind, OF_WORKERS) & np.isin(rank, with_workers))
 
 
 @cached_on_trace

@@ -46,6 +46,7 @@ def line_of_steps(trace: Trace, rank: int, kind: str, steps: Int64) -> CostlyLin
         trace.text(int(codes.path_code[row])),
         int(codes.line[row]),
         "",
+        kind,
         time_ns=round((low + high) / 2),
         low_ns=round(low),
         high_ns=round(high),

@@ -79,8 +79,8 @@ def places(trace: Trace) -> Places:
     return Places(function, path, line, leaf_code, number, by_key, np.where(place >= 0, distinct.number, -1))
 
 
-def place_of(function: str, path: str, line: int) -> str:
-    """Return the words for a place in code; empty for an unknown one.
+def place_of(function: str, path: str, line: int, leaf: str = "") -> str:
+    """Return the words for a place in code, and for what it calls in a library; empty for an unknown one.
 
     Examples
     --------
@@ -88,11 +88,15 @@ def place_of(function: str, path: str, line: int) -> str:
     ('hook (late.py:14)', 'late.py:26', 'f (<stdin>)')
     >>> place_of("train.<locals>.step", "/jobs/late.py", 8)
     'train.step (late.py:8)'
+    >>> place_of("hook", "/jobs/late.py", 14, "PIL resize"), place_of("<module>", "/jobs/late.py", 26, "PIL resize")
+    ('hook (late.py:14, in PIL resize)', 'late.py:26 (in PIL resize)')
     """
     if not function:
         return ""
     where = path.rpartition("/")[2] + (f":{line}" if line > 0 else "")
-    return where if function == "<module>" else f"{function.replace('.<locals>', '')} ({where})"
+    if function == "<module>":
+        return f"{where} (in {leaf})" if leaf else where
+    return f"{function.replace('.<locals>', '')} ({where}{f', in {leaf}' if leaf else ''})"
 
 
 def owners(trace: Trace) -> Int64:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,13 +11,13 @@ import numpy as np
 
 from stashtrace.analysis.collectives.collective_waits import collective_rows
 from stashtrace.analysis.collectives.matching import INSIDE, group_table
-from stashtrace.analysis.collectives.shares import backends_of_rows, host_names
+from stashtrace.analysis.collectives.shares import backends_of_rows
 from stashtrace.analysis.devices.work import one_of
 from stashtrace.analysis.intervals import Int64
-from stashtrace.calibration.file import Calibration, find_calibration, load_calibration
+from stashtrace.calibration.file import Calibration
 from stashtrace.calibration.fit_link import bus_bytes
+from stashtrace.calibration.of_run import calibration_of
 from stashtrace.calibration.robust_line import Floats
-from stashtrace.errors import ForeignCalibrationWarning
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.groupby import GroupBy
@@ -119,28 +118,6 @@ def link_efficiency(
         expected.error_ns[moved],
         expected.method[moved],
     )
-
-
-def calibration_of(trace: Trace, calibration: Calibration | str | os.PathLike[str] | None = None) -> Calibration | None:
-    """Return the given calibration, or the one in the run directory; None if there is none.
-
-    Warns with :class:`ForeignCalibrationWarning` if it was measured on none of the run's hosts.
-    """
-    if calibration is None:
-        measured = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
-    elif isinstance(calibration, Calibration):
-        measured = calibration
-    else:
-        measured = load_calibration(calibration)
-    names = host_names(trace)
-    if measured is not None and measured.is_foreign(names):
-        warnings.warn(
-            f"{measured.path or 'the calibration'} was measured on another machine ({measured.machine_text},"
-            f" {measured.date[:10]}) than {', '.join(names)}; its expected times may not hold here",
-            ForeignCalibrationWarning,
-            stacklevel=3,
-        )
-    return measured
 
 
 def expected_transfers(trace: Trace, calibration: Calibration | None) -> ExpectedTransfers:

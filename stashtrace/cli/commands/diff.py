@@ -1,10 +1,11 @@
-"""``stashtrace diff A B``: compare two jobs, by stalls or by kernels, and say what differs and which is faster."""
+"""``stashtrace diff A B``: compare two jobs, by stalls, lines or kernels, and say what differs and which is faster."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, existing_run
@@ -13,10 +14,11 @@ from stashtrace.cli.print_tables import column_details, column_names, named_rows
 from stashtrace.errors import MissingDataError, UsageError
 
 if TYPE_CHECKING:
+    from stashtrace.analysis.compare.steps_of_run import StepsOfRun
     from stashtrace.schema.table import Table
     from stashtrace.schema.trace import Trace
 
-OF = ("stalls", "kernels")
+OF = ("stalls", "lines", "kernels")
 #: Kernels that the table shows; JSON and CSV have all of them.
 _SHOWN_ROWS = 20
 
@@ -25,7 +27,8 @@ def parser() -> Parser:
     """Return the parser of ``stashtrace diff``."""
     parser = Parser(
         "diff",
-        "Compare two jobs, by stalls or by kernels: what differs between them, and what\nbecame faster or slower.",
+        "Compare two jobs, by stalls, lines or kernels: what differs between them, and\n"
+        "what became faster or slower, in which functions.",
         "Several runs a side tell how runs of one job differ; from three on, the bounds\n"
         "are those of runs instead of steps:\n"
         "  stashtrace diff --before old-0 old-1 old-2 --after new-0 new-1 new-2",
@@ -35,7 +38,10 @@ def parser() -> Parser:
     parser.add_argument("--before", metavar="A", nargs="+", default=[], help="runs before the change")
     parser.add_argument("--after", metavar="B", nargs="+", default=[], help="runs after the change")
     parser.add_argument(
-        "--of", choices=OF, help="compare kinds of stalls (default), or GPU kernels (default where there are no steps)"
+        "--of",
+        choices=OF,
+        help="rows are kinds of stalls (default), functions of the kinds that changed, or GPU kernels (default where"
+        " there are no steps)",
     )
     parser.add_format(TABLE_FORMATS)
     parser.add_wide()
@@ -56,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     if len(before) + len(after) > 2:
         if arguments.of == "kernels":
             raise UsageError("--of kernels compares one run with one", hint="leave out the others, or --of kernels")
-        table, words = _by_stalls(sides, names)
+        table, words = _by_stalls(sides, names, arguments.of)
         _write(table, list(table.rows()), words, arguments.format, arguments.wide)
         return 0
 
@@ -65,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     old, new = read_runs(before[0]), read_runs(after[0])
     if arguments.of != "kernels":
         try:
-            table, words = _by_stalls(sides, names, {before[0]: old, after[0]: new})
+            table, words = _by_stalls(sides, names, arguments.of, {before[0]: old, after[0]: new})
         except MissingDataError:
             if arguments.of or not len(old.kernels) or not len(new.kernels):
                 raise
@@ -100,27 +106,53 @@ def _sides(runs: Sequence[str], before: Sequence[str], after: Sequence[str]) -> 
 
 
 def _by_stalls(
-    sides: Sequence[Sequence[str]], names: Sequence[str], loaded: Mapping[str, Trace] | None = None
+    sides: Sequence[Sequence[str]], names: Sequence[str], of: str | None, loaded: Mapping[str, Trace] | None = None
 ) -> tuple[Table, list[str]]:
-    """Compare the kinds of time of all runs; those that are not loaded yet are loaded one after the other."""
+    """Compare the kinds of time of all runs; those that are not loaded yet are loaded one after the other.
+
+    ``of``: ``lines`` for a table of the functions in place of the kinds.
+    """
     from stashtrace.analysis.compare.change import Side, same_recordings
     from stashtrace.analysis.compare.diff import diff_of_sides
     from stashtrace.analysis.compare.gate_verdict import other_work
     from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
+    from stashtrace.analysis.lines.between_runs import LINES_BETWEEN_RUNS, lines_of_diff
+    from stashtrace.analysis.lines.functions_of_run import functions_of_run
     from stashtrace.cli.find_runs import read_runs
+    from stashtrace.schema.table import Table
+    from stashtrace.summary.between_runs_text import functions_lines
     from stashtrace.summary.diff_text import SAME_RECORDING, jobs_lines, other_work_lines, step_times_line, verdict
 
     known = loaded or {}
-    old, new = (
-        Side(name, tuple(steps_of_run(known[path] if path in known else read_runs(path), path) for path in paths))
-        for name, paths in zip(names, sides, strict=True)
-    )
+
+    def run_of(path: str) -> StepsOfRun:
+        trace = known[path] if path in known else read_runs(path)
+        return replace(steps_of_run(trace, path), functions=functions_of_run(trace))
+
+    old, new = (Side(name, tuple(map(run_of, paths))) for name, paths in zip(names, sides, strict=True))
     table = diff_of_sides(old, new)
-    if same_recordings(old, new):
-        return table, [step_times_line(old, new), SAME_RECORDING]
+    same = same_recordings(old, new)
+    functions = lines_of_diff(old, new, table) if not same else Table.empty(LINES_BETWEEN_RUNS)
+    rows = table
+    if of == "lines":
+        if functions is None:
+            raise MissingDataError(
+                "a recording holds no Python stacks, so its functions are not known",
+                hint="`stashtrace run` records those of processes with torch, unless --collectors leaves them out",
+            )
+        rows = functions
+    if same:
+        return rows, [step_times_line(old, new), SAME_RECORDING]
     load = other_work_lines(other_work(old, new), old.value(STEP, "mean"))
-    lines = [*jobs_lines(old.facts, new.facts), step_times_line(old, new), *verdict(table, *names), *load]
-    return table, lines
+    changes_ns = {row["kind"]: row["change_ns"] for row in table.rows()}
+    places = functions_lines(functions, changes_ns, old, new)
+    lines = [
+        *jobs_lines(old.facts, new.facts),
+        step_times_line(old, new),
+        *verdict(table, old.name, new.name, places),
+        *load,
+    ]
+    return rows, lines
 
 
 def _by_kernels(old: Trace, new: Trace, names: Sequence[str]) -> tuple[Table, list[str]]:

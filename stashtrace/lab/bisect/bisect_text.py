@@ -9,6 +9,7 @@ from typing import Any
 from stashtrace.lab.bisect.commits import Commit
 from stashtrace.lab.bisect.find_commit import Found, Judged
 from stashtrace.lab.compare_by_turns import Compared
+from stashtrace.summary.between_runs_text import functions_of_gate
 from stashtrace.summary.gate_text import document, sentences
 from stashtrace.text import align, count_noun, wrap
 from stashtrace.units import percent_text, shortened
@@ -99,7 +100,7 @@ def _growth(compared: Compared | None) -> tuple[str, str]:
 def _sentences(one: Judged) -> list[str]:
     if one.compared is None or one.compared.gate is None:
         return [one.why]
-    return sentences(one.compared.gate)
+    return [*sentences(one.compared.gate), *functions_of_gate(one.compared.gate)]
 
 
 def _gate(one: Judged) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from stashtrace.lab.history.energy import OUTSIDE
 from stashtrace.lab.history.questions.late_hosts import NAMED
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.lab.recommend.recommendation_text import cost_text
-from stashtrace.schema.stall_kinds import STALL_KINDS
+from stashtrace.schema.stall_kinds import KIND_LABELS
 from stashtrace.schema.table import Table
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, shortened, span_text
@@ -21,7 +21,7 @@ from stashtrace.units import duration_text, percent_text, shortened, span_text
 #: Sentences of a question; its table has the rest.
 _MOST = 3
 _COMMIT_DIGITS, _JOB_WIDTH = 10, 60
-_LABELS = {kind.name: kind.label for kind in STALL_KINDS} | {OUTSIDE: "starts, warm-up, validation, ends"}
+_LABELS = KIND_LABELS | {OUTSIDE: "starts, warm-up, validation, ends"}
 #: Names of the extra kinds of work that a late rank may do.
 _WORK = {"": "an unknown work", "gc": "garbage collection", "cpu_contention": "waits for a CPU"}
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builders import MS, ProcessBuilder, TraceBuilder
-from stack_rows import long_call, sample, stack_of
+from stack_rows import FORKED, long_call, sample, stack_of
 
+from stashtrace.analysis.findings.places.line_evidence import longer_lines
 from stashtrace.analysis.lines.between_ranks import lines_between_ranks
 from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.trace import Trace
@@ -132,3 +133,30 @@ def test_one_rank_or_no_functions_have_no_rows() -> None:
     assert len(lines_between_ranks(build.trace())) == 0
     build.rows["stack_samples"], build.rows["stack_spans"] = [], []
     assert len(lines_between_ranks(build.trace())) == 0
+
+
+def makes_batches(build: TraceBuilder, number: int, random: np.random.Generator, decodes_ms: int) -> None:
+    """A rank whose two workers take some 40 ms a batch, and in `decode` as long as is said of these."""
+    rank = build.rank(number)
+    for step in range(STEPS):
+        at, worker = step * 100 * MS, rank.worker(step % 2)
+        rank.batch_wait(step, at, at + 60 * MS, worker=step % 2)
+        rank.phase("forward", at + 60 * MS, at + 80 * MS).phase("optimizer", at + 80 * MS, at + 100 * MS)
+        taken = int((40 + 2 * random.normal()) * MS)
+        worker.fetch(step, at, at + taken)
+        for moment in range(at + int(random.integers(0, 5 * MS)), at + taken, 5 * MS):
+            calls = ("decode /jobs/images.py:67",) if moment - at < decodes_ms * MS else ()
+            sample(worker, moment, stack_of(worker, *FORKED, "Images.__getitem__ /jobs/images.py:80", *calls))
+
+
+def test_workers_of_one_rank_are_longer_in_a_function() -> None:
+    random, build = np.random.default_rng(3), TraceBuilder()
+    for number in range(3):
+        makes_batches(build, number, random, decodes_ms=30 if number == 1 else 10)
+    trace = build.trace()
+    row = next(lines_between_ranks(trace).rows())
+    assert (row["rank"], row["where"], trace.text(row["function_code"])) == (1, "worker", "decode")
+    assert 12 * MS < row["low_ns"] < 20 * MS < row["high_ns"]
+    ((_, line),) = longer_lines(trace, 1, 1, where="worker")
+    assert line.place == "decode (images.py:67)"
+    assert longer_lines(trace, 1, 1) == []

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stack_rows import FORKED, TORCH, long_call, sample, stack_of
 
-from stashtrace.analysis.lines.lines import costliest_lines, costliest_worker_lines, lines
+from stashtrace.analysis.lines.lines import costliest_lines, costliest_of_all, costliest_worker_lines, lines
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.errors import MissingDataError, UsageError
@@ -159,7 +159,47 @@ def test_a_column_of_the_summary_is_the_sum_of_its_kinds() -> None:
     assert costliest_lines(build.trace(), 0, "nothing", 3) == []
 
 
+def test_the_costliest_line_of_all_leaves_waits_for_others_out() -> None:
+    """Kinds of a line add up; means are of the steps of both ranks."""
+    build = TraceBuilder()
+    for number in (0, 1):
+        rank = trains(build, number, 3)
+        main, parse = stack_of(rank, MAIN), stack_of(rank, MAIN, PARSE)
+        for step in range(3):
+            at = step * 100 * MS
+            long_call(rank, at + 30 * MS, at + 35 * MS, parse, StackCause.GARBAGE)
+            long_call(rank, at + 40 * MS, at + 50 * MS, parse)
+            long_call(rank, at + 60 * MS, at + 80 * MS, main, StackCause.COLLECTIVE)
+    where, line = costliest_of_all(build.trace()) or ("", None)
+    assert line is not None
+    assert (where, line.place, line.kind, line.time_ns) == ("step", "main (late.py:23)", "compute", 20 * MS)
+    for at in (60 * MS, 160 * MS, 260 * MS):
+        build.collective(dict.fromkeys((0, 1), (at, at + 20 * MS, at + 20 * MS)))
+    where, line = costliest_of_all(build.trace()) or ("", None)
+    assert line is not None
+    assert (where, line.place, line.kind, line.time_ns) == ("step", "parse (late.py:14)", "other", 15 * MS)
+
+
+def test_the_costliest_line_of_all_may_be_of_workers() -> None:
+    where, line = costliest_of_all(batches()) or ("", None)
+    assert line is not None
+    assert (where, line.place, line.kind) == ("worker", "decode (images.py:67)", "prep")
+    build = TraceBuilder()
+    trains(build, 0, 2)
+    assert costliest_of_all(build.trace()) is None, "nothing is known without stacks"
+
+
 def test_batches_of_workers() -> None:
+    trace = batches()
+    assert [row for row in text(trace) if " worker " in row] == [
+        "0 worker prep decode (images.py:67) 32 [25.8..32] n=16",
+        "0 worker fetch ImageSet.__getitem__ (images.py:88) 8 [8..8] n=0",
+    ]
+    assert [line.place for line in costliest_worker_lines(trace, 0, "data", 1)] == ["decode (images.py:67)"]
+
+
+def batches() -> Trace:
+    """Four steps that wait for batches of two workers."""
     build = TraceBuilder()
     rank = build.rank(0)
     item = "ImageSet.__getitem__ /jobs/images.py:88"
@@ -172,12 +212,7 @@ def test_batches_of_workers() -> None:
         long_call(worker, at + 30 * MS, at + 38 * MS, stack_of(worker, *FORKED, item), StackCause.IO)
         for moment in (0, 10, 20, 39, 60):  # the last between batches
             sample(worker, at + moment * MS, stack_of(worker, *FORKED, "decode /jobs/images.py:67"))
-    trace = build.trace()
-    assert [row for row in text(trace) if " worker " in row] == [
-        "0 worker prep decode (images.py:67) 32 [25.8..32] n=16",
-        "0 worker fetch ImageSet.__getitem__ (images.py:88) 8 [8..8] n=0",
-    ]
-    assert [line.place for line in costliest_worker_lines(trace, 0, "data", 1)] == ["decode (images.py:67)"]
+    return build.trace()
 
 
 def test_the_start_is_apart() -> None:
