@@ -29,8 +29,9 @@ from stashtrace.live.hosts.other_hosts import OtherHosts, other_launchers
 from stashtrace.live.hosts.share import Share
 from stashtrace.live.idle import ASLEEP, PATIENCE_NS, IdleRecording
 from stashtrace.live.keeping import Keeper
+from stashtrace.live.lines_now import lines_now
 from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
-from stashtrace.live.state import Event, LiveState, read_states
+from stashtrace.live.state import Event, LineNow, LiveState, read_states
 from stashtrace.live.table import LiveFile
 from stashtrace.live.totals import GrowingSum, LiveTotals
 from stashtrace.live.triggers.growth import GrowthTrigger
@@ -44,7 +45,7 @@ from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.summary.words.template_parts import Finding, findings_of
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text
 
@@ -403,7 +404,7 @@ class FollowedRun:
         self.state.gpus |= gpus_of(found.window)
         if self.accounts.closed and (ended or time.monotonic() - self._verdicts_at_s >= VERDICTS_S):
             self._verdicts_at_s = time.monotonic()
-            self.state.verdicts = verdicts_of(found.window)
+            self.state.verdicts, self.state.lines = said_of(found.window)
 
     def _update_state(self, notes: list[str], ended: bool, interval_s: float) -> None:
         state = self.state
@@ -426,16 +427,29 @@ class FollowedRun:
         state.events = list(self.log.events)
 
 
-def verdicts_of(window: Trace) -> list[str]:
-    """Return the sentences of the summary about the newest steps, worst first; none if they cannot be made."""
-    return guarded("the verdicts", lambda: _verdicts_of(window), lambda line: [line])
+def said_of(window: Trace) -> tuple[list[str], list[LineNow]]:
+    """Return the sentences of the summary about the newest steps, worst first, and the lines that cost most in them.
+
+    Both are empty if they cannot be made.
+    """
+    verdicts = guarded("the verdicts", lambda: _verdicts_of(window), lambda line: [line])
+    faults, lines = guarded("the costliest line", lambda: ([], _lines_of(window)), lambda line: ([line], []))
+    return [*verdicts, *faults], lines
 
 
 def _verdicts_of(window: Trace) -> list[str]:
+    return [claim_text(f) for f in _findings_of(window) if f.row["section"] == "verdict"][:_VERDICTS_COUNT]
+
+
+def _lines_of(window: Trace) -> list[LineNow]:
+    found = _findings_of(window)
+    return lines_now(window, found) if found else []
+
+
+def _findings_of(window: Trace) -> list[Finding]:
     with contextlib.suppress(StashtraceError):
-        tables = summarize(window)
-        found = findings_of(tables.findings, tables.evidence)
-        return [claim_text(f) for f in found if f.row["section"] == "verdict"][:_VERDICTS_COUNT]
+        tables = summarize(window)  # kept on the trace
+        return findings_of(tables.findings, tables.evidence)
     return []
 
 

@@ -47,6 +47,30 @@ class Event:
     request: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class LineNow:
+    """A line of the user's code in which the newest steps spend much."""
+
+    #: ``most``: more than in any other line; ``late``: longer than on the other ranks, which wait for it.
+    why: str
+    #: -1: all ranks of the host together.
+    rank: int
+    #: ``step``; ``worker``: in the processes that make its batches.
+    where: str
+    #: Kind of time that most of it is.
+    kind: str
+    #: Function, file and line.
+    place: str
+    #: Mean of a step, or of a batch of a worker, with bounds of 95 % confidence; of ``late`` only what it is longer.
+    time_ns: int
+    low_ns: int
+    high_ns: int
+
+
+#: What ``LineNow.why`` may be.
+MOST, LATE = "most", "late"
+
+
 @dataclass(slots=True)
 class LiveState:
     """What is known of the part of a run that one host sees."""
@@ -74,6 +98,8 @@ class LiveState:
     ranks: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: Sentences of the summary about the newest steps, worst first.
     verdicts: list[str] = field(default_factory=list)
+    #: The user's lines that cost most in these steps; none where no stacks are recorded.
+    lines: list[LineNow] = field(default_factory=list)
     #: The sentence about a job that is stuck, and the ranks that it waits for; empty while it moves.
     stuck: str = ""
     stuck_ranks: list[int] = field(default_factory=list)
@@ -123,6 +149,8 @@ def _read(path: Path) -> LiveState:
             )
         known = {one.name for one in dataclasses.fields(LiveState)}
         events = [Event(**event) for event in facts.pop("events", [])]
-        return LiveState(**{name: value for name, value in facts.items() if name in known}, events=events)
+        lines = [LineNow(**line) for line in facts.pop("lines", [])]
+        facts = {name: value for name, value in facts.items() if name in known}
+        return LiveState(**facts, lines=lines, events=events)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path} is damaged: {error}") from error

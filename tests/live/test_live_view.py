@@ -16,7 +16,7 @@ from test_live_table import made_steps
 
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.state import Event, LiveState
+from stashtrace.live.state import LATE, MOST, Event, LineNow, LiveState
 from stashtrace.live.totals import LiveTotals
 from stashtrace.live.view import merged
 from stashtrace.live.view.merged import LiveView, merge_states
@@ -62,6 +62,36 @@ def test_numbers_of_a_state_are_shown() -> None:
     assert "▶ rank 1 reads slowly" in text
     assert "! a note" in text
     assert "lost records 7    following the run takes 1 % of one core" in text
+
+
+def test_the_costliest_line_is_shown_with_its_kind_and_bounds() -> None:
+    made = state(lines=[LineNow(MOST, -1, "step", "python", "parse (a.py:4)", 20 * MS, 18 * MS, 24 * MS)])
+    said = "costliest line: parse (a.py:4), 18.0 to 24.0 ms a step (host Python: the loop's code outside its operators)"
+    assert said in " ".join(text_of(view_of(made)).split())
+    assert "costliest" not in text_of(view_of(state())), "no stacks"
+
+
+def test_the_line_of_a_late_rank_and_of_workers_are_shown() -> None:
+    lines = [
+        LineNow(MOST, -1, "worker", "prep", "decode (a.py:4)", 80 * MS, 80 * MS, 81 * MS),
+        LineNow(LATE, 1, "step", "other", "hook (a.py:9)", 20 * MS, 20 * MS, 20 * MS),
+    ]
+    text = text_of(view_of(state(lines=lines)), 100)
+    assert "  costliest line: decode (a.py:4), 80.0 ms a batch of the workers (making batches)\n" in text
+    assert "  rank 1 is late: 20.0 ms a step longer in hook (a.py:9) (other: blocked or asleep)\n" in text
+    of_worker = LineNow(LATE, 1, "worker", "fetch", "read (a.py:9)", 20 * MS, 20 * MS, 20 * MS)
+    text = text_of(view_of(state(lines=[of_worker])), 100)
+    assert "rank 1 is late: its workers spend 20.0 ms a batch longer in read (a.py:9) (waiting for storage)\n" in text
+
+
+def test_of_many_hosts_the_costliest_line_is_shown_unless_it_is_old() -> None:
+    def line(ms: int) -> list[LineNow]:
+        return [LineNow(MOST, -1, "step", "compute", "main (a.py:1)", ms * MS, ms * MS, ms * MS)]
+
+    first, second = state("node1", (0,), lines=line(20)), state("node2", (1,), lines=line(30))
+    assert "costliest line on node2: main (a.py:1), 30.0 ms a step (compute)" in text_of(view_of(first, second))
+    second.updated_realtime_ns -= 20 * S
+    assert "costliest line on node1: main (a.py:1), 20.0 ms a step (compute)" in text_of(view_of(first, second))
 
 
 def test_the_rate_of_the_newest_steps_is_compared_with_those_before() -> None:
@@ -254,7 +284,7 @@ def test_control_characters_are_visible() -> None:
 
 def test_the_json_page_names_each_field() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/live.md").read_text(encoding="utf-8")
-    classes = (LiveView, merged.HostView, merged.RankView, merged.Spent, Event)
+    classes = (LiveView, merged.HostView, merged.RankView, merged.Spent, LineNow, Event)
     names = {"format", *(one.name for kind in classes for one in dataclasses.fields(kind))}
     first_cells = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith("|"))
     assert names - set(re.findall(r"`(\w+)`", first_cells)) == set()
@@ -274,9 +304,11 @@ def test_the_document_is_json() -> None:
 
 
 def test_states_are_read_if_there_are_any(tmp_path: Path) -> None:
-    state("node1", (0,)).write(tmp_path)
+    line = LineNow(MOST, -1, "step", "compute", "main (a.py:1)", 3, 2, 4)
+    state("node1", (0,), lines=[line]).write(tmp_path)
     state("node2", (1,)).write(tmp_path)
     view = Watched(tmp_path).look()
+    assert [host.lines for host in view.hosts] == [[line], []]
     assert (view.origin, [host.host for host in view.hosts]) == ("follower", ["node1", "node2"])
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.errors import FormatError
-from stashtrace.live.state import Event, LiveState
+from stashtrace.live.state import Event, LineNow, LiveState
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 
 #: Format of the JSON; it grows where a field changes its meaning or goes.
@@ -89,6 +89,8 @@ class HostView:
     lost_records_count: int
     #: Sentences about the newest steps of its ranks, worst first.
     verdicts: list[str]
+    #: The user's lines that cost most in these steps; none where no stacks are recorded.
+    lines: list[LineNow]
     #: What this host cannot know, and why rows are missing.
     notes: list[str]
 
@@ -201,6 +203,7 @@ def _host(state: LiveState, now_realtime_ns: int) -> HostView:
         own_cpu_ratio=state.own_cpu_ns / followed_ns if known else -1.0,
         lost_records_count=state.lost_records_count,
         verdicts=[str(text) for text in state.verdicts],
+        lines=list(state.lines),
         notes=[str(text) for text in state.notes],
     )
 

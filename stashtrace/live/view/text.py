@@ -3,6 +3,7 @@
 what the job does, how fast, since when           always there
 that it is stuck, what is old or missing          always there
 the budget of each rank as bars, who is late      always there
+the line that costs most, that of a late rank     always there
 the verdicts about the newest steps               as many as fit
 what happened: slow steps and other events        as many as fit, the newest
 lost records, own cost                            always there
@@ -15,11 +16,14 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
+from stashtrace.analysis.lines.place_times import STEP
 from stashtrace.errors import guarded
-from stashtrace.live.state import Event
+from stashtrace.live.state import LATE, MOST, Event, LineNow
 from stashtrace.live.view.merged import OLD_ROUNDS, HostView, LiveView, RankView
+from stashtrace.schema.stall_kinds import KIND_LABELS, WORKER_KINDS
 from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.look import Look
+from stashtrace.summary.words.template_parts import bounded_time
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, ranks_text, shortened, span_text
 from stashtrace.visible import visible_line
@@ -31,6 +35,8 @@ _EVENTS_AT_MOST = 10
 _ANY = 1 << 30
 #: Ranks that are named as those that others waited for.
 _CAUSES_AT_MOST = 3
+#: Late ranks whose line is shown.
+_LATE_AT_MOST = 2
 _CONDITION_WORDS = {
     "begins": "running, no step has ended yet",
     "moves": "running",
@@ -53,7 +59,7 @@ def live_lines(view: LiveView, look: Look, *, height: int = 0, keys: str = "") -
 
     parts = (("the title", _title), ("the condition", _condition), ("warnings", _warnings))
     top = [line for what, make in parts for line in lines_of(what, make)]
-    bars = lines_of("the budget", _bars)
+    bars = [*lines_of("the budget", _bars), *lines_of("the costliest lines", _costliest)]
     verdicts = items_of("the verdicts", _verdict_items)
     events = items_of("the events", _event_items)
     foot = ["", *lines_of("the last lines", lambda view, look: _foot(view, look, keys))]
@@ -205,6 +211,35 @@ def _causes_text(ranks: Sequence[RankView]) -> str:
     more = len(causes) - len(named)
     named += [f"less for {count_noun(more, 'other rank')}"] if more else []
     return f"waits since the begin, summed over the ranks that waited: {', '.join(named)}"
+
+
+def _costliest(view: LiveView, look: Look) -> list[str]:
+    """Return the line of the user's code in which a step spends most, and that of each rank that is late.
+
+    Of several hosts the one where it is longest; a host whose state is old says nothing about now.
+    """
+    known = [(host.host, line) for host in view.hosts if not host.is_old for line in host.lines]
+    most = sorted((one for one in known if one[1].why == MOST), key=lambda one: -one[1].time_ns)[:1]
+    late = {line.rank: (host, line) for host, line in known if line.why == LATE}
+    shown = [*most, *(one for _, one in sorted(late.items())[:_LATE_AT_MOST])]
+    many = len(view.hosts) > 1
+    return [
+        text
+        for host, line in shown
+        for text in look.wrap(_line_text(line, host if many and line.rank < 0 else ""), _INDENT, _INDENT * 2)
+    ]
+
+
+def _line_text(line: LineNow, host: str) -> str:
+    """Word a line; ``host``: which it is about, empty where that needs no word."""
+    whose = f" on {host}" if host else ""
+    time = bounded_time(line.time_ns, line.low_ns, line.high_ns)
+    kind = KIND_LABELS.get(line.kind, line.kind) if line.where == STEP else WORKER_KINDS.get(line.kind, line.kind)
+    if line.why == MOST:
+        of = "a step" if line.where == STEP else "a batch of the workers"
+        return f"costliest line{whose}: {line.place}, {time} {of} ({kind})"
+    longer = f"{time} a step longer in" if line.where == STEP else f"its workers spend {time} a batch longer in"
+    return f"rank {line.rank} is late: {longer} {line.place} ({kind})"
 
 
 def _verdict_items(view: LiveView, look: Look) -> list[list[str]]:

@@ -23,7 +23,7 @@ from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.followed import VERDICTS_S, lost_count, verdicts_of
+from stashtrace.live.followed import VERDICTS_S, lost_count, said_of
 from stashtrace.live.state import LiveState
 from stashtrace.live.table import wide_rows
 from stashtrace.live.totals import LiveTotals
@@ -84,7 +84,7 @@ class FollowedHere:
             if found.window is not None:
                 state.lost_records_count = lost_count(found.window)
                 if self._accounts.closed and time.monotonic() >= self._verdicts_s:
-                    state.verdicts = verdicts_of(found.window)
+                    state.verdicts, state.lines = said_of(found.window)
                     self._verdicts_s = time.monotonic() + VERDICTS_S
         state.updated_realtime_ns = at_realtime_ns  # what was written after it is not known
         state.take_totals(self._totals, time.time_ns() - time.monotonic_ns() + self._accounts.origin_ns)
@@ -165,7 +165,7 @@ def _states_of_recording(path: Path, run_id: str, facts: Mapping[str, Any]) -> l
         state.take_totals(LiveTotals(ranks), zero_ns)
         states.append(state)
     states[0].notes = notes
-    states[0].verdicts = verdicts_of(trace)
+    states[0].verdicts, states[0].lines = said_of(trace)
     states[0].lost_records_count = lost_count(trace)
     return states
 
