@@ -19,6 +19,7 @@ from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.errors import guarded
 from stashtrace.replay.advice.first_changes import what_to_do_first
 from stashtrace.report.budget_groups import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
+from stashtrace.report.costliest_lines import costliest_lines
 from stashtrace.report.costliest_waits import costliest_waits
 from stashtrace.report.flames import flame_graphs
 from stashtrace.report.links import link_facts, no_links
@@ -104,9 +105,9 @@ def report_facts(
     ``calibration.toml`` in the run directory. Returns plain values alone: ``version``, ``path``, ``ending`` (how the
     job failed or stood still), ``verdict`` (one sentence), ``headline`` (sentences), ``not_said`` (sentences about what
     could not be made, by a fault of ours), ``do_first`` and ``findings``
-    (those of :func:`stashtrace.summary.summary_document.document`), ``budget``, ``flames``, ``heat``, ``waits``,
-    ``slow``, ``links``, ``losses``, ``machine``. Moments count from the origin that ``--window`` counts from; lengths
-    are ns.
+    (those of :func:`stashtrace.summary.summary_document.document`), ``budget``, ``lines``, ``flames``, ``heat``,
+    ``waits``, ``slow``, ``links``, ``losses``, ``machine``. Moments count from the origin that ``--window`` counts
+    from; lengths are ns.
     """
     facts = gather(trace)
     tables = Summary.of(facts)
@@ -124,6 +125,7 @@ def report_facts(
         "do_first": said["do_first"],
         "findings": findings,
         "budget": guarded("the budget", partial(_budget, facts, tables), partial(_no_budget, facts)),
+        "lines": None,
         "flames": None,
         "heat": None,
         "waits": None,
@@ -150,6 +152,7 @@ def _parts_of_steps(
     """Return the name of each part that needs steps, what it is in words, and what makes it."""
     steps, stalls, spikes = (facts.tables[name] for name in ("steps", "stalls", "spikes"))
     return {
+        "lines": ("the costliest lines", lambda: costliest_lines(trace)),
         "flames": ("the flame graphs", lambda: flame_graphs(trace, groups)),
         "heat": ("the heat maps", lambda: heat_maps(stalls, find_steps(trace), ranks_apart(groups))),
         "waits": ("the costliest waits", lambda: costliest_waits(trace, steps, stalls)),

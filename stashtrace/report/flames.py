@@ -98,12 +98,12 @@ def flame_graphs(trace: Trace, groups: Sequence[dict[str, Any]]) -> dict[str, An
     """Return the flame graphs of a run; None if it has no stacks.
 
     ``groups``: those of the budget. Returns ``groups``: per group its keys in the budget but for its columns, and a
-    graph; ``difference``: ``slow_rank`` (which takes longest beside waiting for others) and ``rank`` (the median one),
-    ``slow_ns`` and ``other_ns`` (that time) and a graph, or None; ``workers``: ``batches_count`` and a graph, or None.
-    A graph is ``whole_ns`` (mean of a step or batch; of a difference all that differs), ``samples_count``,
-    ``hidden_count`` (boxes that are too short to draw) and ``boxes``, from left to right, each before those below it:
-    ``kind``, ``depth``, ``begin_ns``, ``length_ns``, ``text`` (empty of a kind), ``library`` and ``samples_count``;
-    of a difference also ``slow_ns``, ``other_ns`` and ``certain``.
+    graph; ``difference``: ``slow_rank`` (which takes longest beside waiting for others) and ``rank`` (the median
+    one of ``others_count``), ``slow_ns`` and ``other_ns`` (that time) and a graph, or None; ``workers``:
+    ``batches_count`` and a graph, or None. A graph is ``whole_ns`` (mean of a step or batch; of a difference all
+    that differs), ``samples_count``, ``hidden_count`` (boxes that are too short to draw) and ``boxes``, from left
+    to right, each before those below it: ``kind``, ``depth``, ``begin_ns``, ``length_ns``, ``text`` (empty of a
+    kind), ``library`` and ``samples_count``; of a difference also ``slow_ns``, ``other_ns`` and ``certain``.
     """
     found = flames(trace)
     if not len(found) or not groups:
@@ -169,6 +169,7 @@ def _difference(trace: Trace, own: Table) -> dict[str, Any] | None:
         if root.keep_certain():
             kinds[kind] = root
     known = {"slow_rank": int(rows.values[slow]), "rank": int(rows.values[other])}
+    known["others_count"] = len(rows.values) - 1
     return {**known, "slow_ns": work_ns[slow], "other_ns": work_ns[other], **_graph(kinds)}
 
 

@@ -66,6 +66,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 }
 #: Kind -> its column.
 COLUMN_OF: dict[str, str] = {kind.name: kind.column for kind in STALL_KINDS}
+#: Kind -> what a person calls it.
+KIND_LABELS: dict[str, str] = {kind.name: kind.label for kind in STALL_KINDS}
+#: Kinds of time of a worker that makes a batch.
+WORKER_KINDS = {"prep": "making batches", "fetch": "waiting for storage"}
 #: Kinds in the order of the enumeration, as tables and comparisons list them.
 KIND_NAMES: tuple[str, ...] = tuple(kind.name.lower() for kind in StallKind)
 #: Words of other tools and of people -> ours.

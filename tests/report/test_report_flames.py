@@ -139,7 +139,7 @@ def test_a_recording_without_stacks_has_no_such_part() -> None:
 def test_names_that_look_like_elements_are_text(name: str) -> None:
     facts = report_facts(late_job(hook=name.replace(" ", "")))
     svg = ElementTree.fromstring(flame_graph(facts["flames"]["groups"][1], f"of {name}", "step"))
-    assert {element.tag for element in svg.iter()} == {"svg", "title", "rect", "text"}
+    assert {element.tag for element in svg.iter()} == {"svg", "title", "rect", "foreignObject", "div"}
     told = [element.text or "" for element in svg.iter("title")]
     shown = "late.py:11" if name == "<module>" else f"{name.replace('.<locals>', '')} (late.py:11)"
     assert any(title.startswith(f"{shown}, other") for title in told)
@@ -167,5 +167,5 @@ def test_narrow_boxes_have_no_text() -> None:
         ],
     }
     svg = ElementTree.fromstring(flame_graph(graph, "a label", "step"))
-    classes = [text.attrib["class"] if (text := box.find("text")) is not None else None for box in svg]
+    classes = [words.attrib["class"] if (words := box.find("*/div")) is not None else None for box in svg]
     assert classes == ["t0", "t1", "t2", None]

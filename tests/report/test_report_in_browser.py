@@ -91,7 +91,7 @@ def test_boxes_of_flame_graphs_have_text_where_there_is_room(
         whole_page("flame", [flame_graph({"whole_ns": 1000, "boxes": boxes}, "a label", "step"), "<footer>"])
     )
     opened = show(browser, path.as_uri(), width)
-    texts = "[...document.querySelectorAll('.flame text')].filter((each) => each.getBoundingClientRect().width)"
+    texts = "[...document.querySelectorAll('.flame div')].filter((each) => each.getBoundingClientRect().width)"
     assert opened.evaluate(f"{texts}.length") == shown
     narrow = f"{texts}.filter((each) => each.closest('svg').getBoundingClientRect().width < 40).length"
     assert opened.evaluate(narrow) == 0

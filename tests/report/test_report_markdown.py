@@ -8,6 +8,7 @@ import re
 import pytest
 from builders import MS, TraceBuilder
 from summary.scenes import job
+from test_report_flames import late_job
 
 from stashtrace.report.document import report_facts
 from stashtrace.report.page import markdown
@@ -101,3 +102,19 @@ def test_a_run_without_steps_says_why_there_is_no_budget() -> None:
     assert "/data/a\\|b" in made
     assert "###" in made
     assert "Where the time" not in made
+
+
+def test_the_costliest_lines_stand_in_place_of_flame_graphs() -> None:
+    made = markdown(report_facts(late_job(loads=True), ["./x"]))
+    part = made.partition("### Which lines it goes to\n\n")[2].partition("\n\n### ")[0]
+    table, longer, told = part.split("\n\n")
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()]
+    assert ["hook (late.py:11)", "other: blocked or asleep", "6.67 ms a step", "6.67 ms", "7 %"] in rows
+    assert ["Images.\\_\\_getitem\\_\\_ (data.py:7)", "making batches"] in [row[:2] for row in rows]
+    assert longer.startswith("- rank 1 spends 20.0 ms (")
+    assert longer.endswith(" a step longer in `hook (late.py:11)` than the others")
+    assert "`stashtrace analyze lines ./x`" in told
+
+
+def test_without_stacks_no_lines_are_shown(made: str) -> None:
+    assert "Which lines" not in made

@@ -32,7 +32,7 @@ def _finding(imported: bool, **fields: Any) -> Finding:
 @pytest.mark.parametrize("imported", [False, True])
 def test_ours_are_advised_for_recordings_of_ours(imported: bool) -> None:
     perhaps = _finding(imported, kind="host", cause_kind="perhaps", confidence="up_to", high_ns=10**6)
-    for text in (claim_text(perhaps), EVIDENCE["python_unknown"]({}, perhaps)):
+    for text in (claim_text(perhaps), EVIDENCE["python_unknown"]({"kind": "", "items_count": -1}, perhaps)):
         assert bool(OURS.search(text)) is not imported
         assert "recording" in text or not imported
 

@@ -46,7 +46,7 @@ def test_what_late_ranks_do_longer(name: str) -> None:
     for codes in rows:
         evidence = tuple(Evidence(code, rank=1, of_count=0, amount_ns=9 * MS, kind=name) for code in codes)
         assert worded(of_a_verdict(evidence=(*evidence, turns)))
-    assert " longer (60 %)" in row_texts(turns)[0]
+    assert " longer (60 % of this waiting)" in row_texts(turns)[0]
     assert worded(of_a_verdict(evidence=(longer, Evidence("late_also", rank=1, of_count=0, amount_ns=MS, kind=name))))
     early = worded(
         of_a_verdict(cause_kind="early", evidence=(Evidence("unlike_rank", rank=1, amount_ns=MS, kind=name),))

@@ -13,13 +13,14 @@ from stashtrace.analysis.findings.batch_making import inside
 from stashtrace.analysis.findings.claim_rows import Evidence
 from stashtrace.analysis.findings.summary_input import RankFacts
 from stashtrace.analysis.intervals import Int64, TimeSet
-from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
+from stashtrace.analysis.links.efficiency import expected_transfers
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.idle_calls import idle_calls
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.calibration.file import Calibration
 from stashtrace.calibration.fit_link import bus_bytes
+from stashtrace.calibration.of_run import calibration_of
 from stashtrace.errors import ForeignCalibrationWarning, FormatError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection, StallKind

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.places.line_evidence import longer_lines, place_and_leaf
+from stashtrace.analysis.findings.places.line_evidence import longer_lines
 from stashtrace.analysis.lines.lines import costliest_lines, costliest_worker_lines
 from stashtrace.errors import guarded
 from stashtrace.schema.stall_kinds import COLUMN_OF
@@ -32,12 +32,12 @@ def line_behind(trace: Trace, quantity: str, rank: int, kind: str = "") -> str:
 def _line_behind(trace: Trace, quantity: str, rank: int) -> str:
     if quantity == "straggler":
         longer = longer_lines(trace, rank, 1) if rank >= 0 else []
-        return place_and_leaf(longer[0][1]) if longer else ""
+        return longer[0][1].place_and_leaf if longer else ""
     if quantity not in (*_OF_STEPS, *_OF_BATCHES):
         return ""
     find = costliest_lines if quantity in _OF_STEPS else costliest_worker_lines
     lines = find(trace, rank if rank >= 0 else _worst_rank(trace, quantity), quantity, 1)
-    return place_and_leaf(lines[0]) if lines and lines[0].share_low >= _MOSTLY_RATIO else ""
+    return lines[0].place_and_leaf if lines and lines[0].share_low >= _MOSTLY_RATIO else ""
 
 
 def _worst_rank(trace: Trace, quantity: str) -> int:

@@ -15,14 +15,13 @@ from stashtrace.report.page import svg_pictures
 from stashtrace.report.page.first_parts import group_title
 from stashtrace.report.page.html import how, paragraph, table, tag, text, unfolding
 from stashtrace.report.page.page_words import KINDS
+from stashtrace.schema.stall_kinds import WORKER_KINDS
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
 
 _ROW, _HEIGHT = 20, 19
 #: Part of the picture's width from which on a box has 40 pixels or more in a window of 400, 680 and 1000 pixels.
 _TEXT_CLASSES = ((0.11, "t0"), (0.062, "t1"), (0.042, "t2"))
-#: What workers do in the time that ranks wait for them.
-_WORKER_KINDS = {"prep": "makes batches (prep)", "fetch": "waits for storage (fetch)"}
 #: Graphs of groups that are open; the others are folded in.
 _OPEN = 2
 _MakeRow: TypeAlias = Callable[[dict[str, Any]], tuple[str, ...]]
@@ -79,7 +78,7 @@ def _workers(workers: dict[str, Any] | None) -> list[str]:
         paragraph(f"The width of a box is its part of the time of a batch in its worker, the mean of {batches}."),
         flame_graph(workers, f"{title}; functions by kind of time", "batch"),
         _as_table(
-            workers, ("a batch", "of the batch"), title, lambda box: _row(box, workers["whole_ns"], _WORKER_KINDS)
+            workers, ("a batch", "of the batch"), title, lambda box: _row(box, workers["whole_ns"], WORKER_KINDS)
         ),
     ]
     return [tag("div", "".join(content), class_="wait")]
@@ -92,7 +91,8 @@ def _difference(found: dict[str, Any] | None) -> list[str]:
     title = f"Rank {slow} compared with rank {other}"
     lead = (
         f"Not counting waits for late ranks, a step takes {duration_text(found['slow_ns'])} on rank {slow}, the"
-        f" slowest, and {duration_text(found['other_ns'])} on rank {other}, the median of the others."
+        f" slowest, and {duration_text(found['other_ns'])} on rank {other}"
+        f"{', the median of the others' if found['others_count'] > 1 else ''}."
     )
     if not found["boxes"]:
         said = f"{lead} No function differs by more than the samples leave open."
@@ -142,7 +142,7 @@ def flame_graph(graph: dict[str, Any], label: str, whole: str, ranks: tuple[int,
 
     ``ranks``: those that are compared, the slow one first, if the boxes are differences.
     """
-    kinds = _WORKER_KINDS if whole == "batch" else KINDS
+    kinds = WORKER_KINDS if whole == "batch" else KINDS
     whole_ns = max(graph["whole_ns"], 1)
     parts = []
     for box in graph["boxes"]:
@@ -156,7 +156,7 @@ def flame_graph(graph: dict[str, Any], label: str, whole: str, ranks: tuple[int,
                 tag("title", text(f"{words}{'' if box['depth'] == 0 else ', ' + kinds.get(box['kind'], '')}: {told}"))
                 + '<rect width="100%" height="100%"/>'
                 + ('<rect class="edge" width="100%" height="3"/>' if box["depth"] == 0 and ranks is None else "")
-                + (tag("text", text(words), x="4", y="14", class_=shown) if shown else ""),
+                + (_words(words, shown) if shown else ""),
                 class_=f"{_class(box, ranks)} {'kind' if box['depth'] == 0 else 'lib' if box['library'] else 'own'}",
                 x=f"{100 * box['begin_ns'] / whole_ns:.3f}%",
                 y=str(_ROW * box["depth"]),
@@ -166,6 +166,14 @@ def flame_graph(graph: dict[str, Any], label: str, whole: str, ranks: tuple[int,
         )
     height = _ROW * (1 + max(box["depth"] for box in graph["boxes"]))
     return tag("svg", "".join(parts), class_="flame", width="100%", height=str(height), role="img", aria_label=label)
+
+
+def _words(words: str, shown: str) -> str:
+    """Return the words of a box; ``shown``: the class of its width.
+
+    HTML, since it ends words in dots where the box is too narrow; text of SVG is cut within a letter.
+    """
+    return tag("foreignObject", tag("div", text(words), class_=shown), width="100%", height="100%")
 
 
 def _class(box: dict[str, Any], ranks: tuple[int, int] | None) -> str:

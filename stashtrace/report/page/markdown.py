@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from stashtrace.analysis.findings.claim_rows import NOT_SAID
+from stashtrace.analysis.lines.place_times import STEP
 from stashtrace.errors import guarded
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page.first_parts import group_title
 from stashtrace.report.page.later_parts import slow_lead
 from stashtrace.report.page.page_words import claims_of, finding_how, method_text, title_around
-from stashtrace.schema.stall_kinds import COLUMN_LABELS
-from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.schema.stall_kinds import COLUMN_LABELS, KIND_LABELS, WORKER_KINDS
+from stashtrace.units import bytes_text, duration_text, percent_text, range_text
 from stashtrace.visible import markdown_code as code
 from stashtrace.visible import markdown_text
 
@@ -22,7 +23,7 @@ _WAITS, _SLOW, _TRANSFERS = 5, 5, 6
 
 
 def markdown(facts: dict[str, Any]) -> str:
-    """Return the Markdown of a report: verdicts, budget, waits, slow steps, links, trust; the rest is folded in.
+    """Return the Markdown of a report: verdicts, budget, lines, waits, slow steps, links, trust; the rest is folded in.
 
     ``facts``: as :func:`stashtrace.report.document.report_facts` returns it.
     """
@@ -33,6 +34,7 @@ def markdown(facts: dict[str, Any]) -> str:
         "the headline": lambda: [plain(", ".join(facts["headline"])), *map(plain, facts["not_said"])],
         "what slows it down": lambda: _verdicts(facts),
         "the budget": lambda: _budget(facts["budget"], facts["commands"]["budget"]),
+        "the costliest lines": lambda: _lines(facts),
         "the costliest waits": lambda: _waits(facts),
         "the slow steps": lambda: _slow(facts),
         "the links": lambda: _links(facts),
@@ -106,6 +108,38 @@ def _budget(budget: dict[str, Any], command: str) -> list[str]:
         _table(("ranks", *(names[at] for at in shown)), rows, len(shown)),
         f"Mean of the counted steps; by {plain(method_text(budget['methods']))}. Bounds: {code(command)}.",
     ]
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    """Return the costliest lines in place of the page's flame graphs."""
+    found = facts["lines"]
+    if not found:
+        return []
+    rows = [
+        (
+            line["place"],
+            KIND_LABELS[line["kind"]] if line["where"] == STEP else WORKER_KINDS[line["kind"]],
+            f"{duration_text(line['time_ns'])} a {'step' if line['where'] == STEP else 'batch'}",
+            _range(line),
+            percent_text(line["share_ratio"]),
+        )
+        for line in found["lines"]
+    ]
+    longer = [
+        f"- rank {row['rank']} spends {duration_text(row['time_ns'])} ({_range(row)}) a step longer in"
+        f" {code(row['place'])} than the others"
+        for row in found["longer"]
+    ]
+    return [
+        "### Which lines it goes to",
+        _table(("function and line", "kind of time", "mean", "between (95 %)", "share"), rows, 3),
+        "\n".join(longer),
+        f"Over all ranks; the innermost function of the job's code counts. All: {code(facts['commands']['lines'])}.",
+    ]
+
+
+def _range(row: dict[str, Any]) -> str:
+    return range_text(duration_text(row["low_ns"]), duration_text(row["high_ns"]))
 
 
 def _waits(facts: dict[str, Any]) -> list[str]:

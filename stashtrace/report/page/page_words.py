@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import Any
 
 from stashtrace.report.stalls_by_rank_and_step import CLASSES
-from stashtrace.schema.stall_kinds import STALL_KINDS
+from stashtrace.schema.stall_kinds import KIND_LABELS
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
 
 #: Kind of time -> what a person calls it.
-KINDS = {kind.name: kind.label for kind in STALL_KINDS}
+KINDS = KIND_LABELS
 METHODS = {
     "host": "times of the host: phases of the loop, waits for batches, collectives and blocking calls",
     "brackets": "timing events on the device around its work, and times of the host",

@@ -97,7 +97,7 @@ def _late(f: Finding) -> str:
     both = [*turns, *f.all("other_rank")][:2]  # earlier versions named the other rank also where both are in ``turns``
     if len(both) == 2 and len(turns) <= 2:
         return _two_that_wait(row, both, where)
-    return f"{head} by turns for whoever comes last: no rank takes longer than the steps vary"
+    return f"{head} by turns for whoever comes last: the difference between ranks is within noise"
 
 
 def _two_that_wait(row: Row, waits: list[Row], where: str) -> str:
@@ -110,13 +110,13 @@ def _two_that_wait(row: Row, waits: list[Row], where: str) -> str:
     if row["cause_kind"] == "chance":
         return (
             f"rank {more} waits {most} a step ({most_share}) for rank {less}{where}, and rank {less} waits"
-            f" {parts[less]} for rank {more}: the difference is no more than their steps vary"
+            f" {parts[less]} for rank {more}: the difference is within noise"
         )
     parts[more] = f"{most} ({most_share})"
     a, b = sorted(parts)
     return (
         f"ranks {a} and {b} wait for each other by turns{where}, rank {a} {parts[a]} and rank {b} {parts[b]} a step:"
-        " neither takes longer than their steps vary"
+        " the difference is within noise"
     )
 
 
@@ -455,9 +455,11 @@ def _start(f: Finding) -> str:
     ]
     before = f.first("start_before") or {}
     whose = f" of rank {f.row['rank']}" if f.row["rank"] >= 0 else ""
+    count = before["items_count"]
+    steps = "that step" if count == 1 else f"all {count_noun(count, 'counted step')}"
     head = (
-        f"the start{whose} took {duration_text(f.row['stall_ns'])} up to the first counted step, and all"
-        f" {count_noun(before['items_count'], 'counted step')} {duration_text(before['amount_ns'])}"
+        f"the start{whose} took {duration_text(f.row['stall_ns'])} up to the first counted step, and"
+        f" {steps} {duration_text(before['amount_ns'])}"
     )
     return f"{head}: {', '.join(parts)}" if parts else head
 

@@ -89,6 +89,31 @@ def _blocked_in(row: Row, f: Finding) -> str:
     return "; ".join([text for text in (_ENDS_IT[kind], *shown) if text]) if kind in _ENDS_IT else ""
 
 
+def _why_no_line(row: Row, f: Finding) -> str:
+    """Say why no line is named of a time, and what would name it."""
+    count = max(row["items_count"], 0)
+    few = f"{count_noun(count, 'sample')} of its stack in this time" if count else "no sample of its stack in this time"
+    why = {
+        "few_samples": f"{few}, too few to name a line" if count else few,
+        "spread": f"{few}, spread over many lines",
+        "not_watched": "its step thread is none of those whose stacks were sampled",
+        "not_read": "its stacks could not be read here",
+    }
+    return why.get(row["kind"]) or record_more(f, "function")
+
+
+def _host_unknown(row: Row, f: Finding) -> str:
+    why = f": {_why_no_line(row, f)}" if f.first("of_another_tool") is None else ""
+    return f"what the host does then is not in the recording{why}"
+
+
+def _unknown_block(row: Row, f: Finding) -> str:
+    where = "" if f.first("spent_in") else "; the timeline shows where"
+    return (
+        f"no recorded blocking call covers most of it; a lock, a socket or a subprocess can still be the cause{where}"
+    )
+
+
 def _longer_in(row: Row, f: Finding) -> str:
     return f"it spends {between_bounds(row)} a step longer in {row['name']}"
 
@@ -395,8 +420,10 @@ def _late_by_turns(row: Row, f: Finding) -> str:
     kinds = f.all("late_by_turns")
     if row["kind"] != kinds[0]["kind"]:
         return ""  # the first one speaks for all
-    parts = [f"{LATE_WORK[e['kind']].it_did} longer ({percent_text(e['part_ratio'])})" for e in kinds]
-    return f"the rank that came last {', '.join(parts)}; in brackets the share of this waiting"
+    shares = [percent_text(e["part_ratio"]) for e in kinds]
+    shares[0] += " of this waiting"
+    parts = [f"{LATE_WORK[e['kind']].it_did} longer ({share})" for e, share in zip(kinds, shares, strict=True)]
+    return f"the rank that came last {', '.join(parts)}"
 
 
 def _unlike_rank(row: Row, f: Finding) -> str:
@@ -639,9 +666,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "draining_call": _blocking_call,
     "calls_of_others": _calls_of_others,
     "host_in_phase": _filled("{amount_ns:time} a step of it in the {kind}"),
-    "host_unknown": _filled(
-        "what the host does then is not in the recording; an annotation around parts of the loop would name it"
-    ),
+    "host_unknown": _host_unknown,
     "not_explained": _filled("not explained by what was recorded: no call covers it"),
     "host_function": lambda row, f: filled(
         "functions on the host: {part_ratio:number} a step on {stream}, taking {amount_ns:time}",
@@ -682,14 +707,14 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "background_saves": _background_saves,
     "blocked_in": _blocked_in,
     "nothing_recorded": _filled("nothing was recorded in that time"),
-    "unknown_block": _filled(
-        "no recorded blocking call covers most of it; a lock, a socket or a subprocess can still be the cause; the"
-        " timeline shows where"
-    ),
+    "unknown_block": _unknown_block,
     "file_time": _file_time,
     "on_file": lambda row, f: f"{'the file is' if row['items_count'] == 1 else 'most of it on'} {_path(row['name'])}",
     "spent_in": _of_one(lambda row, f: f"{between_bounds(row)} a step in {row['name']}"),
     "longer_in": _longer_in,
+    "late_made_longer": lambda row, f: (
+        f"the workers of rank {row['rank']} spend {between_bounds(row)} a batch longer in {row['name']}"
+    ),
     "late_made_in": lambda row, f: (
         f"the workers of rank {row['rank']} spend {between_bounds(row)} a batch in {row['name']}"
     ),
@@ -698,7 +723,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "python_in": _filled("{amount_ns:time} a step in {name}"),
     "python_collects": _python_collects,
     "compiles": _compiles,
-    "python_unknown": lambda row, f: f"Python, or operators that no module calls: {record_more(f, 'function')}",
+    "python_unknown": lambda row, f: f"Python, or operators that no module calls: {_why_no_line(row, f)}",
     "no_operator": _filled(
         "record_function() around parts of the loop, or with_stack=True in torch.profiler, would name the function"
     ),

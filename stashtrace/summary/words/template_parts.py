@@ -79,8 +79,13 @@ def share(row: Row) -> str:
 
 def between_bounds(row: Row) -> str:
     """Word a time of evidence: one figure where its bounds are near to each other, else a range."""
-    point, low, high = (duration_text(row[name]) for name in ("amount_ns", "low_ns", "high_ns"))
-    return point if row["high_ns"] - row["low_ns"] <= _NEAR_RATIO * row["high_ns"] else range_text(low, high)
+    return bounded_time(row["amount_ns"], row["low_ns"], row["high_ns"])
+
+
+def bounded_time(point_ns: float, low_ns: float, high_ns: float) -> str:
+    """Word a time with bounds: one figure where these are near to each other, else a range."""
+    point, low, high = (duration_text(time) for time in (point_ns, low_ns, high_ns))
+    return point if high_ns - low_ns <= _NEAR_RATIO * high_ns else range_text(low, high)
 
 
 def of_recording(f: Finding, text: str) -> str:
@@ -96,7 +101,7 @@ def of_recording(f: Finding, text: str) -> str:
 _RECORD_MORE = {
     "kernels": ("timing events cannot tell, `stashtrace run --kernels` can", "this recording cannot tell"),
     "function": (
-        "the recording does not say which function; stashtrace.annotate() around parts of the loop would",
+        "no stacks were sampled, which name the line (`stashtrace run --stack-hz 50`, the default)",
         "the recording does not say which function",
     ),
 }

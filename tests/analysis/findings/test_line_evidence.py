@@ -19,13 +19,19 @@ HOOK = (f"Tensor.backward {TORCH}/_tensor.py:6", "hook /jobs/train.py:11")
 PARSE = ("parse /jobs/train.py:14", "JSONDecoder.decode /usr/lib/python3.11/json/decoder.py:337")
 
 
-def sleeper(build: TraceBuilder, number: int, *, python_ms: int = 0, steps: int = 12) -> ProcessBuilder:
-    """A rank of steps of 40 ms: 20 computing, 10 asleep, the rest Python of the loop if ``python_ms`` are."""
+def sleeper(
+    build: TraceBuilder, number: int, *, python_ms: int = 0, steps: int = 12, sleeps: bool = True
+) -> ProcessBuilder:
+    """A rank of steps of 40 ms: 20 computing, 10 asleep, or blocked in nothing recorded.
+
+    The rest is Python of the loop if ``python_ms`` are.
+    """
     rank = build.rank(number)
     for step in range(steps):
         now, ran = step * 40 * MS, step * (20 + python_ms) * MS
         rank.phase("forward", now, now + 10 * MS, cpu=(ran, ran + 10 * MS), runqueue=(0, 0))
-        rank.wait(WaitOp.SLEEP, now + 10 * MS, now + 20 * MS)
+        if sleeps:
+            rank.wait(WaitOp.SLEEP, now + 10 * MS, now + 20 * MS)
         rank.phase(
             "optimizer",
             now + (20 + python_ms) * MS,
@@ -60,11 +66,49 @@ def test_samples_are_said_as_a_range_and_replace_the_sentence_that_no_function_i
         for moment in (21, 24, 27):
             sample(rank, (step * 40 + moment) * MS, parse)
     found = said(build.trace(), "host")
-    assert any("the recording does not say which function" in text for text in without)
-    assert not any("the recording does not say which function" in text for text in found)
+    assert any("no stacks were sampled, which name the line" in text for text in without)
+    assert not any("no module calls" in text for text in found)
     (text,) = [text for text in found if "parse" in text]
     assert text.endswith(" a step in parse (train.py:14, in json JSONDecoder.decode)")
     assert " to " in text or text.startswith("10.0 ms")
+
+
+def test_python_without_a_line_says_why() -> None:
+    """Too few samples; many lines; a thread that is not sampled; stacks that cannot be read; none were sampled."""
+
+    def reason(samples: int, functions: int, *, of_rank: int = 0, lost: str = "") -> str:
+        build = TraceBuilder()
+        ranks = [sleeper(build, number, python_ms=10, steps=24) for number in (0, 1)]
+        for number in range(samples):
+            at = ((number + 10) % 24) * 40 * MS + (21 + number // 24) * MS
+            sample(ranks[of_rank], at, stack_of(ranks[of_rank], MAIN, f"f{number % functions} /jobs/train.py:{number}"))
+        if of_rank == 0 and samples:
+            sample(ranks[0], 401 * MS, stack_of(ranks[0], MAIN))
+        if lost:
+            build.loss(lost)
+        return said(build.trace(), "host")[0]
+
+    of = "Python, or operators that no module calls: "
+    assert reason(2, 2) == f"{of}2 samples of its stack in this time, too few to name a line"
+    assert reason(90, 30) == f"{of}71 samples of its stack in this time, spread over many lines"
+    assert reason(40, 1, of_rank=1) == f"{of}its step thread is none of those whose stacks were sampled"
+    assert reason(0, 1, lost="no_stacks") == f"{of}its stacks could not be read here"
+    assert reason(0, 1) == (
+        f"{of}no stacks were sampled, which name the line (`stashtrace run --stack-hz 50`, the default)"
+    )
+
+
+def test_a_blocked_time_with_a_line_does_not_send_to_the_timeline() -> None:
+    build = TraceBuilder()
+    rank = sleeper(build, 0, sleeps=False)
+    found = said(build.trace(), "other")
+    assert any(text.endswith("; the timeline shows where") for text in found)
+    for step in range(12):
+        for moment in (1, 12, 15, 18, 25, 39):
+            sample(rank, (step * 40 + moment) * MS, stack_of(rank, MAIN, *PARSE))
+    found = said(build.trace(), "other")
+    assert any("parse (train.py:14" in text for text in found)
+    assert not any("the timeline shows where" in text for text in found)
 
 
 def test_a_line_with_too_few_samples_is_not_said() -> None:

@@ -58,7 +58,7 @@ def test_what_runs_between_the_phases_is_host_python() -> None:
     assert verdict.text == (
         "rank 0 spends 30.0 ms a step (30 %) in code of the loop outside forward, backward and optimizer"
     )
-    assert "the recording does not say which function" in verdict.evidence[0]
+    assert "no stacks were sampled, which name the line" in verdict.evidence[0]
 
 
 def test_an_annotation_names_it() -> None:

@@ -7,12 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, evidence_by
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.lines.between_ranks import lines_between_ranks
 from stashtrace.analysis.lines.lines import CostlyLine, costliest_lines, costliest_worker_lines, line_that_differs
+from stashtrace.analysis.lines.place_times import STEP, WHERES, WORKER, place_times
 from stashtrace.analysis.lines.slow_lines import line_of_steps
-from stashtrace.schema.stall_kinds import COLUMN_OF, KIND_NAMES
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import COLUMN_OF, KIND_NAMES, kinds_of_word
 from stashtrace.schema.trace import Trace
 
 Row = dict[str, Any]
@@ -26,8 +30,12 @@ _COMPUTING_RATIO, _COMPUTING_LOOKED_AT = 0.1, 4
 _OF_TORCH = "torch "
 #: A line is said from this part of the time on, as far as its samples are sure of it.
 _WORTH_RATIO = 0.15
-#: What a recording without lines says in their place.
-_INSTEAD = ("python_unknown",)
+#: What is said in place of lines where there are none.
+_INSTEAD = ("python_unknown", "host_unknown")
+#: No line certainly has more than this part: more samples would name none either.
+_SPREAD_RATIO = 0.3
+#: Losses of a process whose stacks cannot be read.
+_UNREAD = ("no_stacks", "stacks_not_readable")
 #: What a rank or a worker spends longer, or at all: its line follows.
 _BEFORE = (
     *("batch_time", "batch_part", "late_root", "late_surplus", "late_surplus_before", "late_also"),
@@ -41,10 +49,35 @@ def with_lines(facts: RunFacts, claim: Claim) -> Claim:
         return claim
     rows = tuple(evidence_by("in which lines", _rows, facts, claim))
     if not rows:
-        return claim
+        kind = _time_of(claim)
+        reasons = [_with_reason(facts.trace, kind, row) if row.code in _INSTEAD else row for row in claim.evidence]
+        return replace(claim, evidence=tuple(reasons))
     kept = tuple(row for row in claim.evidence if row.code not in _INSTEAD)
     first = rows[0].code == "spent_in"  # what else is known says more of it; the others follow on what a rank does
     return replace(claim, evidence=(*rows, *kept) if first else _behind(kept, rows))
+
+
+def _time_of(claim: Claim) -> str:
+    """Return the kind of time, or the column, that a verdict is about."""
+    return claim.cause_kind if claim.cause_kind in _KINDS_OF_HOST else _COLUMNS.get(claim.kind, claim.kind)
+
+
+def _with_reason(trace: Trace, kind: str, unknown: Evidence) -> Evidence:
+    """Return evidence of an unknown function with the reason as ``kind``, and with the samples in that kind of time."""
+    if not len(trace.stack_samples):
+        unread = np.isin(trace.losses["name_code"], [trace.strings.find(name) for name in _UNREAD])
+        return replace(unknown, kind="not_read" if unread.any() else "not_sampled")
+    times = place_times(trace)
+    if times is None:
+        return unknown
+    in_steps = (times.rank == unknown.rank) & (times.where == WHERES.index(STEP))
+    kinds = [StallKind[name.upper()] for name in kinds_of_word(kind)]
+    count = int(times.samples_count[in_steps & np.isin(times.kind, kinds)].sum())
+    if not times.samples_count[in_steps].any():
+        return replace(unknown, kind="not_watched")
+    lines = costliest_lines(trace, unknown.rank, kind, 1)
+    is_spread = bool(lines) and lines[0].share_high < _SPREAD_RATIO
+    return replace(unknown, kind="spread" if is_spread else "few_samples", items_count=count)
 
 
 def with_slow_line(facts: RunFacts, claim: Claim) -> Claim:
@@ -90,44 +123,46 @@ def _behind(known: tuple[Evidence, ...], rows: tuple[Evidence, ...]) -> tuple[Ev
 def _rows(facts: RunFacts, claim: Claim) -> list[Evidence]:
     if claim.kind == "late" and claim.cause_rank >= 0:
         # A step thread that waits for batches longer has no line of its own that is longer: its workers have.
-        of_workers = COLUMN_OF.get(claim.cause_kind) == "data"
-        made = _of(costliest_worker_lines, facts, claim.cause_rank, "data", "late_made_in") if of_workers else []
-        return made or _longer(facts, claim.cause_rank)
+        if COLUMN_OF.get(claim.cause_kind) == "data" and (
+            made := _longer(facts, claim.cause_rank, WORKER, "late_made_longer")
+            or _of(costliest_worker_lines, facts, claim.cause_rank, "data", "late_made_in")
+        ):
+            return made
+        return _longer(facts, claim.cause_rank, STEP, "longer_in")
     if claim.kind == "data":
         made = _of(costliest_worker_lines, facts, claim.rank, "data", "made_in")
         return made or _of(costliest_lines, facts, claim.rank, "data", "spent_in")
     if claim.kind in _COLUMNS:
-        kind = claim.cause_kind if claim.cause_kind in _KINDS_OF_HOST else _COLUMNS[claim.kind]
-        return _of(costliest_lines, facts, claim.rank, kind, "spent_in")
+        return _of(costliest_lines, facts, claim.rank, _time_of(claim), "spent_in")
     return []
 
 
-def longer_lines(trace: Trace, rank: int, count: int) -> list[tuple[Row, CostlyLine]]:
+def longer_lines(trace: Trace, rank: int, count: int, *, where: str = STEP) -> list[tuple[Row, CostlyLine]]:
     """Return the functions in which a rank is certainly longer than the others, each with the line that differs most.
 
-    The first of each pair is a row of ``lines_between_ranks``.
+    The first of each pair is a row of ``lines_between_ranks``. ``where``: of its step thread, or of its workers.
     """
     table = lines_between_ranks(trace)
-    rows = table.take((table["rank"] == rank) & (table["low_ns"] > 0))
+    rows = table.take((table["rank"] == rank) & (table["where"] == where) & (table["low_ns"] > 0))
     found = []
     for row in rows.take(slice(count)).rows():
-        line = line_that_differs(trace, rank, row["function_code"], row["path_code"])
+        line = line_that_differs(trace, rank, row["function_code"], row["path_code"], where=where)
         found += [(row, line)] if line is not None else []
     return found
 
 
-def _longer(facts: RunFacts, rank: int) -> list[Evidence]:
+def _longer(facts: RunFacts, rank: int, where: str, code: str) -> list[Evidence]:
     return [
         Evidence(
-            "longer_in",
+            code,
             "lines_between_ranks",
             rank=rank,
             amount_ns=row["longer_ns"],
             low_ns=row["low_ns"],
             high_ns=row["high_ns"],
-            name=place_and_leaf(line),
+            name=line.place_and_leaf,
         )
-        for row, line in longer_lines(facts.trace, rank, _LINES_AT_MOST)
+        for row, line in longer_lines(facts.trace, rank, _LINES_AT_MOST, where=where)
     ]
 
 
@@ -146,12 +181,7 @@ def _evidence(code: str, rank: int, lines: Sequence[CostlyLine]) -> list[Evidenc
             low_ns=line.low_ns,
             high_ns=line.high_ns,
             part_ratio=line.share_low,
-            name=place_and_leaf(line),
+            name=line.place_and_leaf,
         )
         for line in lines
     ]
-
-
-def place_and_leaf(line: CostlyLine) -> str:
-    """Return where a line is, with the call of a library in which most of its time was, in one pair of brackets."""
-    return f"{line.place.removesuffix(')')}, in {line.leaf})" if line.leaf else line.place
