@@ -31,7 +31,8 @@ def is_one_of(values: npt.NDArray[Any], few: Iterable[Any]) -> npt.NDArray[np.bo
     """Return the mask of the values that are among a few codes; for the columns of one rank ``np.isin`` costs more."""
     found = np.zeros(len(values), dtype=bool)
     for code in few:
-        found |= values == code
+        # Before Python 3.12 numpy takes several times as long for a member of an enumeration as for a number.
+        found |= values == (int(code) if isinstance(code, int) else code)
     return found
 
 
@@ -54,7 +55,7 @@ class TimeSet:
         """Union of any intervals; empty and inverted ones vanish."""
         if not len(begin):
             return _EMPTY
-        return cls(*intervals.union(int64(begin), int64(end)))
+        return cls(*intervals.union(begin, end))  # the kernels convert what is no int64 column
 
     @classmethod
     def of_rows(cls, table: Table, rows: Any = slice(None)) -> TimeSet:
@@ -69,9 +70,10 @@ class TimeSet:
     @classmethod
     def united(cls, *sets: TimeSet) -> TimeSet:
         """Union of any number of sets."""
-        if not sets:
+        filled = [s for s in sets if len(s.begin)]  # of most ranks most sets are empty
+        if not filled:
             return _EMPTY
-        return cls.of(np.concatenate([s.begin for s in sets]), np.concatenate([s.end for s in sets]))
+        return cls.of(np.concatenate([s.begin for s in filled]), np.concatenate([s.end for s in filled]))
 
     def __or__(self, other: TimeSet) -> TimeSet:
         return TimeSet.united(self, other)
@@ -96,7 +98,7 @@ class TimeSet:
 
     def within(self, begin: Any, end: Any) -> Int64:
         """Length of the set inside each of the given windows."""
-        return np.asarray(intervals.coverage(self.begin, self.end, int64(begin), int64(end)), dtype=np.int64)
+        return intervals.coverage(self.begin, self.end, begin, end)
 
     def gaps(self, begin: int, end: int) -> TimeSet:
         """Time of one window that is not in the set."""
@@ -104,7 +106,7 @@ class TimeSet:
 
     def pieces(self, begin: Any, end: Any) -> tuple[Int64, Int64, Int64]:
         """Cut by other intervals (sorted, disjoint): begin and end of each piece, row of the other interval."""
-        piece_begin, piece_end, _, row = intervals.join(self.begin, self.end, int64(begin), int64(end))
+        piece_begin, piece_end, _, row = intervals.join(self.begin, self.end, begin, end)
         return piece_begin, piece_end, row
 
 

@@ -304,6 +304,7 @@ def _stream_name(number: int, flags: int, priority: int) -> str:
 
 def _table(name: str, columns: Mapping[str, Any]) -> Table:
     schema = TABLES[name]
-    rows = max((len(v) for v in columns.values() if np.ndim(v)), default=1)
-    full = {k: v if np.ndim(v) else np.full(rows, v, dtype=schema.dtypes.get(k)) for k, v in columns.items()}
-    return Table(schema, full)
+    whole = {key: values for key, values in columns.items() if isinstance(values, list | np.ndarray) or np.ndim(values)}
+    rows = max(map(len, whole.values()), default=1)
+    repeated = {k: np.full(rows, v, dtype=schema.dtypes.get(k)) for k, v in columns.items() if k not in whole}
+    return Table(schema, {**whole, **repeated})

@@ -159,13 +159,12 @@ def _locate(groups: dict[int, _Group], peers: npt.NDArray[np.void] | None, conte
         own, peer = _host(context.text(row["local_id"])), _host(context.text(row["peer_id"]))
         inside = own == peer or (own.startswith(_LOOPBACK) and peer.startswith(_LOOPBACK))
         linked.crosses_hosts, linked.evidence = int(not inside), f"connected to {peer} from {own}"
-    known = [group for group in groups.values() if group.crosses_hosts >= 0]
+    known = [(group, set(group.members.split(","))) for group in groups.values() if group.crosses_hosts >= 0]
     for group in groups.values():
-        if group.crosses_hosts >= 0:
+        if group.crosses_hosts >= 0 or not known:
             continue
         members = set(group.members.split(","))
-        for other in known:
-            others = set(other.members.split(","))
+        for other, others in known:
             if members == others or (other.crosses_hosts == 0 and members < others):
                 group.crosses_hosts, group.evidence = other.crosses_hosts, f"like {other.name}: {other.evidence}"
                 break

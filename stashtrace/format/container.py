@@ -37,6 +37,8 @@ FILE_HEADER = struct.Struct("<8sHHIIIQII")
 SEGMENT_HEADER = struct.Struct("<QHHIIIQIIII")
 _CHECKED_BYTES = 40  # of the segment header
 _SCAN_BYTES = 1 << 20
+#: A ``.stash`` of this size or less is read at once: its heads and segments are small, and each read is a system call.
+_WHOLE_BYTES = 1 << 18
 
 
 class Codec(IntEnum):
@@ -80,21 +82,30 @@ class FileHead:
 
 
 class ByteFile:
-    """Positional reads of a file up to the size it had when last looked at. Closed by ``with`` or ``close``."""
+    """Positional reads of a file up to the size it had when last looked at. Closed by ``with`` or ``close``.
 
-    def __init__(self, path: str) -> None:
+    ``appended``: nothing but its end changes, so what is there may be read in advance.
+    """
+
+    def __init__(self, path: str, *, appended: bool = False) -> None:
         self.path = path
         try:
             self._fd = open_regular(path)
         except OSError as error:
             raise FormatError(f"cannot read {path}: {error.strerror}") from error
         self.size = os.fstat(self._fd).st_size
+        self._whole = self._read(0, self.size) if appended and self.size <= _WHOLE_BYTES else b""
 
     def read(self, offset: int, size: int) -> bytes:
         """Bytes at an offset; shorter at the end of the file."""
         size = min(size, self.size - offset)
         if size <= 0:
             return b""
+        if offset + size <= len(self._whole):
+            return self._whole[offset : offset + size]
+        return self._read(offset, size)
+
+    def _read(self, offset: int, size: int) -> bytes:
         try:
             data = os.pread(self._fd, size, offset)
             while len(data) < size:

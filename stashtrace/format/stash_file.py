@@ -89,7 +89,7 @@ class StashFile:
             self._ring = read_ring(self.ring_path)
         except FormatError as error:
             ring_error = error
-        with ByteFile(path) as source:
+        with ByteFile(path, appended=True) as source:
             self.head: FileHead = read_head(source)
             self.segments, skipped, torn, self._scanned_to = scan_segments(source, self.head.data_offset)
             self.size_bytes = source.size
@@ -172,7 +172,7 @@ class StashFile:
 
     def chunks(self, records: Collection[str] | None = None, tids: Collection[int] | None = None) -> Iterator[Chunk]:
         """Rows of the named records and threads, all if None: segments in file order, then the .ring."""
-        with ByteFile(self.path) as source:
+        with ByteFile(self.path, appended=True) as source:
             for segment in self.segments if tids is None else self._segments_of(tids):
                 layout = self.layouts.get(segment.record_id)
                 if layout is None or (records is not None and layout.name not in records):
@@ -212,7 +212,7 @@ class StashFile:
     def texts(self) -> dict[int, str]:
         """String id -> text, with those of the process this one was forked from."""
         if self._own_texts is None:
-            self._own_texts = {i: text.decode("utf-8", "replace") for i, text in self.text_bytes().items()}
+            self._own_texts = _decoded(self.text_bytes())
         if self.parent is None:
             return self._own_texts
         if self._all_texts is None:  # asked for with each piece of the rows
@@ -412,6 +412,14 @@ def joined_texts(rows: npt.NDArray[np.void]) -> tuple[dict[int, bytes], set[int]
         if len(kept) != count:
             incomplete.add(string_id)
     return texts, incomplete
+
+
+def _decoded(texts: dict[int, bytes]) -> dict[int, str]:
+    """Return the texts as strings: all of them at once, unless one holds the character that parts them."""
+    listed = b"\0".join(texts.values()).decode("utf-8", "replace").split("\0")
+    if len(listed) != len(texts):
+        listed = [text.decode("utf-8", "replace") for text in texts.values()]
+    return dict(zip(texts, listed, strict=True))
 
 
 def _loss_cause(error: int, reason: str, what: str) -> tuple[str, str]:

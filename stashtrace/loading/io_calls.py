@@ -16,7 +16,7 @@ import numpy.typing as npt
 from stashtrace.loading.decode import IoRows
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import IoFlag, IoOp
-from stashtrace.schema.order import SORT_KEYS, in_order_of
+from stashtrace.schema.order import SORT_KEYS
 from stashtrace.schema.table import Array, GrowingTable, Table
 from stashtrace.schema.trace import EventTables, Trace
 
@@ -93,7 +93,8 @@ def read_io(sources: Sequence[IoRows], parts: Sequence[EventTables], tracks_coun
         if outline is not None:
             return outline, None
     outline = Outline(source, tracks_count)
-    table = _load(outline, source.rows_count, _Notable(_loop_tracks(parts, tracks_count)))
+    table = _load(outline, source.rows_count)
+    outline.notable = table.take(_is_notable(table, _loop_tracks(parts, tracks_count)))
     outline.forget_files()
     return outline, table
 
@@ -131,18 +132,16 @@ class _Notable(GrowingTable):
             self.add(piece.take(rows), len(rows))
 
 
-def _load(outline: Outline, rows_count: int, notable: _Notable | None = None) -> Table:
+def _load(outline: Outline, rows_count: int) -> Table:
     """Return the io table of at most ``rows_count`` rows; beside it, only one piece is in memory at a time."""
     schema = TABLES["io"]
     columns = {c.name: np.empty(rows_count, dtype=c.dtype) for c in schema.columns}
-    in_order = _read(outline, notable=notable, columns=columns)
+    in_order = _read(outline, columns=columns)
     table = Table(schema, {n: c[: outline.rows_count] for n, c in columns.items()})
-    if notable is not None:
-        outline.notable = in_order_of(notable.table(), SORT_KEYS["io"])
     return table if in_order else table.sort_by(*SORT_KEYS["io"])
 
 
-def _read(outline: Outline, *, notable: _Notable | None, columns: dict[str, Array] | None = None) -> bool:
+def _read(outline: Outline, *, notable: _Notable | None = None, columns: dict[str, Array] | None = None) -> bool:
     """Fill the outline, ``notable`` and ``columns``; return False if the rows are not in the order of the table.
 
     Without columns, reading stops at the first piece that is out of order.
@@ -171,6 +170,6 @@ def _read(outline: Outline, *, notable: _Notable | None, columns: dict[str, Arra
 def _is_notable(io: Table, loop_tracks: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     op, track = io["op_code"].view(np.uint16), io["track_id"]
     notable = ((io["io_flags"] & _BLOCKED) != 0) | _RECEIVES[op]
-    if loop_tracks[track[0] : track[-1] + 1].any():
+    if len(track) and loop_tracks[track[0] : track[-1] + 1].any():
         notable |= _WRITES[op] & (io["path_code"] > 0) & loop_tracks[track]
     return np.asarray(notable, dtype=np.bool_)

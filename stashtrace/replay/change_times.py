@@ -59,6 +59,12 @@ def has_time(run: Scenario, quantity: str) -> bool:
     return bool((seen & (graph.resource == Resource.DEVICE) & (graph.work_ns > 0)).any())
 
 
+def absent_times(graph: Graph) -> frozenset[str]:
+    """Return the times that could be changed, but of which a run has none."""
+    run = Scenario.of(graph, Unknowns())
+    return frozenset(quantity for quantity in _NAMES if not has_time(run, quantity))
+
+
 def require_time(graph: Graph, change: Change) -> None:
     """Check that a run has a time that is to change.
 
@@ -67,7 +73,8 @@ def require_time(graph: Graph, change: Change) -> None:
     run = Scenario.of(graph, Unknowns())
     if has_time(run, change.quantity):
         return
-    known = [quantity for quantity in _NAMES if has_time(run, quantity)]
+    absent = absent_times(graph)
+    known = [quantity for quantity in _NAMES if quantity not in absent]
     raise MissingDataError(
         f"{change}: no {_NAMES[change.quantity]} was recorded",
         hint=f"times that this run has: {', '.join(known)}" if known else "",

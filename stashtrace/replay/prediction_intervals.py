@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.robust_line import STUDENT
 from stashtrace.replay.scenario import Floats
-from stashtrace.schema.groupby import GroupBy
 
 #: Recordings of one job differ by this, however many steps they have (`benchmarks/results/whatif.md`).
 BETWEEN_RUNS = 0.03
@@ -30,18 +28,16 @@ _ERRORS = 2.0
 _CONTENTION_DOUBT = 0.25
 
 
-def noise_ns(step: Int64, length: Floats, period: int = 0) -> float:
+def noise_ns(means: Floats, period: int = 0) -> float:
     """Return by how much the mean of another recording may differ, on either side.
 
     It adds the difference of long recordings, and the error of the mean by the scatter of its steps (95 %, by Student's
     distribution). The scatter of fewer than four steps is unknown and taken to be a tenth of a step.
 
-    ``step``: step of each length. ``length``: in ns; the ranks of a step are averaged. ``period``: steps after which
-    lengths come again; 0 if they do not.
+    ``means``: length of each step in ns, the mean over its ranks. ``period``: steps after which lengths come again; 0
+    if they do not.
     """
-    steps = GroupBy(step)
-    means = steps.sum(length) / steps.sizes
-    count, mean = len(steps), float(means.mean())
+    count, mean = len(means), float(means.mean())
     if count < _FEW_STEPS:
         error = _ERRORS * _ONE_STEP * mean / math.sqrt(count)
     else:
@@ -55,16 +51,14 @@ def noise_ns(step: Int64, length: Floats, period: int = 0) -> float:
     return math.hypot(BETWEEN_RUNS * mean, error)
 
 
-def period_of(step: Int64, length: Floats) -> int:
+def period_of(means: Floats) -> int:
     """Return after how many steps long ones come again, 0 if they do not come regularly, three times or more.
 
     Another recording has as many steps of a regular delay, such as a collection of garbage every 30 steps.
     """
-    steps = GroupBy(step)
-    means = steps.sum(length) / steps.sizes
     long = np.flatnonzero(means > _LONG_RATIO * means.max(initial=0.0))
     gaps = np.diff(long)
-    if len(long) < _FEWEST_TIMES or len(long) > len(steps) / 2:
+    if len(long) < _FEWEST_TIMES or len(long) > len(means) / 2:
         return 0
     return int(np.median(gaps)) if gaps.max() - gaps.min() <= 1 else 0
 

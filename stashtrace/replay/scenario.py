@@ -54,17 +54,18 @@ class Scenario:
     @classmethod
     def of(cls, graph: Graph, unknowns: Unknowns, run: Graph | None = None) -> Scenario:
         """Make the scenario of a graph without changes; ``run`` if the graph is not that of the run any more."""
-        work = graph.work_ns.astype(np.float64)
-        fetch = np.minimum(graph.fetch_ns, graph.work_ns).astype(np.float64)
-        if graph.facts is not None:
+        work_ns = graph.work_ns
+        fetch = np.minimum(graph.fetch_ns, work_ns).astype(np.float64)
+        if graph.facts is not None and fetch.any():
             # A read that waits for storage also runs on a CPU, to ask and to copy, as a read from memory does. The time
             # of a read from memory stays. Where it is unknown, the time on a CPU may stay or go.
             ran = np.maximum(graph.facts.cpu_ns, 0) + np.maximum(graph.facts.queued_ns, 0)
-            waited = np.minimum(fetch, np.maximum(graph.work_ns - ran, 0))
+            waited = np.minimum(fetch, np.maximum(work_ns - ran, 0))
             most = np.maximum(fetch - graph.facts.memory_low_ns, waited)
             least = np.maximum(fetch - graph.facts.memory_high_ns, waited)
             fetch = most + unknowns.luck * (least - most)
-        return cls(graph, work, fetch, graph.lag_ns.astype(np.float64), unknowns, graph if run is None else run)
+        lag, run = graph.lag_ns.astype(np.float64), graph if run is None else run
+        return cls(graph, work_ns.astype(np.float64), fetch, lag, unknowns, run)
 
     def with_work(self, work: Floats) -> Scenario:
         """Return the scenario with other lengths of nodes."""
@@ -82,8 +83,8 @@ class Scenario:
         run = self.run
         if self.graph is not run or self.links is not None:
             return 0
-        longer = np.concatenate([self.work - run.work_ns, self.lag - run.lag_ns])
-        return -1 if (longer <= 0).all() else int((longer >= 0).all())
+        longer = self.work - run.work_ns, self.lag - run.lag_ns
+        return -1 if all((more <= 0).all() for more in longer) else int(all((more >= 0).all() for more in longer))
 
     def replay(self) -> Replayed:
         """Replay without shared CPUs and links."""

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError, UsageError, guarded
-from stashtrace.replay.change_times import require_time, with_time
+from stashtrace.replay.change_times import absent_times, require_time, with_time
 from stashtrace.replay.change_transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
@@ -32,7 +32,7 @@ from stashtrace.replay.loaders.worker_count import known_loaders, with_own_batch
 from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
 from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.replayed_budget import step_budget
-from stashtrace.replay.scenario import Bools, Links, Scenario, Unknowns
+from stashtrace.replay.scenario import Bools, Floats, Links, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
@@ -159,10 +159,7 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
     UsageError
         If a change makes the job take more than a hundred years.
     """
-    changes = tuple(changes)
-    for change in changes:
-        _require_known(graph, change)
-    return _Run(graph, buckets).answer(changes)
+    return ReplayedRun(graph).what_if(changes, buckets)
 
 
 def single_changes(graph: Graph, *, buckets: Buckets | None = None, unsaid: list[str] | None = None) -> list[Answer]:
@@ -171,7 +168,10 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None, unsaid: list
     ``buckets``: of the gradients, to rank sizes too. ``unsaid``: gets a line for each change of which the prediction
     fails, by a fault of ours; without it the first one is raised.
     """
-    run = _Run(graph, buckets)
+    return ReplayedRun(graph).single_changes(buckets, unsaid)
+
+
+def _single_changes(run: ReplayedRun, buckets: Buckets | None, unsaid: list[str] | None) -> list[Answer]:
     asked = [Change.parse(text) for text in _SINGLE]
     asked += [
         Change(f"{link}.{quantity}", factor)
@@ -192,7 +192,9 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None, unsaid: list
     return sorted(worth, key=lambda a: a.low_ns + a.high_ns)
 
 
-def _answer_if_known(run: _Run, change: Change) -> Answer | None:
+def _answer_if_known(run: ReplayedRun, change: Change) -> Answer | None:
+    if change.quantity in run.absent_times:
+        return None
     return run.answer((change,)) if _is_known(run.graph, change) else None
 
 
@@ -263,14 +265,14 @@ def best_buckets(graph: Graph, buckets: Buckets) -> Answer | None:
 
     Sizes are compared by the middle of their intervals.
     """
-    return _best_buckets(_Run(graph, buckets), buckets)
+    return _best_buckets(ReplayedRun(graph), buckets)
 
 
-def _best_buckets(run: _Run, buckets: Buckets) -> Answer | None:
+def _best_buckets(run: ReplayedRun, buckets: Buckets) -> Answer | None:
     answers = []
     for size in buckets.candidates_mib:
         with contextlib.suppress(MissingDataError):  # it would divide messages whose gradients are unknown
-            answers.append(run.answer((Change(BUCKET, size),)))
+            answers.append(run.answer((Change(BUCKET, size),), buckets))
     best = min(answers, key=lambda a: a.low_ns + a.high_ns, default=None)
     worth = best is not None and best.low_ns + best.high_ns <= 2 * (1 - _WORTH_SAVING) * best.replayed_ns
     return best if worth else None
@@ -281,10 +283,10 @@ def best_workers(graph: Graph) -> Answer | None:
 
     None if the run made no batches, or its passes have no batches for more workers.
     """
-    return _best_workers(_Run(graph, None))
+    return _best_workers(ReplayedRun(graph))
 
 
-def _best_workers(run: _Run) -> Answer | None:
+def _best_workers(run: ReplayedRun) -> Answer | None:
     best = None
     for change in workers_to_try(run.graph):
         with contextlib.suppress(MissingDataError):
@@ -295,11 +297,14 @@ def _best_workers(run: _Run) -> Answer | None:
     return best
 
 
-class _Run:
-    """A run that is replayed with changes."""
+class ReplayedRun:
+    """A run that is replayed with changes; what several answers need of the unchanged run is computed once.
 
-    def __init__(self, graph: Graph, buckets: Buckets | None) -> None:
-        self.graph, self.buckets = graph, buckets
+    ``budgets``: whether answers say where the time of a step goes.
+    """
+
+    def __init__(self, graph: Graph, *, budgets: bool = True) -> None:
+        self.graph, self._budgets = graph, budgets
         measured = graph.measured_step_ns
         counted = (measured >= 0) & graph.ends_counted
         self.counted: Bools = counted if counted.any() else measured >= 0
@@ -310,17 +315,30 @@ class _Run:
         if self.measured_ns <= 0:
             raise MissingDataError("the counted steps took no time", hint="see `stashtrace analyze steps`")
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
-        by_step = self._by_step.sum(measured[self.counted]) / self._by_step.sizes
+        by_step = self._means_of(measured[self.counted])
         self._quick_ns = min(self.measured_ns, float(np.quantile(by_step, _QUICK_QUANTILE)))
         self.unchanged = graph.replay()
         self._shared: dict[frozenset[str], tuple[Replayed, Contention]] = {}
         self._alone: dict[tuple[frozenset[StallKind], float], Graph] = {}
+        #: Scenarios of the run without changes; the luck of their unknowns is all that their lengths depend on.
+        self._of_luck: dict[float, Scenario] = {}
         self._missed: dict[tuple[frozenset[StallKind], float], float] = {}
 
-    def answer(self, changes: tuple[Change, ...]) -> Answer:
+    def what_if(self, changes: Iterable[Change], buckets: Buckets | None = None) -> Answer:
+        """Return the answer of :func:`what_if`."""
+        changes = tuple(changes)
+        for change in changes:
+            _require_known(self.graph, change)
+        return self.answer(changes, buckets)
+
+    def single_changes(self, buckets: Buckets | None = None, unsaid: list[str] | None = None) -> list[Answer]:
+        """Return the answers of :func:`single_changes`."""
+        return _single_changes(self, buckets, unsaid)
+
+    def answer(self, changes: tuple[Change, ...], buckets: Buckets | None = None) -> Answer:
         """Replay each scenario of the changes and combine them."""
         graph = self.graph
-        scenarios = self._scenarios(changes)
+        scenarios = self._scenarios(changes, buckets)
         runs = [(scenario.graph, replayed(scenario)) for scenario in scenarios]
         unchanged = self.unchanged
         alone = [self._mean(*run) for run in runs]
@@ -359,8 +377,8 @@ class _Run:
             high,
             noise_ns,
             self._gap_ratio,
-            self._now_ns,
-            self._then(unchanged, *runs[times.index(max(times))], high),
+            self._now_ns if self._budgets else {},
+            self._then(unchanged, *runs[times.index(max(times))], high) if self._budgets else {},
             len(self.steps),
             self._saving_noise_ns(unchanged, runs) if changes else 0.0,
         )
@@ -420,7 +438,7 @@ class _Run:
             return columns | {"other": columns["other"] + left}
         return {name: ns * (left / waited if name in _WAITS else 1.0) for name, ns in columns.items()}
 
-    def _scenarios(self, changes: tuple[Change, ...]) -> list[Scenario]:
+    def _scenarios(self, changes: tuple[Change, ...], buckets: Buckets | None) -> list[Scenario]:
         """Make a scenario for each extreme of what the run leaves open and these changes depend on."""
         asked = {change.quantity for change in changes}
         latencies = (0.0, 1.0) if asked & {*LINK_QUANTITIES, "compression", "ranks", BUCKET} else (0.5,)
@@ -440,14 +458,26 @@ class _Run:
         for (kinds, latency), luck, speed in itertools.product(all_corners, lucks, speeds):
             unknowns = Unknowns(latency, luck, speed)
             run = self._alone_on(kinds, unknowns)
-            graph = self._with_buckets(run, changes, latency=latency > 0)
+            graph = _with_buckets(run, changes, buckets, latency=latency > 0)
             if "workers" in asked:
                 graph = with_own_batches_apart(graph)
-            scenario = sharing_links(Scenario.of(graph, unknowns, run), kinds)
+            base = self._unchanged(unknowns) if graph is self.graph else Scenario.of(graph, unknowns, run)
+            scenario = sharing_links(base, kinds)
             scenarios.append(_apply(scenario, changes))
             _require_possible(scenarios[-1], changes)
             _require_possible(scenario, changes)
         return scenarios
+
+    def _unchanged(self, unknowns: Unknowns) -> Scenario:
+        """Return the scenario of the run without changes; most changes begin with it."""
+        if unknowns.luck not in self._of_luck:
+            self._of_luck[unknowns.luck] = Scenario.of(self.graph, unknowns)
+        return replace(self._of_luck[unknowns.luck], unknowns=unknowns)
+
+    @cached_property
+    def absent_times(self) -> frozenset[str]:
+        """Times that the run has none of."""
+        return absent_times(self.graph)
 
     @cached_property
     def _workers_differ(self) -> bool:
@@ -483,15 +513,6 @@ class _Run:
             self._alone[key] = self.graph if links is None else measured_alone(self.graph, links, unknowns)
         return self._alone[key]
 
-    def _with_buckets(self, run: Graph, changes: tuple[Change, ...], *, latency: bool) -> Graph:
-        """Return the graph with the last size of buckets that was asked for; each end of the interval has its own."""
-        sizes = [change.factor for change in changes if change.quantity == BUCKET and change.factor is not None]
-        if not sizes:
-            return run
-        if self.buckets is None:
-            raise MissingDataError(f"{BUCKET} needs the buckets of the run", hint="gradient_buckets(trace, graph)")
-        return regrouped(run, self.buckets, sizes[-1], latency=latency)
-
     def _contention(self, hosts: frozenset[str]) -> tuple[Replayed, Contention]:
         """Replay the unchanged run with the shared CPUs of hosts; return that, and how long its work waits for them."""
         if hosts not in self._shared:
@@ -509,19 +530,22 @@ class _Run:
 
     def _mean_of(self, lengths: Int64) -> float:
         """Return the mean over steps of the mean over ranks, as the step time of the run is made."""
-        return float((self._by_step.sum(lengths) / self._by_step.sizes).mean())
+        return float(self._means_of(lengths).mean())
+
+    def _means_of(self, lengths: Int64) -> Floats:
+        """Return the mean over ranks of each counted step."""
+        return np.asarray(self._by_step.sum(lengths) / self._by_step.sizes)
 
     def _noise_ns(self, runs: Sequence[tuple[Graph, Replayed]]) -> float:
         """Return by how much another recording may differ, by the scatter of the replayed steps."""
-        steps = self.graph.ends_step[self.counted]
-        lengths = [graph.step_ns(replayed)[self.counted].astype(np.float64) for graph, replayed in runs]
-        return float(np.mean([noise_ns(steps, step_ns) for step_ns in lengths]))
+        lengths = [graph.step_ns(replayed)[self.counted] for graph, replayed in runs]
+        return float(np.mean([noise_ns(self._means_of(step_ns)) for step_ns in lengths]))
 
     def _saving_noise_ns(self, unchanged: Replayed, runs: Sequence[tuple[Graph, Replayed]]) -> float:
         """Return by how much another recording may save more or less, by the scatter of what the steps save."""
-        steps, before = self.graph.ends_step[self.counted], self.graph.step_ns(unchanged)[self.counted]
-        saved = [(before - graph.step_ns(replayed)[self.counted]).astype(np.float64) for graph, replayed in runs]
-        scatter_ns = np.mean([noise_ns(steps, step_ns, period_of(steps, step_ns)) for step_ns in saved])
+        before = self.graph.step_ns(unchanged)[self.counted]
+        saved = [self._means_of(before - graph.step_ns(replayed)[self.counted]) for graph, replayed in runs]
+        scatter_ns = np.mean([noise_ns(means, period_of(means)) for means in saved])
         return math.hypot(BETWEEN_RUNS * self.measured_ns, float(scatter_ns))
 
     def _storage_ns(self, scenarios: Sequence[Scenario], step_ns: Sequence[float]) -> float:
@@ -543,6 +567,16 @@ class _Crowd:
     times: list[float]
     low_ns: float
     high_ns: float
+
+
+def _with_buckets(run: Graph, changes: tuple[Change, ...], buckets: Buckets | None, *, latency: bool) -> Graph:
+    """Return the graph with the last size of buckets that was asked for; each end of the interval has its own."""
+    sizes = [change.factor for change in changes if change.quantity == BUCKET and change.factor is not None]
+    if not sizes:
+        return run
+    if buckets is None:
+        raise MissingDataError(f"{BUCKET} needs the buckets of the run", hint="gradient_buckets(trace, graph)")
+    return regrouped(run, buckets, sizes[-1], latency=latency)
 
 
 def _endless(cpus: dict[str, float]) -> dict[str, float]:

@@ -129,6 +129,10 @@ class GroupBy:
 
         ``columns``: as many columns as the groups were made of, of any common length.
         """
+        if len(columns) == 1 and self._is_run:
+            values, wanted = self.values, np.asarray(columns[0])
+            if values.dtype == wanted.dtype and values.dtype.kind in "iu" and _is_ascending(values):
+                return _places(values, wanted)
         codes = self._codes  # before the packing: of runs it makes that
         return _places(codes, self._packing.pack([np.asarray(column) for column in columns]))
 

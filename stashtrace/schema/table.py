@@ -42,7 +42,7 @@ class Table:
         If a column is missing, unknown or of another length.
     """
 
-    __slots__ = ("_columns", "schema")
+    __slots__ = ("_arrays", "_length", "_rows", "_whole", "schema")
 
     def __init__(self, schema: Schema, columns: Mapping[str, Any]) -> None:
         if columns.keys() != schema.dtypes.keys():
@@ -63,16 +63,40 @@ class Table:
                 array.flags.writeable = False
             arrays[name] = array
         self.schema = schema
-        self._columns = arrays
+        self._arrays, self._length = arrays, length or 0
+        self._whole: dict[str, Array] | None = None
+        self._rows: Array | None = None
 
-    @classmethod
-    def _of(cls, schema: Schema, arrays: dict[str, Array]) -> Table:
-        """Table of rows of a table of the same schema; nobody else has the arrays."""
-        table = cls.__new__(cls)
-        for array in arrays.values():
+    @property
+    def _columns(self) -> dict[str, Array]:
+        """All columns in order."""
+        return self._arrays if self._whole is None else {name: self._column(name) for name in self._whole}
+
+    def _column(self, name: str) -> Array:
+        """Column by name."""
+        array = self._arrays.get(name)
+        if array is None:
+            if self._whole is None:
+                raise KeyError(name)
+            array = self._whole[name][self._rows]
             array.flags.writeable = False
-        table.schema, table._columns = schema, arrays
+            self._arrays[name] = array
+        return array
+
+    def _chosen(self, rows: Array) -> Table:
+        """Table of these rows, in which a column is copied when it is first asked for: of few rows few columns are."""
+        table = Table.__new__(Table)
+        table.schema, table._arrays, table._length = self.schema, {}, len(rows)
+        if self._whole is not None:
+            assert self._rows is not None
+            rows = self._rows[rows]
+        table._whole, table._rows = self._whole or self._arrays, rows
+        if self._whole is None and 2 * len(rows) > len(self):  # without the rows left out, the table takes less memory
+            table._arrays, table._whole, table._rows = table._columns, None, None
         return table
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Table, (self.schema, self._columns)
 
     @classmethod
     def empty(cls, schema: Schema) -> Table:
@@ -105,7 +129,7 @@ class Table:
         return cls(schema, {n: np.concatenate([t[n] for t in tables]) for n in schema.names})
 
     def __len__(self) -> int:
-        return len(next(iter(self._columns.values()))) if self._columns else 0
+        return self._length
 
     @overload
     def __getitem__(self, key: str) -> Array: ...
@@ -125,7 +149,7 @@ class Table:
         """
         if isinstance(key, str):
             try:
-                return self._columns[key]
+                return self._column(key)
             except KeyError:
                 known = ", ".join(self.schema.names)
                 raise KeyError(f"table {self.schema.name} has no column {key!r}; it has {known}") from None
@@ -139,11 +163,11 @@ class Table:
         return self.take(mask)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._columns
+        return name in self.schema.dtypes
 
     def __repr__(self) -> str:
         rows = f"{len(self):,} row{'s' * (len(self) != 1)}"
-        title = f"Table({self.schema.name}: {rows} x {len(self._columns)} columns)"
+        title = f"Table({self.schema.name}: {rows} x {len(self.columns)} columns)"
         return "\n".join([title, *self._preview()]) if len(self) else title
 
     def _repr_html_(self) -> str:
@@ -205,9 +229,13 @@ class Table:
             If the mask is not as long as the table, or a row is not there.
         """
         if isinstance(index, np.ndarray) and index.ndim == 1:
+            rows: Array = index
             if index.dtype == np.bool_ and len(index) == len(self):
-                index = np.flatnonzero(index)  # once, not for each column
-            return Table._of(self.schema, {n: a[index] for n, a in self._columns.items()})
+                rows = np.flatnonzero(index)
+            elif self._whole is None:
+                self._column(self.schema.names[0])[index]  # raises where a row is not there
+                rows = index.copy()  # the caller may change its own
+            return self._chosen(rows)
         return Table(self.schema, {n: a[index] for n, a in self._columns.items()})
 
     def head(self, n: int = 5) -> Table:
@@ -223,10 +251,14 @@ class Table:
         return self.take(slice(n))
 
     def sort_by(self, *names: str) -> Table:
-        """Rows sorted by the named columns, first name first; stable."""
+        """Rows sorted by the named columns, first name first; stable. The same table if one column ascends already."""
         if len(self) < 2:
             return self
-        return self.take(np.lexsort([self._columns[n] for n in reversed(names)]))
+        if len(names) == 1 and self.schema.dtypes[names[0]].kind in "iu":
+            column = self._column(names[0])
+            if (column[1:] >= column[:-1]).all():
+                return self
+        return self.take(np.lexsort([self._column(n) for n in reversed(names)]))
 
     def replace(self, **columns: Any) -> Table:
         """Same table with some columns exchanged."""

@@ -59,8 +59,8 @@ def counted(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> dict[s
 
         monkeypatch.setattr(owner, name, wrapper)
 
-    def opened(self: Any, path: str) -> None:
-        first_open(self, path)
+    def opened(self: Any, path: str, **options: Any) -> None:
+        first_open(self, path, **options)
         seen["opened files"] += 1
         open_now.add(id(self))
         seen["open at once"] = max(seen["open at once"], len(open_now))

@@ -18,9 +18,8 @@ _BETWEEN = 0.03
 
 
 def noise_of(*lengths_ms: float) -> float:
-    """Noise in ms; each step has two ranks of that length."""
-    steps = np.repeat(np.arange(len(lengths_ms)), 2)
-    return noise_ns(steps, np.repeat(np.array(lengths_ms), 2) * MS) / MS
+    """Noise in ms."""
+    return noise_ns(np.array(lengths_ms) * MS) / MS
 
 
 def test_steps_that_never_differ_leave_what_recordings_differ_by() -> None:
@@ -42,15 +41,15 @@ def test_four_steps_scatter_as_student_says() -> None:
 def test_the_mean_of_all_steps_is_within_the_noise_of_some(count: int) -> None:
     """Steps of 100 ms that scatter by 20: without what recordings differ by the mean is in 95 of 100 draws."""
     draws = np.random.default_rng(0).normal(100.0, 20.0, (2000, count))
-    noises = np.array([noise_ns(np.arange(count), draw) for draw in draws])
+    noises = np.array([noise_ns(draw) for draw in draws])
     scatter = np.sqrt(np.maximum(noises**2 - (_BETWEEN * draws.mean(axis=1)) ** 2, 0.0))
     assert np.mean(np.abs(draws.mean(axis=1) - 100.0) <= scatter) == pytest.approx(0.95, abs=0.015)
 
 
 def test_steps_that_are_alike_for_a_while_count_for_less() -> None:
     """Five steps of 90 ms, then five of 110: ten such stretches say as much as ten steps, not as fifty."""
-    stretches = noise_ns(np.arange(50), np.repeat([90.0, 110.0] * 5, 5))
-    singles = noise_ns(np.arange(50), np.tile([90.0, 110.0], 25))
+    stretches = noise_ns(np.repeat([90.0, 110.0] * 5, 5))
+    singles = noise_ns(np.tile([90.0, 110.0], 25))
     of_ten = 2.262 * np.std([90.0, 110.0] * 5, ddof=1) / math.sqrt(10)
     assert stretches == pytest.approx(math.hypot(_BETWEEN * 100, of_ten))
     assert singles < stretches / 2

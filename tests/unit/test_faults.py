@@ -123,9 +123,9 @@ def test_the_words_of_each_claim_and_of_each_piece_of_evidence() -> None:
             assert said.count(UNSAID) <= 2 + (names == name).sum()
 
 
-@pytest.mark.parametrize("name", ["first_changes", "single_changes", "what_if"])
+@pytest.mark.parametrize("name", ["first_changes", "ReplayedRun.single_changes", "ReplayedRun.what_if"])
 def test_what_to_do_first(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(first_changes, name, fail)
+    monkeypatch.setattr(f"{first_changes.__name__}.{name}", fail)
     text = FORMATS["text"](slow_job(), "./run")
     assert f"do first: not said: what to do first {UNSAID}" in " ".join(text.split())
     assert set(WHOLE.splitlines()) <= set(text.splitlines())

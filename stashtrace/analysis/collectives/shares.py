@@ -23,10 +23,11 @@ from stashtrace.analysis.collectives.matching import INSIDE, MIXED, group_table,
 from stashtrace.analysis.intervals import NEVER, Int64, int64
 from stashtrace.calibration.file import Calibration, find_calibration
 from stashtrace.calibration.fit_link import fit_alpha_beta
+from stashtrace.calibration.of_run import host_names
 from stashtrace.calibration.robust_line import Floats
 from stashtrace.errors import FormatError
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import CollectiveOp, ProcessRole
+from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.trace import Trace
 
 #: Sizes up to this far outside the measured ones are still estimated by them.
@@ -127,13 +128,6 @@ def _calibration(trace: Trace) -> Calibration | None:
     except FormatError:
         return None
     return None if calibration is None or calibration.is_foreign(host_names(trace)) else calibration
-
-
-def host_names(trace: Trace) -> list[str]:
-    """Return the names of the hosts of all ranks, sorted."""
-    processes = trace.processes
-    hosts = np.unique(processes["host_code"][processes["role_code"] == ProcessRole.RANK])
-    return sorted({trace.text(code) for code in hosts.tolist()})
 
 
 def _share_by_calibration(

@@ -21,7 +21,7 @@ from stashtrace.analysis.findings.places.one_file import files_of_ranks
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
 from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.findings.unexplained_time import blocked_calls
-from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.agreement import AGREEMENT, agreement
 from stashtrace.analysis.stalls.budget import STRAGGLER_CAUSES, bounds_of_groups, straggler_causes
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
@@ -297,6 +297,8 @@ class _Known:
         self.trace = trace
         self.steps = _ByRank(steps)
         self.stalls = _ByRank(tables["stalls"], in_steps(tables["stalls"], steps))
+        #: Names are compared once, not for each rank.
+        self.kinds = GroupBy(tables["stalls"]["kind"])
         self.hidden = _ByRank(tables["hidden"], in_steps(tables["hidden"], steps))
         self.held = _ByRank(trace.device_brackets, _waits_for_host_functions(trace))
         self.timed = _ByRank(trace.collectives, trace.collectives["device_begin_ns"] >= 0)
@@ -317,18 +319,23 @@ class _ByRank:
 
     def of(self, rank: int) -> Table:
         """Return the chosen rows of one rank in order."""
-        return self._table.take(self._chosen[self._rows.rows(rank)])
+        return self._table.take(self.rows(rank))
+
+    def rows(self, rank: int) -> Int64:
+        """Return the numbers of the chosen rows of one rank in the table, in order."""
+        return int64(self._chosen[self._rows.rows(rank)])
 
 
 def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) -> RankFacts:
     own, rows, beside = (table.of(rank) for table in (known.steps, known.stalls, known.hidden))
-    kinds = GroupBy(rows["kind"])
+    kinds = GroupBy(known.kinds.number[known.stalls.rows(rank)])
+    names = known.kinds.values[kinds.values].tolist()
 
     def sums(column: str) -> dict[str, int]:
-        return dict(zip(kinds.values.tolist(), kinds.sum(rows[column]).tolist(), strict=True))
+        return dict(zip(names, kinds.sum(rows[column]).tolist(), strict=True))
 
     wall = own["end_ns"] - own["begin_ns"]
-    methods = np.unique(rows["method"]).tolist()
+    methods = rows["method"]
     held = known.held.of(rank)
     return RankFacts(
         rank,
@@ -345,7 +352,7 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
         *_unseen(known.timed, rank, beside),
         host_timed=rank in known.on_device and bool((own["clock_code"] == 0).all()),
         exact={frozenset(COLUMNS[name]): of_name for name, of_name in bounds.items()},
-        method=methods[0] if len(methods) == 1 else "mixed",
+        method=str(methods[0]) if len(methods) and (methods == methods[0]).all() else "mixed",
     )
 
 

@@ -46,6 +46,8 @@ def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: npt.NDArray[np.bool
     had = loads.end - loads.ran_ns
     blocked = had - np.maximum(loads.made_ns, loads.begin)
     late = handed & (loads.ran_ns > 0) & (blocked > _IDLE_NS)
+    if not late.any():
+        return loads.made_ns
     awaited = loads.begin <= loads.made_ns
     after = had - _next_made_ns(index, loads.made_by, loads.made_ns)
     held = (blocked > _HELD_NS) & (after >= 0) & (after <= _HELD_NS)
@@ -242,13 +244,15 @@ def worker_starts(index: TraceIndex, thread: StepThread) -> WorkerStarts:
     """Find the times: until the last worker has begun while an iterator is made, and until all have ended."""
     waits, mine = index.batches_of_phase(BatchPhase.WAIT), index.batch_waits.rows(thread.track_id)
     makes = waits.take(mine[waits["batch_index"][mine] < 0])
+    ends = index.batches_of_phase(BatchPhase.WORKERS_END)
+    ends = ends.take(index.worker_ends.rows(thread.track_id))
+    if not len(makes) and not len(ends):
+        return WorkerStarts(int64([]), int64([]), int64([]))
     loaders, started_ns = _last_starts(index, thread)
     at = GroupBy(loaders).find(makes["loader_id"]) if len(loaders) else np.full(len(makes), -1)
     until_ns = np.append(started_ns, -NEVER)[at]
     # Workers that begin while the iterator is made are its own; a process may note its begin later than that.
     chosen = (until_ns > makes["begin_ns"]) & (makes["begin_ns"] < np.append(_first_batch_ns(index, loaders), 0)[at])
-    ends = index.batches_of_phase(BatchPhase.WORKERS_END)
-    ends = ends.take(index.worker_ends.rows(thread.track_id))
     begin = np.concatenate([makes["begin_ns"][chosen], ends["begin_ns"]])
     end = np.concatenate([np.minimum(makes["end_ns"], until_ns)[chosen], ends["end_ns"]])
     loader = np.concatenate([makes["loader_id"][chosen], ends["loader_id"]])

@@ -414,7 +414,7 @@ def _pieces(index: TraceIndex, thread: StepThread, transfers: Transfers) -> _Pie
     work = kernels["work_code"][rows]
     rows = rows[(work != DeviceWork.SYNCHRONIZATION) & (kernels["end_ns"][rows] >= kernels["begin_ns"][rows])]
     collective = _collective_of(index, thread, rows)
-    shared = (collective >= 0) & (np.append(transfers.node, -1)[collective] >= 0)
+    shared = transfers.node_of(collective) >= 0
     op = np.concatenate([np.arange(len(rows)), np.flatnonzero(shared)])
     leaves = np.arange(len(op)) >= len(rows)
     begin, end = kernels["begin_ns"][rows][op], kernels["end_ns"][rows][op]

@@ -14,7 +14,7 @@ from stashtrace.analysis.graph.work_graph import EdgeKind, Graph
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, distinct, int64
 from stashtrace.analysis.stalls.rows_by_thread import Layer
 from stashtrace.analysis.steps.step_time import kinds_that_count
-from stashtrace.analysis.steps.steps import counted_steps
+from stashtrace.analysis.steps.steps import is_counted
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.table import Table
 
@@ -43,18 +43,23 @@ class Parts:
 
         Columns that are not given are -1; ``fetch_ns`` and ``doubtful`` are 0.
         """
+        none, zero = (np.broadcast_to(np.int64(value), (count,)) for value in (-1, 0))
         for name, values in self.nodes.items():
-            default = 0 if name in ("fetch_ns", "doubtful") else -1
-            values.append(np.broadcast_to(int64(columns.get(name, default)), (count,)))
+            if name in columns:
+                given = int64(columns[name])
+                values.append(given if given.shape == (count,) else np.broadcast_to(given, (count,)))
+            else:
+                values.append(zero if name in ("fetch_ns", "doubtful") else none)
         first, self.count = self.count, self.count + count
         return np.arange(first, first + count, dtype=np.int64)
 
     def edge(self, source: Int64, target: Int64, kind: EdgeKind, lag_ns: Int64 | int = 0) -> None:
         """Append edges between known nodes. Edges from or to -1 are left out."""
-        lag = np.broadcast_to(int64(lag_ns), source.shape)
-        known = (source >= 0) & (target >= 0) & (source != target)
-        count = np.count_nonzero(known)
-        self.edges.append((source[known], target[known], np.full(count, kind, dtype=np.int64), lag[known]))
+        known = np.flatnonzero((source >= 0) & (target >= 0) & (source != target))
+        lag = int64(lag_ns)
+        lag = lag[known] if lag.shape == source.shape else np.broadcast_to(lag, known.shape)
+        kinds = np.full(len(known), int(kind), dtype=np.int64)
+        self.edges.append((source[known], target[known], kinds, lag))
 
     def end_steps(self, nodes: Int64, rank: int, steps: Table, lag_ns: Int64 | int = 0, before: int = -1) -> None:
         """Note which node ends each of a rank's steps.
@@ -62,7 +67,7 @@ class Parts:
         ``nodes``: by step; -1 where no node ends the step. ``steps``: the rank's steps. ``lag_ns``: time from the end
         of the node to the end of the step. ``before``: node whose end is the begin of the first step.
         """
-        counted = np.isin(steps["step"], counted_steps(steps, kinds=kinds_that_count(steps))["step"])
+        counted = is_counted(steps, kinds=kinds_that_count(steps))
         self.add_ends(nodes, rank, steps["step"], lag_ns, counted, steps["begin_ns"], before)
 
     def add_ends(self, nodes: Int64, *columns: Any) -> None:

@@ -38,7 +38,7 @@ def add_rank(
     handed = made_by_workers(loads, thread)
 
     painted = Painted.of(rank_layers(index, thread).layers)
-    known = (blocked.row >= 0) & (np.append(transfers.node, -1)[blocked.row] >= 0)
+    known = transfers.node_of(blocked.row) >= 0
     waits = painted.time_of(IN_COLLECTIVES) & TimeSet.of(blocked.begin[known], blocked.end[known])
     had = arrived_ns(index, loads, handed)
     presumed = _presumed_waits(index, thread, painted, blocked, transfers)
@@ -100,7 +100,7 @@ def _presumed_waits(
     begin, until, position = in_flight_heads(call, end)
     since, stop, head = (painted.time_of(IN_COLLECTIVES) - blocked.time).pieces(begin, until)
     row = rows[position[head]]
-    waited = (np.append(transfers.node, -1)[row] >= 0) & (stop >= index.in_flight.last_enter_ns[row])
+    waited = (transfers.node_of(row) >= 0) & (stop >= index.in_flight.last_enter_ns[row])
     return since[waited], stop[waited], row[waited]
 
 
@@ -108,7 +108,7 @@ def _release(
     index: TraceIndex, thread: StepThread, nodes: ThreadNodes, blocked: Blocked, transfers: Transfers, parts: Parts
 ) -> None:
     """After a wait the thread goes on when the transfer has ended, plus what this member took longer."""
-    known = (blocked.row >= 0) & (np.append(transfers.node, -1)[blocked.row] >= 0)
+    known = transfers.node_of(blocked.row) >= 0
     _let_go(index, nodes, (blocked.begin[known], blocked.end[known]), blocked.row[known], transfers, parts)
     waits, mine = index.trace.collective_waits, index.collective_waits.rows(thread.track_id)
     own = index.collectives.rows(thread.process_id)

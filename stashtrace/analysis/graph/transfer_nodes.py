@@ -35,6 +35,13 @@ class Transfers:
     end_ns: Int64
     own_end_ns: Int64
 
+    def node_of(self, rows: Int64) -> Int64:
+        """Return the node of each row's transfer, -1 where there is neither; no copy of all, since each rank asks."""
+        found = np.full(len(rows), -1, dtype=np.int64)
+        known = rows >= 0
+        found[known] = self.node[rows[known]]
+        return found
+
 
 def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     """Add a node for each collective that ended, from its last member's entry to its first member's end."""

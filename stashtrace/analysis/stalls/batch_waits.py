@@ -22,7 +22,7 @@ from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
 from stashtrace.analysis.stalls.collective_blocking import disjoint_rows
 from stashtrace.analysis.stalls.rows_by_thread import Layer, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.groupby import GroupBy, RowsBy
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind, WaitOp
 
 _FETCH, _PREP, _HANDOFF = StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF
@@ -112,12 +112,10 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
     own = ~unknown & ~handed
     before = TimeSet.of(waits.begin[~unknown], np.where(own, waits.end, ready)[~unknown])
     parts = _Parts()
-    by_process = RowsBy(waits.made_by)
-    for process in by_process.values.tolist():
-        if process >= 0:
-            rows = by_process.rows(process)
-            main_track = thread.track_id if process == thread.process_id else _main_track(index, process)
-            _divide(index, process, main_track, TimeSet.of(waits.begin[rows], ready[rows]), parts)
+    for process in np.unique(waits.made_by[~unknown]).tolist():  # few: its workers, or itself
+        made = waits.made_by == process
+        main_track = thread.track_id if process == thread.process_id else _main_track(index, process)
+        _divide(index, process, main_track, TimeSet.of(waits.begin[made], ready[made]), parts)
     return [
         Layer(_HANDOFF, index.workers_end(thread.track_id)),
         Layer(_FETCH, TimeSet.united(*parts.fetch)),

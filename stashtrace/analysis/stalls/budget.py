@@ -12,7 +12,7 @@ one wins is in ``docs/concepts/stalls.md``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -545,11 +545,13 @@ _WHOLE_STEP_RATIO = 0.9
 
 
 def by_method(index: TraceIndex, thread: StepThread, method: str) -> RankLayers:
-    """Return the layers of a rank's whole life by one method; made once per trace."""
+    """Return the layers of a rank's whole life by one method, without empty ones; made once per trace."""
     known: dict[tuple[str, StepThread], RankLayers] = index.of_threads
     key = (method, thread)
     if key not in known:
-        known[key] = METHODS[method](index, thread)
+        made = METHODS[method](index, thread)
+        # Of some forty layers a rank has a handful, and every reader goes through all.
+        known[key] = replace(made, layers=[layer for layer in made.layers if len(layer.time)])
     return known[key]
 
 

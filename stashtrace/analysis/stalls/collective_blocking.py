@@ -188,6 +188,8 @@ def _queues(
 
 def _pieces(begin: Int64, end: Int64, waited: Int64, queue: Queue) -> tuple[Int64, ...]:
     """Return the waits cut by the queue's heads: begin, end, row, awaited row; row -1 where no head covers a wait."""
+    if not len(begin):
+        return (int64([]),) * 4
     waits = TimeSet(int64(begin), int64(end))
     head = TimeSet(queue[0], queue[1])
     cut = waits.pieces(queue[0], queue[1])
@@ -240,6 +242,8 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
     for unsure in (False, True):
         for at_work in (False, True):
             of = (partial == unsure) & (working == at_work)
+            if not of.any():
+                continue
             alternative = (StallKind.STRAGGLER,) * unsure + (StallKind.COMPUTE,) * at_work
             pieces = late_end[of], blocked.end[of], blocked.row[of], blocked.link[of]
             made, guessed = transfer_layers(index, *pieces, alternative)

@@ -109,7 +109,7 @@ def compilation_time(index: TraceIndex, thread: StepThread) -> TimeSet:
 def time_of_spans(index: TraceIndex, thread: StepThread, *kinds: SpanKind) -> TimeSet:
     """Return when the step thread was inside spans of these kinds."""
     spans, rows = index.trace.spans, index.spans.rows(thread.track_id)
-    return TimeSet.of_rows(spans, rows[np.isin(spans["kind_code"][rows], kinds)])
+    return TimeSet.of_rows(spans, rows[is_one_of(spans["kind_code"][rows], kinds)])
 
 
 def _within_steps(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> tuple[Int64, Int64]:
@@ -240,6 +240,8 @@ def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tu
     """
     io = index.trace.notable_io
     own = rows_of(io["track_id"], thread.track_id)
+    if own.start == own.stop:
+        return int64([]), int64([])
     op, path, begin = (io[name][own] for name in ("op_code", "path_code", "begin_ns"))
     writes = is_one_of(op, _WRITE_OPS) & (path != index.trace.strings.find(""))
     inside = intervals.locate(saving.begin, saving.end, begin[writes]) >= 0
@@ -283,7 +285,7 @@ def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
     phases = index.trace.phases
     rows = index.phases.rows(thread.track_id)
     rows = rows[(phases["phase_flags"][rows] & (PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
-    rows = rows[~runs_closure(phases.take(rows))]
+    rows = rows[~runs_closure(phases, rows)]
     columns = ("begin_ns", "end_ns", "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
     outer: Int64 = rows[disjoint_rows(*(phases[c][rows] for c in columns))]
     return outer

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
 from typing import Any, TypeVar
@@ -69,6 +69,13 @@ class LabelledIntervals:
         chosen = is_one_of(self.tag, tags)
         return TimeSet.of(self.begin[chosen], self.end[chosen])
 
+    def times_of(self, tags: Sequence[int]) -> list[TimeSet]:
+        """Return the time of each of some tags, in their order."""
+        order = np.argsort(self.tag, kind="stable")
+        begin, end, tag = self.begin[order], self.end[order], self.tag[order]
+        bounds = (np.searchsorted(tag, tags, side=side).tolist() for side in ("left", "right"))
+        return [TimeSet.of(begin[first:last], end[first:last]) for first, last in zip(*bounds, strict=True)]
+
 
 @dataclass(frozen=True, slots=True)
 class RankLayers:
@@ -94,7 +101,7 @@ class RankLayers:
     def painted_kinds(self) -> LabelledIntervals:
         """Return the time of the rank by kind; the tag is a number of :class:`StallKind`."""
         time = self.painted()
-        return LabelledIntervals(time.begin, time.end, int64([layer.kind for layer in self.layers])[time.tag])
+        return LabelledIntervals(time.begin, time.end, int64([int(layer.kind) for layer in self.layers])[time.tag])
 
     def time_of(self, *kinds: StallKind) -> TimeSet:
         """Return the time that the budget gives to some kinds."""
@@ -170,8 +177,10 @@ class TraceIndex:
 
     def has_fact(self, key: str, process_id: int) -> bool:
         """Return True if an importer recorded a fact of this name about a process."""
-        facts = self.trace.metadata
-        named = facts["key_code"] == self.trace.strings.find(key)
+        facts, code = self.trace.metadata, self.trace.strings.find(key)
+        if code < 0:  # of no process, as in any recording of ours
+            return False
+        named = facts["key_code"] == code
         return bool((named & (facts["process_id"] == process_id)).any())
 
     @cached_property

@@ -7,7 +7,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.steps.step_time import step_lengths
-from stashtrace.analysis.steps.steps import counted_steps, host_steps
+from stashtrace.analysis.steps.steps import host_steps, is_counted
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
@@ -80,11 +80,8 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
 
 def _counted_rows(table: Table, warmup: bool) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Return a mask of the rows of one kind that count; at least one per rank."""
-    counted = np.zeros(len(table), dtype=bool)
-    for own in GroupBy(table["rank"]):
-        numbers = counted_steps(table.take(own), warmup=warmup)["step"]
-        counted[own[np.isin(table["step"][own], numbers)] if len(numbers) else own] = True
-    return counted
+    counted, ranks = is_counted(table, warmup=warmup), GroupBy(table["rank"])
+    return np.asarray(counted | (ranks.count(counted) == 0)[ranks.number])
 
 
 def _row(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64, window_at
+from stashtrace.analysis.intervals import Int64, int64, is_one_of, window_at
 from stashtrace.analysis.steps.device_steps import DeviceSteps
 from stashtrace.analysis.steps.forward_only import brief_steps, join_as, join_quiet, trains_of
 from stashtrace.analysis.steps.rank_steps import RankSteps
@@ -175,11 +175,19 @@ def counted_steps(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = 
     Where the event budget left a rank no step with events, its steps count all the same. With ``kinds`` only steps of
     these kinds count.
     """
-    kept = steps if warmup else steps.take(steps["warmup"] == 0)
+    counted = is_counted(steps, warmup=warmup, kinds=kinds)
+    return steps if counted.all() else steps.take(counted)
+
+
+def is_counted(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = ()) -> npt.NDArray[np.bool_]:
+    """Return the mask of the rows that :func:`counted_steps` keeps."""
+    kept: npt.NDArray[np.bool_] = np.ones(len(steps), dtype=bool) if warmup else steps["warmup"] == 0
     if kinds:
-        kept = kept.take(np.isin(kept["kind"], list(kinds)))
-    timed = kept["thinned"] == 0
-    return kept.take(timed | ~np.isin(kept["rank"], np.unique(kept["rank"][timed])))
+        kept = kept & is_one_of(steps["kind"], kinds)
+    timed = kept & (steps["thinned"] == 0)
+    if (timed == kept).all():  # as in all runs without a budget of events
+        return kept
+    return np.asarray(timed | (kept & ~np.isin(steps["rank"], np.unique(steps["rank"][timed]))))
 
 
 def first_recorded_step(trace: Trace) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import Int64, TimeSet, is_one_of
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -22,10 +22,10 @@ Bools = npt.NDArray[np.bool_]
 _OF_CLOSURES = (Phase.FORWARD, Phase.BACKWARD)
 
 
-def runs_closure(phases: Table) -> Bools:
-    """Return the mask of the phases of optimizers in which a forward or a backward of these phases ran."""
-    begin, ended = _closures(phases, np.arange(len(phases)))
-    return np.asarray((phases["phase_code"] == Phase.OPTIMIZER) & (ended > begin))
+def runs_closure(phases: Table, rows: Int64) -> Bools:
+    """Return the mask of the rows that are phases of optimizers in which a forward or a backward of these rows ran."""
+    code, begin, end = (phases[name][rows] for name in ("phase_code", "begin_ns", "end_ns"))
+    return np.asarray((code == int(Phase.OPTIMIZER)) & (_ended_inside(code, end, end) > begin))
 
 
 def update_times(trace: Trace, process_id: int) -> TimeSet:
@@ -44,12 +44,12 @@ def update_windows(trace: Trace, process_id: int) -> tuple[Int64, Int64]:
     mine = (phases["process_id"] == process_id) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
     own = phases.take(mine)
     updates = np.flatnonzero(own["phase_code"] == Phase.OPTIMIZER)
-    begin, ended = _closures(own, updates)
-    return np.maximum(begin, ended), own["end_ns"][updates]
+    end = own["end_ns"][updates]
+    return np.maximum(own["begin_ns"][updates], _ended_inside(own["phase_code"], own["end_ns"], end)), end
 
 
-def _closures(phases: Table, updates: Int64) -> tuple[Int64, Int64]:
-    """Return begin of these rows, and when the last forward or backward before the end of each had ended."""
-    ends = np.sort(phases["end_ns"][np.isin(phases["phase_code"], _OF_CLOSURES)])
-    last = np.searchsorted(ends, phases["end_ns"][updates], side="right") - 1
-    return phases["begin_ns"][updates], np.append(ends, np.iinfo(np.int64).min)[last]
+def _ended_inside(code: npt.NDArray[np.integer], end: Int64, until: Int64) -> Int64:
+    """Return when the last forward or backward of these phases had ended before each moment."""
+    ends = np.sort(end[is_one_of(code, _OF_CLOSURES)])
+    last = np.searchsorted(ends, until, side="right") - 1
+    return np.append(ends, np.iinfo(np.int64).min)[last]

@@ -241,7 +241,7 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     """Return the times of a rank by cause, over its whole life."""
     made = rank_layers(index, thread)
     time = made.painted_kinds()
-    sets = [time.time_of(k) for k in _STALLS]
+    sets = time.times_of(_STALLS)
     life = TimeSet.of([thread.begin_ns], [thread.end_ns])
     sets[OTHER] = sets[OTHER] | (life - TimeSet.of(time.begin, time.end))
     # Ranks that drain their devices alike differ in what their hosts do after it.

@@ -21,7 +21,7 @@ from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.groups import group_kinds, link_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
-from stashtrace.analysis.links.efficiency import calibration_of, expected_transfers
+from stashtrace.analysis.links.efficiency import expected_transfers
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.analysis.stragglers.cause_names import Named, Namer, Window
@@ -37,6 +37,7 @@ from stashtrace.analysis.stragglers.instances import (
     launch_skews,
 )
 from stashtrace.calibration.file import Calibration
+from stashtrace.calibration.of_run import calibration_of
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, Column, schema

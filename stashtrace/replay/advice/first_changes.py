@@ -32,12 +32,12 @@ from stashtrace.replay.advice.change_lines import line_behind
 from stashtrace.replay.change_transfers import LINKS
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, Change
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
-from stashtrace.replay.communication.ddp import WRAPPER
+from stashtrace.replay.communication.ddp import shows_ddp
 from stashtrace.replay.communication.messages import gradient_messages
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
 from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.scenario import Floats, Scenario, Unknowns
-from stashtrace.replay.whatif import Answer, known_changes, single_changes, what_if
+from stashtrace.replay.whatif import Answer, ReplayedRun, known_changes
 from stashtrace.replay.whatif_text import unreliable
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
@@ -148,24 +148,8 @@ def first_changes(trace: Trace) -> Table:
     alone = _others_unknown(trace)
     if alone:
         return _because(alone)
-    # A pass over very many reads would only make answers about storage narrower.
-    graph = build(trace, reads=trace.io_rows_count <= MOST_ROWS)
-    run = what_if(graph, [])
-    if not run.is_reliable:
-        raise MissingDataError(
-            unreliable(run), hint="`stashtrace whatif` shows what is known of the run's critical path all the same"
-        )
     unsaid: list[str] = []
-    buckets = buckets_if_any(trace, graph, unsaid)
-    answers = single_changes(graph, buckets=buckets, unsaid=unsaid)
-    # What one rank does longer than the others is asked by itself, and files are no code that could be quicker.
-    if len(np.unique(graph.ends_rank)) > 1 or _is_in_files(trace, graph):
-        answers = [answer for answer in answers if answer.changes[0].quantity != "python"]
-    if is_imported(trace):  # whether time without a record was a wait is not known
-        answers = [answer for answer in answers if answer.changes[0].quantity != "other"]
-    chosen = _chosen(graph, answers, buckets)
-    if any(one.change.quantity == "straggler" and one.sure != "sure" for one in chosen) and _is_by_turns(trace):
-        chosen = _chosen(graph, [one for one in answers if one.changes[0].quantity != "straggler"], buckets)
+    chosen, replayed_ns = _changes_by_replay(trace, unsaid)
     if not chosen:
         return _because("no single change that can be replayed is predicted to save 3 % of a step or more", *unsaid)
     present, count = _ranks_recorded(trace)
@@ -175,23 +159,52 @@ def first_changes(trace: Trace) -> Table:
     chosen = [replace(one, low_ns=one.low_ns * parts.get(_column_of(one.change), 1.0)) for one in chosen]
     if shows_no_waits(trace) or (is_imported(trace) and not len(trace.waits)):
         chosen = [replace(one, kind=re.sub(r"\bother\b", "unrecorded", one.kind)) for one in chosen]
-    if any(one.change.quantity in _BYTES for one in chosen) and _sends_gradients(trace, graph):
-        chosen = [replace(one, kind="gradients") if one.change.quantity in _BYTES else one for one in chosen]
     if (trace.phases["phase_code"] == Phase.CHECKPOINT_LOAD).any():  # what waits for a load cannot go on without it
         chosen = [replace(one, kind="loads") if one.change.quantity == "checkpoint" else one for one in chosen]
     chosen = [replace(one, place=line_behind(trace, one.change.quantity, one.rank, one.kind)) for one in chosen]
     step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
-    step_ns = run.replayed_ns if step is None else step.mean_ns
+    step_ns = replayed_ns if step is None else step.mean_ns
     return Table.from_rows(FIRST_CHANGES, [*(_row(one, step_ns) for one in chosen), *map(_reason, unsaid)])
+
+
+def _changes_by_replay(trace: Trace, unsaid: list[str]) -> tuple[list[FirstChange], float]:
+    """Return the changes that are worth a line, and the step of the replayed run.
+
+    The graph of the run, which is large, is gone when this returns. ``unsaid``: gets a line for each prediction that
+    fails by a fault of ours.
+
+    Raises MissingDataError: see :func:`first_changes`.
+    """
+    # A pass over very many reads would only make answers about storage narrower.
+    graph = build(trace, reads=trace.io_rows_count <= MOST_ROWS)
+    replays = ReplayedRun(graph, budgets=False)
+    run = replays.answer(())
+    if not run.is_reliable:
+        raise MissingDataError(
+            unreliable(run), hint="`stashtrace whatif` shows what is known of the run's critical path all the same"
+        )
+    buckets = buckets_if_any(trace, graph, unsaid)
+    answers = replays.single_changes(buckets, unsaid)
+    # What one rank does longer than the others is asked by itself, and files are no code that could be quicker.
+    if len(np.unique(graph.ends_rank)) > 1 or _is_in_files(trace, graph):
+        answers = [answer for answer in answers if answer.changes[0].quantity != "python"]
+    if is_imported(trace):  # whether time without a record was a wait is not known
+        answers = [answer for answer in answers if answer.changes[0].quantity != "other"]
+    chosen = _chosen(replays, answers, buckets)
+    if any(one.change.quantity == "straggler" and one.sure != "sure" for one in chosen) and _is_by_turns(trace):
+        chosen = _chosen(replays, [one for one in answers if one.changes[0].quantity != "straggler"], buckets)
+    if any(one.change.quantity in _BYTES for one in chosen) and _sends_gradients(trace, graph):
+        chosen = [replace(one, kind="gradients") if one.change.quantity in _BYTES else one for one in chosen]
+    return chosen, run.replayed_ns
 
 
 def _sends_gradients(trace: Trace, graph: Graph) -> bool:
     """Return True if most bytes of the counted steps are what DistributedDataParallel sends in backward passes."""
+    if not shows_ddp(trace):
+        return False
     try:
         messages = gradient_messages(trace)
     except MissingDataError:
-        return False
-    if not messages.ddp.sources and trace.strings.find(WRAPPER) < 0:
         return False
     sent = (messages.step >= 0) & (messages.backward >= 0) & messages.within & (messages.op == "all_reduce")
     first, last = messages.ready_ns[sent].min(initial=NEVER), messages.end_ns[sent].max(initial=-NEVER)
@@ -300,7 +313,7 @@ def _row(one: FirstChange, step_ns: float) -> tuple[object, ...]:
     return str(one.change), round(low), round(high), *shares, one.sure, *of, ""
 
 
-def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) -> list[FirstChange]:
+def _chosen(replays: ReplayedRun, answers: Sequence[Answer], buckets: Buckets | None) -> list[FirstChange]:
     """Choose among single changes, which come with those that save most first."""
     found: dict[str, FirstChange] = {}
     for answer in answers:
@@ -326,10 +339,10 @@ def _chosen(graph: Graph, answers: Sequence[Answer], buckets: Buckets | None) ->
         sound = sorted([*moved[:1], *compute], key=lambda one: -one.high_ns) if moved else worth[:1]
     chosen: list[FirstChange] = []
     for one in sound:
-        if len(chosen) < _MOST_LINES and (not chosen or _adds(graph, chosen[0], one, buckets)):
-            bounded = _limit_saving(graph, one)
+        if len(chosen) < _MOST_LINES and (not chosen or _adds(replays, chosen[0], one, buckets)):
+            bounded = _limit_saving(replays, one)
             if _middle(bounded) >= _WORTH_RATIO * one.answer.replayed_ns:
-                chosen.append(_name_rank_and_kind(graph, bounded))
+                chosen.append(_name_rank_and_kind(replays.graph, bounded))
     return chosen
 
 
@@ -349,18 +362,18 @@ def _middle(one: FirstChange) -> float:
     return (max(one.low_ns, 0.0) + one.high_ns) / 2
 
 
-def _limit_saving(graph: Graph, one: FirstChange) -> FirstChange:
+def _limit_saving(replays: ReplayedRun, one: FirstChange) -> FirstChange:
     """Return a change whose saving does not exceed what is saved where the work that it is about takes no time."""
-    most = _most_saved_ns(graph, one.answer)
+    most = _most_saved_ns(replays, one.answer)
     return replace(one, low_ns=min(one.low_ns, most), high_ns=min(one.high_ns, most))
 
 
-def _most_saved_ns(graph: Graph, answer: Answer) -> float:
+def _most_saved_ns(replays: ReplayedRun, answer: Answer) -> float:
     """Return what is saved if the work that a change is about takes no time."""
     change = answer.changes[0]
     link, _, of_link = change.quantity.partition(".")
     if change.quantity == "straggler":
-        return _removed_ns(graph)
+        return _removed_ns(replays.graph)
     if change.quantity == KEPT:  # it takes the whole of its work away
         return answer.replayed_ns
     if of_link or change.quantity == BUCKET:
@@ -371,7 +384,7 @@ def _most_saved_ns(graph: Graph, answer: Answer) -> float:
     else:
         gone = [Change(change.quantity, 0.0)]
     try:
-        return answer.replayed_ns - what_if(graph, known_changes(graph, gone)).low_ns
+        return answer.replayed_ns - replays.what_if(known_changes(replays.graph, gone)).low_ns
     except (MissingDataError, UsageError):  # time that the replay cannot take away
         return answer.replayed_ns
 
@@ -394,10 +407,10 @@ def _removed_ns(graph: Graph) -> float:
     return float(removed[inside].sum()) / max(len(steps), 1)
 
 
-def _adds(graph: Graph, first: FirstChange, other: FirstChange, buckets: Buckets | None) -> bool:
+def _adds(replays: ReplayedRun, first: FirstChange, other: FirstChange, buckets: Buckets | None) -> bool:
     """Return True if two changes together save clearly more than the first alone."""
     try:
-        both = what_if(graph, (*first.answer.changes, *other.answer.changes), buckets=buckets)
+        both = replays.what_if((*first.answer.changes, *other.answer.changes), buckets)
     except (MissingDataError, UsageError):
         return False
     return first.answer.middle_ns - both.middle_ns >= _WORTH_RATIO * both.replayed_ns

@@ -25,7 +25,7 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.calibration.robust_line import Floats, least_absolute
 from stashtrace.errors import MissingDataError, guarded
 from stashtrace.replay.communication.communication_model import LinkFit, links_of, ranked_buckets, tells_bytes
-from stashtrace.replay.communication.ddp import WRAPPER, DdpFacts
+from stashtrace.replay.communication.ddp import WRAPPER, DdpFacts, shows_ddp
 from stashtrace.replay.communication.messages import Messages, gradient_messages
 from stashtrace.replay.communication.overlap import are_made_of, bucket_ends, divides, merge_caps, rounded_cap
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -107,7 +107,7 @@ def buckets_if_any(trace: Trace, graph: Graph, unsaid: list[str]) -> Buckets | N
 
     def found() -> Buckets | None:
         with contextlib.suppress(MissingDataError):
-            return gradient_buckets(trace, graph)
+            return gradient_buckets(trace, graph) if shows_ddp(trace) else None
         return None
 
     return guarded("other sizes of buckets", found, unsaid.append)
@@ -116,7 +116,7 @@ def buckets_if_any(trace: Trace, graph: Graph, unsaid: list[str]) -> Buckets | N
 def _require_buckets(trace: Trace, messages: Messages, rows: Int64) -> None:
     """Raise MissingDataError if another ``bucket_cap_mb`` would not change these messages."""
     problem = "bucket_mb cannot be predicted"
-    if trace.strings.find(WRAPPER) < 0 and not messages.ddp.sources:
+    if not shows_ddp(trace):
         raise MissingDataError(
             f"{problem}: the run shows no {WRAPPER}", hint="buckets are an option of torch's DistributedDataParallel"
         )

@@ -36,6 +36,11 @@ class DdpFacts:
     gradients_bytes: Floats
 
 
+def shows_ddp(trace: Trace) -> bool:
+    """Return True if a run shows that wrapper, by its class or by a recorded fact: others send no buckets."""
+    return trace.strings.find(WRAPPER) >= 0 or bool(ddp_facts(trace).sources)
+
+
 def ddp_facts(trace: Trace) -> DdpFacts:
     """Read the facts of a run; facts that cannot be read are ignored."""
     matches = [re.fullmatch(r"([0-9.e+-]+) (\w+)", text) for text in _facts(trace, BUCKET)]

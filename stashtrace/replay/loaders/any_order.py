@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Int64, int64, is_one_of
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
 from stashtrace.replay.loaders.passes import ASKED_NS, Edges, Passes, edges_of
 from stashtrace.replay.loaders.worker_count import prefetch_factor, taken_by
 from stashtrace.replay.scenario import Floats, Scenario
-from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 
 #: Edges to batches: what their worker did before, and the thread that asked for them.
 _ASKS = (EdgeKind.PROGRAM, EdgeKind.PREFETCH)
@@ -69,6 +69,8 @@ def with_any_order(scenario: Scenario) -> Scenario:
     pace = graph.replay(np.where(graph.is_batch, 0, graph.work_ns)).begin_ns
     work, fetch, begin = scenario.work.copy(), scenario.fetch.copy(), graph.begin_ns.copy()
     changed = np.zeros(len(graph), dtype=bool)
+    asking = np.flatnonzero(graph.is_batch[graph.target] & is_one_of(graph.edge_kind, _ASKS))
+    asks_of = RowsBy(graph.target[asking])
     parts = [edges_of(int64([]), int64([]), 0.0, EdgeKind.PROGRAM)]
     for rows in GroupBy.runs(passes.start):
         nodes, makers = passes.nodes[rows], numbers[rows]
@@ -88,11 +90,11 @@ def with_any_order(scenario: Scenario) -> Scenario:
         for place in np.flatnonzero(plan.position == 0).tolist():
             head = nodes[np.flatnonzero(makers == plan.worker[place])[0]]
             begin[takes[place]] = graph.begin_ns[head]
-            asks = np.flatnonzero((graph.target == head) & np.isin(graph.edge_kind, _ASKS))
+            asks = asking[asks_of.rows(int(head))]
             first = np.full(len(asks), takes[place])
             parts.append((int64(graph.source[asks]), first, scenario.lag[asks], int64(graph.edge_kind[asks])))
     source, target, lag, kind = (np.concatenate([part[i] for part in parts]) for i in range(4))
-    gone = changed[graph.target] & np.isin(graph.edge_kind, _ASKS)
+    gone = changed[graph.target] & is_one_of(graph.edge_kind, _ASKS)
     gap = np.where(changed, 0, graph.gap_ns)
     new = replace(
         graph,
@@ -159,8 +161,8 @@ def _plan(
 def _edges(plan: _Plan, takes: Int64, taken: Int64, factor: int, between: float, late: float) -> list[Edges]:
     """Return the edges of a pass: within a worker, and from the take after which a worker is asked for a batch."""
     parts = []
-    for own in GroupBy(plan.worker):
-        mine = takes[own]
+    for worker in np.unique(plan.worker).tolist():
+        mine = takes[plan.worker == worker]
         parts.append(edges_of(mine[:-1], mine[1:], between, EdgeKind.PROGRAM))
         parts.append(edges_of(taken[mine[: max(len(mine) - factor, 0)]], mine[factor:], late, EdgeKind.PREFETCH))
     return parts

@@ -58,13 +58,9 @@ class WorkerSpeeds:
         variance = (
             makers.sum((took - mean[makers.number]) ** 2, chosen) / np.maximum(count - 1, 1) / np.maximum(count, 1)
         )
-        others, error = mean.copy(), np.zeros(len(makers))
-        for own in GroupBy(makers.keys[0]):
-            for maker in own.tolist():
-                rest = own[(own != maker) & enough[own]]
-                if len(rest):
-                    others[maker] = np.median(mean[rest])
-                    error[maker] = np.sqrt(variance[maker] + variance[rest].mean())
+        others, of_others = _of_others(GroupBy(makers.keys[0]), enough, mean, variance)
+        error = np.where(np.isnan(others), 0.0, np.sqrt(variance + of_others))
+        others = np.where(np.isnan(others), mean, others)
         apart = np.abs(mean - others)
         differs = enough & (apart > _ERRORS * error) & (apart > _LEAST_RATIO * np.minimum(mean, others))
         return cls(passes, number, makers, mean, others, differs)
@@ -73,6 +69,26 @@ class WorkerSpeeds:
     def is_slow(self) -> Bools:
         """Mask of the makers whose batches take clearly longer than those of the others."""
         return np.asarray(self.differs & (self.mean_ns > self.others_ns))
+
+
+def _of_others(ranks: GroupBy, enough: Bools, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+    """Return, for each maker, the median of the means and the mean variance of the others of its rank; NaN without any.
+
+    ``ranks``: makers by rank; all ranks with as many of them are compared at once. ``enough``: makers that count.
+    """
+    median, spread = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
+    for count in np.unique(ranks.sizes).tolist():
+        own = ranks.order[(ranks.bounds[:-1][ranks.sizes == count])[:, None] + np.arange(count)]
+        for place in range(count):
+            rest = np.delete(own, place, axis=1)
+            known = enough[rest].sum(axis=1)
+            some, known = known > 0, known[known > 0]
+            rest, maker = rest[some], own[some, place]
+            ordered = np.sort(np.where(enough[rest], mean[rest], np.inf), axis=1)
+            rows = np.arange(len(rest))
+            median[maker] = (ordered[rows, (known - 1) // 2] + ordered[rows, known // 2]) / 2
+            spread[maker] = np.where(enough[rest], variance[rest], 0.0).sum(axis=1) / known
+    return median, spread
 
 
 def worker_numbers(graph: Graph) -> Int64:
@@ -96,7 +112,8 @@ def require_slow_worker(graph: Graph, change: Change) -> None:
 
     Raises MissingDataError if none is.
     """
-    if workers_differ(graph) and WorkerSpeeds.of(graph, graph.work_ns.astype(np.float64)).is_slow.any():
+    has_batches = graph.facts is not None and graph.is_batch.any()
+    if has_batches and WorkerSpeeds.of(graph, graph.work_ns.astype(np.float64)).is_slow.any():
         return
     raise MissingDataError(
         f"{change}: no worker of this run clearly takes longer for its batches than the others of its rank",

@@ -395,17 +395,19 @@ def _links(
     Ranks that wait for the same one in different operations, as the ends of its sends and receives, have a link each.
     """
     pairs = GroupBy(waits.rank[source], waits.late[source])
-    lost = pairs.sum(spent)
+    lost, rows_of_pair = pairs.sum(spent), list(pairs)
     victims = GroupBy(pairs.keys[0])
     of_victim = victims.sum(lost)
     mostly = victims.argmax(lost)
     mentioned = of_victim >= _MENTIONED_RATIO * of_victim.max(initial=0.0)
     for_whom: dict[int, list[int]] = {}
     wait_ns: dict[int, float] = {}  # by waiting rank
+    rows_of: dict[int, Int64] = {}
     for place in np.flatnonzero(mentioned & (victims.values != rank)).tolist():
         late = int(pairs.keys[1][mostly[place]])
         for_whom.setdefault(late, []).append(int(victims.values[place]))
         wait_ns[int(victims.values[place])] = float(of_victim[place]) / steps_count
+        rows_of[int(victims.values[place])] = rows_of_pair[mostly[place]]
     reached: list[int] = [rank]
     for late in reached:  # along the chain, so that nobody stands before the rank that it waits for
         reached += [victim for victim in for_whom.get(late, []) if victim not in reached and victim in for_whom]
@@ -419,7 +421,7 @@ def _links(
     for late in ordered:
         inside: dict[str, list[int]] = {}
         for victim in for_whom[late]:
-            own = (waits.late[source] == late) & (waits.rank[source] == victim)
+            own = rows_of[victim]
             inside.setdefault(_operation(facts, waits, source[own], spent[own]), []).append(victim)
         links += [
             Link(late, tuple(ranks), operation, sum(wait_ns[victim] for victim in ranks))

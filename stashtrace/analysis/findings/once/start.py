@@ -14,7 +14,7 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence
 from stashtrace.analysis.findings.trust import run_facts
-from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.intervals import NEVER, TimeSet
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES, host_blocked, outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -69,16 +69,7 @@ def start(trace: Trace) -> Table:
         If no rank has steps.
     """
     index, rows = TraceIndex(trace), list[tuple[object, ...]]()
-    host = counted_steps(host_steps(trace))
-    window = window_of(trace)
-    if is_imported(trace) or run_facts(trace).get("steps") or (window is not None and window.first_step > 0):
-        return Table.from_rows(START, rows)
-    begins = dict(zip(trace.processes["process_id"].tolist(), trace.processes["begin_ns"].tolist(), strict=True))
-    lives: list[tuple[StepThread, TimeSet]] = []
-    for thread in step_threads(trace):
-        first = host["begin_ns"][host["rank"] == thread.rank]
-        if len(first) and begins[thread.process_id] < first.min():
-            lives.append((thread, TimeSet.of([begins[thread.process_id]], [int(first.min())])))
+    lives = _starts(trace)
     meetings = _meetings(trace)
     divided = [list(_divide(index, thread, life)) for thread, life in lives]
     for name in meetings:
@@ -87,6 +78,21 @@ def start(trace: Trace) -> Table:
     for (thread, life), parts in zip(lives, divided, strict=True):
         rows += [(thread.rank, part, name, ns, ns / life.total_ns) for part, name, ns in parts]
     return Table.from_rows(START, rows)
+
+
+def _starts(trace: Trace) -> list[tuple[StepThread, TimeSet]]:
+    """Return the time of each rank from its begin to its first counted step; of no rank if the start was not recorded.
+
+    Raises MissingDataError if no rank has steps.
+    """
+    counted, window = counted_steps(host_steps(trace)), window_of(trace)
+    if is_imported(trace) or run_facts(trace).get("steps") or (window is not None and window.first_step > 0):
+        return []
+    begins = dict(zip(trace.processes["process_id"].tolist(), trace.processes["begin_ns"].tolist(), strict=True))
+    ranks = GroupBy(counted["rank"])
+    firsts = dict(zip(ranks.values.tolist(), ranks.min(counted["begin_ns"]).tolist(), strict=True))
+    lives = ((t, begins[t.process_id], firsts[t.rank]) for t in step_threads(trace) if t.rank in firsts)
+    return [(thread, TimeSet.of([begin], [first])) for thread, begin, first in lives if begin < first]
 
 
 def _meetings(trace: Trace) -> list[str]:
@@ -113,7 +119,12 @@ def start_claims(trace: Trace) -> list[Claim]:
 
     It is that of the rank that did most itself: others wait for it, also inside the steps that are left out.
     """
-    table, steps = start(trace), counted_steps(host_steps(trace))
+    steps = counted_steps(host_steps(trace))
+    longest_ns = max((life.total_ns for _, life in _starts(trace)), default=0)
+    of_ranks = GroupBy(steps["rank"])
+    if longest_ns <= of_ranks.sum(steps["end_ns"] - steps["begin_ns"]).min(initial=NEVER):
+        return []  # no rank can have started for longer, whatever its start is made of
+    table = start(trace)
     if not len(table):
         return []
     ranks = GroupBy(table["rank"])

@@ -159,13 +159,12 @@ class SlowSteps:
 
     def _judge(self, step: _Step, before: _Step | None) -> tuple[int, _Found | None]:
         """Return by how many like steps one is judged, and what is slow of it; then remember it."""
-        grown = None
-        if before is not None and before.ranks == step.ranks:
-            usual = self._groups.get(before.key)
-            grown = usual.extra(before) if usual is not None and usual.ranks == before.ranks else None
+        usual = self._groups.get(before.key) if before is not None and before.ranks == step.ranks else None
+        if usual is not None and usual.ranks != step.ranks:
+            usual = None
         group = self._group(step.key, step.ranks)
         known_count = group.known_count
-        return known_count, group.judge(step, before, grown)
+        return known_count, group.judge(step, before, usual)
 
     def _group(self, key: _Key, ranks: tuple[int, ...]) -> _Group:
         group = self._groups.get(key)
@@ -254,10 +253,10 @@ class _Group:
         """The number of them that another one is compared with."""
         return len(self._beside.noise)
 
-    def judge(self, step: _Step, before: _Step | None, grown: Floats | None) -> _Found | None:
+    def judge(self, step: _Step, before: _Step | None, usual: _Group | None) -> _Found | None:
         """Return what is slow of a step, None if it is like the others; then remember it.
 
-        ``before``, ``grown``: the step before it on the same ranks, and ``extra`` of that one; None if unknown.
+        ``before``, ``usual``: the step before it, and the steps that are like that one; None if unknown.
         """
         if len(self._lengths) < _LEVEL_LEAST:
             self._first.append(step)
@@ -274,7 +273,7 @@ class _Group:
             longer[1], expected, sized=bool(step.sizes.all())
         )
         if is_long and not (computes_long and longer[1] > longer[0]):
-            slow = self._what_grew(step, before, grown, longer[0])
+            slow = self._what_grew(step, before, usual, longer[0])
         elif computes_long:
             extra = np.where(np.isnan(expected), 0.0, step.spent[:, _COMPUTE] - expected)
             rank = int(extra.argmax())
@@ -360,7 +359,7 @@ class _Group:
         """Return by how much each kind of time of each rank is longer than in like steps; there is at least one."""
         return np.asarray(step.spent - middle(self._spent.values))
 
-    def _what_grew(self, step: _Step, before: _Step | None, grown: Floats | None, longer: float) -> _Found:
+    def _what_grew(self, step: _Step, before: _Step | None, usual: _Group | None, longer: float) -> _Found:
         """Return the time that grew most, on the rank that was waited for or else; in this step or the one before."""
         extra = self.extra(step)
         weight = np.where(np.array(step.ranks) == step.awaited, _AWAITED, 1.0)[:, None]
@@ -374,9 +373,9 @@ class _Group:
         if whole[worker] >= _EXPLAINS * longer:
             ranks = self._alike(whole, worker)
             return _Found(step, longer, step.ranks[worker], ranks, step.number, TOGETHER, float(whole[worker]))
-        if before is not None and grown is not None and step.awaited in step.ranks:
+        if before is not None and usual is not None and step.awaited in step.ranks:
             # Work behind the last meeting of a step is waited for in the next one.
-            own = grown[step.ranks.index(step.awaited)]
+            own = usual.extra(before)[step.ranks.index(step.awaited)]
             place = int(np.where(np.arange(len(_KINDS)) == _WAITS, -np.inf, own).argmax())
             if own[place] >= _EXPLAINS * longer:
                 ranks = (step.awaited,)
