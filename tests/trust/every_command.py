@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stashtrace.analysis.registry import ANALYSES
 from stashtrace.cli import COMMANDS, main
 from stashtrace.cli.commands.summary import FORMATS
+from stashtrace.errors import DataLossWarning
 from stashtrace.exporters.registry import EXPORTERS
 
 #: Commands that ask nothing of a recording, or more than files: they start jobs, programs or servers, or ask hosts.
@@ -69,7 +71,8 @@ def faults_of(path: Path, other: Path, folder: Path) -> tuple[list[str], int]:
 def ask(words: Sequence[str]) -> tuple[int, str, str]:
     """Run one command line in this process; return its exit code and what it wrote."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+        warnings.simplefilter("default", DataLossWarning)  # a line of its own for a user, an error in tests
         try:
             code = main(list(words))
         except SystemExit as left:

@@ -40,7 +40,8 @@ def torchrun(*words: str, ranks: int = 2, run: Path | None = None, fails: bool =
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *words]
     if run is not None:
         command = [sys.executable, "-m", "stashtrace", "run", "--out", str(run), "--", *command]
-    variables = environment(STEPS=STEPS, OMP_NUM_THREADS="1")
+    # With torch's compiler, which its profiler imports, too.
+    variables = environment(STEPS=STEPS, OMP_NUM_THREADS="1") | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_S, env=variables, check=False)
     said = done.stdout + done.stderr
     assert done.returncode == 0 or fails, said[-2000:]
