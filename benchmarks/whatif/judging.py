@@ -62,6 +62,10 @@ class Prediction:
         return self.high_ms / self.middle_ms - 1
 
 
+#: Column of an answer that holds a quantity, and in these jobs nothing else.
+_COLUMN = {"compute": "compute", "python": "host"}
+
+
 @dataclass(frozen=True)
 class Replay:
     """How well the replay of a recording is the recording.
@@ -105,9 +109,10 @@ def predictions(folders: Mapping[str, Sequence[Path]], questions: Sequence[tuple
 
 def judged(folder: Path, job: str, change: str, other: str, real_ns: float) -> Prediction:
     """One prediction beside the real mean step; ``compute=-30ms`` is so much less than the recorded step has."""
-    less = re.fullmatch(r"compute=([+-]\d+)ms", change)
+    less = re.fullmatch(r"(compute|python)=([+-]\d+)ms", change)
     if less:
-        change = f"compute={answer_of(folder).before_ns['compute'] / _MS + float(less[1]):.1f}ms"
+        before_ns = answer_of(folder).before_ns[_COLUMN[less[1]]]
+        change = f"{less[1]}={before_ns / _MS + float(less[2]):.1f}ms"
     answer = answer_of(folder, *change.split())
     low, high = answer.interval_ns
     return Prediction(
