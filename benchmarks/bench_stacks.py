@@ -76,7 +76,6 @@ def recorded(hz: int) -> dict[str, float]:
             "-m",
             "stashtrace",
             "run",
-            "--no-merge",
             "--stack-hz",
             str(hz),
             "--out",
