@@ -100,6 +100,7 @@ class IoOp(Code):
     SEND = 30
     CONNECT = 31
     FADVISE = 32
+    CONNECT_ERROR = 33
 
 
 class IoFlag(enum.IntFlag):

@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shlex
@@ -233,6 +234,42 @@ def test_relative_paths_and_spawned_programs(tmp_path: Path) -> None:
         ["sh", "-c", f"cd {shlex.quote(str(tmp_path))} && cat ./data | cat > /dev/null"], tmp_path / "run"
     )
     assert moved(recording.of(tmp_path / "data"), READS) == 777
+
+
+CONNECTS = """
+import select, socket, sys
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    nobody = free.getsockname()
+listener = socket.create_server(("127.0.0.1", 0))
+try:
+    socket.create_connection(nobody, timeout=5)
+except ConnectionRefusedError:
+    print("refused")
+with socket.create_connection(listener.getsockname(), timeout=5) as client:
+    client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    client.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+with socket.socket() as other:
+    other.setblocking(False)
+    other.connect_ex(nobody)
+    select.select([], [other], [], 5)
+    other.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    assert other.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR, 4)[0]
+    other.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+print(*nobody, sep=":")
+print(*listener.getsockname(), sep=":")
+"""
+
+
+def test_connects_that_are_refused_after_the_call(tmp_path: Path) -> None:
+    recording = record([sys.executable, "-c", CONNECTS], tmp_path / "run")
+    refused, nobody, listening = recording.stdout.split()
+    assert refused == "refused"
+    attempt = [f"connect={-errno.EINPROGRESS}", f"connect_error={-errno.ECONNREFUSED}", "close=0"]
+    rows = recording.of(nobody)
+    assert [str(row) for row in rows] == 2 * attempt
+    assert all(IoFlag.SOCKET in row.flags for row in rows)
+    assert IoOp.CONNECT_ERROR not in {row.op for row in recording.of(listening)}
 
 
 # Life of processes and threads --------------------------------------------------------------------

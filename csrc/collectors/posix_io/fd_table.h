@@ -30,6 +30,8 @@ inline constexpr std::uint64_t kGenerationMask = ~(kGenerationUnit - 1);
 
 // A position is unknown while negative; adding to an unknown one keeps it so.
 inline constexpr std::int64_t kUnknownPosition = std::numeric_limits<std::int64_t>::min() / 2;
+// That of a socket whose connect did not wait, until the program asks how it ended.
+inline constexpr std::int64_t kConnecting = kUnknownPosition + 1;
 
 constexpr std::uint64_t flag_bits(std::uint16_t io_flags) { return static_cast<std::uint64_t>(io_flags) << 32; }
 constexpr std::uint16_t flags_of(std::uint64_t word) { return static_cast<std::uint16_t>(word >> 32); }

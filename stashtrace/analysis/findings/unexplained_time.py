@@ -42,7 +42,7 @@ _FILE, _SOCKET, _PIPE, _IO = "file", "socket", "pipe", "io"
 KNOWN_CALLS = ("asleep", "gil", _FILE, _SOCKET, _PIPE)
 #: A file or an annotation is named if it takes at least this share of a time; so many at most.
 _WORTH_NAMING, _FEW = 0.05, 2
-#: What connect() says where nobody answers at the other end.
+#: How a connect fails where nobody answers at the other end.
 _REFUSED = (errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 #: An annotation that holds this share of the steps is around all of them.
 _WHOLE_RATIO = 0.95
@@ -188,8 +188,8 @@ def code_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, steps
 def dead_connections(trace: Trace, rank: int, steps: Table) -> list[Evidence]:
     """Return the address that a rank and its workers connect to most often in its steps, and get nothing from.
 
-    A call that does not wait for the answer (a time-out was set) says only that nothing came. Where less than every
-    other step connects, it explains no time of a step.
+    Of a call that does not wait for the answer (a time-out was set), and of which the program does not learn later that
+    it was refused, only the silence is known. Where less than every other step connects, it explains no time of a step.
     """
     own = steps.take(steps["rank"] == rank)
     tracks = trace.tracks["track_id"][
@@ -198,13 +198,15 @@ def dead_connections(trace: Trace, rank: int, steps: Table) -> list[Evidence]:
     made, refused, alive = dict[int, int](), dict[int, int](), set[int]()
     for io in trace.io_pieces():
         rows = io.take(np.isin(io["track_id"], tracks) & ((io["io_flags"] & int(IoFlag.SOCKET)) != 0))
-        moves = (rows["op_code"] != IoOp.CONNECT) & (rows["result_bytes"] > 0)
+        connects = np.isin(rows["op_code"], (IoOp.CONNECT, IoOp.CONNECT_ERROR))
+        moves = ~connects & (rows["result_bytes"] > 0)
         alive.update(rows["path_code"][moves].tolist())
-        calls = rows.take((rows["op_code"] == IoOp.CONNECT) & (rows["result_bytes"] < 0))
+        calls = rows.take(connects & (rows["result_bytes"] < 0))
         calls = calls.take(TimeSet.of_rows(own).within(calls["begin_ns"], calls["begin_ns"] + 1) > 0)
-        for path, result in zip(calls["path_code"].tolist(), calls["result_bytes"].tolist(), strict=True):
-            made[path] = made.get(path, 0) + 1
-            refused[path] = refused.get(path, 0) + (-result in _REFUSED)
+        for call in calls.rows():
+            path = call["path_code"]
+            made[path] = made.get(path, 0) + (call["op_code"] == IoOp.CONNECT)
+            refused[path] = refused.get(path, 0) + (-call["result_bytes"] in _REFUSED)
     dead = {path: count for path, count in made.items() if path not in alive and 2 * count >= len(own)}
     if not dead:
         return []

@@ -47,7 +47,7 @@ KIND(path) KIND(target) KIND(fd) KIND(dirfd_) KIND(oflags) KIND(flags) KIND(mode
 KIND(iov) KIND(count) KIND(fmode) KIND(stream_) KIND(folder_) KIND(line) KIND(room_pointer) KIND(small) KIND(names) KIND(none)
 KIND(address) KIND(address_bytes) KIND(command) KIND(argument) KIND(to_fd) KIND(timeout) KIND(mapping) KIND(protection) KIND(mflags)
 KIND(advice) KIND(pid) KIND(options) KIND(clock) KIND(version) KIND(message) KIND(length_pointer) KIND(room) KIND(high) KIND(zero) KIND(idtype) KIND(whence)
-KIND(item) KIND(items) KIND(polls) KIND(few) KIND(number) KIND(word) KIND(semaphore) KIND(condition) KIND(mutex) KIND(past) KIND(timed_semaphore) KIND(length)
+KIND(item) KIND(items) KIND(polls) KIND(few) KIND(number) KIND(word) KIND(semaphore) KIND(socket_level) KIND(socket_option) KIND(condition) KIND(mutex) KIND(past) KIND(timed_semaphore) KIND(length)
 
 static struct iovec good_iov[2], bad_iov[2];
 static struct msghdr good_message, bad_message;
@@ -96,6 +96,8 @@ static void fill_kinds(void) {
   ADD(address_bytes, "good", sizeof peer); ADD(address_bytes, "0", 0); ADD(address_bytes, "1", 1); ADD(address_bytes, "4", 4); ADD(address_bytes, "128", 128);
   ADD(address_bytes, "129", 129); ADD(address_bytes, "-1", -1); ADD(address_bytes, "2e9", 2000000000);
   ADD(length_pointer, "good", lengths); POINTERS(length_pointer);
+  ADD(socket_level, "socket", SOL_SOCKET); ADD(socket_level, "6", 6); ADD(socket_level, "-1", -1);
+  ADD(socket_option, "error", SO_ERROR); ADD(socket_option, "type", SO_TYPE); ADD(socket_option, "-1", -1);
   ADD(command, "getfd", F_GETFD); ADD(command, "dupfd", F_DUPFD); ADD(command, "setfl", F_SETFL); ADD(command, "getlk", F_GETLK); ADD(command, "getfl", F_GETFL); ADD(command, "999", 999);
   ADD(argument, "0", 0); ADD(argument, "-1", -1); ADD(argument, "append", O_APPEND); ADD(argument, "unmapped", unmapped);
   ADD(to_fd, "taken", TAKEN_FD); ADD(to_fd, "closed", CLOSED_FD); ADD(to_fd, "-1", -1); ADD(to_fd, "max", INT32_MAX); ADD(to_fd, "same", FILE_FD);
@@ -183,6 +185,7 @@ static Call calls[] = {
   {"__recvfrom_chk", 'l', {A(fd), A(out), A(bytes), A(room), A(flags), A(none)}, {N(fd), N(out), N(bytes), N(room), N(flags), N(none)}},
   C3("recvmsg", 'l', fd, message, flags), C4("send", 'l', fd, out, bytes, flags), C6("sendto", 'l', fd, out, bytes, flags, address, address_bytes),
   C3("sendmsg", 'l', fd, message, flags), C3("connect", 'i', fd, address, address_bytes),
+  C5("getsockopt", 'i', fd, socket_level, socket_option, out, length_pointer),
   C1("pthread_cond_broadcast", 'i', condition), C2("pthread_cond_wait", 'i', none, none), C3("pthread_cond_timedwait", 'i', condition, mutex, past), C4("pthread_cond_clockwait", 'i', condition, mutex, clock, past),
   C1("pthread_mutex_lock", 'i', none), C2("pthread_join", 'i', none, none), C1("sem_wait", 'i', semaphore), C2("sem_timedwait", 'i', timed_semaphore, past),
   C3("sem_clockwait", 'i', timed_semaphore, clock, past), C3("poll", 'i', polls, few, zero), C4("ppoll", 'i', polls, few, timeout, none),

@@ -68,6 +68,7 @@ static struct statx stx;
 static struct iovec vector = {memory, 16};
 static struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1};
 static struct sockaddr_un nobody = {.sun_family = AF_UNIX, .sun_path = "/nobody/is/here"};
+static socklen_t option_bytes = sizeof(int);
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t condition = PTHREAD_COND_INITIALIZER;
 static sem_t semaphore;
@@ -273,6 +274,7 @@ static void spawn_moved(int by_descriptor) {
   CASE(sendto, socket, sendto(pair[0], memory, 16, 0, NULL, 0))                                     \
   CASE(sendmsg, socket, sendmsg(pair[0], &message, 0))                                              \
   CASE(connect, nobody, connect(socket(AF_UNIX, SOCK_STREAM, 0), (struct sockaddr*)&nobody, sizeof nobody)) \
+  CASE(getsockopt, error, getsockopt(pair[0], SOL_SOCKET, SO_ERROR, memory, &option_bytes))          \
   CASE(pthread_cond_broadcast, nobody, pthread_cond_broadcast(&condition))                           \
   CASE(pthread_cond_wait, woken, LOCKED(pthread_cond_wait(&condition, &mutex)))                     \
   CASE(pthread_cond_timedwait, passed, LOCKED(pthread_cond_timedwait(&condition, &mutex, &passed))) \
