@@ -16,12 +16,13 @@ import random
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 #: A job reads a piece of each place of its file; what lies behind the piece keeps them apart.
 PLACE_BYTES, PIECE_BYTES = 1 << 18, 1 << 17
@@ -45,6 +46,10 @@ class Config:
         The step thread: CPU, and asleep as if a device worked.
     burst_ms, burst_every
         One of so many batches waits so much longer.
+    slow_worker_ms
+        What worker 1 waits longer for each of its batches.
+    in_order, parted
+        Whether the batches are taken in turn; and whether each worker makes those of its own, endless part of the data.
     passes
         Passes over ``steps / passes`` batches; each starts its workers anew.
     late_ms, late_rank, late_every, late_turns
@@ -70,6 +75,9 @@ class Config:
     late_turns: bool = False
     burst_ms: float = 0.0
     burst_every: int = 1
+    slow_worker_ms: float = 0.0
+    in_order: bool = True
+    parted: bool = False
     passes: int = 1
     between_ms: float = 0.0
     between_wait_ms: tuple[float, ...] = (0.0,)
@@ -105,10 +113,23 @@ class Samples(Dataset[torch.Tensor]):
         if config.reads:
             read_pieces(config.file, places(config.file)[index * config.reads : (index + 1) * config.reads])
         decode(config.prep_ms)
-        burst_ms = config.burst_ms if index % config.burst_every == config.burst_every - 1 else 0.0
-        if config.prep_wait_ms + burst_ms:
-            time.sleep((config.prep_wait_ms + burst_ms) / 1e3)
+        more_ms = config.burst_ms if index % config.burst_every == config.burst_every - 1 else 0.0
+        worker = get_worker_info()
+        if worker is not None and worker.id == 1:
+            more_ms += config.slow_worker_ms
+        if config.prep_wait_ms + more_ms:
+            time.sleep((config.prep_wait_ms + more_ms) / 1e3)
         return torch.ones(8, 16)
+
+
+class Parts(IterableDataset[torch.Tensor]):
+    """The same batches, as a part of each worker that never ends."""
+
+    def __init__(self, config: Config) -> None:
+        self.samples = Samples(config)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return map(self.samples.__getitem__, itertools.count())
 
 
 @functools.cache
@@ -169,10 +190,13 @@ def main() -> None:
     if config.compress:
         model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(bare.parameters(), lr=0.01)
-    loader = DataLoader(Samples(config), batch_size=None, num_workers=config.workers)
+    order = {} if config.in_order else {"in_order": False}  # torch 2.5 has no such option
+    samples = Parts(config) if config.parted else Samples(config)
+    loader = DataLoader(samples, batch_size=None, num_workers=config.workers, **order)
     groups = [dist.new_group() for _ in config.gradient_kib] if config.loop == "groups" else []
     dist.barrier()
-    for step, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader, config.passes))):
+    batches = itertools.chain.from_iterable(itertools.repeat(loader, config.passes))
+    for step, batch in enumerate(itertools.islice(batches, config.steps)):
         loss = model(batch)
         if config.device_ms:
             time.sleep(config.device_ms / 1e3)

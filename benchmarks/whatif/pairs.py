@@ -61,6 +61,16 @@ _BUSY = {**_SMALL, "prep_ms": 12.0, "compute_ms": 7.0, "device_ms": 0.0, "steps"
 #: Two causes at once: batches that take 30 ms, and a rank that is 60 ms late in every other step.
 _TWO = {**_WAITING, "prep_wait_ms": 30.0, "device_ms": 8.0, "steps": 80}
 _LATE_AND = {"late_ms": 60.0, "late_rank": 1, "late_every": 2}
+#: Worker 1 of two takes 100 ms for its batches, the other one 10 ms.
+_SLOW = {
+    **_WAITING,
+    "ranks": 1,
+    "workers": 2,
+    "prep_wait_ms": 8.0,
+    "slow_worker_ms": 90.0,
+    "device_ms": 10.0,
+    "steps": 80,
+}
 #: Two groups whose transfers take 42 ms each at 100 Mbit/s if they are alone.
 _GROUPS = {"loop": "groups", "gradient_kib": (512, 512), "prep_ms": 1.0, "steps": 40}
 
@@ -115,6 +125,10 @@ SETUPS = {
     "apart-two-w2": _job(**_TWO, **_LATE_AND, workers=2),
     "apart-two-even": _job(**_TWO),
     "apart-two-even-w2": _job(**_TWO, workers=2),
+    "apart-slow": _job(**_SLOW),
+    "apart-slow-unordered": _job(**_SLOW, in_order=False),
+    "apart-slow-part": _job(**_SLOW, parted=True),
+    "apart-slow-part-unordered": _job(**_SLOW, parted=True, in_order=False),
     "example-w1": _example("--batch-size 48 --workers 1"),
     "example-w2": _example("--batch-size 48 --workers 2"),
     "example-100": _example("--batch-size 8", 100),
@@ -187,6 +201,8 @@ HELD_APART = (
     ("apart-two", "workers=2 straggler=0", "apart-two-even-w2"),
     ("apart-two-w2", "straggler=0", "apart-two-even-w2"),
     ("apart-two-even", "workers=2", "apart-two-even-w2"),
+    ("apart-slow", "in_order=false", "apart-slow-unordered"),
+    ("apart-slow-part", "in_order=false", "apart-slow-part-unordered"),
 )
 
 #: What each shape of the example is called.

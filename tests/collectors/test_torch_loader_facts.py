@@ -76,7 +76,7 @@ def facts(run: TracedRun) -> dict[int, str]:
         ("distributed", "2 6 11"),
         ("batches", "4 12 12"),
         ("shards", "3 6 12"),
-        ("iterable", "4 0 0"),
+        ("iterable", "4 0 0 iterable"),
         ("single", "0 0 0"),
         ("unknown", "2 0 6"),
     ],

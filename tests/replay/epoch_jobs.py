@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from builders import MS, TraceBuilder
 
+from stashtrace.analysis.steps.samples_per_step import FACT
 from stashtrace.schema.kinds import BatchPhase, ProcessRole
 from stashtrace.schema.trace import Trace
 
@@ -38,6 +39,8 @@ class EpochJob:
         What it takes a worker to read an index that is there; recorded if not 0.
     in_order
         Whether batches are taken by their numbers; else as they become ready, and the worker of each makes the next.
+    parted
+        Whether the data set is iterable, so that each worker makes the batches of its own part: those with its numbers.
     taken
         Batches that the loop takes of a pass before it leaves it; -1: all.
     """
@@ -56,6 +59,7 @@ class EpochJob:
     samples_ns: int = 0
     taken: int = -1
     read_ns: int = 0
+    parted: bool = False
     prefetch: int = 2
     makings: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     fetches: list[tuple[int, int, int, int, int]] = field(default_factory=list)
@@ -150,6 +154,9 @@ class EpochJob:
         for epoch, begin, end in self.ends:
             process.batch(BatchPhase.WORKERS_END, -1, begin, end, worker=-1, loader=first + epoch)
             process.batch_wait(-1, begin, end, worker=-1, loader=first + epoch, cpu=0, runqueue=0)
+        for epoch in range(self.epochs if self.parted else 0):
+            key, value = map(build.strings.code, (f"{FACT}{first + epoch:016x}", "4 0 0 iterable"))
+            build.add("metadata", process_id=process.process_id, key_code=key, value_code=value)
         for begin, end in self.steps:
             middle = (begin + end) // 2
             process.phase("forward", begin, middle).phase("optimizer", middle, end)

@@ -97,6 +97,23 @@ def unordered(batch_ns: Batch, workers: int, *, epochs: int = 1) -> EpochJob:
     return made.run()
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_of_an_iterable_data_set_each_worker_makes_its_own_part(workers: int) -> None:
+    """So it is the worker that is slow, whatever batches come to it: nothing is left open."""
+    endless = {"workers": workers, "epochs": 1, "batches": 140, "taken": 120, "batch_ns": by_worker}
+    answer = predicted(EpochJob(**endless, parted=True).run(), "in_order=false")
+    truth = EpochJob(**endless, in_order=False).run().step_mean_ns
+    assert answer.low_ns == pytest.approx(truth, rel=0.02)
+    assert answer.high_ns == pytest.approx(truth, rel=0.02)
+
+
+def test_nobody_else_makes_the_batches_of_a_part_that_ends() -> None:
+    """Worker 1 makes its 60 batches of 100 ms in any case."""
+    made = EpochJob(workers=2, epochs=1, batches=120, batch_ns=by_worker, parted=True).run()
+    answer = predicted(made, "in_order=false")
+    assert answer.low_ns == pytest.approx(made.step_mean_ns, rel=0.05)
+
+
 def test_one_heavy_batch_in_eight_holds_up_those_behind_it() -> None:
     """No worker differs from the others: the odd heavy batch is the data's, and waits for nobody in any order."""
     heavy = lambda worker, batch: 80 * MS if batch % 9 == 4 else 4 * MS  # noqa: E731

@@ -18,7 +18,7 @@ from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import host_cpus
 from stashtrace.analysis.steps.epochs import serves
-from stashtrace.analysis.steps.samples_per_step import step_samples, told_samples
+from stashtrace.analysis.steps.samples_per_step import LoaderSamples, step_samples, told_samples
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind
@@ -70,7 +70,7 @@ def facts_of(
         loader[nodes], starts[nodes] = of, True
         _serve(index, thread, steps, loaders, served)
 
-    trace = index.trace
+    trace, told = index.trace, told_samples(index.trace)
     host_codes = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
     host_of = {thread.rank: trace.text(host_codes[thread.process_id]) for thread, _ in ranks}
     moved = np.flatnonzero(graph.is_transfer)
@@ -90,6 +90,7 @@ def facts_of(
         compiles=compiles,
         pickles=pickles,
         serves=served,
+        is_parted=np.array([told.get(one, LoaderSamples()).is_iterable for one in loaders.values.tolist()], dtype=bool),
         cpu_ns=cpu,
         queued_ns=queued,
         op=_column(count, moved, operations["op_code"]),
@@ -102,7 +103,7 @@ def facts_of(
         beside=beside,
         memory_low_ns=memory[0],
         memory_high_ns=memory[1],
-        samples=_samples(index, ranks, graph),
+        samples=_samples(index, ranks, graph, told),
     )
 
 
@@ -238,15 +239,16 @@ def _groups(index: TraceIndex, groups: npt.NDArray[np.uint64]) -> tuple[Int64, I
     )
 
 
-def _samples(index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph) -> np.ndarray:
-    loader_samples = told_samples(index.trace)
+def _samples(
+    index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph, told: dict[int, LoaderSamples]
+) -> np.ndarray:
     waits = index.batches_of_phase(BatchPhase.WAIT)
     column, by_rank = np.zeros(len(graph.ends)), RowsBy(graph.ends_rank)
     for thread, steps in ranks:
         mine = index.batch_waits.rows(thread.track_id)
         mine = mine[waits["batch_index"][mine] >= 0]
         own = steps.sort_by("begin_ns")
-        samples, _ = step_samples(own, waits.take(mine), loader_samples)
+        samples, _ = step_samples(own, waits.take(mine), told)
         if not len(samples):
             continue
         ends = by_rank.rows(thread.rank)

@@ -258,6 +258,8 @@ class Facts:
     pickles: np.ndarray
     #: By number of the iterator: place in ``epochs.SERVES`` of what its batches are for, -1 if unknown.
     serves: Int64
+    #: The same for iterators whose workers each make the batches of their own part of the data set.
+    is_parted: np.ndarray
     #: For batches, and for computation and own batches of step threads: time on a CPU, and time runnable without one.
     cpu_ns: Int64
     queued_ns: Int64

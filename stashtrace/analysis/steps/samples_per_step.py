@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from stashtrace.schema.trace import Trace, facts_with_key
 
 #: Metadata key of an iterator, before its ``loader_id``; the same in ``probes/torch_loader_facts``.
 FACT = "dataloader "
-_KEY, _VALUE = re.compile(rf"{FACT}([0-9a-f]{{16}})"), re.compile(r"(\d{1,15}) (\d{1,15}) (\d{1,15})")
+_KEY, _VALUE = re.compile(rf"{FACT}([0-9a-f]{{16}})"), re.compile(r"(\d{1,15}) (\d{1,15}) (\d{1,15})( iterable)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class LoaderSamples:
     batch: int = 0
     epoch: int = 0
     every: int = 0
+    #: Each worker makes the batches of its own part of an IterableDataset.
+    is_iterable: bool = field(default=False, compare=False)
 
 
 def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
@@ -38,7 +40,8 @@ def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
         key = _KEY.fullmatch(trace.text(row["key_code"]))
         value = _VALUE.fullmatch(trace.text(row["value_code"])) if key else None
         if key and value:
-            samples[int(key[1], 16)] = LoaderSamples(*map(int, value.groups()))
+            batch, epoch, every = map(int, value.groups()[:3])
+            samples[int(key[1], 16)] = LoaderSamples(batch, epoch, every, is_iterable=value[4] is not None)
     return samples
 
 

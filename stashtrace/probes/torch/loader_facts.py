@@ -53,8 +53,9 @@ _recorded_count = 0
 def record_samples(loader: Any, iterator: Loader) -> None:
     """Record the samples of a batch, of this process in an epoch, and of the data set; 0 for what is not known.
 
-    Asks the sampler and a map-style data set for their lengths, as torch did when it made the loader. An iterable data
-    set is not asked, since torch checks its answer. Called once for each iterator.
+    Also whether the data set is iterable, so that each worker makes the batches of its own part. Asks the sampler and a
+    map-style data set for their lengths, as torch did when it made the loader. An iterable data set is not asked, since
+    torch checks its answer. Called once for each iterator.
     """
     global _recorded_count
     if _recorded_count >= _MOST_FACTS:
@@ -62,11 +63,12 @@ def record_samples(loader: Any, iterator: Loader) -> None:
     _recorded_count += 1
     batch = _batch_samples(loader)
     epoch = every = 0
-    if batch and not isinstance(loader.dataset, sys.modules["torch"].utils.data.IterableDataset):
+    is_iterable = isinstance(loader.dataset, sys.modules["torch"].utils.data.IterableDataset)
+    if batch and not is_iterable:
         batches = _length(loader.batch_sampler)
         epoch = min(batches * batch, _length(loader.sampler) if loader.batch_size else batches * batch)
         every = _length(loader.dataset)
-    recorder.record_fact(f"{FACT}{iterator.loader_id:016x}", f"{batch} {epoch} {every}")
+    recorder.record_fact(f"{FACT}{iterator.loader_id:016x}", f"{batch} {epoch} {every}{' iterable' * is_iterable}")
 
 
 def _batch_samples(loader: Any) -> int:

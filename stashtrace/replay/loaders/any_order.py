@@ -59,7 +59,8 @@ def require_several_workers(graph: Graph, change: Change) -> None:
 def with_any_order(scenario: Scenario) -> Scenario:
     """Let the step threads take the batches of their workers as these become ready.
 
-    A batch takes as long as the one of its number, or (``speed`` other than 0) as the next one of its worker.
+    A batch takes as long as the one of its number, or (``speed`` other than 0, or an iterable data set, of which each
+    worker has a part) as the next one of its worker.
     """
     graph, facts = scenario.graph, scenario.graph.facts
     assert facts is not None
@@ -80,8 +81,10 @@ def with_any_order(scenario: Scenario) -> Scenario:
             continue
         came_ns = pace[taken[takes]]
         gaps_ns = np.diff(came_ns, prepend=came_ns[:1])
-        own_speed, ends = scenario.unknowns.speed > 0, bool(goes.all())
-        plan = _plan(scenario.work[nodes], makers, gaps_ns, factor, between, own_speed=own_speed, ends=ends)
+        is_parted = bool(facts.is_parted[facts.loader[nodes[0]]])
+        own_speed, ends = is_parted or scenario.unknowns.speed > 0, bool(goes.all())
+        how = {"own_speed": own_speed, "is_parted": is_parted, "ends": ends}
+        plan = _plan(scenario.work[nodes], makers, gaps_ns, factor, between, **how)
         # The node of the batch that was taken n-th stands for the one that is taken n-th now.
         like = nodes[plan.like]
         work[takes], fetch[takes] = scenario.work[like], scenario.fetch[like]
@@ -121,13 +124,22 @@ class _Plan:
 
 
 def _plan(
-    work: Floats, makers: Int64, gaps_ns: Int64, factor: int, between: float, *, own_speed: bool, ends: bool
+    work: Floats,
+    makers: Int64,
+    gaps_ns: Int64,
+    factor: int,
+    between: float,
+    *,
+    own_speed: bool,
+    is_parted: bool,
+    ends: bool,
 ) -> _Plan:
     """Play a pass: who makes which batch, and in which order the thread takes them.
 
     ``work``, ``makers``: length and worker of each recorded batch. ``gaps_ns``: time from each take to the next where
     no batch is waited for. ``factor``: batches that each worker is asked for in advance. ``own_speed``: whether slow
-    is the worker, not the batch. ``ends``: whether these are all batches of the pass.
+    is the worker, not the batch. ``is_parted``: whether each worker can make its own batches alone. ``ends``: whether
+    these are all batches of the pass.
     """
     count = int(makers.max()) + 1
     own = [np.flatnonzero(makers == worker).tolist() for worker in range(count)]
@@ -138,7 +150,7 @@ def _plan(
     def ask(worker: int, since: float) -> None:
         """Have a worker make the next batch, which is the one of this number."""
         number, place = sum(made), made[worker]
-        if ends and number >= len(lengths):
+        if ends and (place >= len(own[worker]) if is_parted else number >= len(lengths)):
             return
         like = own[worker][place % len(own[worker])] if own_speed else number % len(lengths)
         free[worker] = max(free[worker] + (between if place else 0.0), since) + lengths[like]
