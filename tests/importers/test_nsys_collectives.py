@@ -100,7 +100,9 @@ def test_calls_of_one_group_take_its_kernels_in_order(tmp_path: Path) -> None:
     assert [rows[n]["device_begin_ns"] - first for n in names] == [0, 100, 200]
     # This rank's input of a reduce-scatter is one block for each rank.
     assert [rows[n]["message_bytes"] for n in names] == [256, 64, 64]
-    assert rows["ncclSend"]["peer_rank"] == 3
+    # Rank 2 is the first of the two that share its message to rank 3.
+    assert rows["ncclSend"]["peer_rank"] == 1
+    assert f"nccl {COMM:x} · 2 to 3" in {trace.text(code) for code in trace.groups["name_code"]}
     assert rows["ncclSend"]["group_hash"] != rows["ncclAllGather"]["group_hash"]
     assert [rows[n]["sequence"] for n in names] == [0, 1, 0]
 
@@ -194,3 +196,94 @@ def test_names_of_kernels(name: str, op: CollectiveOp, how: tuple[str, str]) -> 
 @pytest.mark.parametrize("name", ["void gemm(ncclComm*)", "elementwise_kernel", "at::native::reduce_kernel", ""])
 def test_other_kernels_do_not_communicate(name: str) -> None:
     assert not communicates(name)
+
+
+_SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def _pipeline(
+    export: Export, *, ranks: int = 2, steps: int = 5, cut: int = 0, init: bool = True, payload: str = "full"
+) -> None:
+    """In each step the first rank sends to the last one at 1 ms, which answers after 6 ms of work.
+
+    The first ``cut`` messages of the last rank are not in the recording, nor the communicator's beginning without
+    ``init``.
+    """
+    last = ranks - 1
+    for rank in range(1, last):
+        export.kernel(40 + rank, "compute", 0, 10, device=rank)
+    for rank in (0, last):
+        pid, call = 40 + rank, 100
+        if init:
+            export.range(pid, "ncclCommInitRank", -MS, 0, jsonText=_payload(comm=COMM, ranks=ranks, rank=rank))
+        for step in range(steps):
+            at = 20 * MS * step
+            messages = (
+                [("ncclSend", 1, 2), ("ncclRecv", 3, 9)] if rank == 0 else [("ncclRecv", 0, 2), ("ncclSend", 8, 9)]
+            )
+            for place, (name, begin, end) in enumerate(messages):
+                if rank and 2 * step + place < cut:
+                    continue
+                said: dict[str, str] = {
+                    "full": {"jsonText": _payload(comm=COMM, size=4096, peer=last - rank)},
+                    "old": {"jsonText": json.dumps({"Bytes": 4096, "Peer rank": last - rank})},
+                    "none": {},
+                }[payload]
+                moment = at + begin * MS
+                export.range(pid, name, moment, moment + 9000, **said)
+                export.call(pid, "cuLaunchKernelEx", moment + 1000, moment + 5000, call=call)
+                export.kernel(pid, _SEND_RECV, moment + 10_000, at + end * MS, call=call, device=rank, stream=20)
+                call += 1
+
+
+def _receives(trace: Trace) -> list[tuple[int, int, int]]:
+    found = stashtrace.analyze(trace, "collectives")
+    return [
+        (r["wait_ns"], r["transfer_ns"], r["last_rank"]) for r in found.rows() if r["op"] == "receive" and not r["rank"]
+    ]
+
+
+@pytest.mark.parametrize(("ranks", "init"), [(2, True), (2, False), (3, True), (3, False)])
+@pytest.mark.parametrize("cut", [0, 1, 3])
+def test_a_receive_waits_for_the_rank_that_sends(tmp_path: Path, ranks: int, init: bool, cut: int) -> None:
+    """The first rank's receive stands from 3 ms on, the last rank sends at 8 ms."""
+    export = Export(tmp_path / "report.sqlite")
+    _pipeline(export, ranks=ranks, init=init, cut=cut)
+    trace = load(export.close())
+    waits = _receives(trace)
+    assert len(waits) == 5
+    assert waits[cut // 2 :] == [(5 * MS, MS - 10_000, ranks - 1)] * (5 - cut // 2)
+    assert set(trace.collectives["message_bytes"].tolist()) == {4096}
+
+
+@pytest.mark.parametrize(("payload", "size"), [("old", 4096), ("none", 0)])
+@pytest.mark.parametrize("cut", [0, 3])
+def test_messages_without_a_communicator_are_paired_by_their_ends(
+    tmp_path: Path, payload: str, size: int, cut: int
+) -> None:
+    """Two processes, of which one sends whenever the other receives, and whose kernels end together."""
+    export = Export(tmp_path / "report.sqlite")
+    _pipeline(export, payload=payload, init=False, cut=cut)
+    trace = load(export.close())
+    assert _receives(trace)[cut // 2 :] == [(5 * MS, MS - 10_000, 1)] * (5 - cut // 2)
+    assert set(trace.collectives["message_bytes"].tolist()) == {size}
+
+
+def test_who_the_peer_is_stays_open_where_nothing_tells(tmp_path: Path) -> None:
+    """Of one process alone, and of sends and receives in one kernel, as an all-to-all makes them."""
+    export = Export(tmp_path / "report.sqlite")
+    for number in range(3):
+        at = 10 * MS * number
+        export.range(40, "ncclSend", at, at + 9000)
+        export.call(40, "cuLaunchKernelEx", at + 1000, at + 5000, call=2 * number + 1)
+        export.kernel(40, _SEND_RECV, at + 10_000, at + MS, call=2 * number + 1, stream=20)
+        export.range(40, "ncclGroupStart", at + 2 * MS, at + 2 * MS + 1000)
+        for place, name in enumerate(("ncclSend", "ncclRecv")):
+            export.range(40, name, at + 2 * MS + 2000 * (place + 1), at + 2 * MS + 2000 * (place + 1) + 500)
+        export.range(40, "ncclGroupEnd", at + 2 * MS + 8000, at + 2 * MS + 30_000)
+        export.call(40, "cuLaunchKernelEx", at + 2 * MS + 9000, at + 2 * MS + 12_000, call=2 * number + 2)
+        export.kernel(40, _SEND_RECV, at + 3 * MS, at + 4 * MS, call=2 * number + 2, stream=20)
+    rows = list(load(export.close()).collectives.rows())
+    assert [r["op_code"] for r in rows].count(CollectiveOp.SEND) == 3
+    assert [r["op_code"] for r in rows].count(CollectiveOp.OTHER) == 3
+    assert {r["peer_rank"] for r in rows} == {-1}

@@ -5,11 +5,19 @@
 
 A recording begins at some time, not at some operation. Therefore the numbers of processes that share a clock are
 shifted against each other until the parts of one operation end together.
+
+Of a send or a receive NCCL attaches the communicator, the bytes and the peer's rank in it (src/include/
+nvtx_payload_schemas.h: NcclNvtxParamsSendRecv), in versions without that file only "Bytes" and "Peer rank"
+(src/collectives.cc: NvtxParamsSendRecv). The messages from one rank to another are a group of their own, as in our
+recordings. The kernel, ncclDevKernel_SendRecv, tells neither direction nor peer. Where a single ncclSend or ncclRecv
+launched it, the range tells the direction. The peer is then known if the kernels of just two processes end together,
+and one sends whenever the other receives.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +32,10 @@ from stashtrace.schema.kernel_names import is_nccl_kernel, plain_kernel_name
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, NcclFlag, Severity
 
 _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
+#: Kinds of subgroups: what all of a communicator do, and messages of which one end is unknown.
+_WHOLE, _UNPAIRED = "", "messages"
+#: Fewer messages of two processes do not show that one sends whenever the other receives.
+_FEWEST_MESSAGES = 2
 #: Parts of the names of NCCL's calls that are not collectives.
 _NO_OPERATIONS = ("Group", "Comm", "GetUniqueId", "Mem", "RedOp", "Init")
 #: Largest shift between the beginnings of two recordings, in operations.
@@ -63,6 +75,8 @@ class _Rows:
 _Subgroup = tuple[str, int, str]
 #: (number of the process, its rows, (its rank in the communicator, the communicator's size)).
 _Member = tuple[int, _Rows, tuple[int, int]]
+#: (title, hash, [(member, numbers of its operations)]).
+_Communicator = tuple[str, int, list[tuple[_Member, Int64]]]
 
 
 def add_collectives(
@@ -83,14 +97,15 @@ def add_collectives(
                 subgroups.setdefault(key, []).append((process, rows, place))
             kernels = kernels[~of_nccl]  # NCCL has no ranges for these
         unknown += len(kernels)
-        for key, rows in _from_kernels(work, kernels):
+        op, size = _messages_of_kernels(ranges, own, np.array(calls, dtype=np.int64), work, kernels)
+        for key, rows in _from_kernels(work, kernels, op, size):
             subgroups.setdefault(key, []).append((process, rows, (-1, -1)))
     added = 0
     for key, members in subgroups.items():
         for title, group_hash, numbered in _number_operations(key, members, source):
-            for (process, rows, place), first in numbered:
+            for (process, rows, place), sequence in numbered:
                 keys = np.arange(added, added + len(rows.call), dtype=np.int64)
-                _add(title, group_hash, rows, first, keys, int(processes.ids[process]), place, context)
+                _add(title, group_hash, rows, sequence, keys, int(processes.ids[process]), place, context)
                 added += len(keys)
     if unknown:
         context.lose(
@@ -140,14 +155,48 @@ def _from_ranges(
         batch=batch,
     )
     keys = np.array([p.communicator % (1 << 64) for p in payloads], dtype=np.uint64)
-    is_message = np.isin(op, _MESSAGES)
+    # Messages of a pair are a group of their own: the sender is the first of its two members, the receiver the second.
+    rank = [places.get(p.communicator, (-1, -1))[0] for p in payloads]
+    titles = [_title(*each) for each in zip(op.tolist(), rank, rows.peer.tolist(), strict=True)]
+    is_pair = np.array([title not in (_WHOLE, _UNPAIRED) for title in titles], dtype=bool)
+    rows.peer = np.where(is_pair, op == CollectiveOp.SEND, rows.peer).astype(np.int64)
+    members = dict[tuple[int, str], list[int]]()
+    for row, key in enumerate(zip(keys.tolist(), titles, strict=True)):
+        members.setdefault(key, []).append(row)
     subgroups: list[tuple[_Subgroup, _Rows, tuple[int, int]]] = []
-    for communicator in np.unique(keys).tolist():
-        for kind, of_kind in (("", ~is_message), ("messages", is_message)):
-            members = np.flatnonzero((keys == np.uint64(communicator)) & of_kind)
-            if len(members):
-                subgroups.append((("nccl", communicator, kind), rows.take(members), places.get(communicator, (-1, -1))))
+    for (communicator, title), own_rows in sorted(members.items()):
+        first = own_rows[0]
+        place = (int(op[first] == CollectiveOp.RECEIVE), 2) if is_pair[first] else places.get(communicator, (-1, -1))
+        subgroups.append((("nccl", communicator, title), rows.take(np.array(own_rows, dtype=np.int64)), place))
     return subgroups
+
+
+def _title(op: int, rank: int, peer: int) -> str:
+    """Return what the rows of a communicator are numbered with: those between the same two ranks, or all of a kind."""
+    if op not in _MESSAGES:
+        return _WHOLE
+    if rank < 0 or peer < 0 or rank == peer:
+        return _UNPAIRED
+    return f"{rank} to {peer}" if op == CollectiveOp.SEND else f"{peer} to {rank}"
+
+
+def _messages_of_kernels(
+    ranges: CollectiveRanges, own: Int64, calls: Int64, work: Work, kernels: Int64
+) -> tuple[Int64, Int64]:
+    """Return the operation of each kernel that a single send or receive launched, else -1, and its bytes, 0 if unknown.
+
+    ``calls``: NCCL's operations among the ranges ``own`` of a process, none of which names a communicator.
+    """
+    op, size = np.full(len(kernels), -1, dtype=np.int64), np.zeros(len(kernels), dtype=np.int64)
+    if not len(calls) or not len(kernels):
+        return op, size
+    _, carrier = _groups_of_calls(ranges, own, calls, work, kernels)
+    carried, place = Counter(carrier.tolist()), {kernel: at for at, kernel in enumerate(kernels.tolist())}
+    for row, kernel in zip(calls.tolist(), carrier.tolist(), strict=True):
+        said = int(collective_op(ranges.names[row]))
+        if kernel >= 0 and carried[kernel] == 1 and said in _MESSAGES:
+            op[place[kernel]], size[place[kernel]] = said, max(ranges.payloads[row].size_bytes, 0)
+    return op, size
 
 
 def _groups_of_calls(
@@ -183,19 +232,25 @@ def _groups_of_calls(
     return batch, kernel
 
 
-def _from_kernels(work: Work, kernels: Int64) -> list[tuple[_Subgroup, _Rows]]:
-    """Return (subgroup, rows) of one process from its kernels alone, by the place of their stream and by kind."""
+def _from_kernels(work: Work, kernels: Int64, message: Int64, size: Int64) -> list[tuple[_Subgroup, _Rows]]:
+    """Return (subgroup, rows) of one process from its kernels alone, by the place of their stream and by kind.
+
+    ``message``, ``size``: of each kernel, its operation if it is known to be a single message, else -1, and its bytes.
+    """
     columns = work.rows
     subgroups: list[tuple[_Subgroup, _Rows]] = []
     streams = columns["track_id"][kernels]
     _, first = np.unique(streams, return_index=True)
     for place, stream in enumerate(streams[np.sort(first)].tolist()):
-        own = kernels[streams == stream]
+        on_stream = np.flatnonzero(streams == stream)
+        own = kernels[on_stream]
         names = [work.names.get(n, "") for n in work.name[own].tolist()]
-        op = np.array([int(collective_op(name)) for name in names], dtype=np.int64)
+        said = np.array([int(collective_op(name)) for name in names], dtype=np.int64)
+        op = np.where(message[on_stream] >= 0, message[on_stream], said)
         launch = columns["launch_ns"][own]
-        for kind in np.unique(op).tolist():
-            at = np.flatnonzero(op == kind)
+        kinds = [_UNPAIRED if one in _MESSAGES else CollectiveOp(one).name.lower() for one in op.tolist()]
+        for kind in sorted(set(kinds)):
+            at = np.array([row for row, of_row in enumerate(kinds) if of_row == kind], dtype=np.int64)
             rows = own[at]
             zeros = np.zeros(len(rows), dtype=np.int64)
             kernel_names = [names[row] for row in at.tolist()]
@@ -208,30 +263,32 @@ def _from_kernels(work: Work, kernels: Int64) -> list[tuple[_Subgroup, _Rows]]:
                 op=op[at],
                 track=columns["thread_track_id"][rows],
                 stream=columns["track_id"][rows],
-                size=zeros,
+                size=size[on_stream[at]],
                 peer=zeros - 1,
                 name=[plain_kernel_name(name) for name in kernel_names],
                 kernel=kernel_names,
                 channels=zeros,
                 batch=zeros,
             )
-            key = ("stream", place, CollectiveOp(kind).name.lower())
+            key = ("stream", place, kind)
             subgroups.append((key, operations.take(np.argsort(call, kind="stable"))))
     return subgroups
 
 
-def _number_operations(
-    key: _Subgroup, members: list[_Member], source: str
-) -> list[tuple[str, int, list[tuple[_Member, int]]]]:
-    """Return (title, hash, [(member, number of its first operation)]) of each communicator of a subgroup."""
+def _number_operations(key: _Subgroup, members: list[_Member], source: str) -> list[_Communicator]:
+    """Return each communicator of a subgroup."""
     form, number_of_subgroup, kind = key
     if form == "nccl":
         title = f"nccl {number_of_subgroup:x}" + (f" · {kind}" if kind else "")
         reference = max(members, key=lambda m: len(m[1].call))[1]
-        firsts = [0 if kind else _shift(reference, rows)[0] for _, rows, _ in members]
-        lowest = min(firsts)
+        shifts = [_shift(reference, rows) for _, rows, _ in members]
+        # A send that left its bytes may end long before its receive: then the first ones belong together.
+        firsts = [shift if together or kind == _WHOLE else 0 for shift, together in shifts]
+        parts = _directions(_numbered(members, firsts)) if kind == _UNPAIRED and all(t for _, t in shifts) else {}
+        if parts:
+            return [(f"{title} · {name}", subgroup_hash("nsys", source, *key, name), parts[name]) for name in parts]
         group_hash = subgroup_hash(*key) if kind else number_of_subgroup
-        return [(title, group_hash, [(m, first - lowest) for m, first in zip(members, firsts, strict=True)])]
+        return [(title, group_hash, _numbered(members, [0] * len(members) if kind == _UNPAIRED else firsts))]
     clusters: list[list[tuple[_Member, int]]] = []
     for member in sorted(members, key=lambda m: -len(m[1].call)):
         for cluster in clusters:
@@ -241,15 +298,42 @@ def _number_operations(
                 break
         else:
             clusters.append([(member, 0)])
-    communicators = []
+    communicators: list[_Communicator] = []
     for number, cluster in enumerate(clusters):
-        lowest = min(first for _, first in cluster)
         suffix = f" · communicator {number + 1}" if len(clusters) > 1 else ""
         title = f"NCCL stream {number_of_subgroup + 1} · {kind}{suffix}"
+        numbered = _numbered([member for member, _ in cluster], [first for _, first in cluster])
+        parts = _directions(numbered) if kind == _UNPAIRED else {}
         # The hash is of this file alone: nothing tells which communicator of another file is the same.
-        numbered = [(member, first - lowest) for member, first in cluster]
-        communicators.append((title, subgroup_hash("nsys", source, *key, number), numbered))
+        for name, part in (parts or {"": numbered}).items():
+            group_hash = subgroup_hash("nsys", source, *key, number, *([name] if name else []))
+            communicators.append((f"{title} · {name}" if name else title, group_hash, part))
     return communicators
+
+
+def _numbered(members: list[_Member], firsts: list[int]) -> list[tuple[_Member, Int64]]:
+    """Number the operations of each member from its first one on; the lowest is 0."""
+    lowest = min(firsts)
+    return [(m, first - lowest + np.arange(len(m[1].call))) for m, first in zip(members, firsts, strict=True)]
+
+
+def _directions(numbered: list[tuple[_Member, Int64]]) -> dict[str, list[tuple[_Member, Int64]]]:
+    """Divide the messages of two processes by direction, if one sends whenever the other receives; else empty."""
+    if len(numbered) != 2:
+        return {}
+    (a, of_a), (b, of_b) = sorted(numbered, key=lambda one: one[0][0])
+    _, at_a, at_b = np.intersect1d(of_a, of_b, assume_unique=True, return_indices=True)
+    if len(at_a) < _FEWEST_MESSAGES or (a[1].op[at_a] == b[1].op[at_b]).any():
+        return {}
+    parts: dict[str, list[tuple[_Member, Int64]]] = {"first to second": [], "second to first": []}
+    for (process, rows, _), numbers, from_first in ((a, of_a, CollectiveOp.SEND), (b, of_b, CollectiveOp.RECEIVE)):
+        for name, chosen in zip(parts, (rows.op == from_first, rows.op != from_first), strict=True):
+            own = rows.take(np.flatnonzero(chosen))
+            sends = own.op == CollectiveOp.SEND
+            own.peer = sends.astype(np.int64)
+            if len(own.call):
+                parts[name].append(((process, own, (int(not sends[0]), 2)), numbers[chosen]))
+    return {name: part for name, part in parts.items() if part}
 
 
 def _shift(reference: _Rows, rows: _Rows) -> tuple[int, bool]:
@@ -278,7 +362,7 @@ def _add(
     title: str,
     group_hash: int,
     rows: _Rows,
-    first: int,
+    sequence: Int64,
     keys: Int64,
     process_id: int,
     place: tuple[int, int],
@@ -292,7 +376,7 @@ def _add(
         track_id=rows.track,
         communicator_track_id=context.tracks.communicator(process_id, group_hash, title),
         group_hash=np.full(len(keys), group_hash, dtype=np.uint64),
-        sequence=first + np.arange(len(keys)),
+        sequence=sequence,
         op_code=rows.op,
         name_code=context.codes(rows.name),
         message_bytes=rows.size,

@@ -287,6 +287,7 @@ _TYPES = {**dict(enumerate("bBhHiIqQqQbBhHiIqQ", start=1)), 22: "Q"}
 _FIELDS = {
     "NCCL communicator ID": "communicator",
     "Message size [bytes]": "size_bytes",
+    "Bytes": "size_bytes",
     "Peer rank": "peer",
     "Peer": "peer",
     "Root": "root",
