@@ -152,6 +152,29 @@ static void sockets(void) {
     CALL(INT, "accept4", "bad flags", fd, 0, 0, 0x7777);
     IN_CHILD(CALL(INT, "connect", "BAD", fd, BAD, sizeof name));
     CALL(INT, "connect", "too short", fd, P(&name), 1);
+    int answer = -1;
+    length = sizeof answer;
+    CALL(INT, "getsockopt", "an error", fd, SOL_SOCKET, SO_ERROR, P(&answer), P(&length));
+    CALL(INT, "getsockopt", "BAD", fd, SOL_SOCKET, SO_ERROR, BAD, P(&length));
+    CALL(INT, "getsockopt", "no length", fd, SOL_SOCKET, SO_ERROR, P(&answer), 0);
+    length = 1;
+    CALL(INT, "getsockopt", "short", fd, SOL_SOCKET, SO_TYPE, P(&answer), P(&length));
+    say("  answer %d, length %u\n", answer, (unsigned)length);
+  }
+  for (int c = 0; c < 4; ++c) {  // a connect that does not wait: the answer, too short, without a place for it, twice
+    const int client = (int)syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    const struct sockaddr_in nobody = {
+        .sin_family = AF_INET, .sin_port = htons(1), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    CALL(INT, "connect", "nobody", client, P(&nobody), sizeof nobody);
+    struct pollfd one = {client, POLLOUT, 0};
+    syscall(SYS_ppoll, &one, 1, NULL, NULL, 0);
+    int answer = -1;
+    socklen_t length = c == 1 ? 2 : sizeof answer;
+    CALL(INT, "getsockopt", "refused", client, SOL_SOCKET, SO_ERROR, c == 2 ? BAD : P(&answer), P(&length));
+    say("  answer %d, length %u\n", answer, (unsigned)length);
+    if (c == 3) CALL(INT, "getsockopt", "again", client, SOL_SOCKET, SO_ERROR, P(&answer), P(&length));
+    say("  answer %d\n", answer);
+    bare_close(client);
   }
   IN_CHILD(CALL(LONG, "__recv_chk", "too many", pair[0], P(text), 65, 64, 0));
   for (int c = 0; c < 3; ++c) {
@@ -284,7 +307,8 @@ static void waits(void) {
   every_20_ms(1);
   CALL(LONG, "read", "interrupted", quiet[0], P(&byte), 1);
   CALL(LONG, "recv", "interrupted", one[0], P(&byte), 1, 0);
-  CALL(LONG, "recvmsg", "interrupted", one[0], P(&(struct msghdr){.msg_iov = &(struct iovec){&byte, 1}, .msg_iovlen = 1}), 0);
+  CALL(LONG, "recvmsg", "interrupted", one[0],
+       P(&(struct msghdr){.msg_iov = &(struct iovec){&byte, 1}, .msg_iovlen = 1}), 0);
   CALL(INT, "poll", "interrupted", P(&list), 1, 600000);
   CALL(INT, "ppoll", "interrupted", P(&list), 1, P(&long_time), 0);
   CALL(INT, "select", "interrupted", 0, 0, 0, 0, P(&((struct timeval){600, 0})));
@@ -373,8 +397,16 @@ static void limits(void) {
         const int fd = bare_open("file", O_RDWR);
         for (int again = 0; again < 2; ++again)
           CALL(LONG, kWrites[i], ignored ? "beyond the limit, ignored" : "beyond the limit", fd,
-               i == 2 ? 3000 : i == 3 ? 0 : i == 4 ? 0 : i == 5 ? P(&piece) : P(many),
-               i == 3 ? 0 : i == 4 ? 3000 : i == 5 ? 1 : 3000, i == 3 ? 3000 : 0);
+               i == 2   ? 3000
+               : i == 3 ? 0
+               : i == 4 ? 0
+               : i == 5 ? P(&piece)
+                        : P(many),
+               i == 3   ? 0
+               : i == 4 ? 3000
+               : i == 5 ? 1
+                        : 3000,
+               i == 3 ? 3000 : 0);
         state("file", fd);
       });
       const int fd = bare_open("file", O_RDONLY);
