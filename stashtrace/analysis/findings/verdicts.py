@@ -119,11 +119,16 @@ def _stalls(facts: RunFacts) -> list[Claim]:
         hit = [r for r in told if r.share(group) >= WORTH_SAYING_RATIO]
         hit.sort(key=lambda r: (-r.per_step_ns(*COLUMNS[group]), r.rank))
         while hit:
-            # Ranks that lose much less have a claim of their own: one figure cannot stand for both.
+            # Ranks that lose much less have a claim of their own: one figure cannot stand for both. So have ranks that
+            # other calls block.
             least = 0.0 if group == "late" else _LIKE_RATIO * hit[0].per_step_ns(*COLUMNS[group])
-            alike = [r for r in hit if r.per_step_ns(*COLUMNS[group]) >= least]
+            same = [group != "other" or _main_call(r) == _main_call(hit[0]) for r in hit]
+            alike = [
+                r for r, is_same in zip(hit, same, strict=True) if is_same and r.per_step_ns(*COLUMNS[group]) >= least
+            ]
             claims += _with_reasons(group, claims_of, facts, alike)
-            hit = hit[len(alike) :]
+            said = {r.rank for r in alike}
+            hit = [r for r in hit if r.rank not in said]
     if not any(claim.kind == "host" for claim in claims):
         claims += claims_by("how long devices may stand idle", _perhaps_host, facts)
     return sorted(claims, key=lambda claim: -claim.share_ratio)
@@ -372,6 +377,12 @@ def _save(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         )
     ]
     return [replace(_claim(hit, "save", COLUMNS["save"]), evidence=tuple(rows) if len(mine) else ())]
+
+
+def _main_call(rank: RankFacts) -> str:
+    """Return the call that blocked the step thread for most of ``other``; empty if there is none."""
+    call = max(rank.blocked_ns, key=rank.blocked_ns.__getitem__, default="")
+    return call if rank.blocked_ns.get(call, 0) > 0.5 * rank.kinds.get("other", 0) else ""
 
 
 def _other(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
