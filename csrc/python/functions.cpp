@@ -269,6 +269,9 @@ constinit cpython::MethodDef g_methods[] = {
     {"watch_stack", &watch_stack, cpython::kFastCall, "watch_stack(on): sample the calling thread."},
     {"note_call", &note_call, cpython::kFastCall,
      "note_call(begin_ticks, cause): a call of this thread ends now; it gets a stack if it took long."},
+    {"note_awaited", &note_awaited, cpython::kFastCall,
+     "note_awaited(begin_ticks, frames): as note_call(), with frames of suspended coroutines below those of the thread: "
+     "for each the address of its code object and its f_lasti, as native 64-bit integers, the innermost first."},
     {"tcp_ends", &tcp_ends, cpython::kFastCall,
      "(own, peer) as \"address:port\" of an established TCP connection, None for any other descriptor."},
 };

@@ -47,5 +47,6 @@ STASHTRACE_FUNCTION(enable_stacks);
 STASHTRACE_FUNCTION(disable_stacks);
 STASHTRACE_FUNCTION(watch_stack);
 STASHTRACE_FUNCTION(note_call);
+STASHTRACE_FUNCTION(note_awaited);
 
 }  // namespace stashtrace::python

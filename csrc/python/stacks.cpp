@@ -1,6 +1,9 @@
 // Stacks of Python code, as the probes start and check them. SPDX-License-Identifier: Apache-2.0
 #include "stacks/stacks.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "python/arguments.h"
 #include "python/functions.h"
 #include "runtime/capi.h"
@@ -63,6 +66,18 @@ STASHTRACE_FUNCTION(note_call) {
   std::uint16_t cause = 0;
   if (!expect("note_call", count, 2) || !to_number(given[0], begin) || !to_number(given[1], cause)) return nullptr;
   stacks::note_call(begin, stashtrace_now_ticks(), cause);
+  return none();
+}
+
+STASHTRACE_FUNCTION(note_awaited) {
+  (void)self;
+  std::uint64_t begin = 0;
+  std::string_view bytes;
+  if (!expect("note_awaited", count, 2) || !to_number(given[0], begin) || !to_bytes(given[1], bytes)) return nullptr;
+  stacks::SuspendedFrame frames[stacks::kMostAwaited];
+  const std::size_t frames_count = std::min(bytes.size() / sizeof frames[0], stacks::kMostAwaited);
+  std::memcpy(frames, bytes.data(), frames_count * sizeof frames[0]);
+  stacks::note_awaited(begin, stashtrace_now_ticks(), frames, frames_count);
   return none();
 }
 

@@ -78,11 +78,18 @@ Walk walk(Memory& memory, const Layout& layout, Address thread, Frame* out, std:
   return walk(memory, layout, thread, out, most, [](Address) noexcept {});
 }
 
+inline constexpr std::int64_t kUnitBytes = 2;  // _Py_CODEUNIT
+
 // Bytes from the begin of the code's instructions to the one that a frame is at.
 inline std::int64_t instruction_offset(const Layout& layout, const Frame& frame) noexcept {
-  constexpr std::int64_t kUnitBytes = 2;  // _Py_CODEUNIT
   if (layout.code_instructions == kNone) return frame.instruction * kUnitBytes;
   return frame.instruction - static_cast<std::int64_t>(frame.code + layout.code_instructions);
+}
+
+// Where a frame is that is so many bytes behind the begin of a code's instructions.
+inline std::int64_t instruction_at(const Layout& layout, Address code, std::int64_t offset) noexcept {
+  if (layout.code_instructions == kNone) return offset / kUnitBytes;
+  return static_cast<std::int64_t>(code + layout.code_instructions) + offset;
 }
 
 // Memory as it is now, without what was copied before.

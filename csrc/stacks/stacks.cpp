@@ -131,35 +131,49 @@ Numbered number_of_frames(Memory& memory, const Frame* frames, std::size_t count
   return result;
 }
 
-// The number of the calling thread's stack; 0 if it has none, or not all of it could be numbered.
+// The number of the calling thread's stack, below which are the `awaited` frames; 0 if it has none, or not all of it
+// could be numbered.
 template <class Memory>
-std::uint32_t number_of_own_stack() noexcept {
+std::uint32_t number_of_own_stack(const SuspendedFrame* awaited, std::size_t awaited_count) noexcept {
   const Address state = own_state();
   if (state == 0) return 0;
   Memory memory;
-  Frame frames[kMostFrames];
-  const Walk found = walk(memory, *g_layout, state, frames, kMostFrames);
-  const std::size_t count = found.whole ? found.count : std::min(found.count, kFramesOfDeepStack);
+  Frame frames[kMostFrames + kMostAwaited];
+  for (std::size_t i = 0; i < awaited_count; ++i)
+    frames[i] = {0, awaited[i].code, instruction_at(*g_layout, awaited[i].code, awaited[i].offset)};
+  const Walk found = walk(memory, *g_layout, state, frames + awaited_count, kMostFrames);
+  const std::size_t count = awaited_count + (found.whole ? found.count : std::min(found.count, kFramesOfDeepStack));
   const Numbered numbered = number_of_frames(memory, frames, count, {0, 0}, [](std::size_t, std::uint32_t) noexcept {});
   return numbered.count == count ? numbered.stack_id : 0;
 }
 
-}  // namespace
-
-void note_long_call(std::uint64_t begin, std::uint64_t end, std::uint16_t cause) noexcept {
+void note_stack(std::uint64_t begin, std::uint64_t end, std::uint16_t cause, const SuspendedFrame* awaited,
+                std::size_t awaited_count) noexcept {
   if (!recording() || detail::thread_state.child_filter != detail::kNoFilter) return;
   g_noting.fetch_add(1, std::memory_order_seq_cst);
   if (g_enabled.load(std::memory_order_seq_cst)) {
     // A handler may have interrupted the interpreter anywhere.
     const bool in_handler = raw::current_signal_mask() != 0;
-    const std::uint32_t stack_id = on_large_stack([in_handler]() noexcept {
-      return in_handler ? number_of_own_stack<CheckedMemory>() : number_of_own_stack<PlainMemory>();
+    const std::uint32_t stack_id = on_large_stack([=]() noexcept {
+      return in_handler ? number_of_own_stack<CheckedMemory>(awaited, awaited_count)
+                        : number_of_own_stack<PlainMemory>(awaited, awaited_count);
     });
     if (stack_id != 0)
       emit(schema::StackSpan{
           .begin_ticks = begin, .end_ticks = end, .stack_id = stack_id, .cause_code = cause, .reserved_flags = 0});
   }
   g_noting.fetch_sub(1, std::memory_order_release);
+}
+
+}  // namespace
+
+void note_long_call(std::uint64_t begin, std::uint64_t end, std::uint16_t cause) noexcept {
+  note_stack(begin, end, cause, nullptr, 0);
+}
+
+void note_awaited(std::uint64_t begin, std::uint64_t end, const SuspendedFrame* frames, std::size_t count) noexcept {
+  if (end - begin >= long_call_ticks.load(std::memory_order_relaxed))
+    note_stack(begin, end, schema::codes::StackCause::awaited, frames, count);
 }
 
 const char* start(std::uint32_t version) noexcept {

@@ -35,6 +35,16 @@ inline void note_call(std::uint64_t begin, std::uint64_t end, std::uint16_t caus
     note_long_call(begin, end, cause);
 }
 
+// As note_call(), of a call whose caller waits for coroutines, which are on no stack: their frames, the innermost first,
+// are put below those of the calling thread. `offset`: bytes from the begin of the code's instructions. The caller holds
+// the code objects; `count`: at most kMostAwaited.
+inline constexpr std::size_t kMostAwaited = 64;
+struct SuspendedFrame {
+  Address code;
+  std::int64_t offset;
+};
+void note_awaited(std::uint64_t begin, std::uint64_t end, const SuspendedFrame* frames, std::size_t count) noexcept;
+
 // Finds out where things lie in this interpreter; null, or why stacks cannot be read here. `version`: sys.hexversion.
 const char* start(std::uint32_t version) noexcept;
 // The frames of the calling thread, the innermost first, read as those of another thread are. `told(frame)` gets

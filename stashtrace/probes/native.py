@@ -83,6 +83,8 @@ disable_stacks: Callable[[], None] = _made["disable_stacks"]
 watch_stack: Callable[[bool], None] = _made["watch_stack"]
 #: Of the ticks at which a call began that ends now, and a StackCause.
 note_call: Callable[[int, int], None] = _made["note_call"]
+#: As note_call, and frames of coroutines below the thread's own: id(code), f_lasti of each, the innermost first.
+note_awaited: Callable[[int, bytes], None] = _made["note_awaited"]
 
 #: Own and peer end of a connection as "address:port"; None: not established, not TCP.
 tcp_ends: Callable[[int], tuple[str, str] | None] = _made["tcp_ends"]

@@ -11,7 +11,7 @@ import atexit
 import sys
 from types import FrameType
 
-from stashtrace.probes import native, recorder
+from stashtrace.probes import awaits, native, recorder
 from stashtrace.probes.process import in_forked_child, thread_state
 
 COLLECTOR = "python_stacks"
@@ -31,6 +31,7 @@ def begin() -> None:
         recorder.unavailable(COLLECTOR, "no_stacks", why)
         return
     native.enable_stacks()
+    awaits.begin()
     atexit.register(native.disable_stacks)
     _on = True
 
@@ -73,6 +74,7 @@ def watch() -> None:
     thread_state.stack_watched = True
     if _on:
         native.watch_stack(True)
+        awaits.follow_running_loop()
 
 
 def note_garbage(begin_ticks: int) -> None:

@@ -139,6 +139,7 @@ class StackCause(Code):
     BATCH = 4
     GARBAGE = 5
     COLLECTIVE = 6
+    AWAITED = 7
 
 
 class StackFlag(enum.IntFlag):

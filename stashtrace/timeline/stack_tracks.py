@@ -14,10 +14,10 @@ import numpy as np
 
 from stashtrace import _native
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of
-from stashtrace.analysis.lines.place_times import EXACT, innermost
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.lines.place_times import exact_calls
 from stashtrace.analysis.lines.user_frames import OURS, Places, innermost_wanted, owners, places, worker_loops
-from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.timeline.rows_by_rank import RankRows, Thread, TraceRows
@@ -151,10 +151,8 @@ def _function_names(trace: Trace, place: Places) -> tuple[Texts, Int64]:
 
 def _functions(places: Places, samples: Table, spans: Table) -> _Functions:
     """Return what a thread was in: calls exactly, the rest as its samples, which are in order of time, say."""
-    spans = spans.take(is_one_of(spans["cause_code"], EXACT) & (spans["end_ns"] > spans["begin_ns"]))
-    spans = spans.take(order_by(spans["begin_ns"], -spans["end_ns"]))
-    exact = innermost(spans["begin_ns"], spans["end_ns"])
-    of_span = places.of(spans["process_id"], spans["frame_key"])[exact.tag]
+    exact, row = exact_calls(spans)
+    of_span = places.of(spans["process_id"], spans["frame_key"])[row[exact.tag]]
     calls = TimeSet(exact.begin, exact.end)
     begin, end, place, count = _stays(places, samples, calls)
     first, last, run = (TimeSet(begin, end) - calls).pieces(begin, end)

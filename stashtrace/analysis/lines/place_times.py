@@ -40,7 +40,8 @@ WHERES = STEP, WORKER, START = ("step", "worker", "start")
 OF_OTHERS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 OF_WORKERS = (StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF)
 #: Calls whose whole time is theirs; phases and batches hold others.
-EXACT = (StackCause.WAIT, StackCause.IO, StackCause.GARBAGE, StackCause.COLLECTIVE)
+EXACT = (StackCause.WAIT, StackCause.IO, StackCause.GARBAGE, StackCause.COLLECTIVE, StackCause.AWAITED)
+_AWAITED = StackCause.AWAITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +218,9 @@ class PlaceParts:
 
     def _long_calls(self, track: int) -> tuple[LabelledIntervals, Int64]:
         """Return the long calls of a thread, of nested ones the innermost, and the place of each."""
-        table, rows = self._index.trace.stack_spans, self._index.stack_spans.rows(track)
-        rows = rows[is_one_of(table["cause_code"][rows], EXACT)]
-        rows = rows[table["end_ns"][rows] > table["begin_ns"][rows]]
-        rows = rows[order_by(table["begin_ns"][rows], -table["end_ns"][rows])]
-        return innermost(table["begin_ns"][rows], table["end_ns"][rows]), self._span_place[rows]
+        rows = self._index.stack_spans.rows(track)
+        calls, row = exact_calls(self._index.trace.stack_spans.take(rows))
+        return calls, self._span_place[rows[row]]
 
     def joined(self) -> PlaceTimes:
         """Return the amounts of all threads."""
@@ -241,6 +240,20 @@ def _sampled(moment: Int64) -> TimeSet:
     first, last = int(moment.min()), int(moment.max())
     distance = (last - first) // max(len(moment) - 1, 1)
     return TimeSet.of([first - distance], [last + distance + 1])
+
+
+def exact_calls(spans: Table) -> tuple[LabelledIntervals, Int64]:
+    """Return the long calls of a thread, of nested ones the innermost, and the row of ``stack_spans`` of each.
+
+    What a coroutine awaits stands for the calls by which its event loop waits.
+    """
+    rows = np.flatnonzero(is_one_of(spans["cause_code"], EXACT) & (spans["end_ns"] > spans["begin_ns"]))
+    begin, end, is_awaited = spans["begin_ns"][rows], spans["end_ns"][rows], spans["cause_code"][rows] == _AWAITED
+    if is_awaited.any():
+        awaited = TimeSet.of(begin[is_awaited], end[is_awaited])
+        rows = rows[is_awaited | (awaited.within(begin, end) < end - begin)]
+    rows = rows[order_by(spans["begin_ns"][rows], -spans["end_ns"][rows])]
+    return innermost(spans["begin_ns"][rows], spans["end_ns"][rows]), rows
 
 
 def innermost(begin: Int64, end: Int64) -> LabelledIntervals:

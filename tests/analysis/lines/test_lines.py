@@ -100,6 +100,17 @@ def test_the_innermost_of_nested_long_calls_has_the_time() -> None:
     assert "0 step compute parse (late.py:14) 10 [10..50] n=0" in found
 
 
+def test_what_a_coroutine_awaits_has_the_time_in_which_its_loop_waits() -> None:
+    build = TraceBuilder()
+    rank = trains(build, 0, 1)
+    long_call(rank, 0, 30 * MS, stack_of(rank, MAIN, PARSE), StackCause.AWAITED)
+    for begin, end in ((1, 29), (50, 60)):
+        long_call(rank, begin * MS, end * MS, stack_of(rank, MAIN), StackCause.IO)
+    found = text(build.trace())
+    assert "0 step compute parse (late.py:14) 30 [30..70] n=0" in found
+    assert "0 step other main (late.py:23) 10 [10..20] n=0" in found
+
+
 def test_leaf_is_the_call_with_most_of_the_time() -> None:
     build = TraceBuilder()
     rank = trains(build, 0, 1)

@@ -1,0 +1,129 @@
+"""python_stacks: what an event loop waits for, as the frames of the coroutine that it drives."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from other_pythons import RECORDS, VERSIONS, interpreter, run_script
+from read_stacks import BEGIN, Stacks
+
+from stashtrace.schema.kinds import StackCause
+
+PYTHONS = pytest.mark.parametrize("minor", [minor for minor in VERSIONS if minor >= RECORDS])
+
+FORMS = (
+    "\n    import asyncio"
+    + BEGIN
+    + """
+    async def fetch(seconds):
+        await asyncio.sleep(seconds)
+
+    async def nested():
+        await fetch(0.02)
+
+    async def alike():
+        await asyncio.gather(fetch(0.02), fetch(0.021))
+
+    async def unlike():
+        await asyncio.gather(fetch(0.02), nested())
+
+    async def limited():
+        await asyncio.wait_for(fetch(0.02), 5)
+
+    async def all_of():
+        await asyncio.wait([asyncio.create_task(fetch(0.02))])
+
+    async def guarded():
+        await asyncio.shield(fetch(0.02))
+
+    async def elsewhere():
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.02)
+
+    async def grouped():
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fetch(0.02))
+
+    async def items():
+        await asyncio.sleep(0.02)
+        yield 1
+
+    async def iterated():
+        async for _ in items():
+            pass
+
+    class Promise:
+        def __await__(self):
+            yield from asyncio.sleep(0.02).__await__()
+
+    async def promised():
+        await Promise()
+
+    class Circle(asyncio.Future):
+        @property
+        def _children(self):
+            return [asyncio.current_task() or self.task]
+
+    async def circular():
+        waiter = Circle()
+        waiter.task = asyncio.current_task()
+        asyncio.get_running_loop().call_later(0.02, waiter.set_result, None)
+        await waiter
+
+    async def short():
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    stacks.watch()
+    for form in FORM_NAMES:
+        asyncio.run(globals()[form]())
+
+    async def running():
+        stacks.thread_state.stack_watched = False
+        stacks.watch()
+        await fetch(0.02)
+
+    events = sys.modules["asyncio.selector_events"].BaseSelectorEventLoop
+    events.__init__ = events.__init__.__stashtrace_original__
+    asyncio.run(running())
+"""
+)
+#: The user's functions of each form, from the coroutine that the loop drives inwards.
+EXPECTED = {
+    "nested": ["nested", "fetch"],
+    "alike": ["alike", "fetch"],
+    "unlike": ["unlike"],
+    "limited": ["limited", "fetch"],
+    "all_of": ["all_of", "fetch"],
+    "guarded": ["guarded"],
+    "elsewhere": ["elsewhere"],
+    "grouped": ["grouped", "fetch"],
+    "iterated": ["iterated"],
+    "promised": ["promised", "Promise.__await__"],
+    "circular": ["circular"],
+    "short": [],
+}
+
+
+@PYTHONS
+def test_what_a_loop_waits_for(tmp_path: Path, minor: int) -> None:
+    forms = [form for form in EXPECTED if form != "grouped" or minor >= 11]
+    code = FORMS.replace("FORM_NAMES", repr(forms))
+    _, stderr = run_script(interpreter(minor), code, tmp_path / "run")
+    found = Stacks(tmp_path / "run")
+    awaited = [span for span in found.spans if span.cause == StackCause.AWAITED]
+    users = [[name for name, path, _ in reversed(span.stack) if path == "<string>"] for span in awaited]
+    names = [found[found.index("<module>") + 1 :] for found in users]
+    seen = {path[0]: path for path in names if path}
+    qualified = minor >= 11
+    expected = {
+        name: path if qualified else [part.rpartition(".")[2] for part in path] for name, path in EXPECTED.items()
+    }
+    assert stderr == ""
+    assert seen == {**{name: expected[name] for name in forms if expected[name]}, "running": ["running", "fetch"]}
+    lines = {path[-1]: span.stack for path, span in zip(names, awaited, strict=True) if path}
+    assert {line for name, _, line in lines["fetch"] if name == "fetch"} == {
+        FORMS[: FORMS.index("sleep(seconds)")].count("\n") + 1
+    }
+    assert all(span.end_ns - span.begin_ns >= 1_000_000 for span in awaited)
