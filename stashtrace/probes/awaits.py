@@ -10,9 +10,11 @@ below the thread's own. A task that awaits others stands for these where all of 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import gc
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from inspect import isasyncgen
 from types import CodeType, FrameType
 from typing import Any
 
@@ -108,8 +110,11 @@ def _frames(task: Any) -> Iterator[FrameType]:
     awaitable = get and get()
     for _ in range(_MOST_FRAMES):
         found = next((names for names in _CHAINS if hasattr(awaitable, names[0])), None)
-        frame = found and getattr(awaitable, found[0])
-        if not found or frame is None:
+        if found is None:  # what asks an asynchronous generator for its next value holds it, and does not name it
+            awaitable = next(filter(isasyncgen, gc.get_referents(awaitable)), None)
+            found = _CHAINS[1]
+        frame = awaitable and getattr(awaitable, found[0])
+        if frame is None:
             return
         yield frame
         awaitable = getattr(awaitable, found[1])

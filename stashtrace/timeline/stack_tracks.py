@@ -15,7 +15,7 @@ import numpy as np
 from stashtrace import _native
 from stashtrace._native import intervals
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
-from stashtrace.analysis.lines.place_times import exact_calls
+from stashtrace.analysis.lines.thread_places import exact_calls
 from stashtrace.analysis.lines.user_frames import OURS, Places, innermost_wanted, owners, places, worker_loops
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.table import Table

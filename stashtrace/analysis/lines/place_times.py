@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64, is_one_of, window_at
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of, window_at
+from stashtrace.analysis.lines.thread_places import ThreadPlaces
 from stashtrace.analysis.lines.user_frames import Places, places
 from stashtrace.analysis.stalls.batch_waits import blocked_in_storage
 from stashtrace.analysis.stalls.budget import rank_layers
@@ -28,8 +29,8 @@ from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, TraceIn
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.steps.window import window_of
-from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
-from stashtrace.schema.kinds import BatchPhase, ProcessRole, StackCause, StallKind
+from stashtrace.schema.groupby import GroupBy, RowsBy
+from stashtrace.schema.kinds import BatchPhase, ProcessRole, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, cached_on_trace
 
@@ -39,9 +40,6 @@ WHERES = STEP, WORKER, START = ("step", "worker", "start")
 #: Time in these is the work of other ranks, or of the link; in those of the second line of workers, if there are any.
 OF_OTHERS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 OF_WORKERS = (StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF)
-#: Calls whose whole time is theirs; phases and batches hold others.
-EXACT = (StackCause.WAIT, StackCause.IO, StackCause.GARBAGE, StackCause.COLLECTIVE, StackCause.AWAITED)
-_AWAITED = StackCause.AWAITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +129,7 @@ class PlaceParts:
 
     def __init__(self, index: TraceIndex, counted: Table, found: Places) -> None:
         self._index, self._places = index, found
-        # All at once: a search among the frames of all ranks costs more than what it finds for one.
-        self._sample_place, self._span_place = (
-            self._places.of(table["process_id"], table["frame_key"])
-            for table in (index.trace.stack_samples, index.trace.stack_spans)
-        )
+        self._of_threads = ThreadPlaces(index, found)
         self._step_kinds = np.append("", np.unique(counted["kind"]))
         processes = index.trace.processes
         self._workers = set(processes["process_id"][processes["role_code"] == ProcessRole.WORKER].tolist())
@@ -190,18 +184,18 @@ class PlaceParts:
     def _add(self, track: int, time: LabelledIntervals, of: _Windows) -> None:
         """Add the time of a thread in some windows."""
         begin, end, row, window = intervals.join(time.begin, time.end, of.time.begin, of.time.end)
-        exact, exact_place = self._long_calls(track)
+        stays = self._of_threads.of(track)
+        exact = stays.calls
         cut_begin, cut_end, call, cut_piece = intervals.join(exact.begin, exact.end, begin, end)
-        moment, sample_place = self._samples(track)
-        sample_piece = intervals.locate(begin, end, moment)
-        alone = (sample_piece >= 0) & (intervals.locate(exact.begin, exact.end, moment) < 0)
+        sample_piece = intervals.locate(begin, end, stays.moment_ns)
+        alone = sample_piece >= 0
         parts = (len(begin), len(call), int(alone.sum()))
         piece = np.concatenate([np.arange(len(begin)), cut_piece, sample_piece[alone]])
-        place = np.concatenate([np.full(len(begin), -1), exact_place[exact.tag[call]], sample_place[alone]])
+        place = np.concatenate([np.full(len(begin), -1), exact.tag[call], stays.place[alone]])
         amounts = np.zeros((len(piece), 4), dtype=np.int64)
         amounts[: parts[0], 0] = end - begin
         amounts[parts[0] : parts[0] + parts[1], 1] = cut_end - cut_begin
-        rest = TimeSet(begin, end) - TimeSet(exact.begin, exact.end) - _sampled(moment)
+        rest = TimeSet(begin, end) - TimeSet(exact.begin, exact.end) - _sampled(stays.sampled_ns)
         amounts[: parts[0], 2] = rest.within(begin, end)
         amounts[parts[0] + parts[1] :, 3] = 1
         distinct = GroupBy(window[piece], time.tag[row][piece], place)
@@ -210,17 +204,6 @@ class PlaceParts:
         keys = (*of.owner(len(kind)), of.step_kind[of_window], kind, of.step[of_window], of_place)
         self._amounts.append((*keys, *sums.T))
         self._windows.append((*of.owner(len(of.step)), of.step_kind))
-
-    def _samples(self, track: int) -> tuple[Int64, Int64]:
-        """Return moments and places of the samples of a thread."""
-        rows = self._index.stack_samples.rows(track)
-        return self._index.trace.stack_samples["ts_ns"][rows], self._sample_place[rows]
-
-    def _long_calls(self, track: int) -> tuple[LabelledIntervals, Int64]:
-        """Return the long calls of a thread, of nested ones the innermost, and the place of each."""
-        rows = self._index.stack_spans.rows(track)
-        calls, row = exact_calls(self._index.trace.stack_spans.take(rows))
-        return calls, self._span_place[rows[row]]
 
     def joined(self) -> PlaceTimes:
         """Return the amounts of all threads."""
@@ -240,45 +223,6 @@ def _sampled(moment: Int64) -> TimeSet:
     first, last = int(moment.min()), int(moment.max())
     distance = (last - first) // max(len(moment) - 1, 1)
     return TimeSet.of([first - distance], [last + distance + 1])
-
-
-def exact_calls(spans: Table) -> tuple[LabelledIntervals, Int64]:
-    """Return the long calls of a thread, of nested ones the innermost, and the row of ``stack_spans`` of each.
-
-    What a coroutine awaits stands for the calls by which its event loop waits.
-    """
-    rows = np.flatnonzero(is_one_of(spans["cause_code"], EXACT) & (spans["end_ns"] > spans["begin_ns"]))
-    begin, end, is_awaited = spans["begin_ns"][rows], spans["end_ns"][rows], spans["cause_code"][rows] == _AWAITED
-    if is_awaited.any():
-        awaited = TimeSet.of(begin[is_awaited], end[is_awaited])
-        rows = rows[is_awaited | (awaited.within(begin, end) < end - begin)]
-    rows = rows[order_by(spans["begin_ns"][rows], -spans["end_ns"][rows])]
-    return innermost(spans["begin_ns"][rows], spans["end_ns"][rows]), rows
-
-
-def innermost(begin: Int64, end: Int64) -> LabelledIntervals:
-    """Return the innermost of nested intervals at each instant, as its row; they are sorted, the outer one first.
-
-    Examples
-    --------
-    >>> found = innermost(int64([0, 2, 20]), int64([10, 5, 30]))
-    >>> found.begin.tolist(), found.end.tolist(), found.tag.tolist()
-    ([0, 2, 5, 20], [2, 5, 10, 30], [0, 1, 0, 2])
-    """
-    depth = np.arange(len(begin)) - np.searchsorted(np.sort(end), begin, side="right")
-    taken, parts = TimeSet.empty(), []
-    for level in range(int(depth.max(initial=-1)), -1, -1):
-        rows = np.flatnonzero(depth == level)
-        # Of two that overlap against the rule, the later one has the time of both.
-        stop = np.minimum(end[rows], np.append(begin[rows][1:], NEVER))
-        rows, stop = rows[stop > begin[rows]], stop[stop > begin[rows]]
-        own = TimeSet(begin[rows], stop)
-        first, last, row = (own - taken).pieces(own.begin, own.end)
-        parts.append((first, last, rows[row]))
-        taken = taken | own
-    first, last, row = _columns(parts, 3)
-    order = np.argsort(first, kind="stable")
-    return LabelledIntervals(first[order], last[order], row[order])
 
 
 def _budget_of(index: TraceIndex, thread: StepThread) -> LabelledIntervals:

@@ -15,7 +15,7 @@ from stashtrace.analysis.lines.lines import costliest_lines, costliest_of_all, c
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.schema.kinds import StackCause, WaitOp
+from stashtrace.schema.kinds import StackCause, StackFlag, WaitOp
 from stashtrace.schema.trace import Trace
 
 MAIN = "main /jobs/late.py:23"
@@ -109,6 +109,25 @@ def test_what_a_coroutine_awaits_has_the_time_in_which_its_loop_waits() -> None:
     found = text(build.trace())
     assert "0 step compute parse (late.py:14) 30 [30..70] n=0" in found
     assert "0 step other main (late.py:23) 10 [10..20] n=0" in found
+
+
+def test_a_wait_for_the_gil_is_spent_where_its_holder_is() -> None:
+    build = TraceBuilder()
+    rank = trains(build, 0, 1)
+    main, parse = stack_of(rank, MAIN), stack_of(rank, MAIN, PARSE)
+    rank.wait(WaitOp.GIL, 80 * MS, 90 * MS)
+    long_call(rank, 80 * MS, 90 * MS, main)
+    for moment in (1, 85, 99):
+        sample(rank, moment * MS, main)
+    known = text(build.trace())
+    assert "0 step other main (late.py:23) 10 [10..30] n=0" in known, "nobody is known to hold it"
+    for moment in (20, 83, 87):
+        sample(rank, moment * MS, parse, track_id=77, flags=StackFlag.HOLDS_GIL)
+    found = text(build.trace())
+    assert [line for line in found if " other " in line and "main" in line] == []
+    (held,) = [line for line in found if "parse" in line]
+    assert held.startswith("0 step other parse (late.py:14)")
+    assert held.endswith("n=2")
 
 
 def test_leaf_is_the_call_with_most_of_the_time() -> None:
