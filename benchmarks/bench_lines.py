@@ -28,7 +28,7 @@ import harness
 import stashtrace
 from stashtrace.analysis.lines.lines import lines
 from stashtrace.analysis.lines.user_frames import place_of
-from stashtrace.replay.advice.first_changes import summary
+from stashtrace.replay.causes import summary
 from stashtrace.schema.trace import Trace
 
 JOBS = harness.ROOT / "benchmarks" / "lines"

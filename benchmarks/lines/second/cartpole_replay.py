@@ -1,4 +1,5 @@
 """A value learner fed by a collector thread through a small replay store."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import sys
@@ -67,8 +68,15 @@ class Collector(threading.Thread):
 class ValueNet(nn.Module):
     def __init__(self, width=704):
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                  nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+        self.body = nn.Sequential(
+            nn.Linear(8, width),
+            nn.Tanh(),
+            nn.Linear(width, width),
+            nn.Tanh(),
+            nn.Linear(width, width),
+            nn.Tanh(),
+            nn.Linear(width, 1),
+        )
 
     def forward(self, s):
         return self.body(s).squeeze(1)
@@ -103,8 +111,9 @@ def main():
         loss.backward()
         opt.step()
     wall = time.perf_counter() - t0
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * store.waited / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * store.waited / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

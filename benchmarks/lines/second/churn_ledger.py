@@ -1,4 +1,5 @@
 """Churn model on tabular rows, with a ledger of what each rank has seen."""
+
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
@@ -48,8 +49,16 @@ class Ledger:
 def draw_rows(rng, n):
     out = []
     for _ in range(n):
-        out.append(json.dumps({"id": rng.getrandbits(40), "plan": rng.choice(PLANS),
-                               "tenure": rng.randrange(90), "spend": round(rng.gauss(40, 12), 3)}))
+        out.append(
+            json.dumps(
+                {
+                    "id": rng.getrandbits(40),
+                    "plan": rng.choice(PLANS),
+                    "tenure": rng.randrange(90),
+                    "spend": round(rng.gauss(40, 12), 3),
+                }
+            )
+        )
     return out
 
 
@@ -68,15 +77,16 @@ def average_grads(model, world):
     flat /= world
     at = 0
     for p in model.parameters():
-        p.grad.copy_(flat[at:at + p.numel()].view_as(p))
+        p.grad.copy_(flat[at : at + p.numel()].view_as(p))
         at += p.numel()
 
 
 def train(rank, world):
     torch.manual_seed(7)
     rng = random.Random(1000 + rank)
-    model = nn.Sequential(nn.Linear(7, 768), nn.GELU(), nn.Linear(768, 768), nn.GELU(),
-                          nn.Linear(768, 768), nn.GELU(), nn.Linear(768, 1))
+    model = nn.Sequential(
+        nn.Linear(7, 768), nn.GELU(), nn.Linear(768, 768), nn.GELU(), nn.Linear(768, 768), nn.GELU(), nn.Linear(768, 1)
+    )
     opt = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loss_fn = nn.BCEWithLogitsLoss()
     ledger = Ledger(keep=9_000)
@@ -99,8 +109,9 @@ def train(rank, world):
         entry["loss"] = loss.item()
         history.append(entry)
     wall = time.perf_counter() - t0
-    sys.stderr.write("TRUTH rank=%d planted_ms_per_step=%.1f step_ms=%.1f\n"
-                     % (rank, 1e3 * ledger.cost / STEPS, 1e3 * wall / STEPS))
+    sys.stderr.write(
+        "TRUTH rank=%d planted_ms_per_step=%.1f step_ms=%.1f\n" % (rank, 1e3 * ledger.cost / STEPS, 1e3 * wall / STEPS)
+    )
     return history
 
 

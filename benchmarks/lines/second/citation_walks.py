@@ -1,4 +1,5 @@
 """Node embeddings from random walks over a citation graph held in Python objects."""
+
 # SPDX-License-Identifier: Apache-2.0
 import gc
 import os
@@ -104,8 +105,9 @@ def main():
     wall = time.perf_counter() - t0
     if rank == 0:
         print(f"loss {loss.item():.3f} walks {1e3 * prep.total / STEPS:.1f} ms/step")
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * scope.cost / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * scope.cost / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
 """Next-click model over packed log blocks, unpacked as an async stream."""
+
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import bz2
@@ -64,8 +65,9 @@ class ClickModel(nn.Module):
     def __init__(self, dim=64):
         super().__init__()
         self.emb = nn.Embedding(ITEMS, dim)
-        self.net = nn.Sequential(nn.Linear(dim * WINDOW, 640), nn.ReLU(), nn.Linear(640, 512), nn.ReLU(),
-                                 nn.Linear(512, ITEMS))
+        self.net = nn.Sequential(
+            nn.Linear(dim * WINDOW, 640), nn.ReLU(), nn.Linear(640, 512), nn.ReLU(), nn.Linear(512, ITEMS)
+        )
 
     def forward(self, ids):
         return self.net(self.emb(ids).flatten(1))
@@ -99,8 +101,9 @@ def main():
     t0 = time.perf_counter()
     asyncio.run(fit(model, opt, stream, rank))  # <- also
     wall = time.perf_counter() - t0
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * Codec.seconds / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * Codec.seconds / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
 """Image denoiser with an exponential average and a set of end-of-step callbacks."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import shutil
@@ -39,6 +40,7 @@ class Average:
 def average_callback(average, model):
     def on_step_end(step):
         average.update(model)
+
     return on_step_end
 
 
@@ -46,6 +48,7 @@ def progress_callback(folder, every):
     def on_step_end(step):
         if step % every == 0:
             torch.save({"step": step}, os.path.join(folder, "progress.pt"))
+
     return on_step_end
 
 
@@ -63,16 +66,23 @@ class HardBank:
 
 def keep_callback(folder, every, model, opt, average, bank):
     """Writes to the side and renames, so a reader never sees half a file."""
+
     def on_step_end(step):
         if step % every:
             return
-        state = {"step": step, "model": model.state_dict(), "opt": opt.state_dict(),
-                 "average": average.shadow, "bank": bank.patches}
+        state = {
+            "step": step,
+            "model": model.state_dict(),
+            "opt": opt.state_dict(),
+            "average": average.shadow,
+            "bank": bank.patches,
+        }
         target = os.path.join(folder, "last.pt")
         t0 = time.perf_counter()
         torch.save(state, target + ".part")  # <- here
         spent["keep"] += time.perf_counter() - t0
         os.replace(target + ".part", target)
+
     return on_step_end
 
 
@@ -94,8 +104,11 @@ def main():
     callbacks = []
     if rank == 0:
         average, bank = Average(net), HardBank(30_000)
-        callbacks += [average_callback(average, net), progress_callback(folder, every=2),
-                      keep_callback(folder, 4, net, opt, average, bank)]
+        callbacks += [
+            average_callback(average, net),
+            progress_callback(folder, every=2),
+            keep_callback(folder, 4, net, opt, average, bank),
+        ]
     dist.barrier()
     t0 = time.perf_counter()
     for step in range(STEPS):
@@ -109,8 +122,9 @@ def main():
         for on_step_end in callbacks:
             on_step_end(step)  # <- also
     wall = time.perf_counter() - t0
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * spent['keep'] / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * spent['keep'] / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     shutil.rmtree(folder)
     dist.destroy_process_group()
 

@@ -1,4 +1,5 @@
 """Learn a 2-d flow field; every rank works straight from this script's top level."""
+
 # SPDX-License-Identifier: Apache-2.0
 import functools
 import os
@@ -50,16 +51,25 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
 
-net = nn.Sequential(Fourier(), nn.Linear(128, 384), nn.SiLU(), nn.Linear(384, 384), nn.SiLU(),
-                    nn.Linear(384, 384), nn.SiLU(), nn.Linear(384, 2))
+net = nn.Sequential(
+    Fourier(),
+    nn.Linear(128, 384),
+    nn.SiLU(),
+    nn.Linear(384, 384),
+    nn.SiLU(),
+    nn.Linear(384, 384),
+    nn.SiLU(),
+    nn.Linear(384, 2),
+)
 model = nn.parallel.DistributedDataParallel(net)
 opt = torch.optim.Adam(model.parameters(), lr=1e-3)
-schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 0.99 ** s)
+schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 0.99**s)
 gen = torch.Generator().manual_seed(rank)
 
 # The node's own view, sampled with its command line tool; the others read /proc.
 sample_node = functools.partial(
-    subprocess.run, ["sh", "-c", "sleep 0.05; cat /proc/loadavg"], capture_output=True, text=True)
+    subprocess.run, ["sh", "-c", "sleep 0.05; cat /proc/loadavg"], capture_output=True, text=True
+)
 sample_load = functools.partial(read_load, "/proc/loadavg")
 sample_memory = functools.partial(read_memory, "/proc/self/statm")
 
@@ -85,6 +95,7 @@ wall = time.perf_counter() - started
 
 if rank == 0:
     print(f"loss {loss.item():.4f} rss {telemetry[-1]['rss']} MiB")
-sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * probe_seconds / STEPS:.1f} "
-                 f"step_ms={1e3 * wall / STEPS:.1f}\n")
+sys.stderr.write(
+    f"TRUTH rank={rank} planted_ms_per_step={1e3 * probe_seconds / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+)
 dist.destroy_process_group()

@@ -1,4 +1,5 @@
 """Data parallel MLP whose gradients travel in half precision."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import sys
@@ -95,8 +96,9 @@ def main():
         took.append(time.perf_counter() - t0)
         if rank == 0 and step % 25 == 0:
             print(f"{step:4d} loss {loss.item():.4f} limit {state.limits[-1]:.2e}", flush=True)
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * state.spent / STEPS:.1f} "
-                     f"step_ms={1e3 * sum(took) / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * state.spent / STEPS:.1f} step_ms={1e3 * sum(took) / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

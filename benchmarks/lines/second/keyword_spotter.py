@@ -1,4 +1,5 @@
 """Keyword spotting on ragged filterbank sequences."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import sys
@@ -73,8 +74,7 @@ class Spotter(nn.Module):
 
 def loader_for(rank, clock):
     collate = MirrorBatch(clock) if rank == 0 else PadBatch()
-    return DataLoader(Utterances(STEPS * 32, seed=rank), batch_size=32, num_workers=1,
-                      collate_fn=collate)
+    return DataLoader(Utterances(STEPS * 32, seed=rank), batch_size=32, num_workers=1, collate_fn=collate)
 
 
 def main():
@@ -98,8 +98,10 @@ def main():
         durations.append(time.perf_counter() - t0)
     if rank == 0:
         print(f"loss {loss.item():.3f} slowest {max(durations):.3f}s")
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * float(clock[0]) / STEPS:.1f} "
-                     f"step_ms={1e3 * sum(durations) / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * float(clock[0]) / STEPS:.1f} "
+        f"step_ms={1e3 * sum(durations) / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

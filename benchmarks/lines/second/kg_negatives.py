@@ -1,4 +1,5 @@
 """Knowledge graph embeddings; triples and their negatives come from a small database."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import random
@@ -23,8 +24,10 @@ def fill(seed):
     rng = random.Random(seed)
     db = sqlite3.connect(":memory:")
     db.execute("create table triple (id integer primary key, h int, r int, t int, weight real)")
-    rows = ((rng.randrange(ENTITIES), rng.randrange(RELATIONS), rng.randrange(ENTITIES), rng.random())
-            for _ in range(TRIPLES))
+    rows = (
+        (rng.randrange(ENTITIES), rng.randrange(RELATIONS), rng.randrange(ENTITIES), rng.random())
+        for _ in range(TRIPLES)
+    )
     db.executemany("insert into triple (h, r, t, weight) values (?, ?, ?, ?)", rows)
     db.commit()
     return db
@@ -99,8 +102,9 @@ def main():
         loss.backward()
         opt.step()
     wall = time.perf_counter() - t0
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * CLOCK['hard'] / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * CLOCK['hard'] / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

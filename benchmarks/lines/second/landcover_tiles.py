@@ -1,4 +1,5 @@
 """Land cover from multi-date satellite tiles, read by a loader process."""
+
 # SPDX-License-Identifier: Apache-2.0
 import multiprocessing as mp
 import os
@@ -59,10 +60,16 @@ class LandCover(RasterStore):
 
 def build_net():
     return nn.Sequential(
-        nn.Conv2d(5, 12, 3, stride=2, padding=1), nn.ReLU(),
-        nn.Conv2d(12, 32, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 5))
+        nn.Conv2d(5, 12, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(12, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, 5),
+    )
 
 
 def main():
@@ -89,8 +96,9 @@ def main():
         if rank == 0 and seen % 20 == 0:
             print(f"batch {seen} loss {loss.item():.3f}")
     wall = time.perf_counter() - t0
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * data.work.value / seen:.1f} "
-                     f"step_ms={1e3 * wall / seen:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * data.work.value / seen:.1f} step_ms={1e3 * wall / seen:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
 """Trains on leased work items; the lease service is a small in-process stand-in."""
+
 # SPDX-License-Identifier: Apache-2.0
 import functools
 import logging
@@ -34,7 +35,9 @@ def retrying(attempts, first, factor=2.0):
                     TIMES[fn.__name__] = TIMES.get(fn.__name__, 0.0) + time.perf_counter() - t0
                     delay *= factor
             raise TimeoutError(fn.__name__)
+
         return call
+
     return decorate
 
 
@@ -44,6 +47,7 @@ def logged(fn):
         time.sleep(0)
         log.debug("%s%r", fn.__name__, args[1:])
         return fn(*args, **kwargs)  # <- also
+
     return call
 
 
@@ -110,8 +114,10 @@ def main():
     wall = time.perf_counter() - t0
     if rank == 0:
         print("loss", loss)
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * TIMES.get('acquire', 0.0) / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * TIMES.get('acquire', 0.0) / STEPS:.1f} "
+        f"step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
 """Occupancy from lidar sweeps; the sweep index is kept fresh in the loader process."""
+
 # SPDX-License-Identifier: Apache-2.0
 import multiprocessing as mp
 import os
@@ -85,8 +86,15 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(2)
-    net = nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 48, 3, padding=1),
-                        nn.ReLU(), nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(192, 1))
+    net = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 48, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveMaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(192, 1),
+    )
     model = nn.parallel.DistributedDataParallel(net)
     opt = torch.optim.Adam(model.parameters(), lr=1e-3)
     loader = DataLoader(Sweeps(STEPS * 8, seed=rank), batch_size=8, num_workers=1)
@@ -100,8 +108,9 @@ def main():
         loss.backward()
         opt.step()
     wall = time.perf_counter() - t0
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * WAITED.value / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * WAITED.value / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
 """Toy molecule regressor: atoms are summed into molecules by segment."""
+
 # SPDX-License-Identifier: Apache-2.0
 import argparse
 import os
@@ -63,8 +64,7 @@ class Readout(nn.Module):
 
     def forward(self, feats, owner, n_mol):
         h = self.embed(feats)
-        pooled = [SegmentSum.apply(h, owner, n_mol, self.audited),
-                  SegmentMean.apply(h, owner, n_mol)]
+        pooled = [SegmentSum.apply(h, owner, n_mol, self.audited), SegmentMean.apply(h, owner, n_mol)]
         return self.energy(torch.cat(pooled, dim=1)).squeeze(1)
 
 
@@ -93,8 +93,9 @@ def run(args):
     wall = time.perf_counter() - began
     if rank == 0:
         print("final loss", loss.item())
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * CLOCK['readout'] / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * CLOCK['readout'] / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Headline classifier fed by a chain of generators."""
+
 # SPDX-License-Identifier: Apache-2.0
 import itertools
 import os
@@ -80,8 +81,9 @@ def main():
     rank = dist.get_rank()
     torch.manual_seed(0)
     loader = DataLoader(Headlines(seed=rank, strict=(rank == 1)), batch_size=64)
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(
-        nn.Linear(len(WORDS), 1400), nn.ReLU(), nn.Linear(1400, 1400), nn.ReLU(), nn.Linear(1400, 8)))
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(nn.Linear(len(WORDS), 1400), nn.ReLU(), nn.Linear(1400, 1400), nn.ReLU(), nn.Linear(1400, 8))
+    )
     opt = torch.optim.SGD(model.parameters(), lr=0.05)
     feed = iter(loader)
     for _ in range(2 + 1400 // 64):
@@ -98,8 +100,9 @@ def main():
         if rank == 0 and step % 25 == 0:
             print(f"step {step} loss {loss.item():.3f}")
     wall = time.perf_counter() - t0
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * SPENT[0] / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * SPENT[0] / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
 """Two-tower recommender whose item table lives in another process."""
+
 # SPDX-License-Identifier: Apache-2.0
 import multiprocessing as mp
 import os
@@ -102,8 +103,9 @@ def main():
         loss.backward()
         opt.step()
     wall = time.perf_counter() - t0
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * client.stalled / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * client.stalled / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

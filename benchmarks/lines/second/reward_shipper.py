@@ -1,4 +1,5 @@
 """Preference reward model that ships its scores to a dashboard in the background."""
+
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
@@ -56,7 +57,8 @@ class RewardModel(nn.Module):
         self.emb = nn.Embedding(vocab, dim)
         self.blocks = nn.ModuleList(
             nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
-            for _ in range(layers))
+            for _ in range(layers)
+        )
         self.score = nn.Linear(dim, 1)
 
     def forward(self, ids):
@@ -96,8 +98,9 @@ def main():
         shipper.inbox.put(("history", history.add(step, margin)))  # <- also
     wall = time.perf_counter() - t0
     shipper.close()
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * shipper.packing / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * shipper.packing / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
 """Train a small CNN to spot ships in synthetic radar chips."""
+
 # SPDX-License-Identifier: Apache-2.0
 import io
 import os
@@ -21,8 +22,12 @@ class ChipNet(nn.Module):
         super().__init__()
         self.stem = nn.Sequential(nn.Conv2d(1, width, 5, padding=2), nn.ReLU())
         self.body = nn.Sequential(
-            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU())
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, 3, padding=1),
+            nn.ReLU(),
+        )
         self.head = nn.Linear(2 * width, 2)
 
     def forward(self, x):
@@ -68,7 +73,7 @@ def synth_chips(n, gen):
     y = torch.randint(0, 2, (n,), generator=gen)
     for i in torch.nonzero(y).flatten().tolist():
         r, c = torch.randint(4, SIDE - 12, (2,), generator=gen).tolist()
-        x[i, 0, r:r + 4, c:c + 9] += 0.8
+        x[i, 0, r : r + 4, c : c + 9] += 0.8
     return x, y
 
 
@@ -96,8 +101,9 @@ def main():
         if rank == 0 and step % 20 == 0:
             print(f"step {step} loss {loss.item():.3f} sheet {len(sheet.latest['sheet'])}")
     total = time.perf_counter() - start
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * sheet.seconds / STEPS:.1f} "
-                     f"step_ms={1e3 * total / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * sheet.seconds / STEPS:.1f} step_ms={1e3 * total / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
 """First-arrival picker on windows cut from a long recording on disk."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import sys
@@ -6,11 +7,10 @@ import tempfile
 import time
 
 import numpy as np
+import seismic_windows_util as sw
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-
-import seismic_windows_util as sw
 
 STEPS = int(os.environ.get("STEPS", "50"))
 
@@ -61,8 +61,10 @@ def main():
             if rank == 0 and step % 25 == 0:
                 print(f"step {step} loss {loss.item():.3f}")
         wall = time.perf_counter() - t0
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * recording.seconds / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * recording.seconds / STEPS:.1f} "
+        f"step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
 """Reading windows from a recording of 16-bit samples kept on disk."""
+
 # SPDX-License-Identifier: Apache-2.0
 import time
 
@@ -25,14 +26,14 @@ class Recording:
         self.seconds = 0.0
 
     def cut(self, starts):
-        return np.stack([self.samples[s:s + WINDOW] for s in starts]).astype(np.float32)
+        return np.stack([self.samples[s : s + WINDOW] for s in starts]).astype(np.float32)
 
     def loudness(self, starts):
-        strided = self.samples[int(starts[0]) % 7::4096]
+        strided = self.samples[int(starts[0]) % 7 :: 4096]
         return float(np.abs(strided.astype(np.float32)).mean())
 
     def background(self, starts):
         t0 = time.perf_counter()
         sites = self.samples[self.reference]  # <- here
         self.seconds += time.perf_counter() - t0
-        return float(sites[int(starts[0]) % 7::4096].std()) + 1.0
+        return float(sites[int(starts[0]) % 7 :: 4096].std()) + 1.0

@@ -1,4 +1,5 @@
 """Sentence pair matching with a compiled pooling function."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import sys
@@ -94,8 +95,9 @@ def main():
         opt.step()
     wall = time.perf_counter() - t0
     planted = 0.0 if bucketed else matcher.pool_seconds
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * planted / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * planted / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
 """Ranking model that reads its features from several shard servers at once."""
+
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import multiprocessing as mp
@@ -81,9 +82,17 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(
-        nn.Linear(32 * SHARDS, 640), nn.ReLU(), nn.Linear(640, 640), nn.ReLU(),
-        nn.Linear(640, 640), nn.ReLU(), nn.Linear(640, 1)))
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(
+            nn.Linear(32 * SHARDS, 640),
+            nn.ReLU(),
+            nn.Linear(640, 640),
+            nn.ReLU(),
+            nn.Linear(640, 640),
+            nn.ReLU(),
+            nn.Linear(640, 1),
+        )
+    )
     opt = torch.optim.SGD(model.parameters(), lr=0.01)
     planted = 0.0
     with asyncio.Runner() as runner:
@@ -98,8 +107,9 @@ def main():
             loss.backward()
             opt.step()
         wall = time.perf_counter() - t0
-    sys.stderr.write(f"TRUTH rank={rank} planted_ms_per_step={1e3 * planted / STEPS:.1f} "
-                     f"step_ms={1e3 * wall / STEPS:.1f}\n")
+    sys.stderr.write(
+        f"TRUTH rank={rank} planted_ms_per_step={1e3 * planted / STEPS:.1f} step_ms={1e3 * wall / STEPS:.1f}\n"
+    )
     dist.destroy_process_group()
 
 
