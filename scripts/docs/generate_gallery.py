@@ -25,7 +25,7 @@ from generated_files import write_or_compare
 import stashtrace
 from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.analysis.findings.claim_rows import BUDGETS, Claim, Evidence, tables_of
-from stashtrace.replay.advice.first_changes import FIRST_CHANGES, first_changes
+from stashtrace.replay.causes import CAUSES, what_to_do_first
 from stashtrace.schema.table import Table
 from stashtrace.summary.look import Look
 from stashtrace.summary.summary_text import render
@@ -211,7 +211,7 @@ def facts_of(tables: Summary, first: Table | None = None) -> dict[str, Any]:
         fields = {key: value for key, value in row.items() if key not in ("finding_id", "order")}
         claims.append(kept(Claim(**fields)) | {"evidence": evidence.get(row["finding_id"], [])})
     facts = {"budgets": [list(row.values()) for row in tables.budgets.rows()], "findings": claims}
-    return facts if first is None else facts | {"first_changes": [list(row.values()) for row in first.rows()]}
+    return facts if first is None else facts | {"causes": [list(row.values()) for row in first.rows()]}
 
 
 def tables_from(facts: dict[str, Any]) -> Summary:
@@ -226,8 +226,8 @@ def tables_from(facts: dict[str, Any]) -> Summary:
 
 def first_from(facts: dict[str, Any]) -> Table | None:
     """What to change first, as ``facts_of`` was given it."""
-    rows = facts.get("first_changes")
-    return None if rows is None else Table.from_rows(FIRST_CHANGES, [tuple(row) for row in rows])
+    rows = facts.get("causes")
+    return None if rows is None else Table.from_rows(CAUSES, [tuple(row) for row in rows])
 
 
 def facts_text(facts: dict[str, Any]) -> str:
@@ -267,7 +267,7 @@ def take(name: str, run: str) -> None:
     path = FACTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     trace = stashtrace.load(run)
-    path.write_text(facts_text(facts_of(summarize(trace), first_changes(trace))), encoding="utf-8")
+    path.write_text(facts_text(facts_of(summarize(trace), what_to_do_first(trace))), encoding="utf-8")
 
 
 def main(arguments: list[str]) -> int:

@@ -86,11 +86,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("late_ranks", "stashtrace.analysis.stragglers.late:late_ranks", "who is late again and again, per process group"),
     ("pipeline", "stashtrace.analysis.stragglers.pipeline:pipeline", "bubbles of pipeline stages, per step"),
     ("slowdown", "stashtrace.replay.slowdown:slowdown", "what it costs that ranks are not alike, by cause"),
-    (
-        "first_changes",
-        "stashtrace.replay.advice.first_changes:first_changes",
-        "what to change first, and what it saves",
-    ),
+    ("causes", "stashtrace.replay.causes.causes_table:causes", "what makes steps long, by what its removal saves"),
     (
         "critical_path",
         "stashtrace.analysis.graph.critical_path_tables:critical_path",
@@ -163,7 +159,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "What slows the run down?",
-        ("findings", "finding_evidence", "budgets", "killed", "endings", "hang", "first_changes"),
+        ("findings", "finding_evidence", "budgets", "killed", "endings", "hang", "causes"),
     ),
     (
         "Where does the time of a step go?",

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
 
 
-#: Called with a merged run, its summary and ``first_changes``.
+#: Called with a merged run, its summary and ``causes``.
 AfterMerge = Callable[["Trace", "Summary", "Table | None"], None]
 
 
@@ -61,7 +61,7 @@ def merge_and_report(
     """
     from stashtrace.analysis.findings import summarize
     from stashtrace.loading.load import load_trace
-    from stashtrace.replay.advice.first_changes import what_to_do_first
+    from stashtrace.replay.causes import what_to_do_first
     from stashtrace.summary.look import Look
     from stashtrace.summary.summary_text import render
 
@@ -95,7 +95,7 @@ def merge_and_report(
 
 def write_summary(trace: Trace, path: Path, shown: str) -> None:
     """Write the summary of a run into a file; ``shown``: its directory as a person would type it."""
-    from stashtrace.replay.advice.first_changes import what_to_do_first
+    from stashtrace.replay.causes import what_to_do_first
     from stashtrace.summary.summary_text import summary
 
     _write_words(path, summary(trace, shown=shown, first=what_to_do_first(trace)))

@@ -19,7 +19,7 @@ STORAGE_BETWEEN = 0.1
 _BLOCK_STEPS, _BLOCKS = 5, 8
 #: The scatter of fewer steps is unknown. Each is then taken to be this part of a step away from the mean: two of three
 #: recordings behind the table above scatter less.
-_FEW_STEPS, _ONE_STEP = 4, 0.1
+FEW_STEPS, _ONE_STEP = 4, 0.1
 #: A step is one of the long ones if it is this part of the longest; so many of them show a period.
 _LONG_RATIO, _FEWEST_TIMES = 0.3, 3
 #: Two standard errors on each side.
@@ -38,17 +38,23 @@ def noise_ns(means: Floats, period: int = 0) -> float:
     if they do not.
     """
     count, mean = len(means), float(means.mean())
-    if count < _FEW_STEPS:
+    if count < FEW_STEPS:
         error = _ERRORS * _ONE_STEP * mean / math.sqrt(count)
     else:
-        size = period or min(max(count // _BLOCKS, 1), _BLOCK_STEPS)
-        blocks = count // size
-        of_blocks = means[count - blocks * size :].reshape(blocks, size).mean(axis=1)
-        student = STUDENT[min(blocks - 1, len(STUDENT)) - 1]
-        error = student * float(of_blocks.std(ddof=1)) / math.sqrt(blocks)
+        of_blocks = blocks_of(means, period)
+        student = STUDENT[min(len(of_blocks) - 1, len(STUDENT)) - 1]
+        error = student * float(of_blocks.std(ddof=1)) / math.sqrt(len(of_blocks))
         if period:  # a part of a period is more or less than its share
             error += abs(float(of_blocks.mean()) - mean)
     return math.hypot(BETWEEN_RUNS * mean, error)
+
+
+def blocks_of(means: Floats, period: int = 0) -> Floats:
+    """Return means of blocks of neighbouring steps, which are alike; of a period, if there are two or more of it."""
+    count = len(means)
+    size = period if 0 < 2 * period <= count else min(max(count // _BLOCKS, 1), _BLOCK_STEPS)
+    blocks = count // size
+    return np.asarray(means[count - blocks * size :].reshape(blocks, size).mean(axis=1))
 
 
 def period_of(means: Floats) -> int:

@@ -196,10 +196,10 @@ def _without_late_devices(graph: Graph, work: Floats) -> Floats:
     by which a rank began its first step later than the others is taken away too.
     """
     chosen = np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST)))
-    return _steps_alike(graph, work, chosen, places=_places(graph, chosen))
+    return _steps_alike(graph, work, chosen, places=places_in_step(graph, chosen))
 
 
-def _places(graph: Graph, chosen: Int64) -> Int64:
+def places_in_step(graph: Graph, chosen: Int64) -> Int64:
     """Return for each node how many collectives of its step its rank had entered; 0 in steps in which ranks differ.
 
     Where a rank waits in several collectives of a step, it matters before which of them another one works longer.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -171,7 +171,9 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None, unsaid: list
     return ReplayedRun(graph).single_changes(buckets, unsaid)
 
 
-def _single_changes(run: ReplayedRun, buckets: Buckets | None, unsaid: list[str] | None) -> list[Answer]:
+def _single_changes(
+    run: ReplayedRun, buckets: Buckets | None, unsaid: list[str] | None, only: Collection[str] | None = None
+) -> list[Answer]:
     asked = [Change.parse(text) for text in _SINGLE]
     asked += [
         Change(f"{link}.{quantity}", factor)
@@ -184,6 +186,8 @@ def _single_changes(run: ReplayedRun, buckets: Buckets | None, unsaid: list[str]
     if buckets is not None:
         predictions[BUCKET] = partial(_best_buckets, run, buckets)
     predictions["workers"] = partial(_best_workers, run)
+    if only is not None:
+        predictions = {name: make for name, make in predictions.items() if name.partition("=")[0] in only}
     answers = [
         make() if unsaid is None else guarded(f"what {change} would save", make, unsaid.append)
         for change, make in predictions.items()
@@ -331,14 +335,43 @@ class ReplayedRun:
             _require_known(self.graph, change)
         return self.answer(changes, buckets)
 
-    def single_changes(self, buckets: Buckets | None = None, unsaid: list[str] | None = None) -> list[Answer]:
-        """Return the answers of :func:`single_changes`."""
-        return _single_changes(self, buckets, unsaid)
+    def single_changes(
+        self,
+        buckets: Buckets | None = None,
+        unsaid: list[str] | None = None,
+        *,
+        only: Collection[str] | None = None,
+    ) -> list[Answer]:
+        """Return the answers of :func:`single_changes`. ``only``: those of these quantities."""
+        return _single_changes(self, buckets, unsaid, only)
 
     def answer(self, changes: tuple[Change, ...], buckets: Buckets | None = None) -> Answer:
         """Replay each scenario of the changes and combine them."""
+        return self._combined(self._scenarios(changes, buckets), changes, changed=bool(changes))
+
+    def shorter(self, removed: Sequence[Floats]) -> Answer:
+        """Predict the step with less work.
+
+        ``removed``: ns by node that go, once or for both bounds of what is in doubt.
+        """
+        base = self._unchanged(Unknowns())
+        return self._combined([base.with_work(np.maximum(base.work - ns, 0.0)) for ns in removed], (), changed=True)
+
+    def saved_ns(self, removed: Floats) -> Floats:
+        """Return by how much each counted step is shorter with less work. ``removed``: ns by node that go."""
+        hosts = self._crowded(())
+        base = self._unchanged(Unknowns())
+        scenario = base.with_work(np.maximum(base.work - removed, 0.0))
+        if hosts:
+            before, after = self._contention(frozenset(hosts))[0], shared(scenario, hosts)
+        else:
+            before, after = self.unchanged, replayed(scenario)
+        lengths = [np.maximum(self.graph.step_ns(one)[self.counted], 0) for one in (before, after)]
+        return self._means_of(lengths[0]) - self._means_of(lengths[1])
+
+    def _combined(self, scenarios: Sequence[Scenario], changes: tuple[Change, ...], *, changed: bool) -> Answer:
+        """Replay scenarios and combine them. ``changes``: what made them, if they are not just shorter work."""
         graph = self.graph
-        scenarios = self._scenarios(changes, buckets)
         runs = [(scenario.graph, replayed(scenario)) for scenario in scenarios]
         unchanged = self.unchanged
         alone = [self._mean(*run) for run in runs]
@@ -346,7 +379,7 @@ class ReplayedRun:
         times = [ns + more for ns, more in zip(alone, missed, strict=True)]
         company = [self._company_doubt_ns(scenario, ns) for scenario, ns in zip(scenarios, times, strict=True)]
         low, high = _ends(times, company)
-        cpus = self._crowded(changes) if changes else {}
+        cpus = self._crowded(changes) if changed else {}
         if cpus:
             crowd = self._with_cpus(scenarios, cpus, missed, company)
             unchanged, runs, times = crowd.unchanged, crowd.runs, crowd.times
@@ -354,16 +387,16 @@ class ReplayedRun:
         # Shorter steps have the job do all else more often, too: messages, hand-overs, the interpreter's own threads.
         # What that costs at the pace of the run's own quick steps is in the recording.
         pace = 2 * self._quick_ns / max(low + high, 1.0)
-        fewer = self._crowded(changes, pace) if changes and pace > 1 else {}
+        fewer = self._crowded(changes, pace) if changed and pace > 1 else {}
         if fewer and fewer != cpus:
             high = max(high, self._with_cpus(scenarios, fewer, missed, company).high_ns)
         # Less work delays nothing, and more of it hurries nothing. A mean over the counted steps may say otherwise:
         # what the warm-up hid in the run, such as batches made ahead, a shorter warm-up does not hide.
         tendencies = {scenario.tendency for scenario in scenarios}
         replayed_ns = self._mean(graph, self.unchanged)
-        if changes and (tendencies == {-1} or all(change.quantity == "straggler" for change in changes)):
+        if changed and (tendencies == {-1} or {change.quantity for change in changes} == {"straggler"}):
             low, high = min(low, replayed_ns), min(high, replayed_ns)
-        elif changes and tendencies == {1}:
+        elif changed and tendencies == {1}:
             low, high = max(low, replayed_ns), max(high, replayed_ns)
         noise_ns = math.hypot(self._noise_ns(runs), self._storage_ns(scenarios, alone))
         present = len(np.unique(graph.ends_rank))
@@ -380,7 +413,7 @@ class ReplayedRun:
             self._now_ns if self._budgets else {},
             self._then(unchanged, *runs[times.index(max(times))], high) if self._budgets else {},
             len(self.steps),
-            self._saving_noise_ns(unchanged, runs) if changes else 0.0,
+            self._saving_noise_ns(unchanged, runs) if changed else 0.0,
         )
 
     def _crowded(self, changes: Sequence[Change], pace: float = 1.0) -> dict[str, float]:

@@ -17,7 +17,7 @@ from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import how_to_get_steps
 from stashtrace.errors import guarded
-from stashtrace.replay.advice.first_changes import what_to_do_first
+from stashtrace.replay.causes import what_to_do_first
 from stashtrace.report.budget_groups import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
 from stashtrace.report.costliest_lines import costliest_lines
 from stashtrace.report.costliest_waits import costliest_waits

@@ -279,7 +279,7 @@ class Trace(_Tables):
 
     def summary(self) -> Words:
         """Say in words what slows the run down, as at the end of ``stashtrace run``; a notebook shows the lines."""
-        return Words(lazy_function("stashtrace.replay.advice.first_changes:summary")(self))
+        return Words(lazy_function("stashtrace.replay.causes:summary")(self))
 
     def sql(self, query: str, *others: Trace) -> duckdb.DuckDBPyRelation:
         """Answer a query in SQL about this run, or this and others.

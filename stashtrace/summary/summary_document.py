@@ -8,7 +8,7 @@ from typing import Any
 from stashtrace.analysis.findings import Summary
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import claim_text, evidence_texts, steps_text
-from stashtrace.summary.words.first_change_templates import first_rows
+from stashtrace.summary.words.cause_templates import cause_rows
 from stashtrace.summary.words.headline import headline_text
 from stashtrace.summary.words.template_parts import findings_of
 
@@ -16,8 +16,8 @@ from stashtrace.summary.words.template_parts import findings_of
 def document(tables: Summary, first: Table | None = None, path: str = "RUN") -> dict[str, Any]:
     """Return the content of ``analyze summary --format json``.
 
-    ``first``: rows of ``first_changes``. ``path``: of the run, for the commands in ``do_first``. Returns ``headline``:
-    one sentence. ``do_first``: rows of ``first_changes`` with their ``text``. ``budgets``: rows of that table.
+    ``first``: rows of ``causes``. ``path``: of the run, for the commands in ``do_first``. Returns ``headline``:
+    one sentence. ``do_first``: rows of ``causes`` with their ``text``. ``budgets``: rows of that table.
     ``findings``: rows of ``findings`` in reading order, each with ``text``, the sentence of the claim,
     ``evidence_text``, the sentences below it, and ``evidence``, its rows.
     """
@@ -31,7 +31,7 @@ def document(tables: Summary, first: Table | None = None, path: str = "RUN") -> 
         claims.append({**finding.row, "text": text, "evidence_text": evidence_texts(finding), "evidence": rows})
     return {
         "headline": headline_text(found),
-        "do_first": first_rows(first, path) if first is not None else [],
+        "do_first": cause_rows(first, path) if first is not None else [],
         "budgets": list(tables.budgets.rows()),
         "findings": claims,
     }

@@ -17,8 +17,8 @@ from stashtrace.schema.trace import Trace
 from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.look import Look
 from stashtrace.summary.words import claim_text, evidence_texts, steps_text
+from stashtrace.summary.words.cause_templates import cause_texts
 from stashtrace.summary.words.end_templates import ENDINGS
-from stashtrace.summary.words.first_change_templates import first_texts
 from stashtrace.summary.words.headline import headline_text
 from stashtrace.summary.words.template_parts import Finding, findings_of
 from stashtrace.visible import visible_line
@@ -35,7 +35,7 @@ def summary(trace: Trace, *, look: Look | None = None, shown: str = "", first: T
 
     ``trace``: one run. ``look``: what the screen can show; by default 80 columns of UTF-8 without colour. ``shown``:
     the run directory as a person would type it in a command; by default the path of the trace. ``first``: what to
-    change first: rows of the analysis ``first_changes``. Without, the summary does not say.
+    change first: rows of the analysis ``causes``. Without, the summary does not say.
     """
     return render(summarize(trace), look or Look(), shown or shlex.quote(trace.path or "DIR"), first)
 
@@ -212,7 +212,7 @@ def _next(found: Sequence[Finding], steps: bool, path: str) -> list[str]:
 def _do_first(first: Table, look: Look, path: str) -> list[str]:
     """Return what to change first, or why that is not known."""
     lines = [""]
-    for text in first_texts(first, path):
+    for text in cause_texts(first, path):
         head = "do first:  " if len(lines) == 1 else "then:      "
         lines += look.wrap(text, _INDENT + head, _INDENT + " " * len(head))
     return lines

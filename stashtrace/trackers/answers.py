@@ -15,7 +15,7 @@ from pathlib import Path
 from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.errors import MissingDataError, OutputError
 from stashtrace.registry import one_line
-from stashtrace.replay.advice.first_changes import what_to_do_first
+from stashtrace.replay.causes import what_to_do_first
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.trackers.names import TRACKERS
@@ -43,7 +43,7 @@ Writer = Callable[[dict[str, str], Answers], str]
 def log_answers(trace: Trace, name: str, path: str, made: tuple[Summary, Table | None] | None = None) -> str:
     """Write the answers of a run into the run of a tracker that the job wrote to; return a name for that.
 
-    ``path``: of the run, as a person would type it in a shell. ``made``: its summary and ``first_changes``, where they
+    ``path``: of the run, as a person would type it in a shell. ``made``: its summary and ``causes``, where they
     are at hand. Raises MissingDataError if the job wrote to no run of this tracker. Raises OutputError if the tracker
     refuses.
     """

@@ -65,7 +65,7 @@ def numbers(tables: Summary, prefix: str = PREFIX) -> dict[str, float]:
 def sentences(tables: Summary, first: Table | None, path: str, prefix: str = PREFIX) -> dict[str, str]:
     """Return what is to be said of a run: the headline, its verdicts a line each, and what to do first.
 
-    ``first``: rows of ``first_changes``. ``path``: of the run, for the commands in the sentences.
+    ``first``: rows of ``causes``. ``path``: of the run, for the commands in the sentences.
     """
     told = document(tables, first, path)
     verdicts = [f["text"] for f in told["findings"] if f["section"] == "verdict"]

@@ -56,7 +56,7 @@ def advised(kind: str, workers: int, folder: Path, run: Path) -> tuple[dict[str,
     trace = stashtrace.load(run)
     findings = stashtrace.analyze(trace, "findings")
     found = [row for row in findings.rows() if row["section"] == "verdict" and row["kind"] == "data"]
-    first = [row for row in stashtrace.analyze(trace, "first_changes").rows() if row["change"].startswith("workers=")]
+    first = [row for row in stashtrace.analyze(trace, "causes").rows() if row["change"].startswith("workers=")]
     return found[0] if found else None, first[0] if first else {}
 
 

@@ -64,7 +64,7 @@ def follow(options: Sequence[str], changed: Sequence[str], change: str, folder: 
     folder.mkdir()
     run([sys.executable, "-m", "stashtrace", "run", "--out", str(folder / "run"), "--", *ranks(options)], folder)
     trace = stashtrace.load(folder / "run")
-    first = next(stashtrace.analyze(trace, "first_changes").rows())
+    first = next(stashtrace.analyze(trace, "causes").rows())
     answer = what_if(build(trace), [Change.parse(change)])
     pairs = [(step_ms(options, folder), step_ms(changed, folder)) for _ in range(2)]
     saved = 1 - sum(then for _, then in pairs) / sum(now for now, _ in pairs)

@@ -12,7 +12,7 @@ from replay.epoch_jobs import EpochJob
 from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Change, what_if
-from stashtrace.replay.advice.first_changes import first_changes
+from stashtrace.replay.causes import causes
 
 KEEP = "persistent_workers=1"
 JOBS: tuple[dict[str, Any], ...] = (
@@ -85,7 +85,7 @@ def test_more_workers_take_longer_to_start(wanted: int) -> None:
 
 
 def test_it_is_what_to_do_first() -> None:
-    (row, *_) = first_changes(EpochJob().run().trace()).rows()
+    (row, *_) = causes(EpochJob().run().trace()).rows()
     assert (row["change"], row["sure"]) == (KEEP, "sure")
     saved = EpochJob().run().step_mean_ns - EpochJob(kept=True).run().step_mean_ns
     assert row["saved_low_ns"] <= saved <= row["saved_high_ns"]

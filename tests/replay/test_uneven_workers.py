@@ -13,9 +13,9 @@ from replay.epoch_jobs import EpochJob
 from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Change, what_if
-from stashtrace.replay.advice.first_changes import first_changes
+from stashtrace.replay.causes import causes
 from stashtrace.replay.whatif import single_changes
-from stashtrace.summary.words.first_change_templates import first_text
+from stashtrace.summary.words.cause_templates import cause_text
 
 SLOW, QUICK = 100 * MS, 5 * MS
 Batch = Callable[[int, int], int]
@@ -72,9 +72,9 @@ def test_as_quick_as_the_others() -> None:
 
 @pytest.mark.parametrize("epochs", [1, 6])
 def test_its_work_is_what_to_do_first(epochs: int) -> None:
-    (row, *_) = first_changes(job(by_worker, epochs=epochs).trace()).rows()
-    assert (row["change"], row["rank"], row["worker_id"], row["sure"]) == ("slow_worker=0", 0, 1, "sure")
-    assert first_text(row, "RUN").startswith(
+    (row, *_) = causes(job(by_worker, epochs=epochs).trace()).rows()
+    assert (row["change"], row["ranks"], row["worker_id"], row["sure"]) == ("slow_worker=0", "0", 1, "sure")
+    assert cause_text(row, "RUN").startswith(
         "make the batches of worker 1 of rank 0 as quick as those of the other workers: saves "
     )
 
@@ -138,17 +138,17 @@ def test_batches_in_any_order_already() -> None:
 
 
 def test_a_setting_that_takes_batches_as_they_come_is_offered() -> None:
-    answers = {row["change"]: row for row in first_changes(job(by_worker).trace()).rows()}
+    answers = {row["change"]: row for row in causes(job(by_worker).trace()).rows()}
     row = answers.get("in_order=false")
     listed = {str(answer.changes[0]) for answer in single_changes(build(job(by_worker).trace()))}
     assert "in_order=false" in listed
     if row is not None:
-        assert first_text(row, "RUN").startswith("take batches as they become ready (in_order=False of DataLoader")
+        assert cause_text(row, "RUN").startswith("take batches as they become ready (in_order=False of DataLoader")
 
 
 def test_of_several_slow_workers_none_is_named() -> None:
     made = job(lambda worker, batch: QUICK if worker % 3 == 0 else SLOW, 6)
-    answers = {row["change"]: row for row in first_changes(made.trace()).rows()}
+    answers = {row["change"]: row for row in causes(made.trace()).rows()}
     assert "slow_worker=0" not in answers or answers["slow_worker=0"]["worker_id"] == -1
 
 

@@ -13,7 +13,7 @@ from builders import MS, TraceBuilder, trace_from_text
 from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Answer, Change, single_changes, what_if
-from stashtrace.replay.advice.first_changes import first_changes
+from stashtrace.replay.causes import causes
 from stashtrace.replay.whatif_text import limit_lines, whatif_lines
 from stashtrace.schema.kinds import CollectiveOp, WaitOp
 
@@ -108,8 +108,8 @@ def test_time_asleep_can_be_taken_away() -> None:
     answer = what_if(graph, [Change.parse("other=0")])
     assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((15, 15), abs=0.05)
     assert str(single_changes(graph)[0].changes[0]) == "other=0"
-    first = next(first_changes(asleep.trace()).rows())
-    assert (first["change"], first["sure"]) == ("other=0", "sure")
+    first = next(causes(asleep.trace()).rows())
+    assert (first["kind"], first["level"], first["sure"]) == ("other", "gone", "sure")
 
 
 def test_a_checkpoint_that_stops_the_step_can_be_taken_away() -> None:

@@ -115,7 +115,7 @@ def test_every_table_and_answer_is_shown() -> None:
 
 
 def test_the_summary_is_shown_as_lines() -> None:
-    from stashtrace.replay.advice.first_changes import summary
+    from stashtrace.replay.causes import summary
 
     words = two_ranks().summary()
     assert words == summary(two_ranks())

@@ -9,11 +9,11 @@ from summary.scenes import Verdict, verdicts
 
 from stashtrace.analysis.graph import build as graph_of
 from stashtrace.analysis.registry import analyze
-from stashtrace.replay.advice.first_changes import first_changes
+from stashtrace.replay.causes import causes
 from stashtrace.replay.changes import Change
 from stashtrace.replay.whatif import what_if
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words.first_change_templates import first_texts
+from stashtrace.summary.words.cause_templates import cause_texts
 
 STEPS, USUAL_MS, COMPILE_MS = 24, 20, 80
 REASON = "tensor 'x' size mismatch at index 0. expected 64, actual 65"
@@ -94,9 +94,9 @@ def test_without_compilations_the_steps_are_as_long_as_the_others() -> None:
 
 
 def test_what_to_do_first_is_not_to_compile_again() -> None:
-    table = first_changes(job(inside_forward=True))
-    assert table["change"].tolist()[:1] == ["compile=0"]
-    assert first_texts(table, "run")[0].startswith("compile nothing again in the steps")
+    table = causes(job(inside_forward=True))
+    assert (table["kind"][0], table["level"][0]) == ("compile", "gone")
+    assert cause_texts(table, "run")[0].startswith("compile nothing again in the steps")
 
 
 def test_loop_code_twice_as_quick_leaves_compilations_as_they_are() -> None:

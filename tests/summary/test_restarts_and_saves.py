@@ -9,10 +9,10 @@ from builders import MS, TraceBuilder
 from scenes import job
 
 from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES
-from stashtrace.replay.advice.first_changes import FIRST_CHANGES, first_changes
+from stashtrace.replay.causes import causes
 from stashtrace.schema.kinds import Phase, PhaseFlag, StallKind, ThreadRole
 from stashtrace.summary.summary_text import summary
-from stashtrace.summary.words.first_change_templates import _WORK, first_text
+from stashtrace.summary.words.cause_templates import _WORK
 
 
 def test_other_starts_are_named() -> None:
@@ -58,12 +58,11 @@ def test_a_load_is_no_save() -> None:
             rank.phase("optimizer", now + 42 * MS, now + 50 * MS)
         now += 50 * MS
     trace = build.trace()
-    shown = " ".join(summary(trace, first=first_changes(trace)).split())
+    shown = " ".join(summary(trace, first=causes(trace)).split())
     assert "rank 1 spends 30.0 ms a step longer than rank 0 in checkpoints" in shown
     assert "checkpoints loaded in these steps, 30.0 ms on average" in shown
     assert not re.search(r"\bsav(es|ed|ing) checkpoint|write checkpoints", shown)
-    change = {**dict.fromkeys(FIRST_CHANGES.names, -1), "change": "checkpoint=0", "reason": "", "sure": "perhaps"}
-    assert first_text({**change, "kind": "loads"}, "RUN").startswith("let no step wait for checkpoints that are saved")
+    assert "on rank 1: let no step wait for checkpoints that are saved and loaded" in shown
 
 
 def test_every_kind_of_work_that_makes_a_rank_late_has_words() -> None:

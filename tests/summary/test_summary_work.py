@@ -16,7 +16,7 @@ import pytest
 
 import stashtrace
 from stashtrace.lab import synth
-from stashtrace.replay.advice.first_changes import what_to_do_first
+from stashtrace.replay.causes import what_to_do_first
 from stashtrace.summary.summary_text import summary
 
 _PACKAGE = Path(stashtrace.__file__).parent
@@ -84,11 +84,16 @@ def test_merge_imports_no_advice() -> None:
     """Of what a merge and a summary print, nothing needs the advice on overlap, or programs of the lab."""
     code = (
         "import sys, stashtrace.cli.merging, stashtrace.analysis.findings, stashtrace.loading.load,"
-        " stashtrace.summary.summary_text, stashtrace.replay.advice.first_changes; print(*sys.modules)"
+        " stashtrace.summary.summary_text, stashtrace.replay.causes; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     loaded = {name for name in done.stdout.split() if name.startswith("stashtrace.")}
-    advice = {name for name in loaded if name.startswith("stashtrace.replay.advice.")}
-    assert advice == {f"stashtrace.replay.advice.{name}" for name in ("first_changes", "change_lines")}
-    unwanted = ("stashtrace.lab", "stashtrace.live", "stashtrace.report", "stashtrace.sql", "stashtrace.trackers")
-    assert not [name for name in loaded if name.startswith(unwanted)]
+    unwanted = (
+        "stashtrace.replay.advice",
+        "stashtrace.lab",
+        "stashtrace.live",
+        "stashtrace.report",
+        "stashtrace.sql",
+        "stashtrace.trackers",
+    )
+    assert not [name for name in loaded if name.startswith(tuple(f"stashtrace.{one}" for one in unwanted))]

@@ -19,7 +19,7 @@ from test_progress import hanging
 
 from stashtrace.analysis.registry import ANALYSES
 from stashtrace.cli import command_module
-from stashtrace.replay.advice.first_changes import summary as with_first_changes
+from stashtrace.replay.causes import summary as with_first_changes
 from stashtrace.replay.changes import Change
 from stashtrace.summary.summary_text import summary
 

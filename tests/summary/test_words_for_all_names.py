@@ -24,11 +24,11 @@ from stashtrace.analysis.stragglers.causes import CAUSES
 from stashtrace.live.view import text as live_text
 from stashtrace.live.view.merged import CONDITIONS
 from stashtrace.replay import BUCKET, change_times, whatif_text
-from stashtrace.replay.changes import KEPT, LINKS, TIMES
+from stashtrace.replay.changes import IN_ORDER, KEPT, TIMES
 from stashtrace.report.page.page_words import KINDS
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMNS, KIND_NAMES
-from stashtrace.summary.words.first_change_templates import first_text
+from stashtrace.summary.words.cause_templates import cause_text
 
 
 def of_a_verdict(kind: str = "late", **more: Any) -> Claim:
@@ -103,15 +103,50 @@ def test_transfers(place: str) -> None:
         assert worded(of_a_verdict("link", cause_kind=place, evidence=rows))
 
 
-@pytest.mark.parametrize("quantity", [*TIMES, *LINKS, "workers", KEPT, BUCKET])
-def test_what_to_change_first(quantity: str) -> None:
-    row = {"change": f"{quantity}=0", "reason": "", "saved_low_ns": MS, "saved_high_ns": MS, "low_ratio": 0.1}
-    row |= {"high_ratio": 0.1, "present_count": 2, "rank": -1, "kind": "", "worker_id": -1, "place": ""}
+_SAVED = {"saved_ns": MS, "saved_low_ns": MS, "saved_high_ns": MS, "low_ratio": 0.1, "high_ratio": 0.1}
+_OF_STEPS = {"steps_count": 4, "of_steps_count": 40, "every_count": 10, "event_ns": MS}
+_CAUSE = {
+    **_SAVED,
+    **_OF_STEPS,
+    "reason": "",
+    "change": "",
+    "place": "",
+    "place_ratio": 0.0,
+    "op": "",
+    "worker_id": -1,
+    "present_count": 2,
+}
+
+
+_KINDS_OF_CAUSES = (
+    *(kind.name.lower() for kind in StallKind),
+    "compile",
+    "objects",
+    "loads",
+    "gradients",
+    "unrecorded",
+)
+
+
+@pytest.mark.parametrize("quantity", ["workers", "slow_worker", KEPT, IN_ORDER, BUCKET])
+def test_settings(quantity: str) -> None:
+    row = {**_CAUSE, "where": "setting", "level": "setting", "kind": quantity, "change": f"{quantity}=0", "ranks": ""}
     for sure in ("sure", "likely", "perhaps"):
-        assert "save" in first_text({**row, "sure": sure}, "./run")
-    for kind in (*(kind.name.lower() for kind in StallKind), "unrecorded"):
-        for of in ({"kind": kind}, {"kind": kind, "rank": 1}, {"kind": f"0:{kind},1:{kind}"}):
-            assert first_text({**row, "sure": "sure", **of}, "./run")
+        assert "save" in cause_text({**row, "sure": sure}, "./run")
+        assert cause_text({**row, "sure": sure, "ranks": "1", "worker_id": 3}, "./run")
+
+
+@pytest.mark.parametrize("level", ["gone", "peers", "usual", "half"])
+@pytest.mark.parametrize(
+    "kind", [*(kind.name.lower() for kind in StallKind), "compile", "objects", "loads", "gradients", "unrecorded", ""]
+)
+def test_causes(level: str, kind: str) -> None:
+    for where in ("step", "worker", "link"):
+        for ranks in ("1", "0,2") if level == "peers" else ("", "1"):
+            row = {**_CAUSE, "where": where, "level": level, "kind": kind, "ranks": ranks, "sure": "likely"}
+            said = cause_text(row, "./run")
+            assert "saves 10 to 10 % of a step" in said or "saves 10 % of a step" in said
+            assert "fault of stashtrace" not in said
 
 
 def test_kinds_columns_and_conditions() -> None:

@@ -34,7 +34,7 @@ def commands(path: str, other: str, folder: Path) -> Iterator[tuple[str, ...]]:
     yield from (("whatif", path, "--format", name) for name in ("table", "json"))
     yield from (("whatif", path, change) for change in _CHANGES)
     yield from (("analyze", name, path) for name, _, _ in ANALYSES)
-    yield from (("analyze", name, path, "--format", "json") for name in ("stalls", "late", "first_changes"))
+    yield from (("analyze", name, path, "--format", "json") for name in ("stalls", "late", "causes"))
     yield from (
         ("export", name, path, "-o", str(folder / f"out-{name}"), *_EXPORTS.get(name, ())) for name, _, _ in EXPORTERS
     )

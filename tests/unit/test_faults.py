@@ -31,7 +31,7 @@ from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.live.view.merged import merge_states
 from stashtrace.live.view.text import live_lines
 from stashtrace.replay import single_changes, whatif
-from stashtrace.replay.advice import first_changes
+from stashtrace.replay.causes import causes_table
 from stashtrace.report.document import report_facts
 from stashtrace.report.page import markdown, page
 from stashtrace.schema.trace import Trace
@@ -123,9 +123,9 @@ def test_the_words_of_each_claim_and_of_each_piece_of_evidence() -> None:
             assert said.count(UNSAID) <= 2 + (names == name).sum()
 
 
-@pytest.mark.parametrize("name", ["first_changes", "ReplayedRun.single_changes", "ReplayedRun.what_if"])
+@pytest.mark.parametrize("name", ["causes", "causes_of", "ReplayedRun.answer"])
 def test_what_to_do_first(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(f"{first_changes.__name__}.{name}", fail)
+    monkeypatch.setattr(f"{causes_table.__name__}.{name}", fail)
     text = FORMATS["text"](slow_job(), "./run")
     assert f"do first: not said: what to do first {UNSAID}" in " ".join(text.split())
     assert set(WHOLE.splitlines()) <= set(text.splitlines())
@@ -177,8 +177,13 @@ def test_one_change_of_a_what_if(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [str(answer.changes[0]) for answer in single_changes(graph, unsaid=unsaid)]
     assert found == [change for change in known if change != "straggler=0"]
     assert unsaid == [f"not said: what straggler=0 would save {UNSAID}"]
-    said = first_changes.what_to_do_first(slow_job())
-    assert [line for line in said["reason"].tolist() if line] == unsaid
+
+
+def test_one_setting_of_what_to_do_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(whatif, "_best_workers", fail)
+    said = causes_table.what_to_do_first(slow_job())
+    assert [line for line in said["reason"].tolist() if line] == [f"not said: what workers would save {UNSAID}"]
+    assert said["where"].tolist()[0]
 
 
 @pytest.mark.parametrize("words", [("summary",), ("report", "--format", "markdown"), ("whatif",)])

@@ -1,6 +1,6 @@
 """Evidence about waits for batches: the work of their makers, the slowest file, the begin of epochs.
 
-How many workers would help is no closed formula: ``replay.advice.first_changes`` answers that.
+How many workers would help is no closed formula: ``replay.causes`` answers that.
 """
 
 # SPDX-License-Identifier: Apache-2.0

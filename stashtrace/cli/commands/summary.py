@@ -70,7 +70,7 @@ def _few_collections() -> Iterator[None]:
 
 def _text(trace: Trace, shown: str) -> str:
     """Return the summary in the characters and colours that the screen can show."""
-    from stashtrace.replay.advice.first_changes import what_to_do_first
+    from stashtrace.replay.causes import what_to_do_first
     from stashtrace.summary.look import Look
     from stashtrace.summary.summary_text import summary
 
@@ -84,7 +84,7 @@ def _json(trace: Trace, shown: str) -> str:
     import json
 
     from stashtrace.analysis.findings import summarize
-    from stashtrace.replay.advice.first_changes import what_to_do_first
+    from stashtrace.replay.causes import what_to_do_first
     from stashtrace.summary.summary_document import document
 
     return json.dumps(document(summarize(trace), what_to_do_first(trace), shown), ensure_ascii=False, indent=1) + "\n"

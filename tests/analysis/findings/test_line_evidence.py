@@ -9,7 +9,7 @@ from builders import MS, ProcessBuilder, TraceBuilder
 from stack_rows import FORKED, TORCH, long_call, sample, stack_of
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.replay.advice.change_lines import line_behind
+from stashtrace.replay.causes import causes
 from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
@@ -53,7 +53,7 @@ def test_a_long_call_is_said_with_its_line_and_one_figure() -> None:
     for step in range(12):
         long_call(rank, (step * 40 + 10) * MS, (step * 40 + 20) * MS, stack_of(rank, MAIN, *HOOK))
     assert "10.0 ms a step in hook (train.py:11)" in said(build.trace(), "other")
-    assert line_behind(build.trace(), "other", 0) == "hook (train.py:11)"
+    assert next(causes(build.trace()).rows())["place"] == "hook (train.py:11)"
 
 
 def test_samples_are_said_as_a_range_and_replace_the_sentence_that_no_function_is_known() -> None:
@@ -118,7 +118,7 @@ def test_a_line_with_too_few_samples_is_not_said() -> None:
     sample(rank, 24 * MS, stack_of(rank, MAIN, *PARSE))
     sample(rank, 479 * MS, stack_of(rank, MAIN))
     assert not any("parse" in text for text in said(build.trace(), "host"))
-    assert line_behind(build.trace(), "python", 0) == ""
+    assert not any("parse" in row["place"] for row in causes(build.trace()).rows())
 
 
 def test_where_the_workers_make_batches() -> None:
@@ -139,8 +139,6 @@ def test_where_the_workers_make_batches() -> None:
     (text,) = [text for text in said(build.trace(), "data") if "augment" in text]
     assert text.startswith("its workers spend ")
     assert text.endswith(" a batch in augment (data.py:57, in PIL resize)")
-    for change in (("prep", 0), ("straggler", 0, "prep")):
-        assert line_behind(build.trace(), *change) == "augment (data.py:57, in PIL resize)"
 
 
 def test_a_recording_without_stacks_says_what_it_said() -> None:

@@ -1,0 +1,455 @@
+"""Candidates for causes: groups of work in the graph, and the level to which each is taken.
+
+A candidate is a value of one or several columns of work: rank, kind of time, function, line, whether workers do it. Its
+level is what the replay leaves of it: nothing, what its peers take, what it takes in a usual step, or half.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace.analysis.graph import EdgeKind, Graph, Resource
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.calibration.robust_line import STUDENT
+from stashtrace.replay.causes.policy import POLICY
+from stashtrace.replay.causes.work_by_line import UNKNOWN, Floats, WorkByLine
+from stashtrace.replay.prediction_intervals import FEW_STEPS, blocks_of, period_of
+from stashtrace.replay.remove_straggler import places_in_step
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import CollectiveOp, StallKind
+
+Bools = npt.NDArray[np.bool_]
+
+#: Kinds of work beside those of ``StallKind``: inside torch.compile, inside collectives of Python objects.
+COMPILE, OBJECTS, ANY = 100, 101, -1
+#: Work that need not be done at all, or not while the step waits for it. Of all else half is taken.
+_GONE = (StallKind.OTHER, StallKind.CHECKPOINT, StallKind.FETCH, COMPILE, OBJECTS)
+#: Operations that steps can do without: what all ranks could compute alike, or need not know.
+_NEEDLESS = (CollectiveOp.BROADCAST, CollectiveOp.BARRIER)
+_PART_OF: dict[Level, float] = {"gone": 1.0, "half": 0.5}
+#: Time in these is a wait for others, which follows from the edges.
+_WAITS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT, StallKind.HANDOFF)
+_ON_THREADS = (Resource.STEP_THREAD, Resource.HOST, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM)
+#: With more cells than this of ranks, steps and places in them, whole steps are compared.
+_MOST_CELLS = 4_000_000
+#: With more ranks than this, the median of all stands for the median of all others.
+_MANY_RANKS = 32
+
+
+#: What a replay leaves of a candidate.
+Level = Literal["gone", "peers", "usual", "half"]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A group of work, and the parts of it that go."""
+
+    level: Level
+    #: Ranks whose work it is, none: of all.
+    ranks: tuple[int, ...]
+    #: A ``StallKind``, COMPILE, OBJECTS, or ANY.
+    kind: int
+    by_workers: bool
+    #: Operation of transfers; -1 for work of ranks.
+    op: int
+    #: Codes of name and file; None: of any function.
+    function: tuple[int, int] | None
+    #: Number of the line; -1: of any.
+    line: int
+    #: Rows of ``WorkByLine``.
+    pieces: Int64
+    #: Part of each piece that goes, at least and at most.
+    parts: tuple[Floats, Floats]
+    #: Mean of a step: the work that goes at most, of the rank with most of it.
+    most_ns: float
+    #: Steps that it is in, of how many; and after how many it comes again, 0 if not regularly.
+    steps_count: int
+    of_steps: int
+    period: int
+    #: Mean of these steps, of the ranks together where there are several.
+    event_ns: float
+
+    @property
+    def columns(self) -> tuple[object, ...]:
+        """The values that make the group, and its level."""
+        return self.level, self.ranks, self.kind, self.by_workers, self.op, self.function, self.line
+
+    @property
+    def detail(self) -> int:
+        """How much it says: a function more than a kind of time, and that more than a rank."""
+        return 4 * (self.function is not None) + 2 * (self.kind != ANY) + bool(self.ranks)
+
+    def removed(self, work: WorkByLine, count: int) -> tuple[Floats, Floats]:
+        """Return the work that goes by node, at least and at most."""
+        node, ns = work.node[self.pieces], work.ns[self.pieces]
+        low, high = self.parts
+        most = np.bincount(node, weights=ns * high, minlength=count).astype(float)
+        return (most if low is high else np.bincount(node, weights=ns * low, minlength=count).astype(float)), most
+
+
+class Candidates:
+    """Work of the counted steps, by columns, and the candidates that it holds."""
+
+    def __init__(
+        self, graph: Graph, work: WorkByLine, steps: Int64, step_ns: float, left_out: Sequence[int] = ()
+    ) -> None:
+        """``steps``: the counted ones, in order. ``step_ns``: mean length. ``left_out``: kinds that are no work."""
+        self._graph, self._work, self._steps, self._step_ns = graph, work, steps, step_ns
+        on_thread = np.isin(graph.resource, _ON_THREADS) & (graph.rank >= 0)
+        self.ranks: Int64 = np.unique(graph.rank[on_thread])
+        #: One that only serves others has other work than they.
+        self._has_steps = np.isin(self.ranks, graph.ends_rank)
+        node = work.node
+        self._resource, self._rank, self._is_batch = graph.resource[node], graph.rank[node], graph.is_batch[node]
+        self._kind = _kinds(graph)[node]
+        step = _step_of_nodes(graph)[node]
+        at = np.searchsorted(steps, step)
+        self._step = np.minimum(at, len(steps) - 1)
+        counted = np.append(steps, -1)[at] == step
+        passive = (Resource.TRANSFER, Resource.MEETING, Resource.CHECKPOINT)
+        self._own = counted & np.isin(self._rank, self.ranks) & ~np.isin(self._resource, passive)
+        self._own &= ~np.isin(self._kind, [*_WAITS, *left_out])
+        self._row = np.minimum(np.searchsorted(self.ranks, self._rank), len(self.ranks) - 1)
+        # Waits for a CPU are the machine's: a rank with more to do queues longer, too.
+        self._ran = _ran_ratio(graph)[node]
+        # A rank that works longer before one collective of a step is not made up for by less work before the next one.
+        nodes = np.flatnonzero(on_thread)
+        place = np.zeros(len(graph), dtype=np.int64)
+        place[nodes] = places_in_step(graph, nodes)
+        if (place.max(initial=0) + 1) * len(self.ranks) * len(steps) > _MOST_CELLS:
+            place[:] = 0
+        self._place_in_step = place[node]
+        self._moves = counted & (self._resource == Resource.TRANSFER)
+
+    @cached_property
+    def _comparisons(self) -> int:
+        """How many groups of work are compared between ranks: kinds of time, and places in them."""
+        rows = np.flatnonzero(self._own)
+        of_kinds = [rows[own] for own in GroupBy(self._is_batch[rows], self._kind[rows])]
+        groups = sum(self._is_worth(self._work.ns[own].sum()) + len(list(self._places(own))) for own in of_kinds)
+        return max(groups, 1)
+
+    def all(self) -> list[Candidate]:
+        """Return the candidates whose removal may save a part of the step that is worth it, the largest first."""
+        ways = self._of_ranks(), self._of_lines_of_any_kind(), self._of_kinds(), self._of_transfers()
+        worth_ns = POLICY.worth_ratio * self._step_ns
+        found = [one for candidates in ways for one in candidates if one.most_ns >= worth_ns]
+        found.sort(key=lambda one: -one.most_ns)
+        return found
+
+    def _of_ranks(self) -> Iterator[Candidate]:
+        """What a rank does longer than its peers, whatever it is."""
+        yield from self._beyond_peers(np.flatnonzero(self._own & ~self._is_batch), ANY, by_workers=False)
+
+    def _of_lines_of_any_kind(self) -> Iterator[Candidate]:
+        """Functions and lines in which a rank is longer, whatever kind of time that is."""
+        rows = np.flatnonzero(self._own & ~self._is_batch)
+        for function, line, own in self._places(rows):
+            yield from self._beyond_peers(own, ANY, by_workers=False, function=function, line=line)
+
+    def _of_kinds(self) -> Iterator[Candidate]:
+        rows = np.flatnonzero(self._own)
+        kinds = GroupBy(self._is_batch[rows], self._kind[rows])
+        for (by_workers, kind), of_kind in zip(zip(*kinds.keys, strict=True), kinds, strict=True):
+            own = rows[of_kind]
+            what = int(kind), bool(by_workers)
+            yield from self._of_group(own, *what)
+            for function, line, of_place in self._places(own):
+                yield from self._of_group(of_place, *what, function=function, line=line)
+
+    def _of_transfers(self) -> Iterator[Candidate]:
+        """Transfers of one operation over one kind of link."""
+        if self._graph.facts is None:
+            return
+        rows = np.flatnonzero(self._moves)
+        alike = GroupBy(self._graph.facts.op[self._work.node[rows]], self._kind[rows])
+        for (op, kind), own in zip(zip(*alike.keys, strict=True), alike, strict=True):
+            pieces = rows[own]
+            spent = GroupBy.numbered(self._step[pieces], len(self._steps)).sum(self._work.ns[pieces])
+            level: Level = "gone" if op in _NEEDLESS else "half"
+            goes = np.full(len(pieces), _PART_OF[level])
+            yield self._candidate(level, (), int(kind), False, pieces, (goes, goes), spent[None], op=int(op))
+
+    def _places(self, rows: Int64) -> Iterator[tuple[tuple[int, int], int, Int64]]:
+        """Yield functions of several lines, and lines, with their pieces among some: those with most of the time."""
+        work = self._work
+        known = rows[work.line[rows] >= 0]
+        if not len(known):
+            return
+        lines = GroupBy(work.line[known])
+        function = [work.function(line) for line in lines.values.tolist()]
+        of_function: dict[tuple[int, int], list[int]] = {}
+        for place, name in enumerate(function):
+            of_function.setdefault(name, []).append(place)
+        spent = lines.sum(work.ns[known])
+        members = list(lines)
+        for name, places in of_function.items():
+            if len(places) > 1 and self._is_worth(spent[places].sum()):
+                yield name, UNKNOWN, known[np.sort(np.concatenate([members[place] for place in places]))]
+        for place in np.argsort(-spent, kind="stable")[: POLICY.lines_count].tolist():
+            if self._is_worth(spent[place]):
+                yield function[place], int(lines.values[place]), known[members[place]]
+
+    def _is_worth(self, ns: float) -> bool:
+        """Return True if this much in all counted steps may make one rank's step shorter by what is worth a word."""
+        return bool(ns / len(self._steps) >= POLICY.worth_ratio * self._step_ns)
+
+    def _of_group(
+        self,
+        pieces: Int64,
+        kind: int,
+        by_workers: bool,
+        *,
+        function: tuple[int, int] | None = None,
+        line: int = UNKNOWN,
+    ) -> Iterator[Candidate]:
+        """Yield the candidates that a group of work of one kind is, by level."""
+        if not self._is_worth(self._work.ns[pieces].sum()):
+            return
+        spent = self._spent(pieces)
+        whole, half = np.ones(len(pieces)), np.full(len(pieces), 0.5)
+        if kind in _GONE and not (by_workers and kind == StallKind.FETCH):
+            yield self._candidate(
+                "gone", (), kind, by_workers, pieces, (whole, whole), spent, function=function, line=line
+            )
+            for rank, own in self._single_ranks(pieces, spent):
+                parts = whole[: len(own)], whole[: len(own)]
+                yield self._candidate(
+                    "gone", (rank,), kind, by_workers, own, parts, spent, function=function, line=line
+                )
+        else:
+            yield self._candidate(
+                "half", (), kind, by_workers, pieces, (half, half), spent, function=function, line=line
+            )
+            yield from self._beyond_usual(pieces, (), kind, by_workers, spent, function=function, line=line)
+            for rank, own in self._single_ranks(pieces, spent):
+                yield from self._beyond_usual(
+                    own, (rank,), kind, by_workers, self._spent(own), function=function, line=line
+                )
+        yield from self._beyond_peers(pieces, kind, by_workers=by_workers, function=function, line=line)
+
+    def _spent(self, pieces: Int64) -> Floats:
+        """Return the time of pieces by rank and step."""
+        cells = GroupBy.cells((self._row[pieces], self._step[pieces]), (len(self.ranks), len(self._steps)))
+        return np.asarray(cells.sum(self._work.ns[pieces]))
+
+    def _spent_in_places(self, pieces: Int64) -> Floats:
+        """Return the time of pieces by rank, step and place in the step, without waits for a CPU."""
+        places = int(self._place_in_step[pieces].max(initial=0)) + 1
+        shape = len(self.ranks), len(self._steps), places
+        cells = GroupBy.cells((self._row[pieces], self._step[pieces], self._place_in_step[pieces]), shape)
+        return np.asarray(cells.sum(self._work.ns[pieces] * self._ran[pieces]))
+
+    def _single_ranks(self, pieces: Int64, spent: Floats) -> Iterator[tuple[int, Int64]]:
+        """Yield ranks with their pieces, those with most of the time, if some others have less."""
+        mean = spent.mean(axis=1)
+        if len(mean) < 2:
+            return
+        for row in np.argsort(-mean, kind="stable")[: POLICY.lines_count].tolist():
+            if mean[row] >= POLICY.worth_ratio * self._step_ns:
+                yield int(self.ranks[row]), pieces[self._row[pieces] == row]
+
+    def _beyond_usual(
+        self,
+        pieces: Int64,
+        ranks: tuple[int, ...],
+        kind: int,
+        by_workers: bool,
+        spent: Floats,
+        *,
+        function: tuple[int, int] | None,
+        line: int,
+    ) -> Iterator[Candidate]:
+        """What a few steps take longer than the usual one: exactly what the recording has, in another one by chance."""
+        total = spent.sum(axis=0)
+        excess = np.maximum(total - np.median(total), 0.0)
+        long = is_long(excess)
+        count = int(long.sum())
+        if not 0 < count <= POLICY.rare_ratio * len(total) or 2 * excess[long].sum() < excess.sum():
+            return
+        # Less than twice the usual is how steps vary, and few samples put a line into one step or into another one.
+        doubt = GroupBy.numbered(self._step[pieces], len(self._steps)).sum(self._work.doubt_ns[pieces])
+        sampled = _quantile(POLICY.chance_ratio / len(total)) * doubt
+        if (excess[long] < np.maximum(np.median(total), sampled[long])).any():
+            return
+        period = period_of(excess)
+        part = np.where(long, excess / np.maximum(total, 1.0), 0.0)[self._step[pieces]]
+        yield self._candidate(
+            "usual",
+            ranks,
+            kind,
+            by_workers,
+            pieces,
+            (part, part),
+            np.where(long, excess, 0.0)[None],
+            period=period,
+            function=function,
+            line=line,
+        )
+
+    def _beyond_peers(
+        self,
+        pieces: Int64,
+        kind: int,
+        *,
+        by_workers: bool,
+        function: tuple[int, int] | None = None,
+        line: int = UNKNOWN,
+    ) -> Iterator[Candidate]:
+        """What a rank does longer than the median of the others, and what all those do that are longer."""
+        if self._has_steps.sum() < 2 or not len(pieces):
+            return
+        spent = self._spent_in_places(pieces)
+        excess_there = np.zeros_like(spent)
+        excess_there[self._has_steps] = spent[self._has_steps] - _of_others(spent[self._has_steps])
+        excess = excess_there.sum(axis=2)
+        chance = POLICY.chance_ratio / (len(self.ranks) * self._comparisons)
+        mean, error = excess.mean(axis=1), np.array([error_of_mean(own, chance) for own in excess])
+        sampled = GroupBy.numbered(self._row[pieces], len(self.ranks)).sum(self._work.doubt_ns[pieces])
+        error = np.hypot(error, np.hypot(sampled, np.median(sampled)) * _quantile(chance) / len(self._steps))
+        longer = np.flatnonzero((mean > error) & (mean >= POLICY.worth_ratio * self._step_ns / 2))
+        longer = longer[np.argsort(-mean[longer], kind="stable")][: POLICY.lines_count]
+        for rows in [*([row] for row in longer.tolist()), *([longer.tolist()] if len(longer) > 1 else [])]:
+            own = pieces[np.isin(self._row[pieces], rows)]
+            over_there = np.maximum(excess_there, 0.0)
+            part = np.divide(over_there, spent, out=np.zeros_like(spent), where=spent > 0)
+            over = over_there.sum(axis=2)
+            # What chance adds in some steps and takes in others stays.
+            general = [
+                np.clip((mean + sign * error) / np.maximum(over.mean(axis=1), 1.0), 0.0, 1.0) for sign in (-1, 1)
+            ]
+            at = self._row[own], self._step[own], self._place_in_step[own]
+            low, high = ((part * of[:, None, None])[at] for of in general)
+            ranks = tuple(sorted(self.ranks[rows].tolist()))
+            yield self._candidate(
+                "peers", ranks, kind, by_workers, own, (low, high), over[rows], function=function, line=line
+            )
+
+    def _candidate(
+        self,
+        level: Level,
+        ranks: tuple[int, ...],
+        kind: int,
+        by_workers: bool,
+        pieces: Int64,
+        parts: tuple[Floats, Floats],
+        spent: Floats,
+        *,
+        op: int = -1,
+        function: tuple[int, int] | None = None,
+        line: int = UNKNOWN,
+        period: int = 0,
+    ) -> Candidate:
+        goes = self._work.ns[pieces] * parts[1]
+        most = GroupBy(self._row[pieces]).sum(goes).max(initial=0.0) if op < 0 else goes.sum()
+        total = spent.sum(axis=0)
+        has = is_long(total)
+        period = period or period_of(total)
+        return Candidate(
+            level,
+            ranks,
+            kind,
+            by_workers,
+            op,
+            function,
+            line,
+            pieces,
+            parts,
+            float(most) / len(self._steps),
+            int(has.sum()),
+            len(total),
+            period,
+            float(total[has].mean()) if has.any() else 0.0,
+        )
+
+
+def error_of_count(count: int) -> float:
+    """Return which part of a count of chance events may be missing or too many in another recording, 95 %."""
+    return _quantile(0.05) / math.sqrt(max(count, 1))
+
+
+def is_long(ns: Floats) -> Bools:
+    """Return in which steps a time is long: not much shorter than in the longest of its usual ones.
+
+    Examples
+    --------
+    >>> is_long(np.array([0.0, 9.0, 0.0, 10.0])).tolist(), is_long(np.array([8.0, 9.0, 10.0])).tolist()
+    ([False, True, False, True], [True, True, True])
+    """
+    return np.asarray(ns > 0.3 * ns.max(initial=0.0))
+
+
+def error_of_mean(ns: Floats, chance_ratio: float = 0.05) -> float:
+    """Return by how much the mean of steps may be off, but for such a chance.
+
+    Neighbouring steps are alike, so that blocks of them count as one. Infinite for fewer than four steps.
+    """
+    if len(ns) < FEW_STEPS:
+        return math.inf
+    means = blocks_of(ns, period_of(np.maximum(ns, 0.0)))
+    student = STUDENT[min(len(means) - 1, len(STUDENT)) - 1] * _quantile(chance_ratio) / _quantile(0.05)
+    return student * float(means.std(ddof=1)) / math.sqrt(len(means))
+
+
+def _quantile(chance_ratio: float) -> float:
+    """Return how many standard errors a mean is off with such a chance, on either side."""
+    return NormalDist().inv_cdf(1 - chance_ratio / 2)
+
+
+def _kinds(graph: Graph) -> Int64:
+    """Return the kind of each node, with compilations and collectives of objects as kinds of their own."""
+    if graph.facts is None:
+        return graph.kind
+    return np.where(graph.facts.compiles, COMPILE, np.where(graph.facts.pickles, OBJECTS, graph.kind))
+
+
+def _ran_ratio(graph: Graph) -> Floats:
+    """Return which part of each node was no wait for a CPU; 1 where that is not known."""
+    if graph.facts is None:
+        return np.ones(len(graph))
+    return 1 - np.minimum(np.maximum(graph.facts.queued_ns, 0) / np.maximum(graph.work_ns, 1), 1.0)
+
+
+def _step_of_nodes(graph: Graph) -> Int64:
+    """Return the step of each node: of a batch the one that takes it, of a transfer the one in which it begins."""
+    steps = GroupBy(graph.ends_step)
+    ended = steps.max(graph.end_ns[graph.ends] + graph.ends_lag_ns)
+    order = np.argsort(ended, kind="stable")
+    at = np.searchsorted(ended[order], graph.begin_ns, side="right")
+    step = np.where(graph.step >= 0, graph.step, np.append(steps.values[order], -1)[at])
+    taken = np.flatnonzero((graph.edge_kind == EdgeKind.BATCH) & graph.is_batch[graph.source])
+    step[graph.source[taken]] = graph.step[graph.target[taken]]
+    return int64(step)
+
+
+def _of_others(spent: Floats) -> Floats:
+    """Return the median of the other ranks, for each rank and step; of many ranks that of all."""
+    if len(spent) > _MANY_RANKS:
+        return np.broadcast_to(np.median(spent, axis=0), spent.shape)
+    return np.array([np.median(np.delete(spent, row, axis=0), axis=0) for row in range(len(spent))])
+
+
+def operation(op: int) -> str:
+    """Return the word for an operation of transfers; empty for none."""
+    return {int(kind): kind.name.lower() for kind in CollectiveOp}.get(op, "")
+
+
+def kind_word(kind: int) -> str:
+    """Return the word for a kind of work; empty for any."""
+    return {ANY: "", COMPILE: "compile", OBJECTS: "objects"}.get(kind) or (
+        StallKind(kind).name.lower() if kind >= 0 else ""
+    )
+
+
+def ranks_of(ranks: Sequence[int]) -> str:
+    """Return ranks as ``0,2``; empty for all."""
+    return ",".join(map(str, ranks))

@@ -1,0 +1,253 @@
+"""causes: what makes steps long, each with what its removal saves; the first is what to change first."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from stashtrace.analysis.collectives.matching import is_imported
+from stashtrace.analysis.findings import summarize
+from stashtrace.analysis.findings.ending.end_claims import ending_claims
+from stashtrace.analysis.graph import Graph, build
+from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.lines.lines import costliest_lines, costliest_worker_lines
+from stashtrace.analysis.lines.user_frames import place_of
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.step_time import step_time_of
+from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.errors import MissingDataError, guarded
+from stashtrace.replay.causes.candidates import COMPILE, OBJECTS, Candidate, kind_word, operation, ranks_of
+from stashtrace.replay.causes.choose_causes import Cause, causes_of, waits_for
+from stashtrace.replay.causes.gradients import sends_gradients
+from stashtrace.replay.causes.work_by_line import Floats, WorkByLine, work_by_line
+from stashtrace.replay.communication.buckets import buckets_if_any
+from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
+from stashtrace.replay.ranks_recorded import others_unknown, ranks_recorded
+from stashtrace.replay.scenario import Scenario, Unknowns
+from stashtrace.replay.whatif import ReplayedRun
+from stashtrace.replay.whatif_text import unreliable
+from stashtrace.schema import columns as col
+from stashtrace.schema.columns import schema
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import Phase, StallKind, WaitOp
+from stashtrace.schema.stall_kinds import COLUMN_OF
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.summary_text import summary as text_of
+
+CAUSES = schema(
+    "causes",
+    "What makes steps long, by what its removal saves: the first is to be changed first, each later one with those"
+    " before it taken away; or one row that says why none is known",
+    col.word("ranks", "ranks whose work it is, as 0,2; empty: of all", width=24),
+    col.word("where", "step, worker (making batches), link, or setting; empty in a row with a reason"),
+    col.word(
+        "kind",
+        "a StallKind in lower case, compile, objects, gil, loads, gradients; of a setting its name; empty: of any",
+        width=24,
+    ),
+    col.word("op", "operation of transfers; else empty", width=16),
+    col.word("place", "function and line in which it is, or a good part of it; empty if none stands out"),
+    col.real("place_ratio", "part of it that is certainly in this function; 0 without one", detail=2),
+    col.word("level", "what is left of it: gone (nothing), peers (as others), usual (as in most steps), half, setting"),
+    col.ns("saved_ns", "by this the mean step of the recording would have been shorter; -1 unknown", missing=-1),
+    col.ns("saved_low_ns", "that of another recording by at least this; 0 if it may not; -1 unknown", missing=-1),
+    col.ns("saved_high_ns", "by at most this; -1 unknown", missing=-1),
+    col.real("low_ratio", "saved_low_ns of the mean step of the run; -1 unknown", missing=-1),
+    col.real("high_ratio", "saved_high_ns of it; -1 unknown", missing=-1),
+    col.word("sure", "sure, likely, or perhaps: it may save nothing; empty in a row with a reason", width=12),
+    col.number("steps_count", "counted steps in which it is long", detail=2),
+    col.number("of_steps_count", "counted steps", detail=2),
+    col.number("every_count", "it comes again after so many steps; 0: in each, or not regularly", detail=2),
+    col.ns("event_ns", "its mean in these steps, that of all its ranks together", detail=2),
+    col.word("change", "QUANTITY=VALUE of a setting, as `stashtrace whatif` takes it; else empty", width=24),
+    col.number("present_count", "of a number to change, such as workers: the present one, else -1", missing=-1),
+    col.identity("worker_id", "worker whose batches it is about, -1 if of several or none", missing=-1),
+    col.word("reason", "why no cause is known; empty in a row with a cause", width=64),
+)
+#: More rows than this are not replayed for a summary, which would take several times as long for it.
+MOST_ROWS = 400_000
+#: A saving is sure if it is at least this part of what it may be at most.
+_SURE_RATIO = 0.5
+#: A worker, or its rank, is named if it is this part of what goes.
+_MOSTLY_RATIO = 0.6
+#: A line is named of what is no function if at least this part is certainly in it.
+_GOOD_PART = 0.3
+#: So many lines of a rank and kind are looked at for what they call in a library.
+_LINES_COUNT = 20
+
+
+def causes(trace: Trace) -> Table:
+    """List what makes the steps of a run long, at most three causes, by what the removal of each saves.
+
+    Where nothing saves 3 % of a step, one row says so.
+
+    Parameters
+    ----------
+    trace : Trace
+        Anything that loads.
+
+    Columns
+    -------
+    ranks, where, kind, op, place, place_ratio, level, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio,
+    sure, steps_count, of_steps_count, every_count, event_ns, change, present_count, worker_id, reason
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has two steps, or the replay of the unchanged run is not like the run.
+    """
+    if why := others_unknown(trace):
+        return _because(why)
+    unsaid: list[str] = []
+    # A pass over very many reads would only make answers about storage narrower.
+    run = ReplayedRun(build(trace, reads=trace.io_rows_count <= MOST_ROWS), budgets=False)
+    unchanged = run.answer(())
+    if not unchanged.is_reliable:
+        raise MissingDataError(
+            unreliable(unchanged),
+            hint="`stashtrace whatif` shows what is known of the run's critical path all the same",
+        )
+    work = work_by_line(TraceIndex(trace), run.graph)
+    # In files of others, time without a record may have been work.
+    left_out = (StallKind.OTHER,) if is_imported(trace) else ()
+    buckets = buckets_if_any(trace, run.graph, unsaid)
+    found = causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out)
+    if not found:
+        return _because("no single cause that can be replayed is predicted to save 3 % of a step or more", *unsaid)
+    found = _bounded(trace, found)
+    step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
+    rows = [_row(trace, cause, run.graph, work, run.measured_ns if step is None else step.mean_ns) for cause in found]
+    return Table.from_rows(CAUSES, [*rows, *map(_reason, unsaid)])
+
+
+def _bounded(trace: Trace, found: list[Cause]) -> list[Cause]:
+    """Return causes that promise no more than there certainly is of the time that they are about."""
+    present, count = ranks_recorded(trace)
+    if present < count and len(trace.collectives):  # one of the others may be as late
+        return [replace(cause, low_ns=0.0) for cause in found]
+    budgets = summarize(trace).budgets
+    columns = GroupBy(budgets["column"])
+    spent, least = columns.sum(budgets["stall_ns"]), columns.sum(budgets["low_ns"])
+    certain = dict(zip(columns.values.tolist(), np.minimum(least / np.maximum(spent, 1), 1.0).tolist(), strict=True))
+    return [replace(cause, low_ns=cause.low_ns * certain.get(_column(cause), 1.0)) for cause in found]
+
+
+def _column(cause: Cause) -> str:
+    """Return the column of the summary that a cause is about; empty if of none."""
+    if cause.candidate is not None:
+        return COLUMN_OF.get(kind_word(cause.candidate.kind), "")
+    return {"data": "data", "link": "link"}.get(waits_for(cause), "")
+
+
+def _row(trace: Trace, cause: Cause, graph: Graph, work: WorkByLine, step_ns: float) -> tuple[object, ...]:
+    low, high = (min(max(ns, 0.0), step_ns) for ns in (cause.low_ns, cause.high_ns))
+    sure = "perhaps" if low <= 0 else "sure" if low >= _SURE_RATIO * high else "likely"
+    saved = round(cause.saved_ns), round(low), round(high), low / max(step_ns, 1.0), high / max(step_ns, 1.0), sure
+    one = cause.candidate
+    if one is None:
+        change, ranks, present, worker = cause.answer.changes[0], "", -1, -1
+        if cause.setting == "workers":
+            present = max(graph.workers.get(rank, 0) for rank in np.unique(graph.ends_rank).tolist())
+        elif cause.setting == "slow_worker":
+            rank, worker = _slow_worker(graph)
+            ranks = str(rank) if rank >= 0 else ""
+        what = ranks, "setting", cause.setting, "", "", 0.0, "setting"
+        return *what, *saved, 0, 0, 0, 0, str(change), present, worker, ""
+    kind = kind_word(one.kind)
+    if kind == "other" and _waits_for_gil(trace, one):
+        kind = "gil"
+    if kind == "checkpoint" and (trace.phases["phase_code"] == Phase.CHECKPOINT_LOAD).any():
+        kind = "loads"  # what waits for a load cannot go on without it
+    if one.op >= 0 and sends_gradients(trace, graph, one.op):
+        kind = "gradients"
+    where = "link" if one.op >= 0 else "worker" if one.by_workers else "step"
+    place = guarded("the line behind a cause", lambda: _place(trace, one, work), lambda line: ("", 0.0))
+    what = ranks_of(one.ranks), where, kind, operation(one.op), *place, one.level
+    return *what, *saved, one.steps_count, one.of_steps, one.period, round(one.event_ns), "", -1, -1, ""
+
+
+def _waits_for_gil(trace: Trace, one: Candidate) -> bool:
+    """Return True if most waits of the step threads of its ranks, of which each was recorded, are for the GIL."""
+    waits = trace.waits
+    tracks = [thread.track_id for thread in step_threads(trace) if not one.ranks or thread.rank in one.ranks]
+    own = np.isin(waits["track_id"], tracks)
+    length_ns = np.where(own, waits["end_ns"] - waits["begin_ns"], 0)
+    for_gil_ns = length_ns[waits["wait_code"] == WaitOp.GIL].sum()
+    return bool(for_gil_ns > 0 and for_gil_ns >= _MOSTLY_RATIO * length_ns.sum())
+
+
+def _slow_worker(graph: Graph) -> tuple[int, int]:
+    """Return the rank and the worker whose batches are longer than those of the others; -1 if of several."""
+    scenario = Scenario.of(graph, Unknowns())
+    removed = scenario.work - without_slow_workers(scenario).work
+    nodes = np.flatnonzero(removed > 0)
+    return _mostly(graph.rank[nodes], removed[nodes]), _mostly(worker_numbers(graph)[nodes], removed[nodes])
+
+
+def _mostly(keys: Int64, amounts: Floats) -> int:
+    """Return the key with most of the amounts, -1 if none has."""
+    if not len(keys):
+        return -1
+    groups = GroupBy(keys)
+    sums = groups.sum(amounts)
+    largest = int(sums.argmax())
+    return int(groups.values[largest]) if sums[largest] >= _MOSTLY_RATIO * sums.sum() else -1
+
+
+def _place(trace: Trace, one: Candidate, work: WorkByLine) -> tuple[str, float]:
+    """Return the words for the function of a candidate, for its line with most of the time and for what that calls.
+
+    Of one that is no function, for the costliest line, if it is a good part. The second of the pair is that part.
+    """
+    if work.places is None or one.op >= 0:
+        return "", 0.0
+    find = costliest_worker_lines if one.by_workers else costliest_lines
+    kind = "python" if one.kind in (COMPILE, OBJECTS) else kind_word(one.kind)
+    if one.function is None:
+        rank = one.ranks[0] if one.ranks else int(work.rank_with_most(one.pieces))
+        best = find(trace, rank, kind, 1) if kind else []
+        return (best[0].place_and_leaf, best[0].share_low) if best and best[0].share_low >= _GOOD_PART else ("", 0.0)
+    lines = GroupBy(work.line[one.pieces])
+    row = work.row[lines.values[lines.sum(work.ns[one.pieces]).argmax()]]
+    function, path = (trace.text(code) for code in one.function)
+    line = int(work.places.line[row])
+    rank = one.ranks[0] if one.ranks else int(work.rank_with_most(one.pieces))
+    for known in find(trace, rank, kind, _LINES_COUNT) if kind else ():
+        if (known.function, known.path, known.line) == (function, path, line):
+            return known.place_and_leaf, 1.0
+    return place_of(function, path, line), 1.0
+
+
+def what_to_do_first(trace: Trace) -> Table:
+    """Return ``causes`` for a summary: where nothing can be predicted, or not soon, a row says why."""
+    return guarded("what to do first", lambda: _what_to_do_first(trace), _because)
+
+
+def _what_to_do_first(trace: Trace) -> Table:
+    if {claim.kind for claim in ending_claims(trace)} - {"ended_by_signal", "awaited"}:
+        return _because("the job did not end well: look at that first")
+    tables = (trace.kernels, trace.phases, trace.collectives, trace.batches, trace.waits, trace.device_brackets)
+    rows = sum(map(len, tables))
+    if rows > MOST_ROWS:
+        return _because(f"not predicted here: a replay of {rows:,} records takes long; `stashtrace whatif` does it")
+    try:
+        return causes(trace)
+    except MissingDataError as error:
+        return _because(f"nothing can be predicted: {error}")
+
+
+def summary(trace: Trace) -> str:
+    """Return the summary of a run as text, with what to change first."""
+    return text_of(trace, first=what_to_do_first(trace))
+
+
+def _because(*reasons: str) -> Table:
+    return Table.from_rows(CAUSES, list(map(_reason, reasons)))
+
+
+def _reason(reason: str) -> tuple[object, ...]:
+    """Return the row of a reason why something is not predicted."""
+    return ("", "", "", "", "", 0.0, "", -1, -1, -1, -1.0, -1.0, "", 0, 0, 0, 0, "", -1, -1, reason)

@@ -1,0 +1,142 @@
+"""Which line of the user's code the work of each node was in.
+
+    node            [ python                          ][ other, asleep ]
+    its lines       [ hook, a long call ][ a  a  b  ? ][ fetch         ]     samples divide what is left of a node
+
+A long call is known exactly. What is left of the nodes of one thread and kind is divided as its samples there are.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stashtrace._native import intervals
+from stashtrace.analysis.graph import Graph, Resource
+from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.lines.thread_places import Stays, ThreadPlaces
+from stashtrace.analysis.lines.user_frames import Places, places
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.replay.causes.policy import POLICY
+from stashtrace.schema.groupby import GroupBy, RowsBy
+from stashtrace.schema.kinds import BatchPhase
+
+Floats = npt.NDArray[np.float64]
+
+_THREADS = (Resource.STEP_THREAD, Resource.HOST)
+#: What is known without a line.
+UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkByLine:
+    """Pieces of the work of nodes; the pieces of a node sum to its length."""
+
+    node: Int64
+    #: Number of the line in ``places``, -1 if it is unknown.
+    line: Int64
+    ns: Floats
+    #: Standard error that the number of samples leaves of it, the same way for all pieces of one line and thread.
+    doubt_ns: Floats
+    #: Of each line by its number: a row of the columns of ``places``.
+    row: Int64
+    places: Places | None
+    #: Of each piece.
+    rank: Int64
+
+    def rank_with_most(self, pieces: Int64) -> int:
+        """Return the rank with most of some pieces."""
+        ranks = GroupBy(self.rank[pieces])
+        return int(ranks.values[ranks.sum(self.ns[pieces]).argmax()])
+
+    def function(self, line: int) -> tuple[int, int]:
+        """Return the codes of the function that a line is in, and of its file."""
+        assert self.places is not None
+        return int(self.places.function_code[self.row[line]]), int(self.places.path_code[self.row[line]])
+
+
+def work_by_line(index: TraceIndex, graph: Graph) -> WorkByLine:
+    """Divide the nodes of step threads and workers among lines; other nodes are one piece each."""
+    trace = index.trace
+    found = places(index.origin) if len(trace.frames) else None
+    whole = graph.work_ns.astype(np.float64)
+    parts: list[tuple[Int64, Int64, Floats, Floats]] = []
+    if found is not None:
+        stays_of, line_of = ThreadPlaces(index, found), np.append(found.line_number, UNKNOWN)
+        for track, nodes in _threads(index, graph):
+            parts += _divided(graph, nodes, whole, stays_of.of(track), line_of)
+    parts.append((np.arange(len(graph)), np.full(len(graph), UNKNOWN), np.maximum(whole, 0.0), 0.0 * whole))
+    node, line, ns, doubt_ns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    kept = ns > 0
+    lines = GroupBy(found.line_number) if found is not None else GroupBy(int64([]))
+    return WorkByLine(
+        int64(node[kept]), int64(line[kept]), ns[kept], doubt_ns[kept], lines.first, found, graph.rank[node[kept]]
+    )
+
+
+def _threads(index: TraceIndex, graph: Graph) -> Iterator[tuple[int, Int64]]:
+    """Yield the track and the nodes, in their order, of each step thread and of each worker."""
+    on_thread = np.isin(graph.resource, _THREADS)
+    for thread, _ in ranks_and_steps(index.origin, index.steps):
+        nodes = np.flatnonzero(on_thread & (graph.rank == thread.rank))
+        yield thread.track_id, nodes[np.argsort(graph.begin_ns[nodes], kind="stable")]
+    fetches = index.batches_of_phase(BatchPhase.FETCH)
+    made = np.flatnonzero(graph.is_batch & (graph.row >= 0))
+    tracks = GroupBy(fetches["track_id"][graph.row[made]])
+    for track, rows in zip(tracks.values.tolist(), tracks, strict=True):
+        nodes = made[rows]
+        yield track, nodes[np.argsort(graph.begin_ns[nodes], kind="stable")]
+
+
+def _divided(
+    graph: Graph, nodes: Int64, whole: Floats, stays: Stays, line_of: Int64
+) -> Iterator[tuple[Int64, Int64, Floats, Floats]]:
+    """Yield pieces of a thread's nodes with their lines, and take them from ``whole``."""
+    begin = graph.begin_ns[nodes]
+    end = np.minimum(graph.end_ns[nodes], np.append(begin[1:], graph.end_ns[nodes][-1:]))
+    kept = end > begin
+    nodes, begin, end = nodes[kept], begin[kept], end[kept]
+    if not len(nodes):
+        return
+    calls = stays.calls
+    first, last, call, at = intervals.join(calls.begin, calls.end, begin, end)
+    exact_ns = (last - first).astype(np.float64)
+    np.subtract.at(whole, nodes[at], exact_ns)
+    yield nodes[at], line_of[calls.tag[call]], exact_ns, 0.0 * exact_ns
+    at, line = intervals.locate(begin, end, stays.moment_ns), line_of[stays.place]
+    line, at = line[at >= 0], at[at >= 0]
+    rest_ns = np.maximum(whole[nodes], 0.0)
+    # A node with samples enough of its own is divided as these are, the others of a kind as all of theirs together.
+    own = GroupBy(at).sizes[GroupBy(at).number] >= POLICY.samples_count
+    yield from _shares(nodes, rest_ns, whole, at[own], line[own], np.arange(len(nodes)))
+    left = np.ones(len(nodes), dtype=bool)
+    left[at[own]] = False
+    kind = GroupBy(graph.kind[nodes]).number
+    yield from _shares(nodes, np.where(left, rest_ns, 0.0), whole, kind[at[~own]], line[~own], kind)
+
+
+def _shares(
+    nodes: Int64, rest_ns: Floats, whole: Floats, group_of_sample: Int64, line: Int64, group: Int64
+) -> Iterator[tuple[Int64, Int64, Floats, Floats]]:
+    """Yield what each line has of the rest of nodes, by the samples of their groups, and take it from ``whole``.
+
+    Lines of too few samples have none. ``group``: of each node.
+    """
+    lines = GroupBy(group_of_sample, line)
+    total = GroupBy(lines.keys[0]).sum(lines.sizes)[GroupBy(lines.keys[0]).number]
+    known = np.flatnonzero((lines.sizes >= POLICY.samples_count) & (lines.keys[1] >= 0))
+    members = RowsBy(group)
+    for one in known.tolist():
+        rows = members.rows(int(lines.keys[0][one]))
+        rows = rows[rest_ns[rows] > 0]
+        share, samples = lines.sizes[one] / total[one], total[one]
+        part_ns = rest_ns[rows] * share
+        whole[nodes[rows]] -= part_ns
+        doubt = math.sqrt(share * (1 - share) / samples)
+        yield nodes[rows], np.full(len(rows), lines.keys[1][one]), part_ns, rest_ns[rows] * doubt

@@ -1,0 +1,173 @@
+"""Causes: what was planted comes first, and the repaired job is as much shorter as was promised."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from builders import MS, TraceBuilder
+from stack_rows import long_call, sample, stack_of
+
+from stashtrace.analysis.graph import build
+from stashtrace.replay import Change
+from stashtrace.replay.causes import causes
+from stashtrace.replay.whatif import ReplayedRun
+from stashtrace.schema.kinds import StackCause, WaitOp
+from stashtrace.schema.trace import Trace
+
+MAIN = "<module> /jobs/train.py:30"
+PARSE, HOOK, DRAW = "parse /jobs/train.py:9", "hook /jobs/train.py:4", "Sampler.draw /jobs/data.py:7"
+#: What a rank does in a step: kind, where, ms. Kinds: compute, python, sleep.
+Work = tuple[str, str, float]
+STEPS, TRANSFER_MS = 40, 2
+
+
+@dataclass
+class Job:
+    """Ranks that do some work in each step and then meet in an all-reduce."""
+
+    ranks: int
+    work: Callable[[int, int], Sequence[Work]]
+    noise_ms: float = 0.0
+    seed: int = 0
+    ends: list[int] = field(default_factory=list)
+
+    def trace(self) -> Trace:
+        build_, rng, now = TraceBuilder(), random.Random(self.seed), 0
+        build_.group(range(self.ranks))
+        for step in range(STEPS):
+            called = {}
+            for rank in range(self.ranks):
+                process, at = build_.rank(rank), now
+                for kind, where, ms in self.work(step, rank):
+                    end = at + round((ms + abs(rng.gauss(0, self.noise_ms))) * MS)
+                    stack = stack_of(process, MAIN, where) if where else stack_of(process, MAIN)
+                    if kind == "sleep":
+                        process.wait(WaitOp.SLEEP, at, end)
+                        long_call(process, at, end, stack, StackCause.WAIT)
+                    elif kind == "compute":
+                        process.phase("forward", at, end, cpu=(at, end))
+                    if kind != "sleep":
+                        for moment in range(at, end, 2 * MS):
+                            sample(process, moment + MS // 2, stack)
+                    at = end
+                called[rank] = at
+            end = max(called.values()) + TRANSFER_MS * MS
+            keys = build_.collective({rank: (at, end) for rank, at in called.items()})
+            for rank, at in called.items():
+                process = build_.rank(rank)
+                process.collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS, cpu=(end, end + MS))
+            now = end + MS
+            self.ends.append(now)
+        return build_.trace("./run")
+
+    def step_ns(self) -> float:
+        """Mean of the steps that count."""
+        self.ends.clear()
+        self.trace()
+        return (self.ends[-1] - self.ends[4]) / (STEPS - 5)
+
+
+def rows(trace: Trace) -> list[dict[str, Any]]:
+    return list(causes(trace).rows())
+
+
+def base(step: int, rank: int) -> list[Work]:
+    return [("compute", "", 20)]
+
+
+def plus(where: Callable[[int, int], bool], *work: Work) -> Callable[[int, int], Sequence[Work]]:
+    return lambda step, rank: [*(work if where(step, rank) else ()), *base(step, rank)]
+
+
+PLANTED = {
+    "one rank sleeps": (
+        plus(lambda step, rank: rank == 1, ("sleep", HOOK, 15)),
+        {"ranks": "1", "kind": "other", "level": "gone", "place": "hook (train.py:4)", "every_count": 0},
+    ),
+    "all sleep": (
+        plus(lambda step, rank: True, ("sleep", HOOK, 15)),
+        {"ranks": "", "kind": "other", "level": "gone", "place": "hook (train.py:4)"},
+    ),
+    "one rank computes longer": (
+        plus(lambda step, rank: rank == 0, ("compute", PARSE, 9)),
+        {"ranks": "0", "kind": "compute", "level": "peers", "place": "parse (train.py:9)"},
+    ),
+    "one rank has more of the same": (
+        lambda step, rank: [("python", PARSE, 8 + 12 * (rank == 1)), *base(step, rank)],
+        {"ranks": "1", "kind": "python", "level": "peers", "place": "parse (train.py:9)"},
+    ),
+    "every tenth step": (
+        plus(lambda step, rank: step % 10 == 9, ("python", DRAW, 120)),
+        {"ranks": "", "kind": "python", "level": "usual", "place": "Sampler.draw (data.py:7)", "every_count": 10},
+    ),
+    "once": (
+        plus(lambda step, rank: step == 20 and rank == 1, ("python", DRAW, 900)),
+        {"ranks": "1", "kind": "python", "level": "usual", "place": "Sampler.draw (data.py:7)", "steps_count": 1},
+    ),
+    "two of four ranks": (
+        plus(lambda step, rank: rank in (1, 3), ("compute", PARSE, 9)),
+        {"ranks": "1,3", "kind": "compute", "level": "peers", "place": "parse (train.py:9)"},
+    ),
+}
+
+
+@pytest.mark.parametrize("noise_ms", [0.0, 0.6])
+@pytest.mark.parametrize("name", PLANTED)
+def test_what_was_planted_comes_first_and_saves_what_it_says(name: str, noise_ms: float) -> None:
+    work, expected = PLANTED[name]
+    job = Job(4 if "four" in name else 2, work, noise_ms)
+    first = rows(job.trace())[0]
+    assert {key: first[key] for key in expected} == expected
+    if name != "one rank has more of the same":
+        repaired = Job(job.ranks, base, noise_ms, seed=1)
+    else:
+        repaired = Job(job.ranks, lambda step, rank: [("python", PARSE, 8), *base(step, rank)], noise_ms, seed=1)
+    saved_ns = job.step_ns() - repaired.step_ns()
+    chance_ns = (0.1 + 0.5 * noise_ms) * MS
+    assert first["saved_low_ns"] - chance_ns <= saved_ns <= first["saved_high_ns"] + chance_ns
+    assert first["saved_low_ns"] - chance_ns <= first["saved_ns"] <= first["saved_high_ns"] + chance_ns
+
+
+def test_the_second_cause_saves_what_it_does_with_the_first_taken_away() -> None:
+    """Rank 0 sleeps 30 ms, which hides that rank 1 parses for 18 ms."""
+
+    def work(step: int, rank: int) -> list[Work]:
+        return [("python", PARSE, 18) if rank else ("sleep", HOOK, 30), *base(step, rank)]
+
+    first, second = rows(Job(2, work).trace())[:2]
+    assert (first["ranks"], first["place"], second["ranks"], second["place"]) == (
+        "0",
+        "hook (train.py:4)",
+        "1",
+        "parse (train.py:9)",
+    )
+    assert first["saved_ns"] == pytest.approx(12 * MS, rel=0.02)
+    assert second["saved_ns"] == pytest.approx(18 * MS, rel=0.02)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_differ_by_chance_are_no_cause(seed: int, ranks: int) -> None:
+    trace = Job(ranks, lambda step, rank: [*base(step, rank), ("python", PARSE, 6)], 3.0, seed).trace()
+    assert [row for row in rows(trace) if row["level"] in ("peers", "usual", "gone")] == []
+
+
+def test_bound_by_computation_is_said_last() -> None:
+    (only,) = rows(Job(2, lambda step, rank: [("compute", "", 80)]).trace())
+    assert (only["kind"], only["level"], only["ranks"]) == ("compute", "half", "")
+    both = Job(2, lambda step, rank: [("python", PARSE, 28), *base(step, rank)]).trace()
+    assert [(row["kind"], row["level"]) for row in rows(both)] == [("python", "half")]
+
+
+def test_less_work_is_what_a_change_of_all_of_it_is() -> None:
+    graph = build(Job(2, plus(lambda step, rank: rank == 1, ("sleep", HOOK, 15))).trace())
+    run = ReplayedRun(graph)
+    asleep = graph.work_ns * (graph.kind == run.graph.kind[graph.kind.argmax()])
+    sleeps = run.what_if([Change.parse("other=0")])
+    gone = run.shorter([asleep.astype(float)])
+    assert (gone.low_ns, gone.high_ns) == (sleeps.low_ns, sleeps.high_ns)
