@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import struct
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from inspect import isasyncgen
 from types import CodeType, FrameType
@@ -61,15 +62,23 @@ def _followed(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _follow(loop: Any) -> None:
+    try:
+        _time_selector(loop)
+    except Exception as error:  # a selector of the program's own may allow no attribute
+        recorder.failed(_COLLECTOR, "event_loop", error)
+
+
+def _time_selector(loop: Any) -> None:
     selector = getattr(loop, "_selector", None)
     if selector is None or "select" in getattr(selector, "__dict__", {"select": None}):
         return
-    select = selector.select
+    # Not its bound method: a selector that holds itself is closed late where a program forgets to.
+    select, kept = type(selector).select, weakref.ref(selector)
     now_ticks, state = native.now_ticks, thread_state
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         begin_ticks = now_ticks()
-        events = select(*args, **kwargs)
+        events = select(kept(), *args, **kwargs)
         if now_ticks() - begin_ticks >= _LONG_TICKS and state.stack_watched:
             _note(begin_ticks)
         return events

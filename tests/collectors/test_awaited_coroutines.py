@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,40 @@ EXPECTED = {
     "circular": ["circular"],
     "short": [],
 }
+
+
+OWN_SELECTORS = (
+    "\n    import asyncio, gc, selectors, weakref"
+    + BEGIN
+    + """
+    class Slotted:
+        __slots__ = ("_own",)
+        def __init__(self):
+            self._own = selectors.DefaultSelector()
+        def select(self, timeout=None):
+            return self._own.select(timeout)
+        def __getattr__(self, name):
+            return getattr(self._own, name)
+
+    stacks.watch()
+    loop = asyncio.SelectorEventLoop(Slotted())
+    loop.run_until_complete(asyncio.sleep(0.01))
+    loop.close()
+    gc.disable()
+    loop = asyncio.new_event_loop()
+    forgotten = weakref.ref(loop._selector)
+    loop._selector.close()
+    loop._selector = None
+    print(forgotten() is None)
+    loop.close = lambda: None
+    os._exit(0) if sys.stdout.flush() is None else None
+"""
+)
+
+
+def test_selectors_of_a_program_are_as_they_were(tmp_path: Path) -> None:
+    stdout, stderr = run_script(sys.executable, OWN_SELECTORS, tmp_path / "run")
+    assert (stdout, stderr) == ("True\n", "")
 
 
 @PYTHONS
