@@ -29,6 +29,10 @@ _STANDARD = re.compile(r".*/lib(?:64)?/python3(?:\.\d+t?)?/([^/]+)")
 #: What pip makes of an entry point: it only calls the program.
 _ENTRY_POINT = re.compile(r".*/bin/([^/.]+)$")
 _LIBRARIES = (_PACKAGES, _STANDARD, _ENTRY_POINT)
+#: Files that each torch has: the folder that holds it may be any (`pip --target`, PYTHONPATH, a build from source).
+_TORCH = re.compile(
+    r"(.*/)torch/(?:__init__|_ops|_tensor|(?:nn/modules|autograd|optim|utils/data|distributed)/\w+)\.py$"
+)
 _GENERATED = re.compile(r"<(?:frozen )?([^>]+)>")
 #: Files without a path that hold code of the user: ``python -c``, standard input, cells.
 _TYPED = re.compile(r"<(?:string|stdin|console|ipython-input.*|command-.*)>$")
@@ -105,8 +109,29 @@ def owners(trace: Trace) -> Int64:
     paths = {code: trace.text(code) for code in files.values.tolist()}
     found = (_OUR_PROBES.match(path) for path in paths.values())
     folders = tuple({match[1] for match in found if match})
-    whose = int64(files.map(lambda code: _owner(paths[code], folders)))
+    known = libraries(trace)
+    whose = int64(files.map(lambda code: _owner(paths[code], folders, known)))
     return np.where((whose == LIBRARY) & _wrappers(trace), OURS, whose)
+
+
+@cached_on_trace
+def libraries(trace: Trace) -> tuple[re.Pattern[str], ...]:
+    """Return what the files of libraries match; the group is the package.
+
+    Beside the usual folders it is the one that holds torch: all of it, unless the job's own script lies there, too.
+    """
+    frames = trace.frames
+    paths = [trace.text(code) for code in np.unique(frames["path_code"]).tolist()]
+    known = (path for path in paths if not any(one.match(path) for one in _LIBRARIES))
+    folders = sorted({match[1] for match in map(_TORCH.match, known) if match})
+    outermost = frames["caller_key"] == 0
+    starts = GroupBy(frames["name_code"][outermost], frames["path_code"][outermost])
+    scripts = [trace.text(path) for name, path in zip(*starts.keys, strict=True) if trace.text(name) == "<module>"]
+    packages = (
+        "[^/]+/" if not any(script.startswith(folder) for script in scripts) else "torch/" for folder in folders
+    )
+    own = (re.compile(f"{re.escape(folder)}({package})") for folder, package in zip(folders, packages, strict=True))
+    return (*_LIBRARIES, *own)
 
 
 def _wrappers(trace: Trace) -> npt.NDArray[np.bool_]:
@@ -118,12 +143,12 @@ def _wrappers(trace: Trace) -> npt.NDArray[np.bool_]:
     return np.asarray(inside & (functions.min(names.number) < functions.max(names.number))[functions.number])
 
 
-def _owner(path: str, our_folders: tuple[str, ...]) -> int:
+def _owner(path: str, our_folders: tuple[str, ...], known: tuple[re.Pattern[str], ...]) -> int:
     if path.startswith(our_folders) or _OUR_FILES.search(path):
         return OURS
     if path.startswith("<"):
         return USERS if _TYPED.match(path) else LIBRARY
-    return LIBRARY if any(one.match(path) for one in _LIBRARIES) else USERS
+    return LIBRARY if any(one.match(path) for one in known) else USERS
 
 
 def worker_loops(trace: Trace) -> npt.NDArray[np.bool_]:
@@ -152,11 +177,12 @@ def leaf_codes(trace: Trace, row: Int64) -> Int64:
     """Return the text of the call of a library in some rows of ``frames``; of row -1 the empty one."""
     frames = trace.frames
     calls = GroupBy(*(np.append(frames[name], 0)[row] for name in ("path_code", "name_code")))
-    texts = [_library_call(trace.text(path), trace.text(name)) for path, name in zip(*calls.keys, strict=True)]
+    known = libraries(trace)
+    texts = [_library_call(trace.text(path), trace.text(name), known) for path, name in zip(*calls.keys, strict=True)]
     return trace.strings.codes(texts)[calls.number]
 
 
-def _library_call(path: str, function: str) -> str:
+def _library_call(path: str, function: str, known: tuple[re.Pattern[str], ...] = _LIBRARIES) -> str:
     """Return the words for a call of a library.
 
     Examples
@@ -166,5 +192,5 @@ def _library_call(path: str, function: str) -> str:
     >>> _library_call("<frozen posixpath>", "realpath"), _library_call("/usr/lib/python3.11/json/decoder.py", "decode")
     ('posixpath realpath', 'json decode')
     """
-    found = next((match for one in (*_LIBRARIES, _GENERATED) if (match := one.match(path))), None)
-    return f"{found[1].removesuffix('.py')} {function}" if found else function
+    found = next((match for one in (*known, _GENERATED) if (match := one.match(path))), None)
+    return f"{found[1].removesuffix('/').removesuffix('.py')} {function}" if found else function

@@ -58,6 +58,15 @@ def test_place_and_leaf(calls: tuple[str, ...], line: str, leaf: str) -> None:
     assert place(*calls) == (line, leaf)
 
 
+def test_the_folder_that_holds_torch_holds_libraries() -> None:
+    """It may be any, as with `pip --target`; a script of the job beside a checkout of torch is the job's."""
+    module, solver = "Module._call_impl /opt/deps/torch/nn/modules/module.py:1790", "solve /opt/deps/sympy/solvers.py:5"
+    assert place(MAIN, module) == ("main (train.py:9)", "torch Module._call_impl")
+    assert place(MAIN, solver, also=(MAIN, module)) == ("main (train.py:9)", "sympy solve")
+    script = "<module> /opt/deps/jobs/train.py:3"
+    assert place(script, "fit /opt/deps/jobs/loop.py:7", module) == ("fit (loop.py:7)", "torch Module._call_impl")
+
+
 def test_all_files_of_a_package_that_has_our_probes_are_ours() -> None:
     assert place(MAIN, f"callback {CLONE}/stashtrace/callbacks.py:7", also=(MAIN, PROBE)) == ("main (train.py:9)", "")
 
