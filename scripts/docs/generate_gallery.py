@@ -65,7 +65,7 @@ GALLERY = (
         "Batches wait for a disk",
         "The [example](../examples/README.md) as that benchmark runs it, with `--inject-fetch-kib 4096`: each image"
         " reads 4 MiB more, past the page cache",
-        "The second line below the verdict splits the time of a batch: almost half of it is blocked in storage, and the"
+        "The second line below the finding splits the time of a batch: almost half of it is blocked in storage, and the"
         " next line names the file. Rank 1 also waits for rank 0, because rank 0 waits longer for its batches.",
     ),
     Shown(
@@ -97,19 +97,19 @@ GALLERY = (
         "own/garbage",
         "One rank collects garbage",
         OURS + ": rank 1 collects garbage in every other step",
-        "Rank 0 is the one that waits, and rank 1 the one to look at. It is not every step: the verdict says which.",
+        "Rank 0 is the one that waits, and rank 1 the one to look at. It is not every step: the cause says which.",
     ),
     Shown(
         "own/turns",
         "Two ranks wait for each other by turns",
         OURS + ": the two ranks sleep by turns, one in each step",
-        "Neither rank is the slow one: each is late in half of the steps.",
+        "Neither rank is the slow one: each is late in half of the steps, and is a cause of its own.",
     ),
     Shown(
         "own/checkpoints",
         "Checkpoints stop the job",
         OURS + ": rank 0 writes a checkpoint in every other step",
-        "Rank 0 loses the time in its checkpoints, rank 1 in waiting for rank 0: one cause, shown once for each rank.",
+        "Rank 0 loses the time in its checkpoints, rank 1 in waiting for rank 0: one cause, with who waits for it.",
     ),
     Shown(
         "own/network",
@@ -127,13 +127,14 @@ GALLERY = (
         "own/blocked",
         "The loop waits for a lock",
         OURS + ": the loop that trains waits for a lock",
-        "The call is known, and that another thread of the process ends the wait; which one, the timeline shows.",
+        "The call is known, and the line; which thread ends the wait, the timeline shows.",
     ),
     Shown(
         "own/validation",
         "Validation has a table row of its own",
         OURS + ": validation after each epoch",
-        "Steps of both kinds are counted and timed apart, and the verdicts say which kind they are about.",
+        "Steps of both kinds are counted and timed apart. The causes are those of training, and a line names what validation"
+        " waits for.",
     ),
     Shown(
         "own/killed",
@@ -145,21 +146,21 @@ GALLERY = (
         "own/quiet",
         "Nothing to repair",
         OURS + ": it computes, and does nothing else",
-        "A run without a stall says so. To make it faster, make the computation faster.",
+        "All of it is the script's own code, in one function. To make it faster, make that faster.",
     ),
     Shown(
         "others/dlrm",
         "Eight GPUs that wait for their hosts",
         "Eight ranks of DLRM on V100s, recorded by torch.profiler (facebookresearch/param,"
         " `et_replay/tests/inputs/dlrm_kineto.tar.gz`)",
-        "Rank 7 comes last to the first all-to-all, since it began the step last; why, lies before the recording."
+        "Each host is busy for most of the step, and half of its time between launches would save a third of it."
         " `invisible here` lists what torch.profiler does not record.",
     ),
     Shown(
         "others/resnet",
         "One GPU, no loader workers",
         "ResNet-50 on a V100, recorded by torch.profiler (pytorch/kineto, `tb_plugin/samples/resnet50_num_workers_0`)",
-        "A third of the step waits for batches that the training thread makes itself.",
+        "The one thread of the host prepares batches and launches work in turn, and the device waits for both.",
     ),
     Shown(
         "others/copies",

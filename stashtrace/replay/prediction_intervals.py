@@ -64,7 +64,7 @@ def period_of(means: Floats) -> int:
     """
     long = np.flatnonzero(means > _LONG_RATIO * means.max(initial=0.0))
     gaps = np.diff(long)
-    if len(long) < _FEWEST_TIMES or len(long) > len(means) / 2:
+    if len(long) < _FEWEST_TIMES or 2 * len(long) > len(means) + 1:
         return 0
     return int(np.median(gaps)) if gaps.max() - gaps.min() <= 1 else 0
 

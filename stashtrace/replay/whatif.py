@@ -357,6 +357,11 @@ class ReplayedRun:
         base = self._unchanged(Unknowns())
         return self._combined([base.with_work(np.maximum(base.work - ns, 0.0)) for ns in removed], (), changed=True)
 
+    def replayed_without(self, removed: Floats) -> Replayed:
+        """Replay the run with less work, as if its threads had a CPU each. ``removed``: ns by node that go."""
+        base = self._unchanged(Unknowns())
+        return replayed(base.with_work(np.maximum(base.work - removed, 0.0)))
+
     def saved_ns(self, removed: Floats) -> Floats:
         """Return by how much each counted step is shorter with less work. ``removed``: ns by node that go."""
         hosts = self._crowded(())

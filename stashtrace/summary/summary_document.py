@@ -7,6 +7,7 @@ from typing import Any
 
 from stashtrace.analysis.findings import Summary
 from stashtrace.schema.table import Table
+from stashtrace.summary.causes_block import causes_found
 from stashtrace.summary.words import claim_text, evidence_texts, steps_text
 from stashtrace.summary.words.cause_templates import cause_rows
 from stashtrace.summary.words.headline import headline_text
@@ -30,7 +31,7 @@ def document(tables: Summary, first: Table | None = None, path: str = "RUN") -> 
         rows = [{k: v for k, v in row.items() if k != "finding_id"} for row in finding.evidence]
         claims.append({**finding.row, "text": text, "evidence_text": evidence_texts(finding), "evidence": rows})
     return {
-        "headline": headline_text(found),
+        "headline": headline_text(found, causes_found(first) if len(tables.budgets) else []),
         "do_first": cause_rows(first, path) if first is not None else [],
         "budgets": list(tables.budgets.rows()),
         "findings": claims,

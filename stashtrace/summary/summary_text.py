@@ -9,54 +9,128 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.bars import Budget, budget_lines
+from stashtrace.summary.causes_block import causes_block, causes_found
 from stashtrace.summary.look import Look
 from stashtrace.summary.words import claim_text, evidence_texts, steps_text
-from stashtrace.summary.words.cause_templates import cause_texts
 from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.headline import headline_text
-from stashtrace.summary.words.template_parts import Finding, findings_of
+from stashtrace.summary.words.template_parts import Finding, Row, findings_of
 from stashtrace.visible import visible_line
 
 #: Verdicts that are shown; the others are counted.
 _VERDICTS_AT_MOST = 3
 _INDENT = "  "
+#: Claims about the machine that are in nearly every run, and are told with all findings.
+_IN_ALL = ("start", "hosts")
+#: Claims about what was recorded that say the same of nearly every run.
+_USUAL = ("measured", "clocks")
+#: Claims about long steps.
+_IN_FEW = ("slow_steps", "period")
+#: What says more.
+_NEXT = "report, summary --all"
 #: Claims of the first line that put all figures in doubt.
 _WARNINGS = ("records_lost", "low_confidence", "host_timed_steps")
 
 
-def summary(trace: Trace, *, look: Look | None = None, shown: str = "", first: Table | None = None) -> str:
+def summary(
+    trace: Trace, *, look: Look | None = None, shown: str = "", first: Table | None = None, everything: bool = False
+) -> str:
     """Return the summary of a run as text.
 
     ``trace``: one run. ``look``: what the screen can show; by default 80 columns of UTF-8 without colour. ``shown``:
-    the run directory as a person would type it in a command; by default the path of the trace. ``first``: what to
-    change first: rows of the analysis ``causes``. Without, the summary does not say.
+    the run directory as a person would type it in a command; by default the path of the trace. ``first``: rows of the
+    analysis ``causes``. Without, or where they name no cause, or for ``everything``, all findings are told.
     """
-    return render(summarize(trace), look or Look(), shown or shlex.quote(trace.path or "DIR"), first)
+    return render(summarize(trace), look or Look(), shown or shlex.quote(trace.path or "DIR"), first, everything)
 
 
-def render(tables: Summary, look: Look, path: str, first: Table | None = None) -> str:
+def render(tables: Summary, look: Look, path: str, first: Table | None = None, everything: bool = False) -> str:
     """Return the summary of these tables as text that ends with a newline; ``path`` is for the commands it names."""
     found = findings_of(tables.findings, tables.evidence)
     ranks = _budgets(tables.budgets)
+    causes = causes_found(first)
+    if everything or not causes or not ranks:
+        lines = _whole_page(found, ranks, look, path, first)
+    else:
+        lines = _page_of_causes(found, ranks, look, path, causes)
+    return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
-    def lines_of(what: str, make: Callable[[], list[str]]) -> list[str]:
-        return guarded(what, make, lambda line: look.wrap(line, f"{_INDENT}! ", _INDENT * 2))
 
-    verdicts = _of(found, "verdict")
+def _lines_of(look: Look, what: str, make: Callable[[], list[str]]) -> list[str]:
+    return guarded(what, make, lambda line: look.wrap(line, f"{_INDENT}! ", _INDENT * 2))
+
+
+def _page_of_causes(
+    found: Sequence[Finding], ranks: Sequence[Budget], look: Look, path: str, causes: Sequence[Row]
+) -> list[str]:
+    """Return the page of a usual job: its causes, and what limits them."""
+    lines_of = partial(_lines_of, look)
+    headline, verdicts = _of(found, "headline"), _of(found, "verdict")
+    # That time lies in few steps is said with its cause.
+    few = any(0 < 2 * row["steps_count"] <= row["of_steps_count"] or row["every_count"] > 1 for row in causes)
+    changes = [one for one in _of(found, "time") if one.row["kind"] not in _IN_FEW or not few]
+    crowded = [one for one in verdicts if one.row["kind"] == "contention"]
+    # Steps of validation and inference are no part of the replay.
+    changes += [one for one in verdicts if one.row["name"] and one not in crowded][:1]
+    machine = [*crowded, *(one for one in _of(found, "machine") if one.row["kind"] not in _IN_ALL)]
+    warnings = [one for one in _of(found, "beside") if one.row["kind"] == "staged" and one.row["items_count"] == 0]
+    one_host = sum(f.row["kind"] == "hosts" for f in _of(found, "machine")) == 0
+    usual = _USUAL if one_host else _USUAL[:1]
+    limits = [one for one in _of(found, "trust") if one.row["kind"] not in usual]
+    limits = [one for one in limits if one.row["kind"] != "inferred" or one.evidence]
+    return [
+        *lines_of("how the job ended", lambda: _ending(headline, look)),
+        *lines_of("the first lines", lambda: _top(found, look, headline_text(found, causes))),
+        "",
+        *lines_of("the budget", lambda: _budget(found, ranks, look)),
+        *lines_of("the causes", lambda: causes_block(causes, verdicts, look, path)),
+        *lines_of("changes of the steps", lambda: _claims(changes, look)),
+        "",
+        *lines_of("the machine", lambda: _claims(machine, look)),
+        *lines_of("what is beside", lambda: _plain(warnings, look)),
+        *lines_of("how far to trust it", lambda: _trust(limits, look)),
+        *lines_of("what was lost", lambda: _losses(_of(found, "loss"), look)),
+        "",
+        *lines_of("what to look at next", lambda: _commands(found, path)),
+    ]
+
+
+def _claims(found: Sequence[Finding], look: Look) -> list[str]:
+    """Return claims without their evidence; of one that is its evidence, the first sentence of that."""
+    texts = [claim_text(finding) or "".join(evidence_texts(finding)[:1]) for finding in found]
+    return [line for text in texts if text for line in look.wrap(text, _INDENT, _INDENT * 2)]
+
+
+def _commands(found: Sequence[Finding], path: str) -> list[str]:
+    """Return the command that shows most, and names of those that say more."""
+    rest = _the_rest(found, path)
+    return [f"{_INDENT}timeline   stashtrace view {path}   (or {_NEXT})", *([_INDENT + rest] if rest else ())]
+
+
+def _whole_page(
+    found: Sequence[Finding], ranks: Sequence[Budget], look: Look, path: str, first: Table | None
+) -> list[str]:
+    """Return all findings of a run, with its causes or why none is known."""
+    lines_of = partial(_lines_of, look)
+    causes, verdicts = causes_found(first), _of(found, "verdict")
+    said = headline_text(found, causes if ranks else [])
     # Scarce CPUs put all figures in doubt, so they are named even where larger verdicts leave no room.
     unshown = [finding for finding in verdicts[_VERDICTS_AT_MOST:] if finding.row["kind"] == "contention"]
     machine = lines_of("the machine", lambda: _plain([*unshown, *_of(found, "machine")], look))
-    lines = [
+    return [
         *lines_of("how the job ended", lambda: _ending(_of(found, "headline"), look)),
-        *lines_of("the first lines", lambda: _top(found, look)),
+        *lines_of("the first lines", lambda: _top(found, look, said)),
         "",
         *(lines_of("the budget", lambda: _budget(found, ranks, look)) if ranks else ()),
+        *lines_of("the causes", lambda: causes_block(causes, verdicts, look, path)),
+        *(["", f"{_INDENT}all findings, by the time that they are about:"] if causes else []),
         *lines_of("the verdicts", lambda: _verdicts(verdicts, look, path)),
         *lines_of("changes of the steps", lambda: _verdicts(_of(found, "time"), look, path)),
         *lines_of("the files", lambda: _plain(_of(found, "files"), look)),
@@ -67,9 +141,8 @@ def render(tables: Summary, look: Look, path: str, first: Table | None = None) -
         *lines_of("what was lost", lambda: _losses(_of(found, "loss"), look)),
         "",
         *lines_of("what to look at next", lambda: _next(found, bool(ranks), path)),
-        *(lines_of("what to do first", lambda: _do_first(first, look, path)) if first is not None and ranks else ()),
+        *(lines_of("why no cause is known", lambda: _no_cause(first, look)) if first is not None and ranks else ()),
     ]
-    return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
 
 def _of(found: Sequence[Finding], section: str) -> list[Finding]:
@@ -102,12 +175,11 @@ def _ending(found: Sequence[Finding], look: Look) -> list[str]:
     return [*lines, ""] if lines else []
 
 
-def _top(found: Sequence[Finding], look: Look) -> list[str]:
+def _top(found: Sequence[Finding], look: Look, said: str) -> list[str]:
     """Return the headline, then the lines about the run; warnings about all figures go before it."""
     about = _headline(_of(found, "headline"), look)
     if any(f.row["kind"] in ENDINGS for f in found):
         return about  # it has been said how the job ended
-    said = headline_text(found)
     if said in " ".join(about):
         return about
     line = [look.paint(words, "strong") for words in look.wrap(said)]
@@ -172,7 +244,7 @@ def _plain(found: Sequence[Finding], look: Look) -> list[str]:
 
 def _trust(found: Sequence[Finding], look: Look) -> list[str]:
     by_kind = {finding.row["kind"]: claim_text(finding) for finding in found}
-    rows = (("measured", "inferred", "invisible"), ("own_cost", "lost_records", "clocks"))
+    rows = (("measured", "inferred", "invisible", "own_cost", "lost_records", "clocks"),)
     lines = [line for row in rows for line in _flow([by_kind[kind] for kind in row if kind in by_kind], look)]
     return lines + (look.wrap(by_kind["agreement"], _INDENT, _INDENT * 2) if "agreement" in by_kind else [])
 
@@ -195,6 +267,14 @@ def _flow(parts: Sequence[str], look: Look) -> list[str]:
     return [piece for pieces in long for piece in pieces]
 
 
+def _the_rest(found: Sequence[Finding], path: str) -> str:
+    """Return how to read what a run directory lacks; empty if it lacks no rank."""
+    missing = next((f.row for f in found if f.row["kind"] == "ranks_missing"), None)
+    if missing is None or missing["name"] == "imported":
+        return ""
+    return f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {missing['ranks']})"
+
+
 def _next(found: Sequence[Finding], steps: bool, path: str) -> list[str]:
     lines = [f"timeline   stashtrace view {path}", f"report     stashtrace report {path}"]
     lines.append(
@@ -203,19 +283,14 @@ def _next(found: Sequence[Finding], steps: bool, path: str) -> list[str]:
     if any(f.first("bubble") is not None for f in found):
         stages = [f"stashtrace analyze {table} {path}" for table in ("pipeline", "slowdown")]
         lines += [f"stages     {stages[0]}", f"           {stages[1]}"]
-    missing = next((f.row for f in found if f.row["kind"] == "ranks_missing"), None)
-    if missing is not None and missing["name"] != "imported":
-        lines.append(f"the rest   stashtrace merge {path} OTHER_DIR   (of ranks {missing['ranks']})")
-    return [_INDENT + line for line in lines]
+    rest = _the_rest(found, path)
+    return [_INDENT + line for line in (*lines, *([rest] if rest else ()))]
 
 
-def _do_first(first: Table, look: Look, path: str) -> list[str]:
-    """Return what to change first, or why that is not known."""
-    lines = [""]
-    for text in cause_texts(first, path):
-        head = "do first:  " if len(lines) == 1 else "then:      "
-        lines += look.wrap(text, _INDENT + head, _INDENT + " " * len(head))
-    return lines
+def _no_cause(first: Table, look: Look) -> list[str]:
+    """Return why no cause, or no further one, is known."""
+    reasons = [row["reason"] for row in first.rows() if row["reason"]]
+    return ["", *(line for reason in reasons for line in look.wrap(reason, f"{_INDENT}causes     ", " " * 13))]
 
 
 def _s(count: int) -> str:

@@ -173,7 +173,8 @@ def test_computation_is_named_where_nothing_else_helps() -> None:
     (row,) = causes(late_job(0, transfer_ms=0)).rows()
     assert (row["kind"], row["level"]) == ("compute", "half")
     assert cause_texts(causes(late_job(0, transfer_ms=0)), "run")[0].startswith(
-        "bound by computation: no other change is predicted to save 3 %; half of it: saves "
+        "bound by computation: up to 6.00 ms a step (100 %); no other change is predicted to save 3 %; computing twice as"
+        " quick: saves "
     )
 
 
@@ -183,7 +184,7 @@ def test_fewer_bytes_are_named_where_transfers_take_most_of_the_step() -> None:
     assert (link["where"], link["op"], link["level"]) == ("link", "all_reduce", "half")
     assert link["saved_ns"] == pytest.approx(10 * MS, rel=0.01)
     assert cause_texts(causes(late_job(0, transfer_ms=20)), "run")[0].startswith(
-        "spend half as long in all-reduce (fewer bytes, or fewer operations): saves "
+        "all-reduce takes 20.0 ms a step; half of it (fewer bytes, or fewer operations): saves "
     )
 
 
@@ -247,21 +248,24 @@ def stored(tmp_path: Path) -> str:
     return str(tmp_path / "run.store")
 
 
-def test_the_summary_ends_with_it(stored: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_begins_with_it(stored: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", stored]) == 0
     words = capsys.readouterr().out
-    headline, last = words.splitlines()[0], words.split("\n\n")[-1]
-    assert headline == "rank 0 is input bound: 5.00 ms a step (56 %) waiting for batches"
-    assert last.startswith("  do first:  set num_workers=")
-    assert " ".join(last.split()).endswith(f"`stashtrace whatif {stored} workers=3`")
+    headline = "ranks wait up to 5.00 ms a step (56 %) for batches, which 1 worker makes"
+    assert words.splitlines()[0] == headline
+    said = " ".join(words.split())
+    assert f"▶ {headline} its worker takes 9.00 ms to make a batch" in said
+    assert "num_workers=3 instead of 1: saves " in said
+    assert f"`stashtrace whatif {stored} workers=3`" in said
+    assert len(words.splitlines()) <= 24
 
 
 def test_json_has_the_headline_and_the_changes(stored: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", stored, "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["headline"].startswith("rank 0 is input bound: ")
+    assert said["headline"].startswith("ranks wait up to 5.00 ms a step (56 %) for batches")
     (change,) = said["do_first"]
-    assert change["text"].startswith("set num_workers=")
+    assert change["text"].startswith(said["headline"] + "; num_workers=3 instead of 1: saves ")
     assert main(["whatif", stored, change["change"], "--format", "json"]) == 0
     (answer,) = json.loads(capsys.readouterr().out)["answers"]
     saved = answer["replayed_ns"] - answer["high_ns"], answer["replayed_ns"] - answer["low_ns"]

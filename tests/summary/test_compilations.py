@@ -96,7 +96,9 @@ def test_without_compilations_the_steps_are_as_long_as_the_others() -> None:
 def test_what_to_do_first_is_not_to_compile_again() -> None:
     table = causes(job(inside_forward=True))
     assert (table["kind"][0], table["level"][0]) == ("compile", "gone")
-    assert cause_texts(table, "run")[0].startswith("compile nothing again in the steps")
+    assert cause_texts(table, "run")[0].startswith(
+        "rank 0 compiles (torch.compile) 80.0 ms in every 4th step; with nothing compiled again in the steps"
+    )
 
 
 def test_loop_code_twice_as_quick_leaves_compilations_as_they_are() -> None:

@@ -12,7 +12,7 @@ from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES
 from stashtrace.replay.causes import causes
 from stashtrace.schema.kinds import Phase, PhaseFlag, StallKind, ThreadRole
 from stashtrace.summary.summary_text import summary
-from stashtrace.summary.words.cause_templates import _WORK
+from stashtrace.summary.words.cause_templates import _DOES
 
 
 def test_other_starts_are_named() -> None:
@@ -58,12 +58,16 @@ def test_a_load_is_no_save() -> None:
             rank.phase("optimizer", now + 42 * MS, now + 50 * MS)
         now += 50 * MS
     trace = build.trace()
-    shown = " ".join(summary(trace, first=causes(trace)).split())
+    shown = " ".join(summary(trace, first=causes(trace), everything=True).split())
     assert "rank 1 spends 30.0 ms a step longer than rank 0 in checkpoints" in shown
     assert "checkpoints loaded in these steps, 30.0 ms on average" in shown
     assert not re.search(r"\bsav(es|ed|ing) checkpoint|write checkpoints", shown)
-    assert "on rank 1: let no step wait for checkpoints that are saved and loaded" in shown
+    assert "▶ rank 1 is in loads and saves of checkpoints " in shown
+    assert "with no step that waits for checkpoints: saves " in shown
 
 
 def test_every_kind_of_work_that_makes_a_rank_late_has_words() -> None:
-    assert set(_WORK) >= {kind.name.lower() for kind in StallKind if kind not in IN_COLLECTIVES} | {"unrecorded"}
+    told = {
+        kind for kind in StallKind if kind not in (*IN_COLLECTIVES, StallKind.OTHER)
+    }  # what blocks has its own words
+    assert set(_DOES) >= {kind.name.lower() for kind in told} | {"unrecorded"}

@@ -115,6 +115,13 @@ _CAUSE = {
     "op": "",
     "worker_id": -1,
     "present_count": 2,
+    "call": "",
+    "work_ns": 3 * MS,
+    "step_ns": 10 * MS,
+    "waiting_ranks": "3",
+    "waiting_op": "all_reduce",
+    "through_ranks": "",
+    "waiting_ns": MS,
 }
 
 
@@ -136,7 +143,7 @@ def test_settings(quantity: str) -> None:
         assert cause_text({**row, "sure": sure, "ranks": "1", "worker_id": 3}, "./run")
 
 
-@pytest.mark.parametrize("level", ["gone", "peers", "usual", "half"])
+@pytest.mark.parametrize("level", ["gone", "peers", "even", "usual", "half"])
 @pytest.mark.parametrize(
     "kind", [*(kind.name.lower() for kind in StallKind), "compile", "objects", "loads", "gradients", "unrecorded", ""]
 )

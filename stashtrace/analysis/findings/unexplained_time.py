@@ -76,7 +76,12 @@ def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, i
     named = np.isin(layer, [i for i, x in enumerate(layers) if x.kind != StallKind.OTHER])
     steps = steps.take(steps["end_ns"] > steps["begin_ns"])
     free = TimeSet.of(steps["begin_ns"], steps["end_ns"]) - TimeSet.of(begin[named], end[named])
-    waits, rows = index.trace.waits, index.waits.rows(thread.track_id)
+    return blocked_in(index, thread.track_id, free)
+
+
+def blocked_in(index: TraceIndex, track: int, free: TimeSet) -> dict[str, int]:
+    """Return the nanoseconds of a time by the call that blocked a thread; see :func:`blocked_calls`."""
+    waits, rows = index.trace.waits, index.waits.rows(track)
     code, begin, end = (waits[name][rows] for name in ("wait_code", "begin_ns", "end_ns"))
     blocked_ns: dict[str, int] = {}
     for name, codes in _CALLS.items():
@@ -84,7 +89,7 @@ def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, i
         time = free & TimeSet.of(begin[chosen], end[chosen])
         blocked_ns[name] = time.total_ns
         free -= time
-    io, own = index.io, index.io_by_track.rows(thread.track_id)
+    io, own = index.io, index.io_by_track.rows(track)
     of_flag = {_SOCKET: IoFlag.SOCKET, _PIPE: IoFlag.PIPE}
     of_io = {name: io.is_blocked[own] & ((io.flags[own] & int(flag)) != 0) for name, flag in of_flag.items()}
     for name, chosen in ((_FILE, io.is_storage[own]), *of_io.items(), (_IO, io.is_blocked[own])):

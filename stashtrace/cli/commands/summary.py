@@ -31,21 +31,29 @@ def parser() -> Parser:
     parser.add_runs()
     parser.add_format(tuple(FORMATS))
     parser.add_run()
+    parser.add_argument("--all", action="store_true", help="all findings, not only the causes")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Print the summary."""
     arguments = parser().read(argv)
-    return print_summary(runs_or_newest(arguments.paths), arguments.run, arguments.format)
+    paths = runs_or_newest(arguments.paths)
+    return print_summary(paths, arguments.run, arguments.format, everything=arguments.all)
 
 
-def print_summary(paths: Sequence[str], run_id: str | None = None, format_name: str = "text") -> int:
-    """Print the summary of one run, or of the parts of one job, in one of :data:`FORMATS`; return the exit code."""
+def print_summary(
+    paths: Sequence[str], run_id: str | None = None, format_name: str = "text", *, everything: bool = False
+) -> int:
+    """Print the summary of one run, or of the parts of one job, in one of :data:`FORMATS`; return the exit code.
+
+    ``everything``: as text, all findings, not only the causes; the other formats are the same.
+    """
     _keep_freed_memory()
     with _few_collections():
         trace = read_runs(paths, run_id=run_id, quiet=True)  # the summary says what is missing
-        sys.stdout.write(FORMATS[format_name](trace, shlex.join(paths)))
+        write = _all_text if everything and format_name == "text" else FORMATS[format_name]
+        sys.stdout.write(write(trace, shlex.join(paths)))
     return 0
 
 
@@ -70,13 +78,22 @@ def _few_collections() -> Iterator[None]:
 
 def _text(trace: Trace, shown: str) -> str:
     """Return the summary in the characters and colours that the screen can show."""
+    return _on_screen(trace, shown, everything=False)
+
+
+def _all_text(trace: Trace, shown: str) -> str:
+    """Return all findings in these characters and colours."""
+    return _on_screen(trace, shown, everything=True)
+
+
+def _on_screen(trace: Trace, shown: str, *, everything: bool) -> str:
     from stashtrace.replay.causes import what_to_do_first
     from stashtrace.summary.look import Look
     from stashtrace.summary.summary_text import summary
 
     screen = Screen()
     look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
-    return summary(trace, look=look, shown=shown, first=what_to_do_first(trace))
+    return summary(trace, look=look, shown=shown, first=what_to_do_first(trace), everything=everything)
 
 
 def _json(trace: Trace, shown: str) -> str:
@@ -93,9 +110,10 @@ def _json(trace: Trace, shown: str) -> str:
 def _line(trace: Trace, shown: str) -> str:
     """Return the headline, for places that hold one line of a run."""
     from stashtrace.analysis.findings import summarize
+    from stashtrace.replay.causes import what_to_do_first
     from stashtrace.summary.summary_document import document
 
-    return " ".join(document(summarize(trace), None, shown)["headline"].split()) + "\n"
+    return " ".join(document(summarize(trace), what_to_do_first(trace), shown)["headline"].split()) + "\n"
 
 
 #: Name of a format -> function of the trace and of its path as typed, which returns the text for stdout.

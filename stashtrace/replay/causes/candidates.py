@@ -37,7 +37,7 @@ _GONE = (StallKind.OTHER, StallKind.CHECKPOINT, StallKind.FETCH, COMPILE, OBJECT
 _NEEDLESS = (CollectiveOp.BROADCAST, CollectiveOp.BARRIER)
 _PART_OF: dict[Level, float] = {"gone": 1.0, "half": 0.5}
 #: Time in these is a wait for others, which follows from the edges.
-_WAITS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT, StallKind.HANDOFF)
+_WAITS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 _ON_THREADS = (Resource.STEP_THREAD, Resource.HOST, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM)
 #: With more cells than this of ranks, steps and places in them, whole steps are compared.
 _MOST_CELLS = 4_000_000
@@ -46,7 +46,7 @@ _MANY_RANKS = 32
 
 
 #: What a replay leaves of a candidate.
-Level = Literal["gone", "peers", "usual", "half"]
+Level = Literal["gone", "peers", "even", "usual", "half"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Candidate:
     steps_count: int
     of_steps: int
     period: int
-    #: Mean of these steps, of the ranks together where there are several.
+    #: Mean of these steps, of the rank with most.
     event_ns: float
 
     @property
@@ -108,6 +108,7 @@ class Candidates:
         self.ranks: Int64 = np.unique(graph.rank[on_thread])
         #: One that only serves others has other work than they.
         self._has_steps = np.isin(self.ranks, graph.ends_rank)
+        self._stages = _rows_of_stages(graph, self.ranks[self._has_steps], np.flatnonzero(self._has_steps))
         node = work.node
         self._resource, self._rank, self._is_batch = graph.resource[node], graph.rank[node], graph.is_batch[node]
         self._kind = _kinds(graph)[node]
@@ -128,7 +129,9 @@ class Candidates:
         if (place.max(initial=0) + 1) * len(self.ranks) * len(steps) > _MOST_CELLS:
             place[:] = 0
         self._place_in_step = place[node]
-        self._moves = counted & (self._resource == Resource.TRANSFER)
+        moves = counted & (self._resource == Resource.TRANSFER)
+        of_objects = _inside_objects(graph)[node]
+        self._moves, self._moves_objects = moves & ~of_objects, np.flatnonzero(moves & of_objects)
 
     @cached_property
     def _comparisons(self) -> int:
@@ -218,13 +221,14 @@ class Candidates:
         spent = self._spent(pieces)
         whole, half = np.ones(len(pieces)), np.full(len(pieces), 0.5)
         if kind in _GONE and not (by_workers and kind == StallKind.FETCH):
-            yield self._candidate(
-                "gone", (), kind, by_workers, pieces, (whole, whole), spent, function=function, line=line
-            )
+            # Without objects to exchange their transfers go, too.
+            every = np.append(pieces, self._moves_objects) if kind == OBJECTS and function is None else pieces
+            parts = np.ones(len(every)), np.ones(len(every))
+            yield self._candidate("gone", (), kind, by_workers, every, parts, spent, function=function, line=line)
             for rank, own in self._single_ranks(pieces, spent):
                 parts = whole[: len(own)], whole[: len(own)]
                 yield self._candidate(
-                    "gone", (rank,), kind, by_workers, own, parts, spent, function=function, line=line
+                    "gone", (rank,), kind, by_workers, own, parts, self._spent(own), function=function, line=line
                 )
         else:
             yield self._candidate(
@@ -282,7 +286,8 @@ class Candidates:
         if (excess[long] < np.maximum(np.median(total), sampled[long])).any():
             return
         period = period_of(excess)
-        part = np.where(long, excess / np.maximum(total, 1.0), 0.0)[self._step[pieces]]
+        of_steps = np.where(long, excess / np.maximum(total, 1.0), 0.0)
+        part = of_steps[self._step[pieces]]
         yield self._candidate(
             "usual",
             ranks,
@@ -290,7 +295,7 @@ class Candidates:
             by_workers,
             pieces,
             (part, part),
-            np.where(long, excess, 0.0)[None],
+            spent * of_steps,
             period=period,
             function=function,
             line=line,
@@ -305,33 +310,68 @@ class Candidates:
         function: tuple[int, int] | None = None,
         line: int = UNKNOWN,
     ) -> Iterator[Candidate]:
-        """What a rank does longer than the median of the others, and what all those do that are longer."""
+        """What a rank does longer than the median of the others, and what all those do that are longer.
+
+        Stages of a pipeline do different work, which may be moved from one to another: a rank is compared with the
+        others of its stage, and all of a kind of time with the mean of the stages.
+        """
         if self._has_steps.sum() < 2 or not len(pieces):
             return
         spent = self._spent_in_places(pieces)
+        if not self._stages:
+            usual = _of_others(spent[self._has_steps])
+            yield from self._longer("peers", pieces, spent, usual, kind, by_workers, function, line)
+            return
+        if function is None and kind in (StallKind.COMPUTE, StallKind.PYTHON, ANY):
+            whole = spent.sum(axis=2, keepdims=True)
+            means = [whole[of_stage].mean(axis=0) for of_stage in self._stages]
+            even = np.broadcast_to(np.mean(means, axis=0), whole[self._has_steps].shape)
+            yield from self._longer("even", pieces, whole, even, kind, by_workers, function, line)
+        if min(map(len, self._stages)) > 1:
+            usual = np.zeros_like(spent)
+            for of_stage in self._stages:
+                usual[of_stage] = _of_others(spent[of_stage])
+            yield from self._longer("peers", pieces, spent, usual[self._has_steps], kind, by_workers, function, line)
+
+    def _longer(
+        self,
+        level: Level,
+        pieces: Int64,
+        spent: Floats,
+        usual: Floats,
+        kind: int,
+        by_workers: bool,
+        function: tuple[int, int] | None,
+        line: int,
+    ) -> Iterator[Candidate]:
+        """Yield what ranks do longer than usual. ``spent``: by rank, step and place; ``usual``: of those with steps."""
         excess_there = np.zeros_like(spent)
-        excess_there[self._has_steps] = spent[self._has_steps] - _of_others(spent[self._has_steps])
+        excess_there[self._has_steps] = spent[self._has_steps] - usual
         excess = excess_there.sum(axis=2)
         chance = POLICY.chance_ratio / (len(self.ranks) * self._comparisons)
         mean, error = excess.mean(axis=1), np.array([error_of_mean(own, chance) for own in excess])
-        sampled = GroupBy.numbered(self._row[pieces], len(self.ranks)).sum(self._work.doubt_ns[pieces])
-        error = np.hypot(error, np.hypot(sampled, np.median(sampled)) * _quantile(chance) / len(self._steps))
+        if function is not None:  # samples divide time among lines, and leave the whole of a kind as it is
+            sampled = GroupBy.numbered(self._row[pieces], len(self.ranks)).sum(self._work.doubt_ns[pieces])
+            error = np.hypot(error, np.hypot(sampled, np.median(sampled)) * _quantile(chance) / len(self._steps))
         longer = np.flatnonzero((mean > error) & (mean >= POLICY.worth_ratio * self._step_ns / 2))
         longer = longer[np.argsort(-mean[longer], kind="stable")][: POLICY.lines_count]
         for rows in [*([row] for row in longer.tolist()), *([longer.tolist()] if len(longer) > 1 else [])]:
-            own = pieces[np.isin(self._row[pieces], rows)]
-            over_there = np.maximum(excess_there, 0.0)
+            # Work that moves to other stages makes these longer.
+            own = pieces if level == "even" else pieces[np.isin(self._row[pieces], rows)]
+            over_there = excess_there if level == "even" else np.maximum(excess_there, 0.0)
             part = np.divide(over_there, spent, out=np.zeros_like(spent), where=spent > 0)
             over = over_there.sum(axis=2)
             # What chance adds in some steps and takes in others stays.
             general = [
                 np.clip((mean + sign * error) / np.maximum(over.mean(axis=1), 1.0), 0.0, 1.0) for sign in (-1, 1)
             ]
-            at = self._row[own], self._step[own], self._place_in_step[own]
+            if level == "even":  # what goes from some stages comes to the others
+                general = [np.full_like(of, of[rows].mean()) for of in general]
+            at = self._row[own], self._step[own], np.minimum(self._place_in_step[own], spent.shape[2] - 1)
             low, high = ((part * of[:, None, None])[at] for of in general)
             ranks = tuple(sorted(self.ranks[rows].tolist()))
             yield self._candidate(
-                "peers", ranks, kind, by_workers, own, (low, high), over[rows], function=function, line=line
+                level, ranks, kind, by_workers, own, (low, high), over[rows], function=function, line=line
             )
 
     def _candidate(
@@ -368,7 +408,7 @@ class Candidates:
             int(has.sum()),
             len(total),
             period,
-            float(total[has].mean()) if has.any() else 0.0,
+            float(spent[:, has].mean(axis=1).max()) if has.any() else 0.0,
         )
 
 
@@ -412,6 +452,15 @@ def _kinds(graph: Graph) -> Int64:
     return np.where(graph.facts.compiles, COMPILE, np.where(graph.facts.pickles, OBJECTS, graph.kind))
 
 
+def _inside_objects(graph: Graph) -> Bools:
+    """Return the mask of transfers that ranks enter from within a collective of Python objects."""
+    inside = np.zeros(len(graph), dtype=bool)
+    if graph.facts is not None:
+        members = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
+        inside[graph.target[members]] = graph.facts.pickles[graph.source[members]]
+    return inside & graph.is_transfer
+
+
 def _ran_ratio(graph: Graph) -> Floats:
     """Return which part of each node was no wait for a CPU; 1 where that is not known."""
     if graph.facts is None:
@@ -429,6 +478,12 @@ def _step_of_nodes(graph: Graph) -> Int64:
     taken = np.flatnonzero((graph.edge_kind == EdgeKind.BATCH) & graph.is_batch[graph.source])
     step[graph.source[taken]] = graph.step[graph.target[taken]]
     return int64(step)
+
+
+def _rows_of_stages(graph: Graph, ranks: Int64, rows: Int64) -> list[Int64]:
+    """Return the rows of ranks by stage of their pipeline; empty if they are of one stage, or of none."""
+    stages = GroupBy(int64([graph.stage_of.get(rank, -1) for rank in ranks.tolist()]))
+    return [rows[own] for own in stages] if len(stages.values) > 1 else []
 
 
 def _of_others(spent: Floats) -> Floats:

@@ -16,11 +16,12 @@ from stashtrace.analysis.lines.lines import costliest_lines, costliest_worker_li
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.step_time import step_time_of
-from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError, guarded
+from stashtrace.replay.causes.blocking_call import blocking_call
 from stashtrace.replay.causes.candidates import COMPILE, OBJECTS, Candidate, kind_word, operation, ranks_of
 from stashtrace.replay.causes.choose_causes import Cause, causes_of, waits_for
 from stashtrace.replay.causes.gradients import sends_gradients
+from stashtrace.replay.causes.who_waits import Waiting, who_waits
 from stashtrace.replay.causes.work_by_line import Floats, WorkByLine, work_by_line
 from stashtrace.replay.communication.buckets import buckets_if_any
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
@@ -31,7 +32,7 @@ from stashtrace.replay.whatif_text import unreliable
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import Phase, StallKind, WaitOp
+from stashtrace.schema.kinds import Phase, StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -51,7 +52,20 @@ CAUSES = schema(
     col.word("op", "operation of transfers; else empty", width=16),
     col.word("place", "function and line in which it is, or a good part of it; empty if none stands out"),
     col.real("place_ratio", "part of it that is certainly in this function; 0 without one", detail=2),
-    col.word("level", "what is left of it: gone (nothing), peers (as others), usual (as in most steps), half, setting"),
+    col.word(
+        "level",
+        "what is left: gone (nothing), peers (as others), even (mean of stages), usual (as mostly), half, or a setting",
+    ),
+    col.word("call", "what most of it is: asleep, lock, gil, socket, file, garbage, ...; empty if no such call"),
+    col.ns(
+        "work_ns",
+        "mean of a step, of the rank with most: the time that it is about, with peers and usual what is beyond theirs",
+    ),
+    col.word("waiting_ranks", "ranks that wait for its ranks, those that wait longest; empty: none", width=24),
+    col.word("waiting_op", "operation in which they wait most; empty if unknown", width=16),
+    col.word("through_ranks", "ranks between that they wait for directly; empty: for its ranks", width=24),
+    col.ns("waiting_ns", "mean of a step, of the rank that waits longest: wait that goes with it"),
+    col.ns("step_ns", "mean step of the run; -1 unknown", missing=-1),
     col.ns("saved_ns", "by this the mean step of the recording would have been shorter; -1 unknown", missing=-1),
     col.ns("saved_low_ns", "that of another recording by at least this; 0 if it may not; -1 unknown", missing=-1),
     col.ns("saved_high_ns", "by at most this; -1 unknown", missing=-1),
@@ -61,7 +75,7 @@ CAUSES = schema(
     col.number("steps_count", "counted steps in which it is long", detail=2),
     col.number("of_steps_count", "counted steps", detail=2),
     col.number("every_count", "it comes again after so many steps; 0: in each, or not regularly", detail=2),
-    col.ns("event_ns", "its mean in these steps, that of all its ranks together", detail=2),
+    col.ns("event_ns", "its mean in these steps, of the rank with most", detail=2),
     col.word("change", "QUANTITY=VALUE of a setting, as `stashtrace whatif` takes it; else empty", width=24),
     col.number("present_count", "of a number to change, such as workers: the present one, else -1", missing=-1),
     col.identity("worker_id", "worker whose batches it is about, -1 if of several or none", missing=-1),
@@ -75,6 +89,8 @@ _SURE_RATIO = 0.5
 _MOSTLY_RATIO = 0.6
 #: A line is named of what is no function if at least this part is certainly in it.
 _GOOD_PART = 0.3
+#: The columns about ranks that wait, where none does.
+_NOBODY = "", "", "", 0
 #: So many lines of a rank and kind are looked at for what they call in a library.
 _LINES_COUNT = 20
 
@@ -91,7 +107,8 @@ def causes(trace: Trace) -> Table:
 
     Columns
     -------
-    ranks, where, kind, op, place, place_ratio, level, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio,
+    ranks, where, kind, op, place, place_ratio, level, call, work_ns, waiting_ranks, waiting_op, through_ranks,
+    waiting_ns, step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio,
     sure, steps_count, of_steps_count, every_count, event_ns, change, present_count, worker_id, reason
 
     Raises
@@ -119,7 +136,8 @@ def causes(trace: Trace) -> Table:
         return _because("no single cause that can be replayed is predicted to save 3 % of a step or more", *unsaid)
     found = _bounded(trace, found)
     step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
-    rows = [_row(trace, cause, run.graph, work, run.measured_ns if step is None else step.mean_ns) for cause in found]
+    step_ns = run.measured_ns if step is None else step.mean_ns
+    rows = [_row(trace, cause, run, work, step_ns) for cause in found]
     return Table.from_rows(CAUSES, [*rows, *map(_reason, unsaid)])
 
 
@@ -142,22 +160,38 @@ def _column(cause: Cause) -> str:
     return {"data": "data", "link": "link"}.get(waits_for(cause), "")
 
 
-def _row(trace: Trace, cause: Cause, graph: Graph, work: WorkByLine, step_ns: float) -> tuple[object, ...]:
+def _row(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine, step_ns: float) -> tuple[object, ...]:
+    graph = run.graph
     low, high = (min(max(ns, 0.0), step_ns) for ns in (cause.low_ns, cause.high_ns))
     sure = "perhaps" if low <= 0 else "sure" if low >= _SURE_RATIO * high else "likely"
     saved = round(cause.saved_ns), round(low), round(high), low / max(step_ns, 1.0), high / max(step_ns, 1.0), sure
     one = cause.candidate
     if one is None:
         change, ranks, present, worker = cause.answer.changes[0], "", -1, -1
+        with_steps = np.unique(graph.ends_rank)
+        ranks = ranks_of(with_steps.tolist() if len(with_steps) == 1 else ())
         if cause.setting == "workers":
             present = max(graph.workers.get(rank, 0) for rank in np.unique(graph.ends_rank).tolist())
         elif cause.setting == "slow_worker":
             rank, worker = _slow_worker(graph)
             ranks = str(rank) if rank >= 0 else ""
-        what = ranks, "setting", cause.setting, "", "", 0.0, "setting"
-        return *what, *saved, 0, 0, 0, 0, str(change), present, worker, ""
+        of_setting = (
+            ranks,
+            "setting",
+            cause.setting,
+            "",
+            "",
+            0.0,
+            "setting",
+            "",
+            _awaited_ns(trace, cause),
+            *_NOBODY,
+            round(step_ns),
+        )
+        return *of_setting, *saved, 0, 0, 0, 0, str(change), present, worker, ""
     kind = kind_word(one.kind)
-    if kind == "other" and _waits_for_gil(trace, one):
+    call = "" if one.by_workers or one.op >= 0 else _call(trace, graph, work, one)
+    if kind == "other" and call == "gil":
         kind = "gil"
     if kind == "checkpoint" and (trace.phases["phase_code"] == Phase.CHECKPOINT_LOAD).any():
         kind = "loads"  # what waits for a load cannot go on without it
@@ -165,18 +199,32 @@ def _row(trace: Trace, cause: Cause, graph: Graph, work: WorkByLine, step_ns: fl
         kind = "gradients"
     where = "link" if one.op >= 0 else "worker" if one.by_workers else "step"
     place = guarded("the line behind a cause", lambda: _place(trace, one, work), lambda line: ("", 0.0))
-    what = ranks_of(one.ranks), where, kind, operation(one.op), *place, one.level
+    with_steps = np.unique(graph.ends_rank)
+    named = ranks_of(with_steps.tolist() if len(with_steps) == 1 else one.ranks)
+    about = named, where, kind, operation(one.op), *place, one.level
+    work_ns = round(2 * one.most_ns if one.level == "half" else one.most_ns)
+    what = *about, call, work_ns, *_who_waits(run, work, one), round(step_ns)
     return *what, *saved, one.steps_count, one.of_steps, one.period, round(one.event_ns), "", -1, -1, ""
 
 
-def _waits_for_gil(trace: Trace, one: Candidate) -> bool:
-    """Return True if most waits of the step threads of its ranks, of which each was recorded, are for the GIL."""
-    waits = trace.waits
-    tracks = [thread.track_id for thread in step_threads(trace) if not one.ranks or thread.rank in one.ranks]
-    own = np.isin(waits["track_id"], tracks)
-    length_ns = np.where(own, waits["end_ns"] - waits["begin_ns"], 0)
-    for_gil_ns = length_ns[waits["wait_code"] == WaitOp.GIL].sum()
-    return bool(for_gil_ns > 0 and for_gil_ns >= _MOSTLY_RATIO * length_ns.sum())
+def _call(trace: Trace, graph: Graph, work: WorkByLine, one: Candidate) -> str:
+    """Return what blocks the work of a candidate, empty if that is not known."""
+    return guarded("what blocks a cause", lambda: blocking_call(TraceIndex(trace), graph, work, one), lambda line: "")
+
+
+def _who_waits(run: ReplayedRun, work: WorkByLine, one: Candidate) -> tuple[object, ...]:
+    """Return the columns about the ranks that wait for a candidate."""
+    low, high = one.removed(work, len(run.graph))
+    waiting = guarded("who waits for a cause", lambda: who_waits(run, one, (low + high) / 2), lambda line: Waiting())
+    return ranks_of(waiting.ranks), operation(waiting.op), ranks_of(waiting.through), round(waiting.ns)
+
+
+def _awaited_ns(trace: Trace, cause: Cause) -> int:
+    """Return the mean wait of a step that a setting is about, of the rank that waits longest."""
+    budgets = summarize(trace).budgets
+    own = budgets.take(budgets["column"] == _column(cause))
+    waits_ns = own["stall_ns"] / np.maximum(own["steps_count"], 1)
+    return round(waits_ns.max(initial=0.0)) if len(own) else round(cause.saved_ns)
 
 
 def _slow_worker(graph: Graph) -> tuple[int, int]:
@@ -250,4 +298,5 @@ def _because(*reasons: str) -> Table:
 
 def _reason(reason: str) -> tuple[object, ...]:
     """Return the row of a reason why something is not predicted."""
-    return ("", "", "", "", "", 0.0, "", -1, -1, -1, -1.0, -1.0, "", 0, 0, 0, 0, "", -1, -1, reason)
+    what = "", "", "", "", "", 0.0, "", "", 0, *_NOBODY, -1
+    return (*what, -1, -1, -1, -1.0, -1.0, "", 0, 0, 0, 0, "", -1, -1, reason)

@@ -21,6 +21,7 @@ from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT
 from stashtrace.replay.communication.buckets import Buckets
 from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, FEW_STEPS, noise_ns
 from stashtrace.replay.whatif import Answer, ReplayedRun
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 
 #: Settings, and what one worker takes longer: changes of `stashtrace whatif` that are no work to take away. Of each,
@@ -28,7 +29,6 @@ from stashtrace.schema.kinds import StallKind
 _SETTINGS = {"workers": "data", KEPT: "start", "slow_worker": "data", IN_ORDER: "data", BUCKET: "link"}
 #: More workers hide what one of them takes longer, and the batches still come in turn: it says more than they do.
 _DETAIL_OF_SETTING, _DETAIL_OF_CURE = 6, 7
-_COMPUTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,18 @@ def causes_of(
     removed = {id(one): one.removed(work, len(graph)) for one in asked}
     pool = [_cause(run, one, removed[id(one)]) for one in asked]
     pool += [_of_setting(run, answer) for answer in run.single_changes(buckets, unsaid, only=_SETTINGS)]
+    # Less work leaves CPUs to what waited for one. How much of these waits goes with it, no replay tells.
+    queued_ns = _queued_ns(run)
+    pool = [replace(cause, high_ns=cause.high_ns + queued_ns) for cause in pool]
     chosen: list[Cause] = []
     taken = np.zeros(len(graph))
     while len(chosen) < POLICY.causes_count:
-        best = _best([cause for cause in pool if cause.saved_ns >= worth_ns and cause.is_certain])
-        if best is None or (chosen and _tier(best) == _COMPUTES):
+        worth = [cause for cause in pool if cause.saved_ns >= worth_ns]
+        best = _best([cause for cause in worth if cause.is_certain], work)
+        if best is None or _computes(best):
+            # Half of something blames nobody, and as a possible cause it says more than that the job computes.
+            best = _best([cause for cause in worth if _is_half(cause) and not _computes(cause)], work) or best
+        if best is None or (chosen and _computes(best)):
             break
         chosen.append(best)
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
@@ -112,7 +119,7 @@ def _doubt_ns(one: Candidate, of_steps: Floats) -> float:
 
     What comes in a few steps, not regularly, comes more or less often; what came once is said for that once.
     """
-    if one.level == "peers" or one.steps_count > POLICY.rare_ratio * one.of_steps or one.period:
+    if one.level in ("peers", "even") or one.steps_count > POLICY.rare_ratio * one.of_steps or one.period:
         return error_of_mean(of_steps) if len(of_steps) >= FEW_STEPS else noise_ns(of_steps)
     if one.steps_count == 1:
         return 0.0
@@ -140,24 +147,48 @@ def _waited_for(graph: Graph, cause: Cause) -> Floats:
     return np.where(about, graph.work_ns, 0).astype(np.float64)
 
 
+def _queued_ns(run: ReplayedRun) -> float:
+    """Return how long the step thread of a rank waits for a CPU in a mean step, of the rank that does so longest."""
+    graph = run.graph
+    if graph.facts is None:
+        return 0.0
+    own = np.flatnonzero(graph.is_thread & np.isin(graph.step, run.steps))
+    queued = GroupBy(graph.rank[own]).sum(np.maximum(graph.facts.queued_ns[own], 0))
+    return float(queued.max(initial=0)) / len(run.steps)
+
+
 def _middle(removed: tuple[Floats, Floats]) -> Floats:
     low, high = removed
     return (low + high) / 2
 
 
-def _best(pool: Sequence[Cause]) -> Cause | None:
+def _best(pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
     """Return the cause that saves most, or one that says more and saves nearly as much.
 
-    Half of something always helps, so it comes where nothing is left that would go whole; and of half the computation
-    nobody can be advised, so it comes where nothing else is left.
+    Half of something always helps, so it counts less than what would go whole; and of half the computation nobody can
+    be advised, so it comes where nothing else is left.
     """
-    tier = min(map(_tier, pool), default=0)
-    open_to = [cause for cause in pool if _tier(cause) == tier]
-    most_ns = max((cause.saved_ns for cause in open_to), default=0.0)
+    others = [cause for cause in pool if not _computes(cause)]
+    first = max(others or pool, key=_weight_ns, default=None)
+    if first is None:
+        return None
+    open_to = [cause for cause in others or pool if _is_half(cause) == _is_half(first)]
+    most_ns = max(cause.saved_ns for cause in open_to)
     mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.mostly_ratio * most_ns]
-    best = max(mostly, key=lambda cause: (cause.detail, cause.saved_ns), default=None)
-    lines = [cause for cause in mostly if best is not None and _is_line_of(cause, best)]
+    best = max(mostly, key=lambda cause: (cause.detail, cause.saved_ns))
+    # A function may be most of a kind of time that is most of what a rank does longer.
+    while (within := _most_within(best, open_to, work)) is not None:
+        best = within
+        mostly.append(best)
+    lines = [cause for cause in mostly if _is_line_of(cause, best)]
     return max(lines, key=lambda cause: cause.saved_ns, default=best)
+
+
+def _most_within(best: Cause, pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
+    """Return what says more than a cause about most of its work; None if nothing does."""
+    least_ns = POLICY.mostly_ratio * best.saved_ns
+    more = (cause for cause in pool if cause.detail > best.detail and cause.saved_ns >= least_ns)
+    return max((cause for cause in more if _is_same(cause, best, work)), key=lambda cause: cause.saved_ns, default=None)
 
 
 def _is_line_of(cause: Cause, best: Cause) -> bool:
@@ -168,21 +199,32 @@ def _is_line_of(cause: Cause, best: Cause) -> bool:
     return replace(one, line=UNKNOWN).columns == other.columns
 
 
-def _tier(cause: Cause) -> int:
-    """Return 0 for what would go whole, 1 for half of something, and _COMPUTES for half of the computation."""
-    one = cause.candidate
-    if one is None or one.level != "half":
-        return 0
-    return _COMPUTES if one.kind == StallKind.COMPUTE else 1
+def _is_half(cause: Cause) -> bool:
+    return cause.candidate is not None and cause.candidate.level == "half"
+
+
+def _computes(cause: Cause) -> bool:
+    """Return True if a cause is half of the computation."""
+    return _is_half(cause) and cause.candidate is not None and cause.candidate.kind == StallKind.COMPUTE
+
+
+def _weight_ns(cause: Cause) -> float:
+    return cause.saved_ns * (POLICY.guess_ratio if _is_half(cause) else 1.0)
 
 
 def _is_same(cause: Cause, best: Cause, work: WorkByLine) -> bool:
-    """Return True if a cause is mostly about the work that another one is about."""
+    """Return True if most work of a cause is that of another one, or what goes with that is most of what goes with it.
+
+    What a rank does longer, whatever it is, holds what it does longer in one function.
+    """
     one, other = cause.candidate, best.candidate
     if one is None or other is None:
         return waits_for(cause) == waits_for(best) != ""
-    own_ns = work.ns[one.pieces]
-    return bool(2 * own_ns[np.isin(one.pieces, other.pieces)].sum() > own_ns.sum())
+    shared = [np.isin(own.pieces, them.pieces) for own, them in ((one, other), (other, one))]
+    own_ns, their_ns = work.ns[one.pieces], work.ns[other.pieces]
+    within = 2 * own_ns[shared[0]].sum() > own_ns.sum()
+    around = 2 * their_ns[shared[1]].sum() > their_ns.sum() and 2 * other.most_ns > one.most_ns
+    return bool(within or around)
 
 
 def waits_for(cause: Cause) -> str:

@@ -15,6 +15,8 @@ class Policy:
     #: A more specific cause goes before one that saves more, if it saves at least this part of that: a function that is
     #: most of a kind of time is what a person can change, and what is left of that kind may be the next cause.
     mostly_ratio: float = 0.5
+    #: What half of some work saves counts this much beside what goes whole: how much of it can go is a guess.
+    guess_ratio: float = 0.5
     #: A line stands for its function if it saves at least this part of what that does.
     nearly_ratio: float = 0.8
     #: In such a part of all runs one of the differences between their ranks is taken for more than chance, but is none.

@@ -49,6 +49,8 @@ class WorkByLine:
     places: Places | None
     #: Of each piece.
     rank: Int64
+    #: Where the threads were; None without stacks.
+    threads: ThreadPlaces | None
 
     def rank_with_most(self, pieces: Int64) -> int:
         """Return the rank with most of some pieces."""
@@ -67,17 +69,17 @@ def work_by_line(index: TraceIndex, graph: Graph) -> WorkByLine:
     found = places(index.origin) if len(trace.frames) else None
     whole = graph.work_ns.astype(np.float64)
     parts: list[tuple[Int64, Int64, Floats, Floats]] = []
-    if found is not None:
-        stays_of, line_of = ThreadPlaces(index, found), np.append(found.line_number, UNKNOWN)
+    threads = ThreadPlaces(index, found) if found is not None else None
+    if found is not None and threads is not None:
+        line_of = np.append(found.line_number, UNKNOWN)
         for track, nodes in _threads(index, graph):
-            parts += _divided(graph, nodes, whole, stays_of.of(track), line_of)
+            parts += _divided(graph, nodes, whole, threads.of(track), line_of)
     parts.append((np.arange(len(graph)), np.full(len(graph), UNKNOWN), np.maximum(whole, 0.0), 0.0 * whole))
     node, line, ns, doubt_ns = (np.concatenate(column) for column in zip(*parts, strict=True))
     kept = ns > 0
     lines = GroupBy(found.line_number) if found is not None else GroupBy(int64([]))
-    return WorkByLine(
-        int64(node[kept]), int64(line[kept]), ns[kept], doubt_ns[kept], lines.first, found, graph.rank[node[kept]]
-    )
+    columns = int64(node[kept]), int64(line[kept]), ns[kept], doubt_ns[kept]
+    return WorkByLine(*columns, lines.first, found, graph.rank[node[kept]], threads)
 
 
 def _threads(index: TraceIndex, graph: Graph) -> Iterator[tuple[int, Int64]]:

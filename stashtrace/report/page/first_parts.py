@@ -43,15 +43,20 @@ def ending_part(facts: dict[str, Any]) -> list[str]:
 
 def verdict_part(facts: dict[str, Any]) -> list[str]:
     verdicts, counts = claims_of(facts, "verdict"), facts["budget"]["steps_counts"]
-    content = [tag("ol", "".join(map(_claim, verdicts[:_OPEN])), class_="verdicts")]
+    causes = [one for one in facts["do_first"] if not one["reason"]]
+    content = [tag("ol", "".join(map(_cause, causes)), class_="verdicts")] if causes else []
+    is_open = 0 if causes else _OPEN
+    if verdicts[:is_open]:
+        content.append(tag("ol", "".join(map(_claim, verdicts[:is_open])), class_="verdicts"))
     if not verdicts and facts["ending"]:
         content = []
     elif not verdicts:
         content = [paragraph("There is no verdict: it needs steps, and none was seen in this recording.", "warn")]
-    if more := verdicts[_OPEN:]:
+    if more := verdicts[is_open:]:
         listed = tag("ol", "".join(map(_claim, more)), class_="verdicts")
-        content.append(unfolding(f"{len(more)} smaller finding{'s' * (len(more) > 1)}", listed))
-    content += [tag("h3", "Do first"), listing([sentence(one["text"]) for one in facts["do_first"]])]
+        which = "by the time that they are about" if causes else "smaller"
+        content.append(unfolding(f"{count_noun(len(more), 'finding')}, {which}", listed))
+    content += [paragraph(f"Causes: {sentence(one['text'])}") for one in facts["do_first"] if one["reason"]]
     beside = claims_of(facts, "time", "files", "machine", "beside")
     if beside:
         content += [tag("h3", "Beside that"), *map(_plain, beside)]
@@ -61,6 +66,12 @@ def verdict_part(facts: dict[str, Any]) -> list[str]:
     if "worst" in facts["commands"]:
         content.append(see(facts["commands"]["worst"], "The step that lost most, on the timeline"))
     return content
+
+
+def _cause(cause: dict[str, Any]) -> str:
+    """Return a cause with who waits for it and what its removal saves."""
+    known = [sentence(said) for said in (cause["who_waits"], cause["saving"]) if said]
+    return tag("li", paragraph(cause["what"], "claim") + listing(known))
 
 
 def _claim(finding: dict[str, Any]) -> str:

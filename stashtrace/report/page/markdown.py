@@ -71,19 +71,25 @@ def _ending(facts: dict[str, Any]) -> list[str]:
 
 def _verdicts(facts: dict[str, Any]) -> list[str]:
     verdicts = claims_of(facts, "verdict")
+    causes = [one for one in facts["do_first"] if not one["reason"]]
     lines = []
-    for each in verdicts[:_OPEN]:
+    for one in causes:
+        lines.append(f"- **{plain(one['what'])}**")
+        lines += [f"  - {plain(said)}" for said in (one["who_waits"], one["saving"]) if said]
+    shown = [] if causes else verdicts[:_OPEN]
+    for each in shown:
         lines.append(f"- **{plain(each['text'])}**")
         lines += [f"  - {plain(said)}" for said in each["evidence_text"]]
-    if len(verdicts) > _OPEN:
-        lines.append(f"- {len(verdicts) - _OPEN} smaller: {code(facts['commands']['findings'])}")
-    lines += [f"- do first: {plain(one['text'])}" for one in facts["do_first"]]
+    if len(verdicts) > len(shown):
+        which = "more" if causes else "smaller"
+        lines.append(f"- {len(verdicts) - len(shown)} {which}: {code(facts['commands']['findings'])}")
+    lines += [f"- causes: {plain(one['text'])}" for one in facts["do_first"] if one["reason"]]
     beside = claims_of(facts, "time", "files", "machine", "beside")
     for each in beside:
         lines += [f"- {plain(said)}" for said in ([each["text"]] if each["text"] else []) + each["evidence_text"]]
     known = [
         f"- {plain(each['text'])}: {plain(' '.join(finding_how(each, facts['budget']['steps_counts'])))}"
-        for each in verdicts[:_OPEN]
+        for each in shown
     ]
     return ["\n".join(lines), _fold("How do you know?", "\n".join(known)) if known else ""]
 

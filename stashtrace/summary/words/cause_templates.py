@@ -1,58 +1,94 @@
-"""Templates of causes: what to do about each, and what that saves."""
+"""Templates of causes: who does what, where and when; who waits for it; what to do and what that saves."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
+import textwrap
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
-from stashtrace.summary.words.template_parts import Row
+from stashtrace.summary.words.template_parts import Row, few_ranks
+from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, range_text, ranks_text
 
-#: Kind of work -> its words behind "its", "their" or "the".
-_WORK = {
-    "compute": "computation",
-    "prep": "preparation of batches",
-    "fetch": "waits for storage",
-    "handoff": "hand-off of batches",
-    "checkpoint": "checkpoints",
-    "loads": "checkpoints",
-    "launch": "work of the host",
-    "sync": "work of the host",
-    "python": "code of the loop",
-    "compile": "compilations",
-    "objects": "collectives of objects",
-    "h2d": "copies",
-    "straggler": "waits for other ranks",
-    "other": "time asleep or blocked",
-    "gil": "waits for the GIL",
-    "unrecorded": "time without records",
+#: What blocks a thread -> what it does.
+_BLOCKED = {
+    "asleep": ("sleeps", "sleep"),
+    "gil": ("waits for the GIL", "wait for the GIL"),
+    "join": ("waits for a thread or a process to end", "wait for a thread or a process to end"),
+    "poll": ("waits in poll, select or epoll", "wait in poll, select or epoll"),
+    "lock": ("waits for a lock or a condition", "wait for a lock or a condition"),
+    "file": ("is in calls on files", "are in calls on files"),
+    "socket": ("waits in calls of sockets", "wait in calls of sockets"),
+    "pipe": ("waits in calls of pipes", "wait in calls of pipes"),
+    "io": ("waits in calls of devices", "wait in calls of devices"),
+    "garbage": ("collects garbage", "collect garbage"),
+    "": ("is blocked", "are blocked"),
+}
+#: Kind of work -> what a rank, or several, does.
+_DOES = {
+    "": ("takes", "take"),
+    "compute": ("computes", "compute"),
+    "prep": ("prepares batches", "prepare batches"),
+    "fetch": ("waits for storage", "wait for storage"),
+    "handoff": (
+        "takes over batches that are ready (queue, unpickling, pinning)",
+        "take over batches that are ready (queue, unpickling, pinning)",
+    ),
+    "checkpoint": ("writes checkpoints", "write checkpoints"),
+    "loads": ("is in loads and saves of checkpoints", "are in loads and saves of checkpoints"),
+    "launch": ("keeps its host busy", "keep their hosts busy"),
+    "sync": ("keeps its host busy", "keep their hosts busy"),
+    "python": ("is in code of the loop", "are in code of the loop"),
+    "compile": ("compiles (torch.compile)", "compile (torch.compile)"),
+    "objects": ("exchanges Python objects", "exchange Python objects"),
+    "h2d": ("waits for copies", "wait for copies"),
+    "unrecorded": ("has no records", "have no records"),
 }
 #: What need not be done, or not while the step waits for it.
 _GONE = {
-    "other": "do without the sleeps and blocking calls",
-    "gil": "have no other thread hold the GIL (Python code of its own, in this process)",
-    "checkpoint": "write checkpoints in the background, so that no step waits for one",
-    "loads": "let no step wait for checkpoints that are saved and loaded",
-    "fetch": "do without waits for storage in reads and opens of files (data in memory)",
-    "compile": "compile nothing again in the steps (torch._dynamo.mark_dynamic, dynamic=True, or inputs padded to few"
-    " sizes)",
-    "objects": "exchange no Python objects in the steps (all_gather_object and the like): tensors, or seldom",
+    "other": "without this wait",
+    "asleep": "without this sleep",
+    "gil": "with no other thread that holds the GIL (its Python code in a process of its own)",
+    "checkpoint": "checkpoints in the background, so that no step waits for one",
+    "loads": "with no step that waits for checkpoints",
+    "fetch": "without waits for storage in reads and opens of files (data in memory)",
+    "compile": "with nothing compiled again in the steps (torch._dynamo.mark_dynamic, dynamic=True, or inputs padded to"
+    " few sizes)",
+    "objects": "with no Python objects exchanged in the steps (all_gather_object and the like): tensors, or seldom",
 }
+_THAN = {
+    "peers": " longer than the others",
+    "even": " longer than a stage does on average",
+    "usual": " longer than usual",
+}
+_AS = {
+    "peers": "as quick as the others",
+    "even": "with as much work as the other stages",
+    "usual": "as in the other steps",
+}
+#: Half of what is all that is left to say.
 _HALF = {
-    "compute": "bound by computation: no other change is predicted to save 3 %; half of it",
-    "python": "halve the code of the loop outside forward, backward and optimizer",
-    "prep": "halve the time that a batch takes to prepare",
-    "launch": "halve the host's time between launches (CUDA graphs or torch.compile may)",
-    "h2d": "halve the copies between host and device",
+    "compute": "no other change is predicted to save 3 %; computing twice as quick",
+    "handoff": "half of it (fewer or larger objects in a batch, tensors instead of Python objects)",
+    "launch": "half as long between launches (CUDA graphs or torch.compile may)",
 }
 _SETTINGS = {
-    "persistent_workers": "keep the workers from one epoch to the next (persistent_workers=True)",
-    "in_order": "take batches as they become ready (in_order=False of DataLoader, torch 2.6 or newer)",
+    "persistent_workers": "the workers kept from one epoch to the next (persistent_workers=True)",
+    "in_order": "batches taken as they become ready (in_order=False of DataLoader, torch 2.6 or newer)",
 }
 _NEARLY_ALL = 0.9
 _SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save up to"}
+#: What a line calls in a library, within its place.
+_LEAF = re.compile(r", in [^()]*\)$")
+#: Longer lists of ranks are cut.
+_RANKS_WIDTH = 40
+#: Longest headline, in characters.
+_MOST_CHARACTERS = 100
 
 
 def cause_texts(table: Table, path: str) -> list[str]:
@@ -61,75 +97,151 @@ def cause_texts(table: Table, path: str) -> list[str]:
 
 
 def cause_rows(table: Table, path: str) -> list[dict[str, Any]]:
-    """Return these rows with their ``text``, for JSON."""
-    return [{**row, "text": cause_text(row, path)} for row in table.rows()]
+    """Return these rows with their ``text``, and with its parts: ``what``, ``who_waits`` and ``saving``."""
+    return [
+        {**row, "text": cause_text(row, path)}
+        | dict(zip(("what", "who_waits", "saving"), cause_lines(row, path), strict=True))
+        for row in table.rows()
+    ]
 
 
 def cause_text(row: Row, path: str) -> str:
-    """Word one cause: what to do, where and when, what that saves and how sure that is."""
-    return guarded("a cause", lambda: _cause_text(row, path), str)
+    """Word one cause in one sentence."""
+    return "; ".join(text for text in cause_lines(row, path) if text)
 
 
-def _cause_text(row: Row, path: str) -> str:
+def cause_lines(row: Row, path: str) -> tuple[str, str, str]:
+    """Word one cause: who does what, where and when; who waits for it, or nothing; what to do and what that saves."""
     if row["reason"]:
-        return str(row["reason"])
+        return str(row["reason"]), "", ""
+    what = guarded("a cause", lambda: _what(row), str)
+    return what, guarded("who waits", lambda: _waits(row), str), guarded("a saving", lambda: _saving(row, path), str)
+
+
+def cause_headline(row: Row) -> str:
+    """Word a cause, and the step without it, in 100 characters; empty for a reason."""
+    if row["reason"]:
+        return ""
+    return guarded("the headline", lambda: next(_headlines(row)), str)
+
+
+def _headlines(row: Row) -> Iterator[str]:
+    """Give the forms of a headline that fit, the one that says most first."""
+    near = {**row, "place": _LEAF.sub(")", row["place"])}
+    forms = [_what(row), _what(near), _what(near, short=True), _what({**row, "place": ""}, short=True)]
+    # A place says more than the length of the step without it, which stands below.
+    for what, tail in product(forms, (_without(row), "")):
+        if len(what + tail) <= _MOST_CHARACTERS:
+            yield what + tail
+    yield textwrap.shorten(forms[-1], _MOST_CHARACTERS, placeholder=" …")
+
+
+def _without(row: Row) -> str:
+    """Return how long a step is without the cause."""
+    if row["sure"] == "perhaps" or row["step_ns"] <= 0 or row["steps_count"] == 1 or row["level"] == "half":
+        return ""
+    least, most = (duration_text(row["step_ns"] - row[name]) for name in ("saved_high_ns", "saved_low_ns"))
+    return f"; without, a step takes {range_text(least, most)}, not {duration_text(row['step_ns'])}"
+
+
+def _what(row: Row, *, short: bool = False) -> str:
+    """Return who does what for how long, where and when."""
+    where = _place(row)
+    if row["where"] == "setting":
+        return _of_setting(row)
+    if row["where"] == "link":
+        operation = _operation(row["op"]) or "transfers"
+        needless = ", and steps can do without it" if row["level"] == "gone" else ""
+        return f"{operation} take{'' if operation.endswith('s') else 's'} {''.join(_amount(row))}{needless}"
+    if row["kind"] == "compute" and row["level"] == "half":
+        return f"bound by computation: {''.join(_amount(row))}{where}"
+    several = not row["ranks"] or len(row["ranks"].split(",")) > 1
+    who = _ranks(row["ranks"]) if row["ranks"] else "all ranks"
+    if row["where"] == "worker":
+        who, several = f"the workers of {who}", True
+    blocked = row["kind"] in ("other", "gil") or row["call"]
+    does = (_BLOCKED[row["call"] or ""] if blocked else _DOES.get(row["kind"], _DOES[""]))[several]
+    than = _THAN.get(row["level"], "")
+    amount, when = _amount(row, short=short)
+    where = f",{where}" if when and where and not where.startswith(",") else where
+    return f"{who} {does} {amount}{than}{when}{where}"
+
+
+def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
+    """Return how long it is, of a step; of what comes in few steps, how long in one of these, and in which."""
+    several = not row["ranks"] or "," in row["ranks"]
+    upto = "up to " if several and row["where"] != "link" and not short else ""
+    event = upto + duration_text(row["event_ns"])
+    if row["level"] != "half" and row["every_count"] > 1:
+        return event, f" in every {_ordinal(row['every_count'])} step"
+    few = row["level"] != "half" and 0 < 2 * row["steps_count"] <= row["of_steps_count"]
+    if few and row["steps_count"] == 1:
+        return event, f" once in {row['of_steps_count']} steps"
+    if few:
+        return event, f" each in {row['steps_count']} of {row['of_steps_count']} steps"
+    share = percent_text(row["work_ns"] / row["step_ns"]) if row["step_ns"] > 0 else ""
+    # Work of a worker, and transfers beside the computation, may be more than the step that they are part of.
+    part = f" ({share})" if share and not short and row["where"] == "step" else ""
+    return f"{upto}{duration_text(row['work_ns'])} a step{part}", ""
+
+
+def _waits(row: Row) -> str:
+    """Return who waits for it, in what and through whom."""
+    if not row["waiting_ranks"]:
+        return ""
+    several = "," in row["waiting_ranks"]
+    inside = _operation(row["waiting_op"])
+    where = f" in {inside}" if inside else ""
+    through = f", through {_ranks(row['through_ranks'])}" if row["through_ranks"] else ""
+    upto = "up to " if several else ""
+    amount = f", {upto}{duration_text(row['waiting_ns'])} a step" if row["waiting_ns"] > 0 else ""
+    whom = "them" if "," in row["ranks"] else "it"
+    return f"{_ranks(row['waiting_ranks'])} wait{'' if several else 's'} for {whom}{where}{through}{amount}"
+
+
+def _saving(row: Row, path: str) -> str:
+    """Return what to do about a cause, what that saves and how sure that is."""
     saved, share = duration_text(row["saved_high_ns"]), percent_text(row["high_ratio"])
     if row["sure"] != "perhaps":
         saved = range_text(duration_text(row["saved_low_ns"]), saved)
         share = range_text(percent_text(row["low_ratio"]), share)
-    saves = f"{_SAVES[row['sure']]} {share} of a step ({saved})"
     command = f"; `stashtrace whatif {path} {row['change']}`" if row["change"] else ""
-    return f"{_do(row)}{_when(row)}: {saves}{command}"
+    return f"{_do(row)}: {_SAVES[row['sure']]} {share} of a step ({saved}){command}"
 
 
 def _do(row: Row) -> str:
-    """Return what a person would do, and where."""
-    kind, place = row["kind"], _place(row)
-    whose = f"on {_ranks(row['ranks'])}: " if row["ranks"] else ""
+    """Return what a person would do."""
+    kind = row["kind"]
     if row["where"] == "setting":
         return _setting(row)
     if row["where"] == "link":
-        operation = row["op"].replace("_", "-") or "transfers"
         if row["level"] == "gone":
-            return f"do without the {operation} of each step (of buffers: broadcast_buffers=False)"
-        fewer = "gradients in 16 bits" if kind == "gradients" else "fewer bytes"
-        return f"spend half as long in {operation} ({fewer}, or fewer operations)"
+            return "without it (of buffers: broadcast_buffers=False)"
+        return f"half of it ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
     if row["level"] == "gone":
-        without = _GONE.get(kind, f"do without the {_WORK.get(kind, 'work')}")
-        return f"{whose}{without}{place}"
-    if row["level"] == "peers":
-        of_workers = " of its workers" if row["where"] == "worker" and kind != "prep" else ""
-        work = f" ({_WORK[kind]}{of_workers})" if kind in _WORK else ""
-        return f"make {_ranks(row['ranks'])} as quick as the others{work}{place}"
-    if row["level"] == "usual":
-        return f"{whose}shorten the {_WORK.get(kind, 'work')}{place}"
-    return f"{_HALF.get(kind, f'halve the {_WORK.get(kind, kind)}')}{place}"
+        return _GONE.get(row["call"] if row["call"] == "asleep" else kind, "without it")
+    if row["level"] in _AS:
+        return _AS[row["level"]]
+    return _HALF.get(kind, "half of it")
 
 
 def _place(row: Row) -> str:
     if not row["place"]:
         return ""
-    return f", {'' if row['place_ratio'] > _NEARLY_ALL else 'mostly '}in {row['place']}"
+    return f"{'' if row['place_ratio'] > _NEARLY_ALL else ', mostly'} in {row['place']}"
+
+
+def _operation(name: str) -> str:
+    """Return an operation as people write it; a send is one with its receive."""
+    return "sends and receives" if name in ("send", "recv") else name.replace("_", "-")
 
 
 def _ranks(ranks: str) -> str:
     numbers = [int(rank) for rank in ranks.split(",")]
-    return f"rank{'s' if len(numbers) > 1 else ''} {ranks_text(numbers)}"
-
-
-def _when(row: Row) -> str:
-    """Return in which steps it is, if that is not each."""
-    if row["level"] == "half":
-        return ""
-    if row["every_count"] > 1:
-        return f", in every {_ordinal(row['every_count'])} step ({duration_text(row['event_ns'])} there)"
-    few = 0 < 2 * row["steps_count"] <= row["of_steps_count"]
-    if not few:
-        return ""
-    each = duration_text(row["event_ns"])
-    if row["steps_count"] == 1:
-        return f", once in {row['of_steps_count']} steps ({each})"
-    return f", in {row['steps_count']} of {row['of_steps_count']} steps ({each} each)"
+    named = ranks_text(numbers)
+    if len(named) > _RANKS_WIDTH:
+        return f"{count_noun(len(numbers), 'rank')} ({few_ranks(named)})"
+    return f"rank{'s' if len(numbers) > 1 else ''} {named}"
 
 
 def _ordinal(number: int) -> str:
@@ -137,15 +249,33 @@ def _ordinal(number: int) -> str:
     return f"{number}{ending}"
 
 
-def _setting(row: Row) -> str:
-    quantity, _, value = row["change"].partition("=")
+def _of_setting(row: Row) -> str:
+    """Return what is wrong with a setting."""
+    wait = f"{duration_text(row['work_ns'])} a step"
+    if row["step_ns"] > 0:
+        wait += f" ({percent_text(row['work_ns'] / row['step_ns'])})"
+    wait = f"{_ranks(row['ranks'])} waits {wait}" if row["ranks"] else f"ranks wait up to {wait}"
+    quantity = row["change"].partition("=")[0]
     if quantity == "workers":
-        return f"set num_workers={value} instead of {row['present_count']}"
+        makers = count_noun(row["present_count"], "worker") if row["present_count"] else "the loop itself"
+        return f"{wait} for batches, which {makers} make{'' if row['present_count'] > 1 else 's'}"
     if quantity == "bucket_mb":
-        return f"set bucket_cap_mb={value} of DistributedDataParallel"
+        return f"{wait} for gradients that are sent in buckets"
     if quantity == "slow_worker":
         if row["worker_id"] < 0:
-            return "have no worker take longer for its batches than the others"
+            return "workers take longer for their batches than others"
         of_rank = f" of rank {row['ranks']}" if row["ranks"] else " of each rank"
-        return f"make the batches of worker {row['worker_id']}{of_rank} as quick as those of the other workers"
-    return _SETTINGS[quantity]
+        return f"worker {row['worker_id']}{of_rank} takes longer for its batches than the others"
+    if quantity == "in_order":
+        return f"batches that are ready wait for one that is not: {wait}"
+    return f"workers start anew for each epoch: {wait} for batches"
+
+
+def _setting(row: Row) -> str:
+    """Return what to set."""
+    quantity, _, value = row["change"].partition("=")
+    if quantity == "workers":
+        return f"num_workers={value} instead of {row['present_count']}"
+    if quantity == "bucket_mb":
+        return f"bucket_cap_mb={value} of DistributedDataParallel"
+    return "its batches as quick as theirs" if quantity == "slow_worker" else _SETTINGS[quantity]

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from stashtrace.errors import guarded
 from stashtrace.summary.words import claim_text
+from stashtrace.summary.words.cause_templates import cause_headline
 from stashtrace.summary.words.change_templates import late_in_few_steps, steps_of_time
 from stashtrace.summary.words.claim_templates import verdict_text
 from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS, NEARLY_ALL_RATIO, part_for_it, peers_of, surplus
 from stashtrace.summary.words.on_file import file_short
-from stashtrace.summary.words.template_parts import Finding, of_recording, ranks, share, verb
+from stashtrace.summary.words.template_parts import Finding, Row, of_recording, ranks, share, verb
 from stashtrace.text import plural
 from stashtrace.units import percent_text, shortened
 
@@ -25,12 +26,15 @@ _NO_STEPS = "no_steps"
 _NAME_WIDTH = 24
 
 
-def headline_text(found: Sequence[Finding]) -> str:
-    """Return the most important claim of a summary as one sentence of at most 100 characters.
+def headline_text(found: Sequence[Finding], causes: Sequence[Row] = ()) -> str:
+    """Return what matters most about a run as one sentence of at most 100 characters.
 
-    How a job ended goes before what slowed it down.
+    How a job ended goes before what slowed it down: its first cause, or, where none is known, its first claim.
+    ``causes``: rows of that table without reasons.
     """
-    return guarded("the headline", lambda: _headline_text(found), str)
+    ended = any(f.row["kind"] in ENDINGS for f in found)
+    said = cause_headline(causes[0]) if causes and not ended else ""
+    return said or guarded("the headline", lambda: _headline_text(found), str)
 
 
 def _headline_text(found: Sequence[Finding]) -> str:

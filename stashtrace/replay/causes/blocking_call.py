@@ -1,0 +1,57 @@
+"""The call in which a thread is blocked for most of the time of a candidate."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import numpy as np
+
+from stashtrace.analysis.findings.unexplained_time import blocked_in
+from stashtrace.analysis.graph import Graph
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.replay.causes.candidates import ANY, Candidate
+from stashtrace.replay.causes.policy import POLICY
+from stashtrace.replay.causes.work_by_line import WorkByLine
+from stashtrace.schema.kinds import SpanKind, StallKind
+
+#: Kinds of time in which a thread may be blocked.
+_BLOCKED = (StallKind.OTHER, ANY)
+
+
+def blocking_call(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate) -> str:
+    """Return ``asleep``, ``gil``, ``lock``, ``socket``, ...: in which call step threads are blocked; empty if in none.
+
+    ``garbage`` where they collect garbage. Of a candidate that is a function, the calls are those below it; where these
+    are too short to have stacks, all of its kind.
+    """
+    rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
+    track = next((thread.track_id for thread in step_threads(index.trace) if thread.rank == rank), -1)
+    pieces = one.pieces[work.rank[one.pieces] == rank]
+    if track < 0 or not len(pieces):
+        return ""
+    nodes = work.node[pieces]
+    time = TimeSet.of(graph.begin_ns[nodes], graph.end_ns[nodes])
+    below = time
+    if one.function is not None:
+        below = time & _calls_below(work, track, np.unique(work.line[pieces]))
+    spans, rows = index.trace.spans, index.spans.rows(track)
+    collects = TimeSet.of_rows(spans, rows[spans["kind_code"][rows] == SpanKind.GC]) & below
+    if collects.total_ns > POLICY.mostly_ratio * one.most_ns * one.of_steps:
+        return "garbage"
+    if one.kind not in _BLOCKED:
+        return ""
+    time = below if below.total_ns >= POLICY.mostly_ratio * work.ns[pieces].sum() else time
+    blocked_ns = blocked_in(index, track, time)
+    call = max(blocked_ns, key=blocked_ns.__getitem__, default="")
+    return call if blocked_ns.get(call, 0) > POLICY.mostly_ratio * time.total_ns else ""
+
+
+def _calls_below(work: WorkByLine, track: int, lines: Int64) -> TimeSet:
+    """Return when a thread was in long calls below some lines."""
+    assert work.threads is not None
+    assert work.places is not None
+    calls = work.threads.of(track).calls
+    line = np.append(work.places.line_number, -1)[calls.tag]
+    own = np.isin(line, lines)
+    return TimeSet.of(int64(calls.begin[own]), int64(calls.end[own]))
