@@ -91,7 +91,10 @@ def judged(name: str, truth: dict[str, Any], folder: Path) -> dict[str, Any]:
         found = []
     planted = truth["causes"]
     hits = [[is_about(row, cause, everybody) for cause in planted] for row in found[:2]]
-    blamed = [row for row in found if row["level"] in ("gone", "peers", "usual")]
+    # That all ranks wait for CPUs blames none of them.
+    blamed = [
+        row for row in found if row["level"] in ("gone", "peers", "even", "usual") and row["what"] != "contention"
+    ]
     row = {
         "name": name,
         "planted": "; ".join(f"{cause['ranks']} {cause['function'] or cause['what']}" for cause in planted)

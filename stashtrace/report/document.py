@@ -213,6 +213,7 @@ def _commands(made: dict[str, Any], facts: RunFacts, commands: Commands) -> dict
     found: dict[str, Any] = {
         "whole": commands.view(),
         "findings": commands.command("analyze", "finding_evidence"),
+        "causes": commands.command("analyze", "causes"),
         "budget": commands.command("analyze", "stalls"),
         "lines": commands.command("analyze", "lines"),
         "late": commands.command("analyze", "late"),

@@ -34,11 +34,13 @@ def causes_found(first: Table | None) -> list[Row]:
 
 
 def causes_block(causes: Sequence[Row], found: Sequence[Finding], look: Look, path: str) -> list[str]:
-    """Return the lines about causes; ``found``: the verdicts, of which the details are taken."""
+    """Return the lines about causes; ``found``: the findings, of which the details are taken."""
     lines: list[str] = []
+    told: set[str] = set()
     for row in causes:
         what, waits, saving = cause_lines(row, path)
-        details = _details(row, found)
+        details = [said for said in _details(row, found) if said not in told]
+        told.update(details)
         if row["where"] == "link" and details:
             what, details = f"{what}: {details[0]}", []
         lines += [look.paint(line, "strong") for line in look.wrap(what, f"{_INDENT}▶ ", _INDENT * 2)]
@@ -48,7 +50,11 @@ def causes_block(causes: Sequence[Row], found: Sequence[Finding], look: Look, pa
 
 
 def _details(row: Row, found: Sequence[Finding]) -> list[str]:
-    """Return what the verdict about the same time of the same rank says more; at most one sentence."""
+    """Return what the finding about the same time of the same rank says more: of most kinds at most one sentence."""
+    if row["kind"] == "contention":
+        return [said for one in found if one.row["kind"] == "contention" for said in evidence_texts(one)]
+    if row["kind"] == "handoff":  # the making of a batch says nothing of how it is handed over
+        return []
     column = "link" if row["where"] == "link" else _COLUMN_OF.get(row["kind"], COLUMN_OF.get(row["kind"], ""))
     ranks = {int(rank) for rank in row["ranks"].split(",") if rank}
     for finding in found:

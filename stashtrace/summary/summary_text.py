@@ -76,10 +76,12 @@ def _page_of_causes(
     # That time lies in few steps is said with its cause.
     few = any(0 < 2 * row["steps_count"] <= row["of_steps_count"] or row["every_count"] > 1 for row in causes)
     changes = [one for one in _of(found, "time") if one.row["kind"] not in _IN_FEW or not few]
+    said = {row["kind"] for row in causes}
     crowded = [one for one in verdicts if one.row["kind"] == "contention"]
     # Steps of validation and inference are no part of the replay.
     changes += [one for one in verdicts if one.row["name"] and one not in crowded][:1]
-    machine = [*crowded, *(one for one in _of(found, "machine") if one.row["kind"] not in _IN_ALL)]
+    machine = [*crowded, *_of(found, "machine")]
+    machine = [one for one in machine if one.row["kind"] not in {*_IN_ALL, *said}]
     warnings = [one for one in _of(found, "beside") if one.row["kind"] == "staged" and one.row["items_count"] == 0]
     one_host = sum(f.row["kind"] == "hosts" for f in _of(found, "machine")) == 0
     usual = _USUAL if one_host else _USUAL[:1]
@@ -90,7 +92,7 @@ def _page_of_causes(
         *lines_of("the first lines", lambda: _top(found, look, headline_text(found, causes))),
         "",
         *lines_of("the budget", lambda: _budget(found, ranks, look)),
-        *lines_of("the causes", lambda: causes_block(causes, verdicts, look, path)),
+        *lines_of("the causes", lambda: causes_block(causes, found, look, path)),
         *lines_of("changes of the steps", lambda: _claims(changes, look)),
         "",
         *lines_of("the machine", lambda: _claims(machine, look)),
@@ -129,7 +131,7 @@ def _whole_page(
         *lines_of("the first lines", lambda: _top(found, look, said)),
         "",
         *(lines_of("the budget", lambda: _budget(found, ranks, look)) if ranks else ()),
-        *lines_of("the causes", lambda: causes_block(causes, verdicts, look, path)),
+        *lines_of("the causes", lambda: causes_block(causes, found, look, path)),
         *(["", f"{_INDENT}all findings, by the time that they are about:"] if causes else []),
         *lines_of("the verdicts", lambda: _verdicts(verdicts, look, path)),
         *lines_of("changes of the steps", lambda: _verdicts(_of(found, "time"), look, path)),

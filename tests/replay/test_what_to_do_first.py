@@ -173,8 +173,8 @@ def test_computation_is_named_where_nothing_else_helps() -> None:
     (row,) = causes(late_job(0, transfer_ms=0)).rows()
     assert (row["kind"], row["level"]) == ("compute", "half")
     assert cause_texts(causes(late_job(0, transfer_ms=0)), "run")[0].startswith(
-        "bound by computation: up to 6.00 ms a step (100 %); no other change is predicted to save 3 %; computing twice as"
-        " quick: saves "
+        "bound by computation: up to 6.00 ms a step (100 %); no other change is predicted to save 3 %; computing twice"
+        " as quick: saves "
     )
 
 
@@ -251,7 +251,7 @@ def stored(tmp_path: Path) -> str:
 def test_the_summary_begins_with_it(stored: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", stored]) == 0
     words = capsys.readouterr().out
-    headline = "ranks wait up to 5.00 ms a step (56 %) for batches, which 1 worker makes"
+    headline = "rank 0 waits 5.00 ms a step (56 %) for batches, which 1 worker makes"
     assert words.splitlines()[0] == headline
     said = " ".join(words.split())
     assert f"▶ {headline} its worker takes 9.00 ms to make a batch" in said
@@ -263,7 +263,7 @@ def test_the_summary_begins_with_it(stored: str, capsys: pytest.CaptureFixture[s
 def test_json_has_the_headline_and_the_changes(stored: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", stored, "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["headline"].startswith("ranks wait up to 5.00 ms a step (56 %) for batches")
+    assert said["headline"].startswith("rank 0 waits 5.00 ms a step (56 %) for batches")
     (change,) = said["do_first"]
     assert change["text"].startswith(said["headline"] + "; num_workers=3 instead of 1: saves ")
     assert main(["whatif", stored, change["change"], "--format", "json"]) == 0

@@ -13,6 +13,7 @@ from test_report_flames import late_job
 from stashtrace.report.document import report_facts
 from stashtrace.report.page import markdown
 from stashtrace.report.page.markdown import code, plain
+from stashtrace.report.page.page_words import claims_of, finding_how
 
 
 @pytest.fixture(scope="module")
@@ -21,10 +22,10 @@ def made() -> str:
 
 
 def test_the_verdict_is_first_and_the_parts_follow(made: str) -> None:
-    said = "rank 0 is input bound: 57.1 ms a step (63 %) waiting for batches"
+    said = "ranks wait up to 57.1 ms a step (63 %) for batches, which 1 worker makes"
     assert made.startswith(f"## Where the time of run `./stash-0412` went\n\n{said}\n\n3 ranks on 1 host")
-    assert "\n- do first: " in made
-    assert made.index("- **rank 0 is input bound") < made.index("### Where the time of a step goes")
+    assert re.search(r"\n  - num_workers=\d+ instead of 1: saves [\d to]+ % of a step", made)
+    assert made.index("- **ranks wait up to") < made.index("### Where the time of a step goes")
     assert re.findall(r"^### (.*)$", made, re.M) == [
         "Where the time of a step goes",
         "The costliest waits",
@@ -67,10 +68,15 @@ def test_commands_about_parts_of_a_job_say_what_run_stands_for() -> None:
 
 
 def test_only_of_several_ranks_one_is_hit_hardest() -> None:
-    one = markdown(report_facts(job(ranks=1, prep={0: 13})[1], ["./x"]))
+    one, several = (
+        " ".join(" ".join(finding_how(each, facts["budget"]["steps_counts"])) for each in claims_of(facts, "verdict"))
+        for facts in (
+            report_facts(job(ranks=1, prep={0: 13})[1], ["./x"]),
+            report_facts(job(ranks=2, prep={0: 13, 1: 14})[1], ["./x"]),
+        )
+    )
     assert "counted steps on rank 0 (" in one
     assert "hit hardest" not in one
-    several = markdown(report_facts(job(ranks=2, prep={0: 13, 1: 14})[1], ["./x"]))
     assert "on rank 1, the one hit hardest (" in several
 
 

@@ -29,8 +29,9 @@ from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 Bools = npt.NDArray[np.bool_]
 
-#: Kinds of work beside those of ``StallKind``: inside torch.compile, inside collectives of Python objects.
-COMPILE, OBJECTS, ANY = 100, 101, -1
+#: Kinds of work beside those of ``StallKind``: inside torch.compile, inside collectives of Python objects, and the part
+#: of any work that is a wait for a CPU.
+COMPILE, OBJECTS, QUEUED, ANY = 100, 101, 102, -1
 #: Work that need not be done at all, or not while the step waits for it. Of all else half is taken.
 _GONE = (StallKind.OTHER, StallKind.CHECKPOINT, StallKind.FETCH, COMPILE, OBJECTS)
 #: Operations that steps can do without: what all ranks could compute alike, or need not know.
@@ -143,7 +144,7 @@ class Candidates:
 
     def all(self) -> list[Candidate]:
         """Return the candidates whose removal may save a part of the step that is worth it, the largest first."""
-        ways = self._of_ranks(), self._of_lines_of_any_kind(), self._of_kinds(), self._of_transfers()
+        ways = self._of_ranks(), self._of_lines_of_any_kind(), self._of_kinds(), self._of_transfers(), self._of_queues()
         worth_ns = POLICY.worth_ratio * self._step_ns
         found = [one for candidates in ways for one in candidates if one.most_ns >= worth_ns]
         found.sort(key=lambda one: -one.most_ns)
@@ -181,6 +182,15 @@ class Candidates:
             level: Level = "gone" if op in _NEEDLESS else "half"
             goes = np.full(len(pieces), _PART_OF[level])
             yield self._candidate(level, (), int(kind), False, pieces, (goes, goes), spent[None], op=int(op))
+
+    def _of_queues(self) -> Iterator[Candidate]:
+        """Waits for a CPU of all step threads and workers: what free CPUs would save."""
+        rows = np.flatnonzero(self._own & (self._ran < 1))
+        if len(rows):
+            queued = 1 - self._ran[rows]
+            cells = GroupBy.cells((self._row[rows], self._step[rows]), (len(self.ranks), len(self._steps)))
+            spent = np.asarray(cells.sum(self._work.ns[rows] * queued))
+            yield self._candidate("gone", (), QUEUED, False, rows, (queued, queued), spent)
 
     def _places(self, rows: Int64) -> Iterator[tuple[tuple[int, int], int, Int64]]:
         """Yield functions of several lines, and lines, with their pieces among some: those with most of the time."""
@@ -500,7 +510,7 @@ def operation(op: int) -> str:
 
 def kind_word(kind: int) -> str:
     """Return the word for a kind of work; empty for any."""
-    return {ANY: "", COMPILE: "compile", OBJECTS: "objects"}.get(kind) or (
+    return {ANY: "", COMPILE: "compile", OBJECTS: "objects", QUEUED: "contention"}.get(kind) or (
         StallKind(kind).name.lower() if kind >= 0 else ""
     )
 

@@ -46,7 +46,7 @@ CAUSES = schema(
     col.word("where", "step, worker (making batches), link, or setting; empty in a row with a reason"),
     col.word(
         "kind",
-        "a StallKind in lower case, compile, objects, gil, loads, gradients; of a setting its name; empty: of any",
+        "a StallKind in lower case, compile, objects, gil, loads, gradients, contention, a setting's name; empty: any",
         width=24,
     ),
     col.word("op", "operation of transfers; else empty", width=16),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.analysis.graph import Graph
-from stashtrace.replay.causes.candidates import Candidate, Candidates, error_of_count, error_of_mean
+from stashtrace.replay.causes.candidates import QUEUED, Candidate, Candidates, error_of_count, error_of_mean
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.work_by_line import UNKNOWN, Floats, WorkByLine
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT
@@ -81,14 +81,18 @@ def causes_of(
     most = max(min(POLICY.replays_count, POLICY.replayed_nodes_count // len(graph)), POLICY.causes_count)
     asked = everything[:most]
     removed = {id(one): one.removed(work, len(graph)) for one in asked}
-    pool = [_cause(run, one, removed[id(one)]) for one in asked]
+    pool = [_cause(run, one, removed[id(one)]) for one in asked if one.kind != QUEUED]
     pool += [_of_setting(run, answer) for answer in run.single_changes(buckets, unsaid, only=_SETTINGS)]
     # Less work leaves CPUs to what waited for one. How much of these waits goes with it, no replay tells.
     queued_ns = _queued_ns(run)
     pool = [replace(cause, high_ns=cause.high_ns + queued_ns) for cause in pool]
     chosen: list[Cause] = []
     taken = np.zeros(len(graph))
-    while len(chosen) < POLICY.causes_count:
+    queues = [_of_queue(run, one, removed[id(one)][1]) for one in asked if one.kind == QUEUED]
+    # Free CPUs are seldom to be had: they come only where nothing else saves as much.
+    most_ns = max((cause.saved_ns for cause in pool if not _computes(cause)), default=0.0)
+    pool += [cause for cause in queues if cause.saved_ns > most_ns]
+    while sum(not _is_queue(cause) for cause in chosen) < POLICY.causes_count:
         worth = [cause for cause in pool if cause.saved_ns >= worth_ns]
         best = _best([cause for cause in worth if cause.is_certain], work)
         if best is None or _computes(best):
@@ -98,6 +102,8 @@ def causes_of(
             break
         chosen.append(best)
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
+        if _is_queue(best):  # their removal is no longer part of what others save
+            pool = [replace(cause, high_ns=cause.high_ns - queued_ns) for cause in pool]
         goes = _middle(removed[id(best.candidate)]) if best.candidate is not None else _waited_for(graph, best)
         taken = np.minimum(taken + goes, graph.work_ns)
         saved_ns = float(run.saved_ns(taken).mean())
@@ -112,6 +118,17 @@ def _cause(run: ReplayedRun, one: Candidate, removed: tuple[Floats, Floats]) -> 
     saved_ns = float(of_steps.mean())
     doubt_ns = math.hypot(BETWEEN_RUNS * run.measured_ns, _doubt_ns(one, of_steps))
     return Cause(one, answer, saved_ns, low, min(low, saved_ns) - doubt_ns, max(high, saved_ns) + doubt_ns)
+
+
+def _of_queue(run: ReplayedRun, one: Candidate, queued: Floats) -> Cause:
+    """Return waits for a CPU as a cause: what a replay saves in which none waits for one.
+
+    Nobody promises as many CPUs, so that it may save less.
+    """
+    of_steps = run.saved_by(run.replayed_without(queued))
+    saved_ns = float(of_steps.mean())
+    doubt_ns = math.hypot(BETWEEN_RUNS * run.measured_ns, _doubt_ns(one, of_steps))
+    return Cause(one, run.answer(()), saved_ns, saved_ns, 0.0, saved_ns + doubt_ns)
 
 
 def _doubt_ns(one: Candidate, of_steps: Floats) -> float:
@@ -203,6 +220,10 @@ def _is_half(cause: Cause) -> bool:
     return cause.candidate is not None and cause.candidate.level == "half"
 
 
+def _is_queue(cause: Cause) -> bool:
+    return cause.candidate is not None and cause.candidate.kind == QUEUED
+
+
 def _computes(cause: Cause) -> bool:
     """Return True if a cause is half of the computation."""
     return _is_half(cause) and cause.candidate is not None and cause.candidate.kind == StallKind.COMPUTE
@@ -220,6 +241,8 @@ def _is_same(cause: Cause, best: Cause, work: WorkByLine) -> bool:
     one, other = cause.candidate, best.candidate
     if one is None or other is None:
         return waits_for(cause) == waits_for(best) != ""
+    if _is_queue(cause) or _is_queue(best):  # any work waits for CPUs
+        return False
     shared = [np.isin(own.pieces, them.pieces) for own, them in ((one, other), (other, one))]
     own_ns, their_ns = work.ns[one.pieces], work.ns[other.pieces]
     within = 2 * own_ns[shared[0]].sum() > own_ns.sum()

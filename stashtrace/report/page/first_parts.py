@@ -10,6 +10,7 @@ from stashtrace.report.page import svg_pictures
 from stashtrace.report.page.html import how, how_each, listing, paragraph, see, table, tag, text, unfolding
 from stashtrace.report.page.page_words import (
     KINDS,
+    REPLAYED,
     binned_text,
     claims_of,
     class_texts,
@@ -61,7 +62,9 @@ def verdict_part(facts: dict[str, Any]) -> list[str]:
     if beside:
         content += [tag("h3", "Beside that"), *map(_plain, beside)]
     known = [(_claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
-    if known:
+    if causes:
+        content.append(how_each("these claims", known, sentence(REPLAYED), command=facts["commands"]["causes"]))
+    elif known:
         content.append(how_each("these claims", known))
     if "worst" in facts["commands"]:
         content.append(see(facts["commands"]["worst"], "The step that lost most, on the timeline"))

@@ -12,7 +12,7 @@ from stashtrace.errors import guarded
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page.first_parts import group_title
 from stashtrace.report.page.later_parts import slow_lead
-from stashtrace.report.page.page_words import claims_of, finding_how, method_text, title_around
+from stashtrace.report.page.page_words import REPLAYED, claims_of, finding_how, method_text, title_around
 from stashtrace.schema.stall_kinds import COLUMN_LABELS, KIND_LABELS, WORKER_KINDS
 from stashtrace.units import bytes_text, duration_text, percent_text, range_text
 from stashtrace.visible import markdown_code as code
@@ -87,7 +87,8 @@ def _verdicts(facts: dict[str, Any]) -> list[str]:
     beside = claims_of(facts, "time", "files", "machine", "beside")
     for each in beside:
         lines += [f"- {plain(said)}" for said in ([each["text"]] if each["text"] else []) + each["evidence_text"]]
-    known = [
+    known = [f"- {plain(REPLAYED)}: {code(facts['commands']['causes'])}"] if causes else []
+    known += [
         f"- {plain(each['text'])}: {plain(' '.join(finding_how(each, facts['budget']['steps_counts'])))}"
         for each in shown
     ]

@@ -148,6 +148,13 @@ def _up_to(count: int, noun: str) -> str:
     return f"one {noun}" if count == 1 else f"up to {count} neighbouring {noun}s"
 
 
+#: How causes are known.
+REPLAYED = (
+    "the work of all ranks is one graph, with what each piece waited for; a cause is work without which a replay of"
+    " this graph has shorter steps, and what it saves is the difference of both replays"
+)
+
+
 def claims_of(facts: dict[str, Any], *sections: str) -> list[dict[str, Any]]:
     """Return the findings of some sections of the summary, in reading order."""
     return [finding for finding in facts["findings"] if finding["section"] in sections]

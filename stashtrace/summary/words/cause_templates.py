@@ -47,6 +47,7 @@ _DOES = {
     "compile": ("compiles (torch.compile)", "compile (torch.compile)"),
     "objects": ("exchanges Python objects", "exchange Python objects"),
     "h2d": ("waits for copies", "wait for copies"),
+    "contention": ("waits for a CPU", "wait for a CPU"),
     "unrecorded": ("has no records", "have no records"),
 }
 #: What need not be done, or not while the step waits for it.
@@ -54,6 +55,7 @@ _GONE = {
     "other": "without this wait",
     "asleep": "without this sleep",
     "gil": "with no other thread that holds the GIL (its Python code in a process of its own)",
+    "contention": "with a free CPU for each thread",
     "checkpoint": "checkpoints in the background, so that no step waits for one",
     "loads": "with no step that waits for checkpoints",
     "fetch": "without waits for storage in reads and opens of files (data in memory)",
