@@ -134,6 +134,17 @@ class Change:
         return f"{self.quantity}={'0' if self.factor == 0 else f'x{self.factor:g}'}"
 
 
+def of_cause(number: int) -> Change:
+    """Return the change that takes a cause of the summary away; its work is known to ``replay.causes`` alone.
+
+    Examples
+    --------
+    >>> str(of_cause(2))
+    'cause=2'
+    """
+    return Change("cause", None, None, str(number))
+
+
 def _changeable(column: str, what: str = "") -> tuple[str, ...]:
     """Return the quantities that a column of the summary stands for; ``what`` is that of a link, as in bandwidth."""
     parts = (f"{kind}.{what}" if what else kind for kind in COLUMNS.get(column, ()))

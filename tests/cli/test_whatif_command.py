@@ -53,6 +53,24 @@ def test_the_critical_path_as_json_adds_up(run: Path, capsys: pytest.CaptureFixt
     assert told["sentence"].startswith("critical path: ")
 
 
+def test_a_cause_of_the_summary_is_taken_away(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", "causes", str(run), "--format", "json"]) == 0
+    first, *others = json.loads(capsys.readouterr().out)
+    told = json.loads(answered(capsys, str(run), "cause=1", "--format", "json"))
+    (answer,) = told["answers"]
+    saved = answer["replayed_ns"] - answer["high_ns"], answer["replayed_ns"] - answer["low_ns"]
+    assert first["saved_low_ns"] <= saved[0] <= saved[1] <= first["saved_high_ns"] * 1.001
+    text = answered(capsys, str(run), "cause=1")
+    assert any(line.startswith("  cause=1 ") for line in text.splitlines())
+    for words, why in (
+        (["cause=1", "compute=x0.5"], "cause=N holds together with other causes alone"),
+        (["cause=first"], "cause cannot be first"),
+        ([f"cause={len(others) + 2}"], f"cause={len(others) + 2}: the run has "),
+    ):
+        assert main(["whatif", str(run), *words]) != 0
+        assert why in capsys.readouterr().err
+
+
 def warnings_of(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("! ")]
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 from stack_rows import long_call, sample, stack_of
+from wait_chains import Job as Chain
 
-from stashtrace.analysis.graph import build
+from stashtrace.analysis.graph import Graph, build
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.replay import Change
-from stashtrace.replay.causes import causes
+from stashtrace.replay.causes import causes, without_causes
+from stashtrace.replay.causes.candidates import kind_word
+from stashtrace.replay.causes.choose_causes import Cause, causes_of
+from stashtrace.replay.causes.work_by_line import work_by_line
 from stashtrace.replay.whatif import ReplayedRun
-from stashtrace.schema.kinds import StackCause, WaitOp
+from stashtrace.schema.kinds import StackCause, StallKind, WaitOp
 from stashtrace.schema.trace import Trace
+from stashtrace.summary.words.cause_templates import cause_text
 
 MAIN = "<module> /jobs/train.py:30"
 PARSE, HOOK, DRAW = "parse /jobs/train.py:9", "hook /jobs/train.py:4", "Sampler.draw /jobs/data.py:7"
@@ -131,6 +138,70 @@ def test_what_was_planted_comes_first_and_saves_what_it_says(name: str, noise_ms
     chance_ns = (0.1 + 0.5 * noise_ms) * MS
     assert first["saved_low_ns"] - chance_ns <= saved_ns <= first["saved_high_ns"] + chance_ns
     assert first["saved_low_ns"] - chance_ns <= first["saved_ns"] <= first["saved_high_ns"] + chance_ns
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_question_about_the_first_cause_has_its_figures(name: str) -> None:
+    work, _ = PLANTED[name]
+    trace = Job(4 if "four" in name else 2, work, noise_ms=0.6).trace()
+    row, answer = rows(trace)[0], without_causes(trace, [1])
+    low, high = answer.replayed_ns - answer.high_ns, answer.replayed_ns - answer.low_ns
+    assert row["saved_low_ns"] <= row["saved_ns"] <= row["saved_high_ns"]
+    assert row["saved_low_ns"] - 0.02 * MS <= low <= high <= row["saved_high_ns"] + 0.02 * MS
+
+
+def test_who_waits_is_said_with_the_operation_and_how_long() -> None:
+    work, _ = PLANTED["one rank sleeps"]
+    row = rows(Job(3, work).trace())[0]
+    assert (row["call"], row["work_ns"]) == ("asleep", pytest.approx(15 * MS, rel=0.01))
+    assert (row["waiting_ranks"], row["waiting_op"], row["through_ranks"]) == ("0,2", "all_reduce", "")
+    assert row["waiting_ns"] == pytest.approx(15 * MS, rel=0.01)
+    row = rows(Job(2, PLANTED["all sleep"][0]).trace())[0]
+    assert (row["call"], row["waiting_ranks"], row["waiting_ns"]) == ("asleep", "", 0)
+
+
+def test_a_rank_between_is_named() -> None:
+    """Rank 1 waits for rank 0, and rank 2 for rank 1."""
+    chain = Chain(3)
+    for _ in range(20):
+        chain.sleep(0, 30)
+        for rank in range(3):
+            chain.compute(rank, 10)
+        chain.meet([0, 1], group=0xA)
+        chain.meet([1, 2], group=0xB)
+        for rank in range(3):
+            chain.update(rank)
+    row = rows(chain.trace())[0]
+    assert (row["ranks"], row["call"], row["waiting_ranks"]) == ("0", "asleep", "1,2")
+    assert cause_text(row, "RUN").startswith("rank 0 sleeps 30.0 ms a step")
+    assert row["through_ranks"] in ("", "1")  # half of the waits are for rank 0 itself
+
+
+def causes_in(graph: Graph, trace: Trace) -> list[Cause]:
+    run = ReplayedRun(graph, budgets=False)
+    return causes_of(run, work_by_line(TraceIndex(trace), graph))
+
+
+def test_stages_of_a_pipeline_are_compared_with_their_mean() -> None:
+    """Work of a stage moves to others: of 12 ms more, 6 go to the other one."""
+    trace = Job(2, plus(lambda step, rank: rank == 0, ("compute", PARSE, 12))).trace()
+    (one, *_) = causes_in(replace(build(trace), stage_of={0: 0, 1: 1}), trace)
+    assert one.candidate is not None
+    assert (one.candidate.level, one.candidate.ranks) == ("even", (0,))
+    assert one.candidate.most_ns == pytest.approx(6 * MS, rel=0.01)
+    assert one.saved_ns == pytest.approx(6 * MS, rel=0.02)
+
+
+@pytest.mark.parametrize(("name", "first"), [("", "contention"), ("one rank computes longer", "compute")])
+def test_waits_for_a_cpu_push_no_other_cause_away(name: str, first: str) -> None:
+    """All computation waits for a CPU for half of it."""
+    trace = Job(2, PLANTED[name][0] if name else base).trace()
+    graph = build(trace)
+    assert graph.facts is not None
+    own = graph.is_thread & (graph.kind == StallKind.COMPUTE)
+    facts = replace(graph.facts, queued_ns=np.where(own, graph.work_ns / 2, 0).astype(np.int64))
+    found = [cause.candidate for cause in causes_in(replace(graph, facts=facts), trace)]
+    assert next(kind_word(one.kind) for one in found if one is not None) == first
 
 
 def test_the_second_cause_saves_what_it_does_with_the_first_taken_away() -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,8 @@ _EPILOG = """Without --set, single changes are ranked by what they save. QUANTIT
 compute, launch, python, compile, objects, h2d, prep, fetch, checkpoint, other,
 straggler, slow_worker, workers, persistent_workers, in_order, ranks,
 compression, network.bandwidth, network.latency, interconnect.bandwidth,
-interconnect.latency, or bucket_mb (bucket_cap_mb of DistributedDataParallel).
+interconnect.latency, bucket_mb (bucket_cap_mb of DistributedDataParallel), or
+cause: cause=1 takes the first cause of the summary away, cause=2 the second.
 A column of the summary changes all of its kinds: data, late, copy, save, host,
 link.bandwidth, link.latency.
 VALUE is xN for N times as much, or a new value: 0 or 5ms for a time, 10gbit
@@ -87,6 +89,8 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.cli.find_runs import read_runs
     from stashtrace.replay import Change, known_changes, what_if
     from stashtrace.replay.advice.advice_text import advice_lines, advice_row
+    from stashtrace.replay.causes import without_causes
+    from stashtrace.replay.changes import of_cause
     from stashtrace.replay.whatif_text import (
         applied_lines,
         limit_lines,
@@ -97,7 +101,8 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.summary.critical_path_text import critical_lines
 
     words = [word for word in arguments.paths if _is_change(word)]
-    asked = [Change.parse_all(text) for text in (*arguments.changes, *words)]
+    causes = _causes_asked([*arguments.changes, *words])
+    asked = [] if causes else [Change.parse_all(text) for text in (*arguments.changes, *words)]
     changes = [change for several in asked for change in several]
     names = [change.quantity for change in changes]
     for name in names:
@@ -110,14 +115,18 @@ def main(argv: Sequence[str]) -> int:
     trace = read_runs(arguments.paths, quiet=True)
     graph = build(trace)
     base = what_if(graph, [])
-    if not base.is_reliable and (changes or arguments.apply):
+    if not base.is_reliable and (changes or causes or arguments.apply):
         raise MissingDataError(
             f"this run allows no prediction: {unreliable(base)}",
             hint="without --set and --apply the command shows what is known of its critical path",
         )
     changes = [c for several in asked for c in (known_changes(graph, several) if len(several) > 1 else several)]
     unsaid: list[str] = []
-    answers = _answers(trace, graph, changes, unsaid, best_buckets=arguments.apply) if base.is_reliable else []
+    answers: list[Answer] = []
+    if causes:
+        answers = [replace(without_causes(trace, causes), changes=tuple(map(of_cause, causes)))]
+    elif base.is_reliable:
+        answers = _answers(trace, graph, changes, unsaid, best_buckets=arguments.apply)
     measured = None
     if arguments.apply:
         change = answers[0].changes[-1]
@@ -125,6 +134,7 @@ def main(argv: Sequence[str]) -> int:
     path = guarded("the critical path", partial(CriticalPath.of, trace, graph), unsaid.append)
     limits = guarded("what the recording lacks", partial(limit_lines, trace, graph), lambda line: [f"! {line}"])
     several = len(np.unique(graph.ends_rank)) > 1
+    changes = changes or list(answers[0].changes if causes else ())
     ranking = base.is_reliable and not changes and not arguments.apply
     alike = guarded("ranks that are alike", partial(_alike, graph), unsaid.append) if several and ranking else None
     advice: list[Advice] | None = None
@@ -176,6 +186,20 @@ def _path_content(path: CriticalPath) -> dict[str, Any]:
         "ambiguous_ratio": float(path.shares["ambiguous_ratio"].sum()),
         "shares": [row | {"time_ratio": row["held_ns"] / held_ns} for row in path.shares.rows()],
     }
+
+
+def _causes_asked(texts: Sequence[str]) -> list[int]:
+    """Return the numbers of ``cause=N``, of which all or none of the changes must be."""
+    values = [text.partition("=")[2] for text in texts if text.startswith("cause=")]
+    for value in values:
+        if not re.fullmatch(r"[1-9]\d{0,3}", value):
+            raise UsageError(f"cause cannot be {value or 'nothing'}", hint="as in cause=1, the first of the summary")
+    numbers = list(map(int, values))
+    if numbers and len(numbers) < len(texts):
+        raise UsageError(
+            "cause=N holds together with other causes alone", hint="ask for the other changes by themselves"
+        )
+    return sorted(set(numbers))
 
 
 def _is_change(word: str) -> bool:

@@ -3,6 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.replay.causes.causes_table import CAUSES, causes, summary, what_to_do_first
+from stashtrace.replay.causes.causes_table import CAUSES, causes, summary, what_to_do_first, without_causes
 
-__all__ = ["CAUSES", "causes", "summary", "what_to_do_first"]
+__all__ = ["CAUSES", "causes", "summary", "what_to_do_first", "without_causes"]

@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,15 +20,15 @@ from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.errors import MissingDataError, guarded
 from stashtrace.replay.causes.blocking_call import blocking_call
 from stashtrace.replay.causes.candidates import COMPILE, OBJECTS, Candidate, kind_word, operation, ranks_of
-from stashtrace.replay.causes.choose_causes import Cause, causes_of, waits_for
+from stashtrace.replay.causes.choose_causes import Cause, causes_of, waits_for, without
 from stashtrace.replay.causes.gradients import sends_gradients
 from stashtrace.replay.causes.who_waits import Waiting, who_waits
 from stashtrace.replay.causes.work_by_line import Floats, WorkByLine, work_by_line
-from stashtrace.replay.communication.buckets import buckets_if_any
+from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
 from stashtrace.replay.ranks_recorded import others_unknown, ranks_recorded
 from stashtrace.replay.scenario import Scenario, Unknowns
-from stashtrace.replay.whatif import ReplayedRun
+from stashtrace.replay.whatif import Answer, ReplayedRun
 from stashtrace.replay.whatif_text import unreliable
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
@@ -37,6 +38,7 @@ from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary as text_of
+from stashtrace.text import count_noun
 
 CAUSES = schema(
     "causes",
@@ -118,9 +120,52 @@ def causes(trace: Trace) -> Table:
     """
     if why := others_unknown(trace):
         return _because(why)
+    found = _found(trace)
+    if not found.causes:
+        return _because(
+            "no single cause that can be replayed is predicted to save 3 % of a step or more", *found.unsaid
+        )
+    step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
+    step_ns = found.run.measured_ns if step is None else step.mean_ns
+    rows = [_row(trace, cause, found.run, found.work, step_ns) for cause in _bounded(trace, found.causes)]
+    return Table.from_rows(CAUSES, [*rows, *map(_reason, found.unsaid)])
+
+
+def without_causes(trace: Trace, numbers: Collection[int]) -> Answer:
+    """Predict the step without some of the causes of a run, all at once. ``numbers``: places in ``causes``, from 1.
+
+    Raises
+    ------
+    MissingDataError
+        As ``causes``; if there is no such cause; if several are asked of which one is a setting or waits for a CPU,
+        which a replay changes alone.
+    """
+    if why := others_unknown(trace):
+        raise MissingDataError(why)
+    found = _found(trace, budgets=True)
+    if not 0 < min(numbers) <= max(numbers) <= len(found.causes):
+        known = count_noun(len(found.causes), "cause") if found.causes else "no cause"
+        raise MissingDataError(f"cause={max(numbers)}: the run has {known}", hint="`stashtrace summary` names them")
+    asked = [found.causes[number - 1] for number in sorted(set(numbers))]
+    return without(found.run, asked, found.work, found.buckets)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The causes of a run, and what they were found in."""
+
+    run: ReplayedRun
+    work: WorkByLine
+    buckets: Buckets | None
+    causes: list[Cause]
+    #: Lines about what could not be predicted by a fault of ours.
+    unsaid: list[str]
+
+
+def _found(trace: Trace, *, budgets: bool = False) -> _Found:
     unsaid: list[str] = []
     # A pass over very many reads would only make answers about storage narrower.
-    run = ReplayedRun(build(trace, reads=trace.io_rows_count <= MOST_ROWS), budgets=False)
+    run = ReplayedRun(build(trace, reads=trace.io_rows_count <= MOST_ROWS), budgets=budgets)
     unchanged = run.answer(())
     if not unchanged.is_reliable:
         raise MissingDataError(
@@ -132,13 +177,7 @@ def causes(trace: Trace) -> Table:
     left_out = (StallKind.OTHER,) if is_imported(trace) else ()
     buckets = buckets_if_any(trace, run.graph, unsaid)
     found = causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out)
-    if not found:
-        return _because("no single cause that can be replayed is predicted to save 3 % of a step or more", *unsaid)
-    found = _bounded(trace, found)
-    step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
-    step_ns = run.measured_ns if step is None else step.mean_ns
-    rows = [_row(trace, cause, run, work, step_ns) for cause in found]
-    return Table.from_rows(CAUSES, [*rows, *map(_reason, unsaid)])
+    return _Found(run, work, buckets, found, unsaid)
 
 
 def _bounded(trace: Trace, found: list[Cause]) -> list[Cause]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from stashtrace.analysis.graph import Graph
+from stashtrace.errors import MissingDataError
 from stashtrace.replay.causes.candidates import QUEUED, Candidate, Candidates, error_of_count, error_of_mean
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.work_by_line import UNKNOWN, Floats, WorkByLine
@@ -109,6 +110,23 @@ def causes_of(
         saved_ns = float(run.saved_ns(taken).mean())
         pool = [_beside(run, cause, taken, saved_ns, removed) for cause in pool]
     return chosen
+
+
+def without(run: ReplayedRun, causes: Sequence[Cause], work: WorkByLine, buckets: Buckets | None) -> Answer:
+    """Predict the step without some causes; raises MissingDataError if one of several can be replayed only alone."""
+    alone = [cause for cause in causes if cause.candidate is None or _is_queue(cause)]
+    if alone and len(causes) > 1:
+        raise MissingDataError(
+            "a setting, or waits for a CPU, can be replayed only alone", hint="ask for these causes one by one"
+        )
+    if alone and alone[0].candidate is None:
+        return run.answer(alone[0].answer.changes, buckets)
+    if alone:
+        unchanged = run.answer(())
+        return replace(unchanged, low_ns=unchanged.replayed_ns - alone[0].saved_ns)
+    each = [cause.candidate.removed(work, len(run.graph)) for cause in causes if cause.candidate is not None]
+    low, high = (np.sum(bounds, axis=0) for bounds in zip(*each, strict=True))
+    return run.shorter((low, high))
 
 
 def _cause(run: ReplayedRun, one: Candidate, removed: tuple[Floats, Floats]) -> Cause:
