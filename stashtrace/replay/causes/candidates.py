@@ -328,35 +328,15 @@ class Candidates:
         if self._has_steps.sum() < 2 or not len(pieces):
             return
         spent = self._spent_in_places(pieces)
-        if not self._stages:
-            usual = _of_others(spent[self._has_steps])
-            yield from self._longer("peers", pieces, spent, usual, kind, by_workers, function, line)
-            return
         if function is None and kind in (StallKind.COMPUTE, StallKind.PYTHON, ANY):
-            whole = spent.sum(axis=2, keepdims=True)
-            means = [whole[of_stage].mean(axis=0) for of_stage in self._stages]
-            even = np.broadcast_to(np.mean(means, axis=0), whole[self._has_steps].shape)
-            yield from self._longer("even", pieces, whole, even, kind, by_workers, function, line)
-        if min(map(len, self._stages)) > 1:
-            usual = np.zeros_like(spent)
-            for of_stage in self._stages:
-                usual[of_stage] = _of_others(spent[of_stage])
-            yield from self._longer("peers", pieces, spent, usual[self._has_steps], kind, by_workers, function, line)
-
-    def _longer(
-        self,
-        level: Level,
-        pieces: Int64,
-        spent: Floats,
-        usual: Floats,
-        kind: int,
-        by_workers: bool,
-        function: tuple[int, int] | None,
-        line: int,
-    ) -> Iterator[Candidate]:
-        """Yield what ranks do longer than usual. ``spent``: by rank, step and place; ``usual``: of those with steps."""
-        excess_there = np.zeros_like(spent)
-        excess_there[self._has_steps] = spent[self._has_steps] - usual
+            yield from self._uneven_stages(pieces, spent.sum(axis=2), kind, by_workers=by_workers)
+        usual = np.zeros_like(spent)
+        alike = self._stages or [np.flatnonzero(self._has_steps)]
+        if min(map(len, alike)) < 2:
+            return
+        for rows in alike:
+            usual[rows] = _of_others(spent[rows])
+        excess_there = np.where(self._has_steps[:, None, None], spent - usual, 0.0)
         excess = excess_there.sum(axis=2)
         chance = POLICY.chance_ratio / (len(self.ranks) * self._comparisons)
         mean, error = excess.mean(axis=1), np.array([error_of_mean(own, chance) for own in excess])
@@ -366,23 +346,39 @@ class Candidates:
         longer = np.flatnonzero((mean > error) & (mean >= POLICY.worth_ratio * self._step_ns / 2))
         longer = longer[np.argsort(-mean[longer], kind="stable")][: POLICY.lines_count]
         for rows in [*([row] for row in longer.tolist()), *([longer.tolist()] if len(longer) > 1 else [])]:
-            # Work that moves to other stages makes these longer.
-            own = pieces if level == "even" else pieces[np.isin(self._row[pieces], rows)]
-            over_there = excess_there if level == "even" else np.maximum(excess_there, 0.0)
+            own = pieces[np.isin(self._row[pieces], rows)]
+            over_there = np.maximum(excess_there, 0.0)
             part = np.divide(over_there, spent, out=np.zeros_like(spent), where=spent > 0)
             over = over_there.sum(axis=2)
             # What chance adds in some steps and takes in others stays.
             general = [
                 np.clip((mean + sign * error) / np.maximum(over.mean(axis=1), 1.0), 0.0, 1.0) for sign in (-1, 1)
             ]
-            if level == "even":  # what goes from some stages comes to the others
-                general = [np.full_like(of, of[rows].mean()) for of in general]
-            at = self._row[own], self._step[own], np.minimum(self._place_in_step[own], spent.shape[2] - 1)
+            at = self._row[own], self._step[own], self._place_in_step[own]
             low, high = ((part * of[:, None, None])[at] for of in general)
             ranks = tuple(sorted(self.ranks[rows].tolist()))
             yield self._candidate(
-                level, ranks, kind, by_workers, own, (low, high), over[rows], function=function, line=line
+                "peers", ranks, kind, by_workers, own, (low, high), over[rows], function=function, line=line
             )
+
+    def _uneven_stages(self, pieces: Int64, spent: Floats, kind: int, *, by_workers: bool) -> Iterator[Candidate]:
+        """What ranks of a stage do longer than a stage does in the mean, by rank and step: it may move to others."""
+        if not self._stages:
+            return
+        of_stages = np.array([spent[rows].mean(axis=0) for rows in self._stages])
+        excess = of_stages - of_stages.mean(axis=0)
+        chance = POLICY.chance_ratio / (len(self._stages) * self._comparisons)
+        part = np.zeros_like(spent)
+        for rows, over, whole in zip(self._stages, excess, of_stages, strict=True):
+            part[rows] = over / np.maximum(whole, 1.0)
+        for rows, over in zip(self._stages, excess, strict=True):
+            mean, error = float(over.mean()), error_of_mean(over, chance)
+            if mean <= error or mean < POLICY.worth_ratio * self._step_ns / 2:
+                continue
+            at = part[self._row[pieces], self._step[pieces]]
+            parts = at * (1 - error / mean), at * min(1 + error / mean, 2.0)
+            ranks = tuple(sorted(self.ranks[rows].tolist()))
+            yield self._candidate("even", ranks, kind, by_workers, pieces, parts, np.maximum(over, 0.0)[None])
 
     def _candidate(
         self,

@@ -99,9 +99,11 @@ def causes_of(
         if best is None or _computes(best):
             # Half of something blames nobody, and as a possible cause it says more than that the job computes.
             best = _best([cause for cause in worth if _is_half(cause) and not _computes(cause)], work) or best
-        if best is None or (chosen and _computes(best)):
+        if best is None or (chosen and _computes(best)):  # it is said where nothing else is
             break
         chosen.append(best)
+        if _computes(best):  # nobody computes twice as quick, and then asks what is next
+            break
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
         if _is_queue(best):  # their removal is no longer part of what others save
             pool = [replace(cause, high_ns=cause.high_ns - queued_ns) for cause in pool]
