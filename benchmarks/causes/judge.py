@@ -43,7 +43,9 @@ _LENGTH = re.compile(r"(\d[\d,]*(?:\.\d+)?)\s*(us|µs|ms|s)\b")
 #: Of a time that is said whole before, the part in one call: "fsync() 16.9 ms".
 _PART = re.compile(r"\b\w+\(\) \d[\d,]*(?:\.\d+)?\s*(?:us|µs|ms|s)\b")
 _UNIT_MS = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3}
-_NOBODY = re.compile(r"\balternat|\bin turns?\b|\btransfers?\b|\bcompute bound\b|\bbubble\b(?!.*\bstage \d)")
+_NOBODY = re.compile(
+    r"\ball ranks\b|\balternat|\bin turns?\b|\btransfers?\b|\bcompute bound\b|\bbubble\b(?!.*\bstage \d)"
+)
 
 
 @dataclass(frozen=True)
@@ -190,9 +192,10 @@ def says_name(cause: Cause, text: str) -> bool:
 
 
 def unlike_rows(text: str, rows: str) -> list[str]:
-    """Return the verdicts of a rendered summary that do not stand in its JSON."""
-    said = {finding["text"] for finding in json.loads(rows)["findings"]}
-    return [verdict.head for verdict in verdicts(text) if verdict.head not in said]
+    """Return the causes, or the verdicts, of a rendered summary that do not stand in its JSON."""
+    read = json.loads(rows)
+    said = [*(finding["text"] for finding in read["findings"]), *(cause["what"] for cause in read["do_first"])]
+    return [verdict.head for verdict in verdicts(text) if not any(map(verdict.head.startswith, said))]
 
 
 def judge(text: str, plan: Plan, truth: Truth) -> Outcome:

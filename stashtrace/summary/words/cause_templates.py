@@ -43,7 +43,7 @@ _DOES = {
     "loads": ("is in loads and saves of checkpoints", "are in loads and saves of checkpoints"),
     "launch": ("keeps its host busy", "keep their hosts busy"),
     "sync": ("keeps its host busy", "keep their hosts busy"),
-    "python": ("is in code of the loop", "are in code of the loop"),
+    "python": ("runs the loop's own code", "run the loop's own code"),
     "compile": ("compiles (torch.compile)", "compile (torch.compile)"),
     "objects": ("exchanges Python objects", "exchange Python objects"),
     "h2d": ("waits for copies", "wait for copies"),
@@ -152,9 +152,9 @@ def _what(row: Row, *, short: bool = False) -> str:
     if row["where"] == "setting":
         return _of_setting(row)
     if row["where"] == "link":
-        operation = _operation(row["op"]) or "transfers"
-        needless = ", and steps can do without it" if row["level"] == "gone" else ""
-        return f"{operation} take{'' if operation.endswith('s') else 's'} {''.join(_amount(row))}{needless}"
+        operation = _operation(row["op"])
+        needless = ", and steps can do without them" if row["level"] == "gone" else ""
+        return f"transfers{f' of {operation}' if operation else ''} take {''.join(_amount(row))}{needless}"
     if row["kind"] == "compute" and row["level"] == "half":
         return f"bound by computation: {''.join(_amount(row))}{where}"
     several = not row["ranks"] or len(row["ranks"].split(",")) > 1
@@ -218,8 +218,8 @@ def _do(row: Row) -> str:
         return _setting(row)
     if row["where"] == "link":
         if row["level"] == "gone":
-            return "without it (of buffers: broadcast_buffers=False)"
-        return f"half of it ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
+            return "without them (of buffers: broadcast_buffers=False)"
+        return f"half of that ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
     if row["level"] == "gone":
         return _GONE.get(row["call"] if row["call"] == "asleep" else kind, "without it")
     if row["level"] in _AS:
@@ -256,7 +256,7 @@ def _of_setting(row: Row) -> str:
     wait = f"{duration_text(row['work_ns'])} a step"
     if row["step_ns"] > 0:
         wait += f" ({percent_text(row['work_ns'] / row['step_ns'])})"
-    wait = f"{_ranks(row['ranks'])} waits {wait}" if row["ranks"] else f"ranks wait up to {wait}"
+    wait = f"{_ranks(row['ranks'])} waits {wait}" if row["ranks"] else f"all ranks wait up to {wait}"
     quantity = row["change"].partition("=")[0]
     if quantity == "workers":
         makers = count_noun(row["present_count"], "worker") if row["present_count"] else "the loop itself"
