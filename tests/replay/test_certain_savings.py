@@ -35,7 +35,7 @@ def test_operators_of_another_thread_may_be_waited_for(tmp_path: Path, own_us: i
     assert row["low_ratio"] <= certain
     if not own_us:
         assert cause_text(row, "RUN").startswith(
-            "bound by computation: 998 us a step (100 %); no other change is predicted to save 3 %; computing twice as"
+            "compute bound: 998 us a step (100 %); no other change is predicted to save 3 %; computing twice as"
             " quick: may save up to "
         )
 

@@ -173,7 +173,7 @@ def test_computation_is_named_where_nothing_else_helps() -> None:
     (row,) = causes(late_job(0, transfer_ms=0)).rows()
     assert (row["kind"], row["level"]) == ("compute", "half")
     assert cause_texts(causes(late_job(0, transfer_ms=0)), "run")[0].startswith(
-        "bound by computation: up to 6.00 ms a step (100 %); no other change is predicted to save 3 %; computing twice"
+        "compute bound: up to 6.00 ms a step (100 %); no other change is predicted to save 3 %; computing twice"
         " as quick: saves "
     )
 

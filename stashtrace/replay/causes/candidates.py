@@ -400,6 +400,11 @@ class Candidates:
         total = spent.sum(axis=0)
         has = is_long(total)
         period = period or period_of(total)
+        if not ranks and kind != QUEUED and len(spent) == len(self.ranks):
+            mean = spent.mean(axis=1)
+            spend = mean >= POLICY.mostly_ratio * mean.max()
+            # Of what some ranks do, nothing is said of the others.
+            ranks = () if spend[self._has_steps].all() else tuple(sorted(self.ranks[spend].tolist()))
         return Candidate(
             level,
             ranks,

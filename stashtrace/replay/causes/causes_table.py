@@ -241,7 +241,10 @@ def _row(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine, step_ns
     with_steps = np.unique(graph.ends_rank)
     named = ranks_of(with_steps.tolist() if len(with_steps) == 1 else one.ranks)
     about = named, where, kind, operation(one.op), *place, one.level
-    work_ns = round(2 * one.most_ns if one.level == "half" else one.most_ns)
+    stages = len(set(graph.stage_of.values()))
+    # Half of the work, and what a stage does beyond the mean: told are all of it, and what it does beyond the others.
+    of_work = {"half": 2.0, "even": stages / max(stages - 1, 1)}.get(one.level, 1.0)
+    work_ns = round(of_work * one.most_ns)
     what = *about, call, work_ns, *_who_waits(run, work, one), round(step_ns)
     return *what, *saved, one.steps_count, one.of_steps, one.period, round(one.event_ns), "", -1, -1, ""
 

@@ -65,7 +65,7 @@ _GONE = {
 }
 _THAN = {
     "peers": " longer than the others",
-    "even": " longer than a stage does on average",
+    "even": " longer than the other stages on average",
     "usual": " longer than usual",
 }
 _AS = {
@@ -120,19 +120,19 @@ def cause_lines(row: Row, path: str) -> tuple[str, str, str]:
     return what, guarded("who waits", lambda: _waits(row), str), guarded("a saving", lambda: _saving(row, path), str)
 
 
-def cause_headline(row: Row) -> str:
-    """Word a cause, and the step without it, in 100 characters; empty for a reason."""
+def cause_headline(row: Row, steps: str = "") -> str:
+    """Word a cause, and the step without it, in 100 characters; empty for a reason. ``steps``: in which it is."""
     if row["reason"]:
         return ""
-    return guarded("the headline", lambda: next(_headlines(row)), str)
+    return guarded("the headline", lambda: next(_headlines(row, steps)), str)
 
 
-def _headlines(row: Row) -> Iterator[str]:
+def _headlines(row: Row, steps: str) -> Iterator[str]:
     """Give the forms of a headline that fit, the one that says most first."""
     near = {**row, "place": _LEAF.sub(")", row["place"])}
     forms = [_what(row), _what(near), _what(near, short=True), _what({**row, "place": ""}, short=True)]
     # A place says more than the length of the step without it, which stands below.
-    for what, tail in product(forms, (_without(row), "")):
+    for what, tail in product(forms, (steps + _without(row), steps)):
         if len(what + tail) <= _MOST_CHARACTERS:
             yield what + tail
     yield textwrap.shorten(forms[-1], _MOST_CHARACTERS, placeholder=" …")
@@ -156,7 +156,7 @@ def _what(row: Row, *, short: bool = False) -> str:
         needless = ", and steps can do without them" if row["level"] == "gone" else ""
         return f"transfers{f' of {operation}' if operation else ''} take {''.join(_amount(row))}{needless}"
     if row["kind"] == "compute" and row["level"] == "half":
-        return f"bound by computation: {''.join(_amount(row))}{where}"
+        return f"compute bound: {''.join(_amount(row))}{where}"
     several = not row["ranks"] or len(row["ranks"].split(",")) > 1
     who = _ranks(row["ranks"]) if row["ranks"] else "all ranks"
     if row["where"] == "worker":

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from stashtrace.errors import guarded
 from stashtrace.summary.words import claim_text
+from stashtrace.summary.words.beside_causes import steps_of
 from stashtrace.summary.words.cause_templates import cause_headline
 from stashtrace.summary.words.change_templates import late_in_few_steps, steps_of_time
 from stashtrace.summary.words.claim_templates import verdict_text
@@ -33,7 +34,7 @@ def headline_text(found: Sequence[Finding], causes: Sequence[Row] = ()) -> str:
     ``causes``: rows of that table without reasons.
     """
     ended = any(f.row["kind"] in ENDINGS for f in found)
-    said = cause_headline(causes[0]) if causes and not ended else ""
+    said = cause_headline(causes[0], steps_of(causes[0], found)) if causes and not ended else ""
     return said or guarded("the headline", lambda: _headline_text(found), str)
 
 

@@ -1,0 +1,63 @@
+"""What the findings of a run say beside its causes: more about the same time of the same ranks, and in which steps."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from stashtrace.schema.stall_kinds import COLUMN_OF
+from stashtrace.summary.words import evidence_texts
+from stashtrace.summary.words.change_templates import steps_of_time
+from stashtrace.summary.words.template_parts import Finding, Row
+
+#: Column of the budget -> evidence that says more of a cause than its own row; of the others the row says it.
+_DETAILS = {
+    "data": ("batch_time", "batch_part", "blocked_reads", "workers_without_data"),
+    "link": ("payload", "bus_bandwidth"),
+    "copy": ("copies",),
+    "save": ("checkpoints",),
+    "host": ("compiles", "python_collects", "blocking_call", "draining_call"),
+    "other": ("host_function",),
+}
+#: Columns of causes whose kind is none of ``StallKind``, and of settings.
+_COLUMN_OF = {"compile": "host", "objects": "host", "gil": "other", "loads": "save", "gradients": "link"}
+_COLUMN_OF |= dict.fromkeys(("workers", "persistent_workers", "slow_worker", "in_order"), "data")
+
+
+def details_of(row: Row, found: Sequence[Finding]) -> list[str]:
+    """Return what the finding about the same time of the same rank says more: of most kinds at most one sentence."""
+    if row["kind"] == "contention":
+        return [said for one in found if one.row["kind"] == "contention" for said in evidence_texts(one)]
+    if row["kind"] == "handoff":  # the making of a batch says nothing of how it is handed over
+        return []
+    column = _column(row)
+    for finding in _about(row, found):
+        if finding.row["kind"] == column:
+            known = tuple(one for one in finding.evidence if one["code"] in _DETAILS.get(column, ()))
+            return evidence_texts(replace(finding, evidence=known))[:1]
+    return []
+
+
+def steps_of(row: Row, found: Sequence[Finding]) -> str:
+    """Return in which steps the time of a cause lies, where its own row does not say that; empty if in all alike."""
+    if row["every_count"] > 1 or 0 < 2 * row["steps_count"] <= row["of_steps_count"]:
+        return ""
+    for finding in _about(row, found):
+        if finding.first("only_in_steps") is not None:
+            return steps_of_time(finding, amounts=False)
+    return ""
+
+
+def _column(row: Row) -> str:
+    return "link" if row["where"] == "link" else _COLUMN_OF.get(row["kind"], COLUMN_OF.get(row["kind"], ""))
+
+
+def _about(row: Row, found: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield the findings about the same time: of its column and ranks, or about waits for one of these."""
+    ranks = {int(rank) for rank in row["ranks"].split(",") if rank}
+    column = _column(row)
+    for finding in found:
+        own = finding.row["kind"] == column and (not ranks or finding.row["rank"] in ranks)
+        if own or (finding.row["kind"] == "late" and finding.row["cause_rank"] in ranks):
+            yield finding
