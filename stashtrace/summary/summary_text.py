@@ -57,9 +57,12 @@ def render(tables: Summary, look: Look, path: str, first: Table | None = None, e
     ranks = _budgets(tables.budgets)
     causes = causes_found(first)
     if everything or not causes or not ranks:
-        lines = _whole_page(found, ranks, look, path, first)
+        most = len(found) if everything else _VERDICTS_AT_MOST
+        lines = _whole_page(found, ranks, look, path, first, most)
     else:
         lines = _page_of_causes(found, ranks, look, path, causes)
+        unsaid = [row["reason"] for row in first.rows() if row["reason"]] if first is not None else []
+        lines += [line for reason in unsaid for line in look.wrap(reason, f"{_INDENT}! ", _INDENT * 2)]
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
 
@@ -95,8 +98,7 @@ def _page_of_causes(
         *lines_of("the causes", lambda: causes_block(causes, found, look, path)),
         *lines_of("changes of the steps", lambda: _claims(changes, look)),
         "",
-        *lines_of("the machine", lambda: _claims(machine, look)),
-        *lines_of("what is beside", lambda: _plain(warnings, look)),
+        *lines_of("the machine", lambda: _plain([*machine, *warnings], look)),
         *lines_of("how far to trust it", lambda: _trust(limits, look)),
         *lines_of("what was lost", lambda: _losses(_of(found, "loss"), look)),
         "",
@@ -117,14 +119,14 @@ def _commands(found: Sequence[Finding], path: str) -> list[str]:
 
 
 def _whole_page(
-    found: Sequence[Finding], ranks: Sequence[Budget], look: Look, path: str, first: Table | None
+    found: Sequence[Finding], ranks: Sequence[Budget], look: Look, path: str, first: Table | None, most: int
 ) -> list[str]:
-    """Return all findings of a run, with its causes or why none is known."""
+    """Return all findings of a run, with its causes or why none is known. ``most``: verdicts that are told."""
     lines_of = partial(_lines_of, look)
     causes, verdicts = causes_found(first), _of(found, "verdict")
     said = headline_text(found, causes if ranks else [])
     # Scarce CPUs put all figures in doubt, so they are named even where larger verdicts leave no room.
-    unshown = [finding for finding in verdicts[_VERDICTS_AT_MOST:] if finding.row["kind"] == "contention"]
+    unshown = [finding for finding in verdicts[most:] if finding.row["kind"] == "contention"]
     machine = lines_of("the machine", lambda: _plain([*unshown, *_of(found, "machine")], look))
     return [
         *lines_of("how the job ended", lambda: _ending(_of(found, "headline"), look)),
@@ -133,8 +135,8 @@ def _whole_page(
         *(lines_of("the budget", lambda: _budget(found, ranks, look)) if ranks else ()),
         *lines_of("the causes", lambda: causes_block(causes, found, look, path)),
         *(["", f"{_INDENT}all findings, by the time that they are about:"] if causes else []),
-        *lines_of("the verdicts", lambda: _verdicts(verdicts, look, path)),
-        *lines_of("changes of the steps", lambda: _verdicts(_of(found, "time"), look, path)),
+        *lines_of("the verdicts", lambda: _verdicts(verdicts, look, path, most)),
+        *lines_of("changes of the steps", lambda: _verdicts(_of(found, "time"), look, path, most)),
         *lines_of("the files", lambda: _plain(_of(found, "files"), look)),
         "",
         *([*machine, ""] if machine else ()),
@@ -216,18 +218,18 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
     return lines
 
 
-def _verdicts(found: Sequence[Finding], look: Look, path: str) -> list[str]:
+def _verdicts(found: Sequence[Finding], look: Look, path: str, most: int) -> list[str]:
     lines: list[str] = []
-    for finding in found[:_VERDICTS_AT_MOST]:
+    for finding in found[:most]:
         quiet = finding.row["kind"] in ("compute_bound", "not_told")
         first, *more = look.wrap(claim_text(finding), _INDENT if quiet else f"{_INDENT}▶ ", _INDENT + "  ")
         lines += [first] if quiet else [look.paint(first, "strong")]
         lines += more if quiet else [look.paint(line, "strong") for line in more]
         for sentence in evidence_texts(finding):
             lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4)
-    left = len(found) - _VERDICTS_AT_MOST
+    left = len(found) - most
     if left > 0:
-        rest = f"{left} smaller finding{_s(left)}: `stashtrace analyze findings {path}`"
+        rest = f"{left} smaller finding{_s(left)}: `stashtrace summary --all {path}`"
         lines += look.wrap(rest, _INDENT, _INDENT * 2)
     return lines
 
