@@ -103,7 +103,7 @@ def causes(trace: Trace) -> Table:
         return _because(why)
     unsaid: list[str] = []
     # A pass over very many reads would only make answers about storage narrower.
-    run = ReplayedRun(build(trace, reads=trace.io_rows_count <= MOST_ROWS), budgets=False)
+    run = ReplayedRun(build(trace, reads=trace.io_rows_count <= MOST_ROWS), budgets=False, noise=False)
     unchanged = run.answer(())
     if not unchanged.is_reliable:
         raise MissingDataError(

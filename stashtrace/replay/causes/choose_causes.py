@@ -80,8 +80,7 @@ def causes_of(
     worth_ns = POLICY.worth_ratio * run.measured_ns
     most = max(min(POLICY.replays_count, POLICY.replayed_nodes_count // len(graph)), POLICY.causes_count)
     asked = everything[:most]
-    removed = {id(one): one.removed(work, len(graph)) for one in asked}
-    pool = [_cause(run, one, removed[id(one)]) for one in asked]
+    pool = [_cause(run, one, one.removed(work, len(graph))) for one in asked]
     pool += [_of_setting(run, answer) for answer in run.single_changes(buckets, unsaid, only=_SETTINGS)]
     chosen: list[Cause] = []
     taken = np.zeros(len(graph))
@@ -91,16 +90,15 @@ def causes_of(
             break
         chosen.append(best)
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
-        goes = _middle(removed[id(best.candidate)]) if best.candidate is not None else _waited_for(graph, best)
+        goes = _waited_for(graph, best) if best.candidate is None else _middle(best.candidate.removed(work, len(graph)))
         taken = np.minimum(taken + goes, graph.work_ns)
         saved_ns = float(run.saved_ns(taken).mean())
-        pool = [_beside(run, cause, taken, saved_ns, removed) for cause in pool]
+        pool = [_beside(run, cause, taken, saved_ns, work) for cause in pool]
     return chosen
 
 
 def _cause(run: ReplayedRun, one: Candidate, removed: tuple[Floats, Floats]) -> Cause:
-    answer = run.shorter(removed if removed[0] is not removed[1] else removed[:1])
-    of_steps = run.saved_ns(_middle(removed))
+    answer, of_steps = run.shorter_by_step(removed)
     low, high = answer.replayed_ns - answer.high_ns, answer.replayed_ns - answer.low_ns
     saved_ns = float(of_steps.mean())
     doubt_ns = math.hypot(BETWEEN_RUNS * run.measured_ns, _doubt_ns(one, of_steps))
@@ -195,13 +193,12 @@ def waits_for(cause: Cause) -> str:
     return "data" if one.by_workers or one.kind in (StallKind.PREP, StallKind.FETCH) else ""
 
 
-def _beside(
-    run: ReplayedRun, cause: Cause, taken: Floats, saved_ns: float, removed: dict[int, tuple[Floats, Floats]]
-) -> Cause:
+def _beside(run: ReplayedRun, cause: Cause, taken: Floats, saved_ns: float, work: WorkByLine) -> Cause:
     """Return a cause with what it saves where those that were chosen are taken away."""
     if cause.candidate is None:
         return cause
-    both_ns = run.saved_ns(np.minimum(taken + _middle(removed[id(cause.candidate)]), run.graph.work_ns))
+    removed = cause.candidate.removed(work, len(run.graph))
+    both_ns = run.saved_ns(np.minimum(taken + _middle(removed), run.graph.work_ns))
     more_ns = float(both_ns.mean()) - saved_ns
     before_ns = cause.saved_ns
     # What was in doubt before is as much in doubt now, in proportion where it saves less than before.
