@@ -94,7 +94,7 @@ def _rank(
     trace, begin, end = index.trace, steps["begin_ns"], steps["end_ns"]
     loads, blocked = batch_waits(index, thread).time, host_blocked(index, thread)
     spans, own = trace.spans, index.spans.rows(thread.track_id)
-    own = own[spans["kind_code"][own] == SpanKind.GC]
+    own = own[spans["kind_code"][own] == int(SpanKind.GC)]
     device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
     kinds = made.painted_kinds()
     estimated = made.beside.get("estimated", TimeSet.empty()) & kinds.time_of(*_DIVIDED)
@@ -136,7 +136,7 @@ class _Saves:
     def hidden(self, thread: StepThread) -> TimeSet:
         """Return when the rank saved only in threads beside its step thread."""
         own = self._table.take(self._by_process.rows(thread.process_id))
-        aside = (own["track_id"] != thread.track_id) | ((own["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
+        aside = (own["track_id"] != thread.track_id) | ((own["phase_flags"] & int(PhaseFlag.BACKGROUND)) != 0)
         begin, end = own["begin_ns"], own["end_ns"]
         return TimeSet.of(begin[aside], end[aside]) - TimeSet.of(begin[~aside], end[~aside])
 
