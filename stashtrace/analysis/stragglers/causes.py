@@ -250,9 +250,9 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
 
     spans, own = index.trace.spans, index.spans.rows(thread.track_id)
     compiling = compilation_time(index, thread)
-    collecting = TimeSet.of_rows(spans, own[spans["kind_code"][own] == SpanKind.GC]) - compiling
+    collecting = TimeSet.of_rows(spans, own[spans["kind_code"][own] == int(SpanKind.GC)]) - compiling
     waits, held = index.trace.waits, index.waits.rows(thread.track_id)
-    held = held[waits["wait_code"][held] == WaitOp.SLEEP]
+    held = held[waits["wait_code"][held] == int(WaitOp.SLEEP)]
     asleep = TimeSet.of_rows(waits, held)
     on_host = life - TimeSet.united(*(t for method, t in made.segments if method != "host"))
     # A device continues while its host collects garbage or sleeps; the host is the cause only where the device idles.
