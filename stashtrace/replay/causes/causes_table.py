@@ -102,6 +102,18 @@ def causes(trace: Trace) -> Table:
     if why := others_unknown(trace):
         return _because(why)
     unsaid: list[str] = []
+    found, told, measured_ns = _found(trace, unsaid)
+    if not found:
+        return _because("no single cause that can be replayed is predicted to save 3 % of a step or more", *unsaid)
+    step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
+    step_ns = measured_ns if step is None else step.mean_ns
+    pairs = zip(_bounded(trace, found), told, strict=True)
+    rows = [(*what, *_saved(cause, step_ns), *rest) for cause, (what, rest) in pairs]
+    return Table.from_rows(CAUSES, [*rows, *map(_reason, unsaid)])
+
+
+def _found(trace: Trace, unsaid: list[str]) -> tuple[list[Cause], list[_Told], float]:
+    """Return the causes, what is told of each, and the mean step; nothing else of the replay is kept in memory."""
     # A pass over very many reads would only make answers about storage narrower.
     run = ReplayedRun(build(trace, reads=trace.io_rows_count <= MOST_ROWS), budgets=False, noise=False)
     unchanged = run.answer(())
@@ -115,12 +127,7 @@ def causes(trace: Trace) -> Table:
     left_out = (StallKind.OTHER,) if is_imported(trace) else ()
     buckets = buckets_if_any(trace, run.graph, unsaid)
     found = causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out)
-    if not found:
-        return _because("no single cause that can be replayed is predicted to save 3 % of a step or more", *unsaid)
-    found = _bounded(trace, found)
-    step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
-    rows = [_row(trace, cause, run.graph, work, run.measured_ns if step is None else step.mean_ns) for cause in found]
-    return Table.from_rows(CAUSES, [*rows, *map(_reason, unsaid)])
+    return found, [_told(trace, cause, run.graph, work) for cause in found], run.measured_ns
 
 
 def _bounded(trace: Trace, found: list[Cause]) -> list[Cause]:
@@ -142,10 +149,19 @@ def _column(cause: Cause) -> str:
     return {"data": "data", "link": "link"}.get(waits_for(cause), "")
 
 
-def _row(trace: Trace, cause: Cause, graph: Graph, work: WorkByLine, step_ns: float) -> tuple[object, ...]:
+#: Columns of a row before those of what is saved, and behind them.
+_Told = tuple[tuple[object, ...], tuple[object, ...]]
+
+
+def _saved(cause: Cause, step_ns: float) -> tuple[object, ...]:
+    """Return the columns of what a cause saves."""
     low, high = (min(max(ns, 0.0), step_ns) for ns in (cause.low_ns, cause.high_ns))
     sure = "perhaps" if low <= 0 else "sure" if low >= _SURE_RATIO * high else "likely"
-    saved = round(cause.saved_ns), round(low), round(high), low / max(step_ns, 1.0), high / max(step_ns, 1.0), sure
+    return round(cause.saved_ns), round(low), round(high), low / max(step_ns, 1.0), high / max(step_ns, 1.0), sure
+
+
+def _told(trace: Trace, cause: Cause, graph: Graph, work: WorkByLine) -> _Told:
+    """Return the columns of what a cause is."""
     one = cause.candidate
     if one is None:
         change, ranks, present, worker = cause.answer.changes[0], "", -1, -1
@@ -155,7 +171,7 @@ def _row(trace: Trace, cause: Cause, graph: Graph, work: WorkByLine, step_ns: fl
             rank, worker = _slow_worker(graph)
             ranks = str(rank) if rank >= 0 else ""
         what = ranks, "setting", cause.setting, "", "", 0.0, "setting"
-        return *what, *saved, 0, 0, 0, 0, str(change), present, worker, ""
+        return what, (0, 0, 0, 0, str(change), present, worker, "")
     kind = kind_word(one.kind)
     if kind == "other" and _waits_for_gil(trace, one):
         kind = "gil"
@@ -166,7 +182,7 @@ def _row(trace: Trace, cause: Cause, graph: Graph, work: WorkByLine, step_ns: fl
     where = "link" if one.op >= 0 else "worker" if one.by_workers else "step"
     place = guarded("the line behind a cause", lambda: _place(trace, one, work), lambda line: ("", 0.0))
     what = ranks_of(one.ranks), where, kind, operation(one.op), *place, one.level
-    return *what, *saved, one.steps_count, one.of_steps, one.period, round(one.event_ns), "", -1, -1, ""
+    return what, (one.steps_count, one.of_steps, one.period, round(one.event_ns), "", -1, -1, "")
 
 
 def _waits_for_gil(trace: Trace, one: Candidate) -> bool:
