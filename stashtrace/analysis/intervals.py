@@ -36,6 +36,14 @@ def is_one_of(values: npt.NDArray[Any], few: Iterable[Any]) -> npt.NDArray[np.bo
     return found
 
 
+def value_at(column: Int64, places: Int64, otherwise: int | np.int64) -> Int64:
+    """Return the value at each place, another one where that is -1; no copy of all, since each rank asks."""
+    found = np.full(len(places), otherwise, dtype=np.int64)
+    known = places >= 0
+    found[known] = column[places[known]]
+    return found
+
+
 def distinct(values: Int64) -> Int64:
     """Return the distinct values, ascending; ``np.unique`` hashes integers before it sorts, and takes longer."""
     ordered = np.sort(values)
@@ -71,8 +79,8 @@ class TimeSet:
     def united(cls, *sets: TimeSet) -> TimeSet:
         """Union of any number of sets."""
         filled = [s for s in sets if len(s.begin)]  # of most ranks most sets are empty
-        if not filled:
-            return _EMPTY
+        if len(filled) < 2:
+            return filled[0] if filled else _EMPTY
         return cls.of(np.concatenate([s.begin for s in filled]), np.concatenate([s.end for s in filled]))
 
     def __or__(self, other: TimeSet) -> TimeSet:

@@ -170,7 +170,10 @@ class DecodeContext:
         tids = np.asarray(tids)
         if len(tids) == 0:
             return np.empty(0, dtype=np.int64)
-        starts = np.concatenate(([0], np.flatnonzero(tids[1:] != tids[:-1]) + 1))
+        changes = np.flatnonzero(tids[1:] != tids[:-1]) + 1
+        if not len(changes):
+            return np.full(len(tids), self.track(tids[0]), dtype=np.int64)
+        starts = np.concatenate(([0], changes))
         ids = np.fromiter((self.track(t) for t in tids[starts].tolist()), dtype=np.int64, count=len(starts))
         return np.repeat(ids, np.diff(np.append(starts, len(tids))))
 

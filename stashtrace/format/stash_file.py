@@ -207,7 +207,13 @@ class StashFile:
 
     def load(self, records: Collection[str] | None = None) -> RawProcess:
         """Rows of the named record types, all if None, projected onto today's schema."""
-        return RawProcess(self.name, self.metadata, self._records(records), self.texts(), self.losses)
+        if self._own_texts is not None or records is None:
+            rows = self._records(records)
+        else:  # the file is read once for its texts as well
+            rows = self._records({*records, "string_part"})
+            parts = rows["string_part"] if "string_part" in records else rows.pop("string_part", None)
+            self._own_texts = _decoded(self._joined_texts(parts))
+        return RawProcess(self.name, self.metadata, rows, self.texts(), self.losses)
 
     def texts(self) -> dict[int, str]:
         """String id -> text, with those of the process this one was forked from."""
@@ -221,7 +227,10 @@ class StashFile:
 
     def text_bytes(self) -> dict[int, bytes]:
         """String id -> text as it was written, without those of the parent."""
-        parts = self._records(("string_part",)).get("string_part")
+        return self._joined_texts(self._records(("string_part",)).get("string_part"))
+
+    def _joined_texts(self, parts: RawRecords | None) -> dict[int, bytes]:
+        """String id -> text of the rows of ``string_part``."""
         if parts is None:
             return {}
         texts, incomplete = joined_texts(parts.rows)

@@ -30,8 +30,8 @@ def crowded_hosts(
     if facts is None:
         return {}
     wanted: dict[str, float] = {}
-    for rank, host in facts.host_of.items():
-        wanted[host] = wanted.get(host, 0.0) + 1 + transfers + workers(graph.workers.get(rank, 0))
+    for (host, present), ranks in graph.ranks_by_workers.items():
+        wanted[host] = wanted.get(host, 0.0) + ranks * (1 + transfers + workers(present))
     left = {host: cpus - (pace - 1) * facts.beside.get(host, 0.0) for host, cpus in facts.cpus.items()}
     left = {host: max(cpus, _LEAST_LEFT * facts.cpus[host]) for host, cpus in left.items()}
     return {host: cpus for host, cpus in left.items() if 0 < cpus < wanted.get(host, 0.0) - _USED_BY_OTHERS}

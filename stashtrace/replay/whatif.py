@@ -304,11 +304,12 @@ def _best_workers(run: ReplayedRun) -> Answer | None:
 class ReplayedRun:
     """A run that is replayed with changes; what several answers need of the unchanged run is computed once.
 
-    ``budgets``: whether answers say where the time of a step goes.
+    ``budgets``: whether answers say where the time of a step goes. ``noise``: whether they say by how much the mean of
+    another recording may differ; without it ``noise_ns`` is 0.
     """
 
-    def __init__(self, graph: Graph, *, budgets: bool = True) -> None:
-        self.graph, self._budgets = graph, budgets
+    def __init__(self, graph: Graph, *, budgets: bool = True, noise: bool = True) -> None:
+        self.graph, self._budgets, self._noise = graph, budgets, noise
         measured = graph.measured_step_ns
         counted = (measured >= 0) & graph.ends_counted
         self.counted: Bools = counted if counted.any() else measured >= 0
@@ -347,40 +348,54 @@ class ReplayedRun:
 
     def answer(self, changes: tuple[Change, ...], buckets: Buckets | None = None) -> Answer:
         """Replay each scenario of the changes and combine them."""
-        return self._combined(self._scenarios(changes, buckets), changes, changed=bool(changes))
+        return self._combined(self._scenarios(changes, buckets), changes, changed=bool(changes))[0]
 
     def shorter(self, removed: Sequence[Floats]) -> Answer:
         """Predict the step with less work.
 
         ``removed``: ns by node that go, once or for both bounds of what is in doubt.
         """
-        base = self._unchanged(Unknowns())
-        return self._combined([base.with_work(np.maximum(base.work - ns, 0.0)) for ns in removed], (), changed=True)
+        return self._combined(list(map(self._without, removed)), (), changed=True)[0]
+
+    def shorter_by_step(self, removed: tuple[Floats, Floats]) -> tuple[Answer, Floats]:
+        """Return what :meth:`shorter` predicts, and :meth:`saved_ns` of the middle of both bounds.
+
+        Bounds that are the same array are replayed once for both.
+        """
+        low, high = removed
+        if low is not high:
+            return self.shorter(removed), self.saved_ns((low + high) / 2)
+        answer, before, [(_, after)] = self._combined([self._without(low)], (), changed=True)
+        return answer, self.saved_by_step(before, after)
 
     def replayed_without(self, removed: Floats) -> Replayed:
         """Replay the run with less work, as if its threads had a CPU each. ``removed``: ns by node that go."""
-        base = self._unchanged(Unknowns())
-        return replayed(base.with_work(np.maximum(base.work - removed, 0.0)))
+        return replayed(self._without(removed))
 
     def saved_ns(self, removed: Floats) -> Floats:
         """Return by how much each counted step is shorter with less work. ``removed``: ns by node that go."""
-        hosts = self._crowded(())
-        base = self._unchanged(Unknowns())
-        scenario = base.with_work(np.maximum(base.work - removed, 0.0))
+        hosts, scenario = self._crowded(()), self._without(removed)
         if hosts:
-            before, after = self._contention(frozenset(hosts))[0], shared(scenario, hosts)
-        else:
-            before, after = self.unchanged, replayed(scenario)
-        return self.saved_by(after, before)
+            return self.saved_by_step(self._contention(frozenset(hosts))[0], shared(scenario, hosts))
+        return self.saved_by_step(self.unchanged, replayed(scenario))
 
-    def saved_by(self, after: Replayed, before: Replayed | None = None) -> Floats:
-        """Return by how much each counted step is shorter in one replay than in another, by default of the run."""
-        replays = before or self.unchanged, after
-        lengths = [np.maximum(self.graph.step_ns(one)[self.counted], 0) for one in replays]
+    def _without(self, removed: Floats) -> Scenario:
+        """Return the scenario of less work. ``removed``: ns by node that go."""
+        base = self._unchanged(Unknowns())
+        return base.with_work(np.maximum(base.work - removed, 0.0))
+
+    def saved_by_step(self, before: Replayed, after: Replayed) -> Floats:
+        """Return by how much each counted step is shorter in one replay than in another."""
+        lengths = [np.maximum(self.graph.step_ns(one)[self.counted], 0) for one in (before, after)]
         return self._means_of(lengths[0]) - self._means_of(lengths[1])
 
-    def _combined(self, scenarios: Sequence[Scenario], changes: tuple[Change, ...], *, changed: bool) -> Answer:
-        """Replay scenarios and combine them. ``changes``: what made them, if they are not just shorter work."""
+    def _combined(
+        self, scenarios: Sequence[Scenario], changes: tuple[Change, ...], *, changed: bool
+    ) -> tuple[Answer, Replayed, list[tuple[Graph, Replayed]]]:
+        """Replay scenarios and combine them; also return the replay of the run as it was, and those of the scenarios.
+
+        ``changes``: what made the scenarios, if they are not just shorter work.
+        """
         graph = self.graph
         runs = [(scenario.graph, replayed(scenario)) for scenario in scenarios]
         unchanged = self.unchanged
@@ -403,16 +418,16 @@ class ReplayedRun:
         # Less work delays nothing, and more of it hurries nothing. A mean over the counted steps may say otherwise:
         # what the warm-up hid in the run, such as batches made ahead, a shorter warm-up does not hide.
         tendencies = {scenario.tendency for scenario in scenarios}
-        replayed_ns = self._mean(graph, self.unchanged)
+        replayed_ns = self._unchanged_ns
         if changed and (tendencies == {-1} or {change.quantity for change in changes} == {"straggler"}):
             low, high = min(low, replayed_ns), min(high, replayed_ns)
         elif changed and tendencies == {1}:
             low, high = max(low, replayed_ns), max(high, replayed_ns)
-        noise_ns = math.hypot(self._noise_ns(runs), self._storage_ns(scenarios, alone))
+        noise_ns = math.hypot(self._noise_ns(runs), self._storage_ns(scenarios, alone)) if self._noise else 0.0
         present = len(np.unique(graph.ends_rank))
         if changes and all(c.quantity == "ranks" and ranks_wanted(c, present) >= present for c in changes):
             low, high = max(low, self.measured_ns), max(high, self.measured_ns)  # the same work, and more waiting
-        return Answer(
+        answer = Answer(
             changes,
             self.measured_ns,
             replayed_ns,
@@ -425,6 +440,7 @@ class ReplayedRun:
             len(self.steps),
             self._saving_noise_ns(unchanged, runs) if changed else 0.0,
         )
+        return answer, unchanged, runs
 
     def _crowded(self, changes: Sequence[Change], pace: float = 1.0) -> dict[str, float]:
         """Return the CPUs of the hosts on which threads compete for them, with changes, at so many times the pace."""
@@ -445,6 +461,11 @@ class ReplayedRun:
         return _Crowd(unchanged, runs, times, low, high)
 
     @cached_property
+    def _unchanged_ns(self) -> float:
+        """Mean step in the replay without changes."""
+        return self._mean(self.graph, self.unchanged)
+
+    @cached_property
     def _gap_ratio(self) -> float:
         """Part of the run's steps that no edge explains."""
         return _gap_ratio(self.graph, self.unchanged, self.counted)
@@ -457,7 +478,7 @@ class ReplayedRun:
     @cached_property
     def _now_ns(self) -> dict[str, float]:
         """Budget of the mean step without changes."""
-        scale = self._mean(self.graph, self.unchanged) / max(sum(self._columns_ns.values()), 1.0)
+        scale = self._unchanged_ns / max(sum(self._columns_ns.values()), 1.0)
         return {name: scale * ns for name, ns in self._columns_ns.items()}
 
     def _then(self, unchanged: Replayed, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
@@ -534,7 +555,7 @@ class ReplayedRun:
         """Return the doubt about how much time transfers lose to others on their links."""
         if scenario.links is None:
             return 0.0
-        lost = self._mean(self.graph, self.unchanged) - self._mean(self.graph, scenario.run.replay())
+        lost = self._unchanged_ns - self._mean(self.graph, scenario.run.replay())
         loses = mean_ns - self._mean(scenario.graph, scenario.replay())
         return min(_COMPANY_DOUBT * abs(loses - lost), _MOST_DOUBT * mean_ns)
 
@@ -545,7 +566,7 @@ class ReplayedRun:
         key = scenario.links.kinds, scenario.unknowns.latency
         if key not in self._missed:
             run = sharing_links(Scenario.of(scenario.run, Unknowns(scenario.unknowns.latency)), scenario.links.kinds)
-            self._missed[key] = self._mean(self.graph, self.unchanged) - self._mean(run.graph, replayed(run))
+            self._missed[key] = self._unchanged_ns - self._mean(run.graph, replayed(run))
         return self._missed[key]
 
     def _alone_on(self, kinds: frozenset[StallKind], unknowns: Unknowns) -> Graph:

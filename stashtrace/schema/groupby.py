@@ -468,8 +468,10 @@ class _Packing:
 
     def pack(self, columns: Sequence[npt.NDArray[Any]]) -> Int64:
         """Codes of other rows, -1 of those with a value that no row had."""
-        codes = np.zeros(len(columns[0]), dtype=np.int64)
-        for (part, known), column in zip(self._parts, columns, strict=True):
+        first, *others = zip(self._parts, columns, strict=True)
+        (part, _), column = first
+        codes = part.of(column)
+        for (part, known), column in others:
             if known is not None:
                 codes = np.where(codes >= 0, _places(known, codes), -1)
             own = part.of(column)

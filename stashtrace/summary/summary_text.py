@@ -31,6 +31,8 @@ _INDENT = "  "
 _IN_ALL = ("start", "hosts")
 #: Claims about what was recorded that say the same of nearly every run.
 _USUAL = ("measured", "clocks")
+#: Causes that make the first step of an epoch long.
+_BETWEEN_EPOCHS = ("persistent_workers",)
 #: Claims about long steps.
 _IN_FEW = ("slow_steps", "period")
 #: What says more.
@@ -77,7 +79,10 @@ def _page_of_causes(
     lines_of = partial(_lines_of, look)
     headline, verdicts = _of(found, "headline"), _of(found, "verdict")
     # That time lies in few steps is said with its cause.
-    few = any(0 < 2 * row["steps_count"] <= row["of_steps_count"] or row["every_count"] > 1 for row in causes)
+    few = any(
+        0 < 2 * row["steps_count"] <= row["of_steps_count"] or row["every_count"] > 1 or row["kind"] in _BETWEEN_EPOCHS
+        for row in causes
+    )
     changes = [one for one in _of(found, "time") if one.row["kind"] not in _IN_FEW or not few]
     said = {row["kind"] for row in causes}
     crowded = [one for one in verdicts if one.row["kind"] == "contention"]

@@ -296,9 +296,12 @@ class _Known:
         steps = tables["steps"]
         self.trace = trace
         self.steps = _ByRank(steps)
-        self.stalls = _ByRank(tables["stalls"], in_steps(tables["stalls"], steps))
-        #: Names are compared once, not for each rank.
-        self.kinds = GroupBy(tables["stalls"]["kind"])
+        stalls = tables["stalls"]
+        self._stalls, self._methods = _ByRank(stalls, in_steps(stalls, steps)), stalls["method"]
+        rows, kinds = self._stalls.chosen, GroupBy(stalls["kind"])
+        of_ranks = GroupBy(stalls["rank"][rows], kinds.number[rows])
+        self._kinds, self._kinds_by_rank = kinds.values[of_ranks.keys[1]], RowsBy(of_ranks.keys[0])
+        self._sums = [of_ranks.sum(stalls[name][rows]) for name in ("stall_ns", "low_ns", "high_ns")]
         self.hidden = _ByRank(tables["hidden"], in_steps(tables["hidden"], steps))
         self.held = _ByRank(trace.device_brackets, _waits_for_host_functions(trace))
         self.timed = _ByRank(trace.collectives, trace.collectives["device_begin_ns"] >= 0)
@@ -308,14 +311,26 @@ class _Known:
         first = zip(ranks["rank"][::-1].tolist(), ranks["host_code"][::-1].tolist(), strict=True)
         self.hosts = {rank: trace.text(host) for rank, host in first}
 
+    def sums(self, rank: int) -> tuple[dict[str, int], ...]:
+        """Return the time of each kind in the steps of a rank, and its bounds."""
+        rows = self._kinds_by_rank.rows(rank)
+        names = self._kinds[rows].tolist()
+        return tuple(dict(zip(names, sums[rows].tolist(), strict=True)) for sums in self._sums)
+
+    def method(self, rank: int) -> str:
+        """Return the method of the stalls of a rank; ``mixed`` if there are several, or none."""
+        methods = self._methods[self._stalls.rows(rank)]
+        return str(methods[0]) if len(methods) and (methods == methods[0]).all() else "mixed"
+
 
 class _ByRank:
     """Some rows of a table by rank, without a copy of the table."""
 
     def __init__(self, table: Table, chosen: npt.NDArray[np.bool_] | None = None) -> None:
         self._table = table
-        self._chosen = np.arange(len(table)) if chosen is None else np.flatnonzero(chosen)
-        self._rows = RowsBy(table["rank"][self._chosen])
+        #: Their numbers in the table.
+        self.chosen = np.arange(len(table)) if chosen is None else np.flatnonzero(chosen)
+        self._rows = RowsBy(table["rank"][self.chosen])
 
     def of(self, rank: int) -> Table:
         """Return the chosen rows of one rank in order."""
@@ -323,19 +338,13 @@ class _ByRank:
 
     def rows(self, rank: int) -> Int64:
         """Return the numbers of the chosen rows of one rank in the table, in order."""
-        return int64(self._chosen[self._rows.rows(rank)])
+        return int64(self.chosen[self._rows.rows(rank)])
 
 
 def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) -> RankFacts:
-    own, rows, beside = (table.of(rank) for table in (known.steps, known.stalls, known.hidden))
-    kinds = GroupBy(known.kinds.number[known.stalls.rows(rank)])
-    names = known.kinds.values[kinds.values].tolist()
-
-    def sums(column: str) -> dict[str, int]:
-        return dict(zip(names, kinds.sum(rows[column]).tolist(), strict=True))
-
+    own, beside = known.steps.of(rank), known.hidden.of(rank)
+    kinds, low, high = known.sums(rank)
     wall = own["end_ns"] - own["begin_ns"]
-    methods = rows["method"]
     held = known.held.of(rank)
     return RankFacts(
         rank,
@@ -344,15 +353,15 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
         round(wall.mean()),
         int(np.median(wall)),
         int(wall.sum()),
-        sums("stall_ns"),
-        sums("low_ns"),
-        sums("high_ns"),
+        kinds,
+        low,
+        high,
         _contention(beside),
         int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum()),
         *_unseen(known.timed, rank, beside),
         host_timed=rank in known.on_device and bool((own["clock_code"] == 0).all()),
         exact={frozenset(COLUMNS[name]): of_name for name, of_name in bounds.items()},
-        method=str(methods[0]) if len(methods) and (methods == methods[0]).all() else "mixed",
+        method=known.method(rank),
     )
 
 

@@ -163,7 +163,8 @@ class _Loader:
         before = np.searchsorted(np.maximum.accumulate(arrived), begin, side="right")
         ahead = number - np.where(before > 0, highest[np.maximum(before - 1, 0)], int(number.min()) - 1)
         distance = max(int(ahead.max()), 1)
-        if np.mean(idle > np.maximum(_WAITED_NS, (end - begin) // 10)) < _OFTEN_RATIO:
+        waited = np.count_nonzero(idle > np.maximum(_WAITED_NS, (end - begin) // 10))
+        if waited / len(idle) < _OFTEN_RATIO:
             # Workers that never wait may be allowed to be further ahead than they were.
             distance = max(distance, len(np.unique(fetches["process_id"])) * _PREFETCH)
         asked = _latest(number - distance, begin + _ASKED_NS, takes["batch_index"], takes["end_ns"])

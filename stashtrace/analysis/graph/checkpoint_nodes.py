@@ -64,8 +64,8 @@ class Saves:
         every, by_process = _checkpoints(index.origin)
         rows = every[by_process.rows(thread.process_id)]
         flags, begin, end = (phases[name][rows] for name in ("phase_flags", "begin_ns", "end_ns"))
-        chosen = (phases["track_id"][rows] != thread.track_id) | ((flags & PhaseFlag.BACKGROUND) != 0)
-        chosen &= ((flags & PhaseFlag.NESTED) == 0) & (end > begin)
+        chosen = (phases["track_id"][rows] != thread.track_id) | ((flags & int(PhaseFlag.BACKGROUND)) != 0)
+        chosen &= ((flags & int(PhaseFlag.NESTED)) == 0) & (end > begin)
         rows = rows[chosen & (begin >= life.begin[0]) & (begin < life.end[-1])]
         if not len(rows):
             return cls(*(none,) * 7)

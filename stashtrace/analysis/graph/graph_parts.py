@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace._native import intervals
-from stashtrace.analysis.graph.work_graph import EdgeKind, Graph
+from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Int8
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, distinct, int64
 from stashtrace.analysis.stalls.rows_by_thread import Layer
 from stashtrace.analysis.steps.step_time import kinds_that_count
@@ -18,48 +18,40 @@ from stashtrace.analysis.steps.steps import is_counted
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.table import Table
 
-_NODE_COLUMNS = (
-    *("rank", "step", "resource", "kind", "process_id", "begin_ns", "end_ns", "fetch_ns", "moved_bytes", "row"),
-    "doubtful",
-)
+#: Of nodes, with the value where a column is not given.
+_NODE_COLUMNS = {
+    **dict.fromkeys(("rank", "step", "resource", "kind", "process_id", "begin_ns", "end_ns", "moved_bytes", "row"), -1),
+    **dict.fromkeys(("fetch_ns", "doubtful"), 0),
+}
 _END_COLUMNS = ("ends", "ends_rank", "ends_step", "ends_lag_ns", "ends_counted", "ends_begin_ns", "ends_before")
-
-
-def _lists(names: Sequence[str]) -> dict[str, list[Int64]]:
-    return {name: [] for name in names}
 
 
 @dataclass
 class Parts:
-    """Nodes and edges so far."""
+    """Nodes and edges so far; a column of a part is one value or as many as the part has rows.
+
+    Arrays are kept as they are given, so nobody may change them any more.
+    """
 
     count: int = 0
-    nodes: dict[str, list[Int64]] = field(default_factory=lambda: _lists(_NODE_COLUMNS))
-    edges: list[tuple[Int64, Int64, Int64, Int64]] = field(default_factory=lambda: [(int64([]),) * 4])
-    ends: dict[str, list[Int64]] = field(default_factory=lambda: _lists(_END_COLUMNS))
+    #: How many there are, and their columns.
+    nodes: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    ends: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    #: Source, target, kind and lag; with edges from or to -1.
+    edges: list[tuple[Int64, Int64, EdgeKind, Int64 | int]] = field(default_factory=list)
 
     def add(self, count: int, **columns: Any) -> Int64:
         """Append nodes and return their numbers.
 
         Columns that are not given are -1; ``fetch_ns`` and ``doubtful`` are 0.
         """
-        none, zero = (np.broadcast_to(np.int64(value), (count,)) for value in (-1, 0))
-        for name, values in self.nodes.items():
-            if name in columns:
-                given = int64(columns[name])
-                values.append(given if given.shape == (count,) else np.broadcast_to(given, (count,)))
-            else:
-                values.append(zero if name in ("fetch_ns", "doubtful") else none)
+        self.nodes.append((count, columns))
         first, self.count = self.count, self.count + count
         return np.arange(first, first + count, dtype=np.int64)
 
     def edge(self, source: Int64, target: Int64, kind: EdgeKind, lag_ns: Int64 | int = 0) -> None:
         """Append edges between known nodes. Edges from or to -1 are left out."""
-        known = np.flatnonzero((source >= 0) & (target >= 0) & (source != target))
-        lag = int64(lag_ns)
-        lag = lag[known] if lag.shape == source.shape else np.broadcast_to(lag, known.shape)
-        kinds = np.full(len(known), int(kind), dtype=np.int64)
-        self.edges.append((source[known], target[known], kinds, lag))
+        self.edges.append((source, target, kind, lag_ns))
 
     def end_steps(self, nodes: Int64, rank: int, steps: Table, lag_ns: Int64 | int = 0, before: int = -1) -> None:
         """Note which node ends each of a rank's steps.
@@ -72,18 +64,21 @@ class Parts:
 
     def add_ends(self, nodes: Int64, *columns: Any) -> None:
         """Append ends of steps; the columns are those of ``Graph.ends_*`` in their order."""
-        for name, values in zip(_END_COLUMNS, (nodes, *columns), strict=True):
-            self.ends[name].append(np.broadcast_to(int64(values), nodes.shape)[nodes >= 0])
+        known = nodes >= 0
+        given = zip(_END_COLUMNS, (nodes, *columns), strict=True)
+        own = {name: values[known] if isinstance(values, np.ndarray) else values for name, values in given}
+        self.ends.append((int(np.count_nonzero(known)), own))
 
     def graph(self) -> Graph:
         """Return the graph. Time before a node that no edge explains is its gap.
 
         Raises MissingDataError if no step of any rank ends with a node.
         """
-        if not self.ends["ends"]:
+        if not self.ends:
             raise MissingDataError("no step of a rank holds work", hint="see `stashtrace analyze steps`")
-        columns: dict[str, Any] = {name: np.concatenate(parts) for name, parts in (self.nodes | self.ends).items()}
-        source, target, kind, lag = (np.concatenate(column) for column in zip(*self.edges, strict=True))
+        columns: dict[str, Any] = {name: _column(self.nodes, name, other) for name, other in _NODE_COLUMNS.items()}
+        columns |= {name: _column(self.ends, name, 0) for name in _END_COLUMNS}
+        source, target, kind, lag = self._known_edges()
         ready = np.full(self.count, -NEVER, dtype=np.int64)
         np.maximum.at(ready, target, columns["end_ns"][source] + lag)
         gap = np.where(ready > -NEVER, np.maximum(columns["begin_ns"] - ready, 0), 0)
@@ -95,10 +90,32 @@ class Parts:
             gap_ns=gap,
             source=source.astype(np.int32),
             target=target.astype(np.int32),
-            edge_kind=kind.astype(np.int8),
+            edge_kind=kind,
             lag_ns=lag,
             **columns,
         )
+
+    def _known_edges(self) -> tuple[Int64, Int64, Int8, Int64]:
+        """Return source, target, kind and lag of the edges between known nodes."""
+        ends = [np.concatenate([int64([]), *(edges[side] for edges in self.edges)]) for side in (0, 1)]
+        sizes = [len(edges[0]) for edges in self.edges]
+        kind = np.repeat(np.array([edges[2] for edges in self.edges], dtype=np.int8), sizes)
+        lag = _column(
+            [(size, {"lag_ns": edges[3]}) for size, edges in zip(sizes, self.edges, strict=True)], "lag_ns", 0
+        )
+        known = np.flatnonzero((ends[0] >= 0) & (ends[1] >= 0) & (ends[0] != ends[1]))
+        return ends[0][known], ends[1][known], kind[known], lag[known]
+
+
+def _column(parts: Sequence[tuple[int, dict[str, Any]]], name: str, otherwise: int) -> Int64:
+    """Join a column of parts; those without it have another value."""
+    column = np.full(sum(count for count, _ in parts), otherwise, dtype=np.int64)
+    first = 0
+    for count, columns in parts:
+        if name in columns:
+            column[first : first + count] = columns[name]
+        first += count
+    return column
 
 
 @dataclass(frozen=True, slots=True)

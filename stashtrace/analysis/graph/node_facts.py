@@ -58,18 +58,24 @@ def facts_of(
     on_host = np.flatnonzero(np.isin(graph.resource, _ON_HOST))
     by_rank, by_process = RowsBy(graph.rank[computing]), RowsBy(graph.process_id[on_host])
     compiles, pickles = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
+    waited: list[tuple[Int64, npt.NDArray[np.str_]]] = []
     for thread, steps in ranks:
         _compute(index, thread, graph, computing[by_rank.rows(thread.rank)], cpu, queued)
         own = on_host[by_process.rows(thread.process_id)]
         compiles[_inside(index, thread, graph, own, SpanKind.COMPILE)] = True
         pickles[_inside(index, thread, graph, own, SpanKind.OBJECTS)] = True
         nodes, of = _own_batches(index, thread, graph, own)
-        loader[nodes], batch[nodes] = number_of[of], fetches["batch_index"][of]
-        _share_out(graph, nodes, fetches.take(of), GroupBy(of), cpu, queued)
+        if len(nodes):
+            loader[nodes], batch[nodes] = number_of[of], fetches["batch_index"][of]
+            _share_out(graph, nodes, fetches.take(of), GroupBy(of), cpu, queued)
         nodes, of = _starting(index, thread, graph, own, loaders)
         loader[nodes], starts[nodes] = of, True
-        _serve(index, thread, steps, loaders, served)
+        waited.append(_waits_in_steps(index, thread, steps))
 
+    rows, kinds = (np.concatenate(column) for column in zip(*waited, strict=True))
+    ids, codes = serves(index.batches_of_phase(BatchPhase.WAIT).take(rows), kinds)
+    known = loaders.find(ids)
+    served[known[known >= 0]] = codes[known >= 0]
     trace, told = index.trace, told_samples(index.trace)
     host_codes = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
     host_of = {thread.rank: trace.text(host_codes[thread.process_id]) for thread, _ in ranks}
@@ -123,9 +129,9 @@ def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int
     own = own[fetches["process_id"][own] == thread.process_id]
     mine = index.batch_waits.rows(thread.track_id)
     mine = mine[waits["batch_index"][mine] >= 0]
-    mine = mine[np.argsort(waits["begin_ns"][mine], kind="stable")]
     if not len(own) or not len(mine) or not len(nodes):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    mine = mine[np.argsort(waits["begin_ns"][mine], kind="stable")]
     at = np.searchsorted(waits["begin_ns"][mine], graph.begin_ns[nodes], side="right") - 1
     inside = (at >= 0) & (graph.begin_ns[nodes] < waits["end_ns"][mine][at])
     nodes, wait = nodes[inside], mine[at[inside]]
@@ -139,19 +145,19 @@ def _starting(
 ) -> tuple[Int64, Int64]:
     """Return those of a thread's nodes in which it starts workers or sees them end, with the iterator's number."""
     found = worker_starts(index, thread)
+    if not len(found.loader_id):
+        return nodes[:0], nodes[:0]
     at = found.at(graph.begin_ns[nodes])
     of = np.append(loaders.find(found.loader_id), -1)[at]
     return nodes[of >= 0], of[of >= 0]
 
 
-def _serve(index: TraceIndex, thread: StepThread, steps: Table, loaders: GroupBy, served: Int64) -> None:
-    """Note what the iterators of a rank serve, by number."""
-    own, waits = steps.sort_by("begin_ns"), index.batches_of_phase(BatchPhase.WAIT)
-    waits = waits.take(index.batch_waits.rows(thread.track_id))
-    at = window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"])
-    ids, codes = serves(waits.take(at >= 0), own["kind"][at[at >= 0]])
-    row = loaders.find(ids)
-    served[row[row >= 0]] = codes[row >= 0]
+def _waits_in_steps(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Int64, npt.NDArray[np.str_]]:
+    """Return the waits for batches of a rank in its steps, as rows, and the kinds of these steps."""
+    own, rows = steps.sort_by("begin_ns"), index.batch_waits.rows(thread.track_id)
+    begin = index.batches_of_phase(BatchPhase.WAIT)["begin_ns"][rows]
+    at = window_at(begin, own["begin_ns"], own["end_ns"])
+    return rows[at >= 0], own["kind"][at[at >= 0]]
 
 
 def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: Int64, queued_ns: Int64) -> None:

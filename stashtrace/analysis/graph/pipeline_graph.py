@@ -453,7 +453,9 @@ def _unrecorded_meetings(
             for member in members.tolist():
                 parts.edge(source[member], meeting, EdgeKind.MEMBER)
                 parts.edge(meeting, first[member], EdgeKind.RELEASE)
-            ready[members], source[members] = moment, meeting
+            ready[members] = moment
+            source = source.copy()  # the edges keep what they were given
+            source[members] = meeting
 
 
 def _explains(entered: Int64, ready: Int64, moment: Int64) -> bool:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.graph.graph_parts import Parts
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Int64
+from stashtrace.analysis.intervals import NEVER, Int64, value_at
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, StallKind
@@ -36,11 +36,8 @@ class Transfers:
     own_end_ns: Int64
 
     def node_of(self, rows: Int64) -> Int64:
-        """Return the node of each row's transfer, -1 where there is neither; no copy of all, since each rank asks."""
-        found = np.full(len(rows), -1, dtype=np.int64)
-        known = rows >= 0
-        found[known] = self.node[rows[known]]
-        return found
+        """Return the node of each row's transfer, -1 where there is neither."""
+        return value_at(self.node, rows, -1)
 
 
 def transfers(index: TraceIndex, parts: Parts) -> Transfers:

@@ -8,6 +8,7 @@ worker        [ batch 3 ][ batch 4 ]----------------------> the step thread take
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
@@ -158,6 +159,12 @@ class Graph:
         ranks = GroupBy(loaders.keys[0])
         return dict(zip(ranks.values.tolist(), ranks.max(loaders.sizes).tolist(), strict=True))
 
+    @cached_property
+    def ranks_by_workers(self) -> Counter[tuple[str, int]]:
+        """How many ranks each host has with each number of workers."""
+        hosts = {} if self.facts is None else self.facts.host_of
+        return Counter((host, self.workers.get(rank, 0)) for rank, host in hosts.items())
+
     def node_columns(self) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of nodes that are not empty, by name."""
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -228,18 +235,24 @@ class Graph:
         lengths = np.full(len(end), -1, dtype=np.int64)
         if not len(end):
             return lengths
-        same = self.ends_rank[1:] == self.ends_rank[:-1]
-        lengths[1:][same] = (end[1:] - end[:-1])[same]
+        same, between_ns = self._step_bounds
+        lengths[1:][same] = (end[1:] - end[:-1])[same] - between_ns
         if len(self.ends_begin_ns):
-            measured_end = self.end_ns[self.ends] + self.ends_lag_ns
-            between = (self.ends_begin_ns[1:] - measured_end[:-1])[same]
-            lengths[1:][same] -= np.maximum(between, 0)
             alone = np.append(True, ~same) & np.append(~same, True)
             begin = self.ends_begin_ns
             if len(self.ends_before):
                 begin = np.where(self.ends_before >= 0, nodes_end_ns[self.ends_before], begin)
             lengths[alone] = (end - begin)[alone]
         return lengths
+
+    @cached_property
+    def _step_bounds(self) -> tuple[npt.NDArray[np.bool_], Int64]:
+        """Which steps follow another one of their rank, and the measured time between these two."""
+        same = self.ends_rank[1:] == self.ends_rank[:-1]
+        if not len(self.ends_begin_ns):
+            return same, np.zeros(np.count_nonzero(same), dtype=np.int64)
+        measured_end = self.end_ns[self.ends] + self.ends_lag_ns
+        return same, np.maximum((self.ends_begin_ns[1:] - measured_end[:-1])[same], 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,8 +156,7 @@ class PlaceParts:
         made = 0
         for process in processes.values.tolist():
             if process in self._workers:
-                mine = fetches.take(rows[processes.rows(process)])
-                mine = mine.take(disjoint_rows(mine["begin_ns"], mine["end_ns"]))
+                mine = fetches.take(disjoint_rows(fetches, rows[processes.rows(process)]))
                 self._add_batches_of(thread.rank, process, mine, made)
                 made += len(mine)
 

@@ -76,14 +76,14 @@ def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
     index = TraceIndex(trace)
     counted = counted_steps(index.steps, warmup=warmup)
     reason, by_rank = _reasons(index), RowsBy(counted["rank"])
-    tables = []
+    rows: list[tuple[object, ...]] = []
     for thread, _ in ranks_and_steps(index.origin, index.steps):
         own = counted.take(by_rank.rows(thread.rank))
-        tables.append(_of_rank(index, thread, TimeSet.of_rows(own), reason))
-    return Table.concat(TRANSFER_CERTAINTY, tables)
+        rows += _of_rank(index, thread, TimeSet.of_rows(own), reason)
+    return Table.from_rows(TRANSFER_CERTAINTY, rows)
 
 
-def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int64) -> Table:
+def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int64) -> list[tuple[object, ...]]:
     link = rank_layers(index, thread).time_of(*_LINKS) & window
     rows = index.collectives.rows(thread.process_id)
     matched = index.in_flight
@@ -102,17 +102,7 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int
         named.append((name, spent.total_ns, count))
     named.append((NO_OPERATION, link.total_ns, 0))
     total = max(sum(ns for _, ns, _ in named), 1)
-    named = [each for each in named if each[1] > 0]
-    return Table(
-        TRANSFER_CERTAINTY,
-        {
-            "rank": np.full(len(named), thread.rank),
-            "reason": np.array([name for name, _, _ in named], dtype="U24"),
-            "link_ns": int64([ns for _, ns, _ in named]),
-            "share_ratio": np.array([ns / total for _, ns, _ in named]),
-            "collectives_count": int64([count for _, _, count in named]),
-        },
-    )
+    return [(thread.rank, name, ns, ns / total, count) for name, ns, count in named if ns > 0]
 
 
 def _reasons(index: TraceIndex) -> Int64:

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet
+from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, value_at
 from stashtrace.analysis.stalls.collective_blocking import disjoint_rows
-from stashtrace.analysis.stalls.rows_by_thread import Layer, TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.rows_by_thread import IoRows, Layer, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind, WaitOp
@@ -63,33 +63,27 @@ def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
     """
     waits = index.batches_of_phase(BatchPhase.WAIT)
     rows = index.batch_waits.rows(thread.track_id)
-    columns = ("begin_ns", "end_ns", "loader_id", "batch_index", "cpu_ns", "runqueue_ns")
-    rows = rows[disjoint_rows(*(waits[c][rows] for c in columns))]
+    rows = disjoint_rows(waits, rows, "loader_id", "batch_index", "cpu_ns", "runqueue_ns")
     fetches = index.batches_of_phase(BatchPhase.FETCH)
-    made = index.fetches.rows(thread.rank)
-    made_loader, made_number, made_end = (fetches[name][made] for name in ("loader_id", "batch_index", "end_ns"))
     loader, number, worker = (waits[name][rows] for name in ("loader_id", "batch_index", "worker_id"))
     none = number < 0
-    by_batch = _last_row(GroupBy(made_loader, made_number), loader, number)
+    by_batch = index.last_fetch(thread.rank, loader, number)
     by_batch[none] = -1
     maker = by_batch
     if ((by_batch < 0) & ~none).any():  # the making of a batch was not recorded: use another batch of its worker
-        by_worker = _last_row(GroupBy(made_loader, fetches["worker_id"][made]), loader, worker)
-        maker = np.where(by_batch >= 0, by_batch, by_worker)
-    process = np.append(fetches["process_id"][made], -1)[maker]
+        made = index.fetches.rows(thread.rank)
+        by_worker = GroupBy(fetches["loader_id"][made], fetches["worker_id"][made])
+        last = value_at(by_worker.last, by_worker.find(loader, worker), -1)
+        maker = np.where(by_batch >= 0, by_batch, value_at(made, last, -1))
+    process = value_at(fetches["process_id"], maker, -1)
     return BatchWaits(
         begin=waits["begin_ns"][rows],
         end=waits["end_ns"][rows],
         worker_id=worker,
         made_by=np.where(none, thread.process_id, process),
-        made_ns=np.where(none, waits["end_ns"][rows], np.append(made_end, NEVER)[by_batch]),
+        made_ns=np.where(none, waits["end_ns"][rows], value_at(fetches["end_ns"], by_batch, NEVER)),
         ran_ns=np.maximum(waits["cpu_ns"][rows], 0) + np.maximum(waits["runqueue_ns"][rows], 0),
     )
-
-
-def _last_row(groups: GroupBy, *keys: npt.NDArray[np.integer]) -> Int64:
-    """Return the last row with each key; -1 if there is none."""
-    return np.append(groups.last, -1)[groups.find(*keys)]
 
 
 @dataclass(slots=True)
@@ -138,7 +132,11 @@ def _main_track(index: TraceIndex, process: int) -> int:
 def blocked_in_storage(index: TraceIndex, process: int, track: int, making: TimeSet) -> TimeSet:
     """Return when a thread was blocked in storage itself; receives count while it made batches."""
     io, own = index.io, index.io_by_process.rows(process)
-    own = own[io.track[own] == track]
+    return _blocked_by(io, own[io.track[own] == track], making)
+
+
+def _blocked_by(io: IoRows, own: Int64, making: TimeSet) -> TimeSet:
+    """Return when some calls were blocked in storage; receives count while batches were made."""
     stored, received = own[io.is_storage[own]], own[io.is_receive[own]]
     return TimeSet.of(io.begin[stored], io.end[stored]) | (TimeSet.of(io.begin[received], io.end[received]) & making)
 
@@ -150,25 +148,23 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     making = TimeSet.of_rows(fetches, rows)
 
     io, own = index.io, index.io_by_process.rows(process)
-    storage, receives = own[io.is_storage[own]], own[io.is_receive[own]]
-    received = TimeSet.of(io.begin[receives], io.end[receives])
-    beside = storage[io.track[storage] != main_track]
-    main = blocked_in_storage(index, process, main_track, making)
-    side = TimeSet.of(io.begin[beside], io.end[beside]) | (received & making)
+    of_main = io.track[own] == main_track
+    main, side = (_blocked_by(io, own[of], making) for of in (of_main, ~of_main))
     thread_waits, wait_rows = index.trace.waits, index.waits.rows(main_track)
     wait_begin, wait_end = (thread_waits[name][wait_rows] for name in ("begin_ns", "end_ns"))
     asleep = main | TimeSet.of(wait_begin, wait_end)
     # A thread that reads has released the GIL, so a wait for the GIL is a wait for a thread that computes.
-    for_gil = thread_waits["wait_code"][wait_rows] == WaitOp.GIL
-    sure = main | (side & (asleep - TimeSet.of(wait_begin[for_gil], wait_end[for_gil])))
+    for_gil = thread_waits["wait_code"][wait_rows] == int(WaitOp.GIL)
+    sure = main
+    if len(side):
+        sure = main | (side & (asleep - TimeSet.of(wait_begin[for_gil], wait_end[for_gil])))
     if process in index.blocked_by_guess:
         parts.likely_fetch.append(before & sure)
         parts.perhaps_fetch.append(before & index.reads_by_guess(process))
     else:
         parts.fetch.append(before & sure)
 
-    columns = ("begin_ns", "end_ns", "cpu_ns", "runqueue_ns", "major_faults_count", "block_inputs_count")
-    rows = rows[disjoint_rows(*(fetches[c][rows] for c in columns))]
+    rows = disjoint_rows(fetches, rows, "cpu_ns", "runqueue_ns", "major_faults_count", "block_inputs_count")
     begin, end = fetches["begin_ns"][rows], fetches["end_ns"][rows]
     cpu, queued = fetches["cpu_ns"][rows], fetches["runqueue_ns"][rows]
     timed = cpu >= 0

@@ -32,7 +32,7 @@ from stashtrace.schema import columns as col
 from stashtrace.schema.columns import INTERVAL, RANK, RANK_OR_ALL, Schema, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceClock, DeviceWork, StallKind
-from stashtrace.schema.table import GrowingTable, Table
+from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, cached_on_trace
 
 _CAUSE = (
@@ -216,22 +216,13 @@ def bounds_of_groups(
 @cached_on_trace
 def _budget(trace: Trace) -> tuple[Table, Table]:
     """Return the tables ``stalls`` and ``straggler_causes``; most callers of one need the other as well."""
-    index = TraceIndex(trace)
-    whole, late = GrowingTable(STALLS), GrowingTable(STRAGGLER_CAUSES)
-    for thread, own in ranks_and_steps(trace, index.steps):
-        divided = _divide(rank_layers(index, thread), thread, own)
-        for table, columns in ((whole, divided.rows()), (late, divided.late())):
-            table.add(columns, len(columns["rank"]))
-    return whole.table(), late.table()
+    divided = _divide_all(TraceIndex(trace))
+    return Table(STALLS, divided.rows()), Table(STRAGGLER_CAUSES, divided.late())
 
 
 def _split_by_awaited_rank(index: TraceIndex) -> Table:
     """Return the rows of ``stalls`` with one straggler row for each awaited rank."""
-    whole = GrowingTable(STALLS)
-    for thread, own in ranks_and_steps(index.origin, index.steps):
-        columns = _divide(rank_layers(index, thread), thread, own).rows_apart()
-        whole.add(columns, len(columns["rank"]))
-    return whole.table()
+    return Table(STALLS, _divide_all(index).rows_apart())
 
 
 def stall_intervals(trace: Trace) -> Table:
@@ -312,15 +303,35 @@ def _windows(thread: StepThread, steps: Table) -> tuple[TimeSet, Int64]:
 
 def rank_table(made: RankLayers, thread: StepThread, steps: Table) -> Table:
     """Return the rows of ``stalls`` of one rank by given layers."""
-    return Table(STALLS, _divide(made, thread, steps).rows())
+    return Table(STALLS, _Divided.of([_divide(made, thread, steps)]).rows())
+
+
+def _divide_all(index: TraceIndex) -> _Divided:
+    """Return the time of all ranks by step and kind."""
+    ranks = ranks_and_steps(index.origin, index.steps)
+    return _Divided.of([_divide(rank_layers(index, thread), thread, own) for thread, own in ranks])
+
+
+@dataclass(frozen=True, slots=True)
+class _RankDivided:
+    """Time of one rank by step and kind; columns as those of :class:`_Divided`."""
+
+    rank: int
+    step: Int64
+    point: Int64
+    low: Int64
+    high: Int64
+    method: npt.NDArray[np.str_]
+    #: Pieces of straggler time: row of the matrices, awaited rank, length, and whether it can be no other kind.
+    waits: tuple[Int64, Int64, Int64, Int64]
 
 
 @dataclass(frozen=True, slots=True)
 class _Divided:
-    """Time of one rank by step and kind."""
+    """Time of ranks by step and kind."""
 
-    rank: int
-    #: Number of each row of the matrices; :data:`OUTSIDE_STEPS` stands for all time around the steps.
+    #: Rank and number of each row of the matrices; :data:`OUTSIDE_STEPS` stands for all time around the steps.
+    rank: Int64
     step: Int64
     #: Nanoseconds, a row for each step and a column for each number of a kind.
     point: Int64
@@ -330,6 +341,29 @@ class _Divided:
     method: npt.NDArray[np.str_]
     #: Columns of straggler time by the awaited rank; ``row`` is the row of the matrices.
     causes: dict[str, Int64]
+
+    @classmethod
+    def of(cls, ranks: Sequence[_RankDivided]) -> _Divided:
+        """Join ranks; what each waited for is summed for all of them at once."""
+        nothing = np.zeros((0, max(_KINDS) + 1), dtype=np.int64)
+        counts = [len(one.step) for one in ranks]
+        point, low, high = (
+            np.concatenate([nothing, *(getattr(one, name) for one in ranks)]) for name in ("point", "low", "high")
+        )
+        before = np.cumsum([0, *counts]).tolist()
+        row = [one.waits[0] + first for one, first in zip(ranks, before, strict=False)]
+        cause, length, sure = (np.concatenate([int64([]), *(one.waits[n] for one in ranks)]) for n in (1, 2, 3))
+        waits = np.concatenate([int64([]), *row]), cause, length, sure > 0
+        waited = StallKind.STRAGGLER
+        return cls(
+            np.repeat(int64([one.rank for one in ranks]), counts),
+            np.concatenate([int64([]), *(one.step for one in ranks)]),
+            point,
+            low,
+            high,
+            np.concatenate([np.empty(0, dtype="U16"), *(one.method for one in ranks)]),
+            _causes(waits, point[:, waited], low[:, waited], high[:, waited]),
+        )
 
     def rows(self) -> dict[str, npt.NDArray[Any]]:
         """Return the columns of ``stalls``."""
@@ -359,7 +393,7 @@ class _Divided:
         """Return the columns of ``straggler_causes``."""
         of = self.causes["row"]
         amounts = {name: self.causes[name] for name in ("cause_rank", "stall_ns", "low_ns", "high_ns")}
-        return {"rank": np.full(len(of), self.rank), "step": self.step[of], **amounts}
+        return {"rank": self.rank[of], "step": self.step[of], **amounts}
 
     def _wanted(self) -> npt.NDArray[np.bool_]:
         wanted = np.asarray(self.high > 0, dtype=np.bool_)
@@ -370,7 +404,7 @@ class _Divided:
         """Return the columns of the wanted kinds, and for each row its row in the matrices and its kind's number."""
         at, kind = np.nonzero(wanted)
         columns: dict[str, npt.NDArray[Any]] = {
-            "rank": np.full(len(at), self.rank),
+            "rank": self.rank[at],
             "step": self.step[at],
             "kind": _names(kind),
             "stall_ns": self.point[at, kind],
@@ -383,7 +417,7 @@ class _Divided:
         return columns, at, kind
 
 
-def _divide(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:
+def _divide(made: RankLayers, thread: StepThread, steps: Table) -> _RankDivided:
     windows, numbers = _windows(thread, steps)
     matrix = intervals.attribute([(x.time.begin, x.time.end) for x in made.layers], windows.begin, windows.end)
     by_step = GroupBy(numbers)  # the windows outside steps fall into one row
@@ -398,19 +432,13 @@ def _divide(made: RankLayers, thread: StepThread, steps: Table) -> _Divided:
         for alternative in layer.alternatives:
             high[:, alternative] += spent[:, column]
     method = made.method_at(windows.begin[by_step.first])
-    waited = StallKind.STRAGGLER
-    causes = _causes(made, windows, by_step.number, point[:, waited], low[:, waited], high[:, waited])
-    return _Divided(thread.rank, by_step.values, point, low, high, method, causes)
+    waits = _waits_for_ranks(made, windows, by_step.number)
+    return _RankDivided(thread.rank, by_step.values, point, low, high, method, waits)
 
 
-def _causes(
-    made: RankLayers, windows: TimeSet, row: Int64, stall_ns: Int64, low_ns: Int64, high_ns: Int64
-) -> dict[str, Int64]:
-    """Return the straggler time of each row by the awaited rank; with -1 for an unknown one, all sums agree.
-
-    Time of another kind that may be a wait has no awaited rank: it only widens the bound of -1.
-    """
-    parts: list[tuple[Int64, Int64, Int64, bool]] = [(int64([]), int64([]), int64([]), True)]
+def _waits_for_ranks(made: RankLayers, windows: TimeSet, row: Int64) -> tuple[Int64, Int64, Int64, Int64]:
+    """Return pieces of straggler time: row of their window, awaited rank, length, and 1 if it can be no other kind."""
+    parts: list[tuple[Int64, Int64, Int64, Int64]] = [(int64([]),) * 4]
     last = max((n for n, layer in enumerate(made.layers) if layer.kind == StallKind.STRAGGLER), default=-1)
     taken = TimeSet.empty()
     for layer in made.layers[: last + 1]:
@@ -418,10 +446,23 @@ def _causes(
             exposed = layer.time - taken
             begin, end, who = exposed.pieces(made.late.begin, made.late.end)
             cut = intervals.join(begin, end, windows.begin, windows.end)
-            parts.append((row[cut[3]], made.late.tag[who[cut[2]]], cut[1] - cut[0], not layer.alternatives))
+            sure = np.full(len(cut[0]), int(not layer.alternatives))
+            parts.append((row[cut[3]], made.late.tag[who[cut[2]]], cut[1] - cut[0], sure))
         taken = taken | layer.time
-    at, cause, length = (int64(np.concatenate([part[n] for part in parts])) for n in range(3))
-    sure = np.concatenate([np.full(len(part[0]), part[3]) for part in parts])
+    at, cause, length, sure = (int64(np.concatenate(column)) for column in zip(*parts, strict=True))
+    return at, cause, length, sure
+
+
+def _causes(
+    waits: tuple[Int64, Int64, Int64, npt.NDArray[np.bool_]], stall_ns: Int64, low_ns: Int64, high_ns: Int64
+) -> dict[str, Int64]:
+    """Return the straggler time of each row by the awaited rank; with -1 for an unknown one, all sums agree.
+
+    Time of another kind that may be a wait has no awaited rank: it only widens the bound of -1.
+
+    ``waits``: pieces of this time; row, awaited rank, length, and whether it can be no other kind.
+    """
+    at, cause, length, sure = waits
     known = cause >= 0
     pairs = GroupBy(at[known], cause[known])
     of, waited_for = pairs.keys

@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import ACROSS, INSIDE, MIXED
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64, is_one_of
-from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_CALLS, StallKind, WaitOp
+from stashtrace.schema.table import Table
 
 #: Blocking calls by which a backend waits; not by a mutex, a sleep, a join or a semaphore (a lock of Python).
 BACKEND_WAITS = (WaitOp.COND_WAIT, WaitOp.FUTEX, WaitOp.POLL)
@@ -54,11 +55,19 @@ class Blocked:
         return TimeSet.of(self.begin, self.end)
 
 
-def disjoint_rows(begin: Int64, end: Int64, *ties: npt.NDArray[np.integer]) -> Int64:
+def disjoint_rows(table: Table, rows: Int64, *ties: str) -> Int64:
     """Return rows by begin, without those that start inside an earlier one (waits inside waits of the same thread).
 
-    Of equal intervals, the row with the smallest ``ties`` stays, so that the order of rows does not matter.
+    Of equal intervals, the row with the smallest ``ties``, columns of the table, stays, so that the order of rows does
+    not matter.
     """
+    begin, end = table["begin_ns"][rows], table["end_ns"][rows]
+    if (begin[1:] >= end[:-1]).all() and (end > begin).all():  # as nearly all are
+        return rows
+    return rows[_disjoint(begin, end, *(table[name][rows] for name in ties))]
+
+
+def _disjoint(begin: Int64, end: Int64, *ties: npt.NDArray[np.integer]) -> Int64:
     order = order_by(begin, -end, *ties)
     order = order[end[order] > begin[order]]
     if len(order) == 0:
@@ -78,6 +87,7 @@ def in_flight_heads(call: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
     return begin[keep], end[order][keep], int64(order[keep])
 
 
+@kept_per_thread
 def own_collectives(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64]:
     """Return rows, calls and ends of a rank's collectives; one that never ended lasts as long as the rank.
 
@@ -108,8 +118,7 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
 
     waits, parts = index.trace.collective_waits, []
     wait_rows = index.collective_waits.rows(thread.track_id)
-    columns = ("begin_ns", "end_ns", "collective_key")
-    wait_rows = wait_rows[disjoint_rows(*(waits[c][wait_rows] for c in columns))]
+    wait_rows = disjoint_rows(waits, wait_rows, "collective_key")
     wait_begin, wait_end = waits["begin_ns"][wait_rows], waits["end_ns"][wait_rows]
     waited = GroupBy(table["collective_key"][rows]).row_of(waits["collective_key"][wait_rows])
     waited[waits["collective_key"][wait_rows] < 0] = -1
@@ -128,7 +137,7 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     on_device = device_waits(index, thread) - batch_waits - explicit
     silent = TimeSet.of_rows(thread_waits, own) - batch_waits - explicit - on_device
     calls = _launching(index, thread, rows) - batch_waits - explicit - silent - on_device
-    of_host, of_device = (_heads_of(np.flatnonzero(chosen), call, end) for chosen in (~timed, timed))
+    of_host, of_device = (_heads_of(chosen, call, end, heads) for chosen in (~timed, timed))
     for time, queue in ((silent, of_host), (on_device, of_device), (calls, of_host)):
         pieces = _pieces(time.begin, time.end, np.full(len(time), -1, dtype=np.int64), queue)
         parts.append(tuple(c[pieces[2] >= 0] for c in pieces))
@@ -167,8 +176,11 @@ def _launching(index: TraceIndex, thread: StepThread, rows: Int64) -> TimeSet:
 Queue = tuple[Int64, Int64, Int64]
 
 
-def _heads_of(members: Int64, call: Int64, end: Int64) -> Queue:
-    """Return the queue of some of the rank's collectives."""
+def _heads_of(chosen: npt.NDArray[np.bool_], call: Int64, end: Int64, heads: Queue) -> Queue:
+    """Return the queue of some of the rank's collectives. ``heads``: that of all."""
+    if chosen.all():
+        return heads
+    members = np.flatnonzero(chosen)
     begin, stop, row = in_flight_heads(call[members], end[members])
     return begin, stop, members[row]
 
@@ -181,7 +193,7 @@ def _queues(
     wanted = group[waited[waited >= 0]]
     waited_group = group[np.maximum(waited, 0)] if len(group) else np.zeros(len(waited), dtype=np.uint64)
     for value in np.unique(wanted):
-        queue = _heads_of(np.flatnonzero(group == value), call, end)
+        queue = _heads_of(group == value, call, end, heads)
         queues.append(((waited >= 0) & (waited_group == value), queue))
     return queues
 

@@ -85,7 +85,9 @@ def hidden(trace: Trace) -> Table:
     index = TraceIndex(trace)
     steal, saves = _Steal(trace), _Saves(trace)
     ranks = [_rank(index, thread, own, steal, saves) for thread, own in ranks_and_steps(trace, index.steps)]
-    return Table.concat(HIDDEN, [Table(HIDDEN, columns) for columns in ranks])
+    if not ranks:
+        return Table.empty(HIDDEN)
+    return Table(HIDDEN, {name: np.concatenate([columns[name] for columns in ranks]) for name in HIDDEN.names})
 
 
 def _rank(
@@ -94,7 +96,7 @@ def _rank(
     trace, begin, end = index.trace, steps["begin_ns"], steps["end_ns"]
     loads, blocked = batch_waits(index, thread).time, host_blocked(index, thread)
     spans, own = trace.spans, index.spans.rows(thread.track_id)
-    own = own[spans["kind_code"][own] == SpanKind.GC]
+    own = own[spans["kind_code"][own] == int(SpanKind.GC)]
     device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
     kinds = made.painted_kinds()
     estimated = made.beside.get("estimated", TimeSet.empty()) & kinds.time_of(*_DIVIDED)
@@ -135,8 +137,11 @@ class _Saves:
 
     def hidden(self, thread: StepThread) -> TimeSet:
         """Return when the rank saved only in threads beside its step thread."""
-        own = self._table.take(self._by_process.rows(thread.process_id))
-        aside = (own["track_id"] != thread.track_id) | ((own["phase_flags"] & PhaseFlag.BACKGROUND) != 0)
+        rows = self._by_process.rows(thread.process_id)
+        if not len(rows):
+            return TimeSet.empty()
+        own = self._table.take(rows)
+        aside = (own["track_id"] != thread.track_id) | ((own["phase_flags"] & int(PhaseFlag.BACKGROUND)) != 0)
         begin, end = own["begin_ns"], own["end_ns"]
         return TimeSet.of(begin[aside], end[aside]) - TimeSet.of(begin[~aside], end[~aside])
 
@@ -256,5 +261,7 @@ def _count_untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int
     """Return the number of collectives given to a device without device times, by the window of their call."""
     devices, rows = index.on_devices, index.collectives.rows(thread.process_id)
     rows = rows[devices.given[rows] & ~devices.timed[rows]]
+    if not len(rows):
+        return np.zeros(len(begin), dtype=np.int64)
     at = window_at(index.trace.collectives["call_ns"][rows], begin, end)
     return GroupBy.numbered(at, len(begin)).sizes

@@ -66,7 +66,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     """Return when the step thread stood still for reasons of its own."""
     trace = index.trace
     rows = index.phases.rows(thread.track_id)
-    rows = rows[(trace.phases["phase_flags"][rows] & PhaseFlag.BACKGROUND) == 0]
+    rows = rows[(trace.phases["phase_flags"][rows] & int(PhaseFlag.BACKGROUND)) == 0]
     code, begin, end = (trace.phases[n][rows] for n in ("phase_code", "begin_ns", "end_ns"))
     saves, works = is_one_of(code, CHECKPOINT_PHASES), is_one_of(code, _COMPUTE_PHASES)
     saving = TimeSet.of(begin[saves], end[saves])
@@ -74,13 +74,13 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     io, own = index.io, index.io_by_track.rows(thread.track_id)
     saved, outputs = _paths_written(index, thread, saving)
     # Who opens a file to write it reads nothing: that the old one is cut to nothing may take as long as a write.
-    opens_output = io.is_open[own] & np.isin(io.path[own], outputs)
+    opens_output = io.is_open[own] & _is_among(io.path[own], outputs)
     reads = io.is_storage[own] & io.is_read[own] & ~opens_output
-    commits = io.is_storage[own] & ~reads & np.isin(io.path[own], saved)
+    commits = io.is_storage[own] & ~reads & _is_among(io.path[own], saved)
     foreign = io.is_blocked[own] & ~reads & ~commits
     busy = TimeSet.of(begin[works], end[works])
     spans, named = trace.spans, index.spans.rows(thread.track_id)
-    named = named[spans["kind_code"][named] == SpanKind.USER]
+    named = named[spans["kind_code"][named] == int(SpanKind.USER)]
     annotated = TimeSet.of(*_within_steps(index, thread, spans["begin_ns"][named], spans["end_ns"][named]))
     waits, held = trace.waits, index.waits.rows(thread.track_id)
     alien = is_one_of(waits["wait_code"][held], _FOREIGN_WAITS)
@@ -99,6 +99,11 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
         on_device,
         compilation_time(index, thread),
     )
+
+
+def _is_among(paths: npt.NDArray[np.int32], some: Int64) -> npt.NDArray[np.bool_]:
+    """Return the mask of the paths that are among some; most ranks have no file."""
+    return np.isin(paths, some) if len(paths) and len(some) else np.zeros(len(paths), dtype=bool)
 
 
 def compilation_time(index: TraceIndex, thread: StepThread) -> TimeSet:
@@ -140,14 +145,12 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
     works = _operators(index, thread)
     works = works if all_operators else works | stood.busy | stood.annotated
-    beside, waited_for = _beside_collectives(index, thread, works, TimeSet.united(*(x.time for x in layers)))
-    layers += beside
-    late = late if not len(waited_for.begin) else waited_for
-
     explained = TimeSet.united(*(layer.time for layer in layers))
+    beside, waited_for = _beside_collectives(index, thread, works, explained)
+    late = late if not len(waited_for.begin) else waited_for
+    explained, layers = _with_layers(explained, layers, beside)
     beside = beside_workers(index, thread, loads, works, explained)
-    explained = TimeSet.united(explained, *(layer.time for layer in beside))
-    layers += beside
+    explained, layers = _with_layers(explained, layers, beside)
     if all_operators:
         layers += operator_layers(index, thread)
     else:
@@ -162,6 +165,13 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     if index.has_fact(DEVICE_WORK_NOT_READ, thread.process_id):
         layers = [_beside_unread_device(layer) for layer in layers]
     return RankLayers("host", layers, late, beside={"estimated": estimated})
+
+
+def _with_layers(explained: TimeSet, layers: list[Layer], more: list[Layer]) -> tuple[TimeSet, list[Layer]]:
+    """Return the time of all layers, and these, with some more."""
+    if not more:
+        return explained, layers
+    return TimeSet.united(explained, *(layer.time for layer in more)), layers + more
 
 
 def _beside_unread_device(layer: Layer) -> Layer:
@@ -195,7 +205,7 @@ def _beside_collectives(
     """
     nobody = LabelledIntervals(int64([]), int64([]), int64([]))
     rows, call, end = own_collectives(index, thread)
-    host = (index.trace.collectives["source_code"][rows] == CollectiveSource.HOST) & ~index.timed_on_device[rows]
+    host = (index.trace.collectives["source_code"][rows] == int(CollectiveSource.HOST)) & ~index.timed_on_device[rows]
     if not host.any() or not is_imported(index.trace) or _waits_recorded(index, thread):
         return [], nobody
     rows, call, end = rows[host], call[host], end[host]
@@ -284,11 +294,9 @@ def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
     """
     phases = index.trace.phases
     rows = index.phases.rows(thread.track_id)
-    rows = rows[(phases["phase_flags"][rows] & (PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
+    rows = rows[(phases["phase_flags"][rows] & int(PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
     rows = rows[~runs_closure(phases, rows)]
-    columns = ("begin_ns", "end_ns", "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
-    outer: Int64 = rows[disjoint_rows(*(phases[c][rows] for c in columns))]
-    return outer
+    return disjoint_rows(phases, rows, "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
 
 
 def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits, compiling: TimeSet) -> Gaps:
@@ -368,5 +376,7 @@ Pieces = tuple[Int64, Int64, Int64]
 def _cut_pieces(pieces: Pieces, budget: Int64) -> Int64:
     """Return where each piece is cut when the budget of its gap is spent on the pieces in order."""
     begin, end, gap = pieces
+    if not len(begin):
+        return begin
     before = GroupBy.runs(gap).sum_before(end - begin)
     return int64(begin + np.clip(budget[gap] - before, 0, end - begin))

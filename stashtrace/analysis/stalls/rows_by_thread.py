@@ -15,11 +15,11 @@ from stashtrace._native import intervals
 from stashtrace.analysis.collectives.device_collectives import DeviceCollectives, on_devices
 from stashtrace.analysis.collectives.matching import Matched, match, match_columns
 from stashtrace.analysis.collectives.shares import KEPT, NetworkCuts, network_cuts
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of
+from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of, value_at
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.events import TABLES
-from stashtrace.schema.groupby import RowsBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import FILE_CUT, Trace
@@ -73,8 +73,11 @@ class LabelledIntervals:
         """Return the time of each of some tags, in their order."""
         order = np.argsort(self.tag, kind="stable")
         begin, end, tag = self.begin[order], self.end[order], self.tag[order]
-        bounds = (np.searchsorted(tag, tags, side=side).tolist() for side in ("left", "right"))
-        return [TimeSet.of(begin[first:last], end[first:last]) for first, last in zip(*bounds, strict=True)]
+        begins = np.append(True, (begin[1:] != end[:-1]) | (tag[1:] != tag[:-1]))[: len(tag)]
+        begin, end, tag = begin[begins], end[np.append(begins[1:], True)[: len(tag)]], tag[begins]
+        wanted = int64(list(map(int, tags)))
+        bounds = (np.searchsorted(tag, wanted, side=side).tolist() for side in ("left", "right"))
+        return [TimeSet(begin[first:last], end[first:last]) for first, last in zip(*bounds, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,13 +289,29 @@ class TraceIndex:
         return RowsBy(self.batches_of_phase(BatchPhase.INDEX_WAIT)["process_id"])
 
     @cached_property
-    def fetches(self) -> RowsBy:
-        """Rows of ``batches_of_phase(FETCH)`` by rank served; a forked child that takes batches itself serves none."""
+    def _served(self) -> Int64:
+        """Rank that each row of ``batches_of_phase(FETCH)`` serves; -1 of a forked child that takes batches itself."""
         table, takers = self.batches_of_phase(BatchPhase.FETCH), self.batches_of_phase(BatchPhase.WAIT)["process_id"]
         processes = self.trace.processes
         others = processes["process_id"][processes["role_code"] != ProcessRole.RANK]
         own = np.isin(table["process_id"], np.intersect1d(takers, others))
-        return RowsBy(np.where(own, -1, table["rank"]))
+        return np.where(own, -1, table["rank"])
+
+    @cached_property
+    def fetches(self) -> RowsBy:
+        """Rows of ``batches_of_phase(FETCH)`` by rank served."""
+        return RowsBy(self._served)
+
+    @cached_property
+    def _fetches_by_batch(self) -> GroupBy:
+        table = self.batches_of_phase(BatchPhase.FETCH)
+        return GroupBy(self._served, table["loader_id"], table["batch_index"])
+
+    def last_fetch(self, rank: int, loader_id: Int64, batch_index: Int64) -> Int64:
+        """Return the last row of ``batches_of_phase(FETCH)`` that made each batch for a rank, -1 where none did."""
+        batches = self._fetches_by_batch
+        at = batches.find(np.full(len(loader_id), rank), loader_id, batch_index)
+        return value_at(batches.last, at, -1)
 
     def making_beside(self, thread: StepThread) -> TimeSet:
         """Return when any other thread or process made a batch for the rank."""

@@ -75,7 +75,7 @@ class DeviceSteps:
         before = np.searchsorted(marks.call_ns, table["call_ns"], side="right") - 1
         at = np.where(before >= 0, window_at(marks.device_ns[before], begin, end), -1)
         by_step = GroupBy.numbered(at, len(begin))
-        untimed = (table["bracket_flags"] & BracketFlag.UNTIMED) != 0
+        untimed = (table["bracket_flags"] & int(BracketFlag.UNTIMED)) != 0
         return int64(by_step.any(untimed) & ~by_step.any(~untimed))
 
     def on_device(self, process_id: int, host: StepColumns) -> tuple[Int64, Int64, int]:

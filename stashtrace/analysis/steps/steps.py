@@ -15,6 +15,7 @@ from stashtrace.analysis.steps.forward_only import brief_steps, join_as, join_qu
 from stashtrace.analysis.steps.rank_steps import RankSteps
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.steps.training_loop import (
+    PHASES_OF_TOKENS,
     QUIET_KINDS,
     StepColumns,
     Tokens,
@@ -240,7 +241,7 @@ class _Rows:
 
 def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> RankSteps:
     own, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
-    columns_of_phases = {n: rows.phases[n][own] for n in rows.phases.columns}
+    columns_of_phases = {name: rows.phases[name][own] for name in PHASES_OF_TOKENS}
     tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
     whole = rows.whole.take(rows.whole_by.rows(thread.track_id))
     if len(whole):

@@ -71,6 +71,10 @@ class StepColumns:
         return cls(int64([]), int64([]), np.empty(0, dtype="U16"))
 
 
+#: Columns of ``phases`` that tokens are made of.
+PHASES_OF_TOKENS = ("phase_code", "phase_flags", "begin_ns", "end_ns", "name_code")
+
+
 def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> Tokens:
     """Tokens of a thread from the rows of its phases and batch waits.
 
@@ -82,8 +86,8 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
     code, flags = phases["phase_code"], phases["phase_flags"]
     kind = np.full(len(code), -1, dtype=np.int64)
     for phase, token in _KIND_OF_PHASE.items():
-        kind[code == phase] = token
-    nested = (flags & PhaseFlag.NESTED) != 0
+        kind[code == int(phase)] = token  # an array is compared slowly with a member of an enumeration
+    nested = (flags & int(PhaseFlag.NESTED)) != 0
     end = phases["end_ns"].copy()
     outer = np.flatnonzero(~nested & (kind >= 0))
     outer = outer[np.argsort(phases["begin_ns"][outer], kind="stable")]
@@ -94,7 +98,7 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
         inside = (at >= 0) & (phases["end_ns"][around] >= end[inner])
         end[inner[inside]] = phases["end_ns"][around[inside]]
     first_begin, again = _closures(phases["begin_ns"], end, np.where(nested, -1, kind))
-    no_grad = ((flags & PhaseFlag.NO_GRAD) != 0) & ~_computed_again(phases, kind, nested)
+    no_grad = ((flags & int(PhaseFlag.NO_GRAD)) != 0) & ~_computed_again(phases, kind, nested)
     keep = np.flatnonzero((kind >= 0) & (~nested | (kind == UPDATE)) & ~again)
     waits = len(wait_begin)
     begin = np.concatenate([first_begin[keep], wait_begin])
@@ -104,8 +108,8 @@ def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> T
         np.concatenate([end[keep], wait_end]),
         np.concatenate([kind[keep], np.full(waits, WAIT)]),
         np.concatenate([no_grad[keep], no]),
-        np.concatenate([(flags[keep] & PhaseFlag.TRAINING) != 0, no]),
-        np.concatenate([code[keep] == Phase.UPDATE_SKIPPED, no]),
+        np.concatenate([(flags[keep] & int(PhaseFlag.TRAINING)) != 0, no]),
+        np.concatenate([code[keep] == int(Phase.UPDATE_SKIPPED), no]),
         np.concatenate([phases["name_code"][keep], np.zeros(waits, dtype=np.int64)]),
     )
     order = order_by(begin, columns[2], columns[1], *columns[3:])

@@ -7,6 +7,7 @@ A rank without steps of its own has no cause; neither has a rank that does nothi
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -185,13 +186,18 @@ class RankTimes:
         """How long the thread waits for a CPU for each nanosecond that it runs, over all that is known of it."""
         if not len(self.queue_at_ns):
             return 0.0
-        (spent,) = self.within(self.queue_at_ns[:1], self.queue_at_ns[-1:])
+        (spent,) = self._within(self.queue_at_ns[:1], self.queue_at_ns[-1:], (COMPUTE, PYTHON))
         return float(spent[CONTENTION] / max(spent[COMPUTE] + spent[PYTHON], 1))
 
     def within(self, begin: Int64, end: Int64) -> Int64:
         """Return the ns of each cause in each window, as an array (windows, causes)."""
+        return self._within(begin, end, range(len(self.sets)))
+
+    def _within(self, begin: Int64, end: Int64, columns: Iterable[int]) -> Int64:
+        """Return the ns of some causes, computation and Python among them, and of the waits for a CPU."""
         out = np.zeros((len(begin), len(CAUSES)), dtype=np.int64)
-        for column, time in enumerate(self.sets):
+        for column in columns:
+            time = self.sets[column]
             if len(time):
                 out[:, column] = time.within(begin, end)
         if len(self.queue_at_ns):
@@ -250,9 +256,9 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
 
     spans, own = index.trace.spans, index.spans.rows(thread.track_id)
     compiling = compilation_time(index, thread)
-    collecting = TimeSet.of_rows(spans, own[spans["kind_code"][own] == SpanKind.GC]) - compiling
+    collecting = TimeSet.of_rows(spans, own[spans["kind_code"][own] == int(SpanKind.GC)]) - compiling
     waits, held = index.trace.waits, index.waits.rows(thread.track_id)
-    held = held[waits["wait_code"][held] == WaitOp.SLEEP]
+    held = held[waits["wait_code"][held] == int(WaitOp.SLEEP)]
     asleep = TimeSet.of_rows(waits, held)
     on_host = life - TimeSet.united(*(t for method, t in made.segments if method != "host"))
     # A device continues while its host collects garbage or sleeps; the host is the cause only where the device idles.

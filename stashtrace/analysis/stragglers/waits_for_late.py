@@ -74,8 +74,8 @@ def waits_of(trace: Trace) -> tuple[Waits, dict[int, StepThread]]:
         for thread in threads_without_steps(trace):
             threads[thread.rank], first[thread.rank] = thread, thread.begin_ns
             parts.append(_of_rank(index, thread, index.steps.take(slice(0))))
-    columns = [int64(np.concatenate(column)) for column in zip(*parts, strict=True)] if parts else [int64([])] * 7
-    rank, late, begin, end, length, step, row = columns
+    columns = [int64(np.concatenate(column)) for column in zip(*parts, strict=True)] if parts else [int64([])] * 6
+    rank, late, begin, end, length, step, row = _join_moments(*columns)
     # What a rank entered before it waited, as the buckets of DDP, it had worked for before: then both were not level.
     entered = np.where(row >= 0, np.append(index.entered_ns, 0)[row], begin)
     before = np.minimum(begin, entered)
@@ -87,6 +87,20 @@ def waits_of(trace: Trace) -> tuple[Waits, dict[int, StepThread]]:
     level = np.where(level < 0, began, level)
     waits = Waits(rank, late, begin, end, length, step, row, int64(level), int64(late_level))
     return _join(waits), threads
+
+
+def _join_moments(rank: Int64, late: Int64, begin: Int64, end: Int64, step: Int64, row: Int64) -> tuple[Int64, ...]:
+    """Join the waits of a rank in one operation; return rank, late, begin, end, length, step and row.
+
+    Waits of a moment each, as of a thread that is woken again and again, are one wait of their operation.
+    """
+    alone = np.where(row >= 0, -1, np.arange(len(row)))
+    by_rank = GroupBy.runs(rank).number
+    each = GroupBy(by_rank, row, alone, late, step)
+    first, since = each.first, each.min(begin)
+    order = np.lexsort((since, each.keys[0]))
+    columns = (rank[first], late[first], since, each.max(end), each.sum(end - begin), step[first], row[first])
+    return tuple(int64(column[order]) for column in columns)
 
 
 def _join(waits: Waits) -> Waits:
@@ -112,7 +126,7 @@ def _join(waits: Waits) -> Waits:
 
 
 def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Int64, ...]:
-    """Return rank, late, begin, end, length, step and row of the waits of one rank."""
+    """Return rank, late, begin, end, step and row of the waits of one rank."""
     made = rank_layers(index, thread)
     waited = made.time_of(StallKind.STRAGGLER)
     known = only_within(made.late, waited)
@@ -133,19 +147,7 @@ def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Int64
     late, step = int64(late[of]), int64(number[by_begin][window])
 
     row = _operations(index, thread, begin, end, late)
-    # Waits of a moment each, as of a thread that is woken again and again, are one wait of their operation.
-    alone = np.where(row >= 0, -1, np.arange(len(row)))
-    each = GroupBy(row, alone, late, step)
-    merged = np.argsort(each.min(begin), kind="stable")
-    columns = (
-        each.min(late),
-        each.min(begin),
-        each.max(end),
-        each.sum(end - begin),
-        each.min(step),
-        each.min(row),
-    )
-    return (np.full(len(each), thread.rank), *(int64(column[merged]) for column in columns))
+    return np.full(len(begin), thread.rank), late, begin, end, step, row
 
 
 def _operations(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64, late: Int64) -> Int64:

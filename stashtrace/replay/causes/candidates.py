@@ -339,11 +339,13 @@ class Candidates:
         excess_there = np.where(self._has_steps[:, None, None], spent - usual, 0.0)
         excess = excess_there.sum(axis=2)
         chance = POLICY.chance_ratio / (len(self.ranks) * self._comparisons)
-        mean, error = excess.mean(axis=1), np.array([error_of_mean(own, chance) for own in excess])
+        mean, error = excess.mean(axis=1), np.full(len(excess), math.inf)
+        worth = mean >= POLICY.worth_ratio * self._step_ns / 2
+        error[worth] = [error_of_mean(own, chance) for own in excess[worth]]
         if function is not None:  # samples divide time among lines, and leave the whole of a kind as it is
             sampled = GroupBy.numbered(self._row[pieces], len(self.ranks)).sum(self._work.doubt_ns[pieces])
             error = np.hypot(error, np.hypot(sampled, np.median(sampled)) * _quantile(chance) / len(self._steps))
-        longer = np.flatnonzero((mean > error) & (mean >= POLICY.worth_ratio * self._step_ns / 2))
+        longer = np.flatnonzero((mean > error) & worth)
         longer = longer[np.argsort(-mean[longer], kind="stable")][: POLICY.lines_count]
         for rows in [*([row] for row in longer.tolist()), *([longer.tolist()] if len(longer) > 1 else [])]:
             own = pieces[np.isin(self._row[pieces], rows)]

@@ -3,7 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,7 @@ from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary as text_of
+from stashtrace.summary.words.template_parts import Row
 from stashtrace.text import count_noun
 
 CAUSES = schema(
@@ -91,8 +92,10 @@ _SURE_RATIO = 0.5
 _MOSTLY_RATIO = 0.6
 #: A line is named of what is no function if at least this part is certainly in it.
 _GOOD_PART = 0.3
-#: The columns about ranks that wait, where none does.
-_NOBODY = "", "", "", 0
+#: The columns of a row that says nothing; -1 where nothing is known of a figure.
+_NONE: Row = {column.name: "" if column.dtype.startswith("U") else 0 for column in CAUSES.columns}
+_NONE |= dict.fromkeys(("step_ns", "saved_ns", "saved_low_ns", "saved_high_ns", "present_count", "worker_id"), -1)
+_NONE |= {"place_ratio": 0.0, "low_ratio": -1.0, "high_ratio": -1.0}
 #: So many lines of a rank and kind are looked at for what they call in a library.
 _LINES_COUNT = 20
 
@@ -121,14 +124,16 @@ def causes(trace: Trace) -> Table:
     if why := others_unknown(trace):
         return _because(why)
     found = _found(trace)
-    if not found.causes:
-        return _because(
-            "no single cause that can be replayed is predicted to save 3 % of a step or more", *found.unsaid
-        )
+    told = [_told(trace, cause, found.run, found.work) for cause in found.causes]
+    causes, measured_ns, unsaid = found.causes, found.run.measured_ns, found.unsaid
+    del found  # the graph is large, and what follows needs memory of its own
+    if not causes:
+        return _because("no single cause that can be replayed is predicted to save 3 % of a step or more", *unsaid)
     step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
-    step_ns = found.run.measured_ns if step is None else step.mean_ns
-    rows = [_row(trace, cause, found.run, found.work, step_ns) for cause in _bounded(trace, found.causes)]
-    return Table.from_rows(CAUSES, [*rows, *map(_reason, found.unsaid)])
+    step_ns = measured_ns if step is None else step.mean_ns
+    pairs = zip(_bounded(trace, causes), told, strict=True)
+    rows = [{**_NONE, **what, **_saved(trace, cause, step_ns)} for cause, what in pairs]
+    return _table([*rows, *map(_reason, unsaid)])
 
 
 def without_causes(trace: Trace, numbers: Collection[int]) -> Answer:
@@ -163,9 +168,10 @@ class _Found:
 
 
 def _found(trace: Trace, *, budgets: bool = False) -> _Found:
+    """Find the causes. ``budgets``: answers of the run say where time goes, and how recordings differ."""
     unsaid: list[str] = []
     # A pass over very many reads would only make answers about storage narrower.
-    run = ReplayedRun(build(trace, reads=trace.io_rows_count <= MOST_ROWS), budgets=budgets)
+    run = ReplayedRun(build(trace, reads=trace.io_rows_count <= MOST_ROWS), budgets=budgets, noise=budgets)
     unchanged = run.answer(())
     if not unchanged.is_reliable:
         raise MissingDataError(
@@ -176,8 +182,7 @@ def _found(trace: Trace, *, budgets: bool = False) -> _Found:
     # In files of others, time without a record may have been work.
     left_out = (StallKind.OTHER,) if is_imported(trace) else ()
     buckets = buckets_if_any(trace, run.graph, unsaid)
-    found = causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out)
-    return _Found(run, work, buckets, found, unsaid)
+    return _Found(run, work, buckets, causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out), unsaid)
 
 
 def _bounded(trace: Trace, found: list[Cause]) -> list[Cause]:
@@ -199,35 +204,28 @@ def _column(cause: Cause) -> str:
     return {"data": "data", "link": "link"}.get(waits_for(cause), "")
 
 
-def _row(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine, step_ns: float) -> tuple[object, ...]:
-    graph = run.graph
+def _saved(trace: Trace, cause: Cause, step_ns: float) -> Row:
+    """Return the columns of what a cause saves, and of a setting the wait that it is about."""
     low, high = (min(max(ns, 0.0), step_ns) for ns in (cause.low_ns, cause.high_ns))
-    sure = "perhaps" if low <= 0 else "sure" if low >= _SURE_RATIO * high else "likely"
-    saved = round(cause.saved_ns), round(low), round(high), low / max(step_ns, 1.0), high / max(step_ns, 1.0), sure
-    one = cause.candidate
+    columns: Row = {
+        "step_ns": round(step_ns),
+        "saved_ns": round(cause.saved_ns),
+        "saved_low_ns": round(low),
+        "saved_high_ns": round(high),
+        "low_ratio": low / max(step_ns, 1.0),
+        "high_ratio": high / max(step_ns, 1.0),
+        "sure": "perhaps" if low <= 0 else "sure" if low >= _SURE_RATIO * high else "likely",
+    }
+    return columns if cause.candidate is not None else columns | {"work_ns": _awaited_ns(trace, cause)}
+
+
+def _told(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine) -> Row:
+    """Return the columns of what a cause is."""
+    graph, one = run.graph, cause.candidate
+    with_steps = np.unique(graph.ends_rank)
+    alone = ranks_of(with_steps.tolist()) if len(with_steps) == 1 else ""
     if one is None:
-        change, ranks, present, worker = cause.answer.changes[0], "", -1, -1
-        with_steps = np.unique(graph.ends_rank)
-        ranks = ranks_of(with_steps.tolist() if len(with_steps) == 1 else ())
-        if cause.setting == "workers":
-            present = max(graph.workers.get(rank, 0) for rank in np.unique(graph.ends_rank).tolist())
-        elif cause.setting == "slow_worker":
-            rank, worker = _slow_worker(graph)
-            ranks = str(rank) if rank >= 0 else ""
-        of_setting = (
-            ranks,
-            "setting",
-            cause.setting,
-            "",
-            "",
-            0.0,
-            "setting",
-            "",
-            _awaited_ns(trace, cause),
-            *_NOBODY,
-            round(step_ns),
-        )
-        return *of_setting, *saved, 0, 0, 0, 0, str(change), present, worker, ""
+        return {"ranks": alone, **_setting(graph, cause)}
     kind = kind_word(one.kind)
     call = "" if one.by_workers or one.op >= 0 else _call(trace, graph, work, one)
     if kind == "other" and call == "gil":
@@ -236,17 +234,37 @@ def _row(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine, step_ns
         kind = "loads"  # what waits for a load cannot go on without it
     if one.op >= 0 and sends_gradients(trace, graph, one.op):
         kind = "gradients"
-    where = "link" if one.op >= 0 else "worker" if one.by_workers else "step"
-    place = guarded("the line behind a cause", lambda: _place(trace, one, work), lambda line: ("", 0.0))
-    with_steps = np.unique(graph.ends_rank)
-    named = ranks_of(with_steps.tolist() if len(with_steps) == 1 else one.ranks)
-    about = named, where, kind, operation(one.op), *place, one.level
+    place, place_ratio = guarded("the line behind a cause", lambda: _place(trace, one, work), lambda line: ("", 0.0))
     stages = len(set(graph.stage_of.values()))
     # Half of the work, and what a stage does beyond the mean: told are all of it, and what it does beyond the others.
     of_work = {"half": 2.0, "even": stages / max(stages - 1, 1)}.get(one.level, 1.0)
-    work_ns = round(of_work * one.most_ns)
-    what = *about, call, work_ns, *_who_waits(run, work, one), round(step_ns)
-    return *what, *saved, one.steps_count, one.of_steps, one.period, round(one.event_ns), "", -1, -1, ""
+    return {
+        "ranks": alone or ranks_of(one.ranks),
+        "where": "link" if one.op >= 0 else "worker" if one.by_workers else "step",
+        "kind": kind,
+        "op": operation(one.op),
+        "place": place,
+        "place_ratio": place_ratio,
+        "level": one.level,
+        "call": call,
+        "work_ns": round(of_work * one.most_ns),
+        **_who_waits(run, work, one),
+        "steps_count": one.steps_count,
+        "of_steps_count": one.of_steps,
+        "every_count": one.period,
+        "event_ns": round(one.event_ns),
+    }
+
+
+def _setting(graph: Graph, cause: Cause) -> Row:
+    """Return the columns of what a setting is."""
+    row: Row = {"where": "setting", "level": "setting", "kind": cause.setting, "change": str(cause.answer.changes[0])}
+    if cause.setting == "workers":
+        row["present_count"] = max(graph.workers.get(rank, 0) for rank in np.unique(graph.ends_rank).tolist())
+    elif cause.setting == "slow_worker":
+        rank, row["worker_id"] = _slow_worker(graph)
+        row |= {"ranks": str(rank)} if rank >= 0 else {}
+    return row
 
 
 def _call(trace: Trace, graph: Graph, work: WorkByLine, one: Candidate) -> str:
@@ -254,11 +272,16 @@ def _call(trace: Trace, graph: Graph, work: WorkByLine, one: Candidate) -> str:
     return guarded("what blocks a cause", lambda: blocking_call(TraceIndex(trace), graph, work, one), lambda line: "")
 
 
-def _who_waits(run: ReplayedRun, work: WorkByLine, one: Candidate) -> tuple[object, ...]:
+def _who_waits(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:
     """Return the columns about the ranks that wait for a candidate."""
     low, high = one.removed(work, len(run.graph))
     waiting = guarded("who waits for a cause", lambda: who_waits(run, one, (low + high) / 2), lambda line: Waiting())
-    return ranks_of(waiting.ranks), operation(waiting.op), ranks_of(waiting.through), round(waiting.ns)
+    return {
+        "waiting_ranks": ranks_of(waiting.ranks),
+        "waiting_op": operation(waiting.op),
+        "through_ranks": ranks_of(waiting.through),
+        "waiting_ns": round(waiting.ns),
+    }
 
 
 def _awaited_ns(trace: Trace, cause: Cause) -> int:
@@ -335,10 +358,13 @@ def summary(trace: Trace) -> str:
 
 
 def _because(*reasons: str) -> Table:
-    return Table.from_rows(CAUSES, list(map(_reason, reasons)))
+    return _table(list(map(_reason, reasons)))
 
 
-def _reason(reason: str) -> tuple[object, ...]:
+def _reason(reason: str) -> Row:
     """Return the row of a reason why something is not predicted."""
-    what = "", "", "", "", "", 0.0, "", "", 0, *_NOBODY, -1
-    return (*what, -1, -1, -1, -1.0, -1.0, "", 0, 0, 0, 0, "", -1, -1, reason)
+    return {**_NONE, "reason": reason}
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    return Table.from_rows(CAUSES, [[row[column.name] for column in CAUSES.columns] for row in rows])

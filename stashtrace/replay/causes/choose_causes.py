@@ -81,15 +81,14 @@ def causes_of(
     worth_ns = POLICY.worth_ratio * run.measured_ns
     most = max(min(POLICY.replays_count, POLICY.replayed_nodes_count // len(graph)), POLICY.causes_count)
     asked = everything[:most]
-    removed = {id(one): one.removed(work, len(graph)) for one in asked}
-    pool = [_cause(run, one, removed[id(one)]) for one in asked if one.kind != QUEUED]
+    pool = [_cause(run, one, one.removed(work, len(graph))) for one in asked if one.kind != QUEUED]
     pool += [_of_setting(run, answer) for answer in run.single_changes(buckets, unsaid, only=_SETTINGS)]
     # Less work leaves CPUs to what waited for one. How much of these waits goes with it, no replay tells.
     queued_ns = _queued_ns(run)
     pool = [replace(cause, high_ns=cause.high_ns + queued_ns) for cause in pool]
     chosen: list[Cause] = []
     taken = np.zeros(len(graph))
-    queues = [_of_queue(run, one, removed[id(one)][1]) for one in asked if one.kind == QUEUED]
+    queues = [_of_queue(run, one, one.removed(work, len(graph))[1]) for one in asked if one.kind == QUEUED]
     # Free CPUs are seldom to be had: they come only where nothing else saves as much.
     most_ns = max((cause.saved_ns for cause in pool if not _computes(cause)), default=0.0)
     pool += [cause for cause in queues if cause.saved_ns > most_ns]
@@ -107,10 +106,10 @@ def causes_of(
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
         if _is_queue(best):  # their removal is no longer part of what others save
             pool = [replace(cause, high_ns=cause.high_ns - queued_ns) for cause in pool]
-        goes = _middle(removed[id(best.candidate)]) if best.candidate is not None else _waited_for(graph, best)
+        goes = _waited_for(graph, best) if best.candidate is None else _middle(best.candidate.removed(work, len(graph)))
         taken = np.minimum(taken + goes, graph.work_ns)
         saved_ns = float(run.saved_ns(taken).mean())
-        pool = [_beside(run, cause, taken, saved_ns, removed) for cause in pool]
+        pool = [_beside(run, cause, taken, saved_ns, work) for cause in pool]
     return chosen
 
 
@@ -132,8 +131,7 @@ def without(run: ReplayedRun, causes: Sequence[Cause], work: WorkByLine, buckets
 
 
 def _cause(run: ReplayedRun, one: Candidate, removed: tuple[Floats, Floats]) -> Cause:
-    answer = run.shorter(removed if removed[0] is not removed[1] else removed[:1])
-    of_steps = run.saved_ns(_middle(removed))
+    answer, of_steps = run.shorter_by_step(removed)
     low, high = answer.replayed_ns - answer.high_ns, answer.replayed_ns - answer.low_ns
     saved_ns = float(of_steps.mean())
     doubt_ns = math.hypot(BETWEEN_RUNS * run.measured_ns, _doubt_ns(one, of_steps))
@@ -145,7 +143,7 @@ def _of_queue(run: ReplayedRun, one: Candidate, queued: Floats) -> Cause:
 
     Nobody promises as many CPUs, so that it may save less.
     """
-    of_steps = run.saved_by(run.replayed_without(queued))
+    of_steps = run.saved_by_step(run.unchanged, run.replayed_without(queued))
     saved_ns = float(of_steps.mean())
     doubt_ns = math.hypot(BETWEEN_RUNS * run.measured_ns, _doubt_ns(one, of_steps))
     return Cause(one, run.answer(()), saved_ns, saved_ns, 0.0, saved_ns + doubt_ns)
@@ -280,13 +278,12 @@ def waits_for(cause: Cause) -> str:
     return "data" if one.by_workers or one.kind in (StallKind.PREP, StallKind.FETCH) else ""
 
 
-def _beside(
-    run: ReplayedRun, cause: Cause, taken: Floats, saved_ns: float, removed: dict[int, tuple[Floats, Floats]]
-) -> Cause:
+def _beside(run: ReplayedRun, cause: Cause, taken: Floats, saved_ns: float, work: WorkByLine) -> Cause:
     """Return a cause with what it saves where those that were chosen are taken away."""
     if cause.candidate is None:
         return cause
-    both_ns = run.saved_ns(np.minimum(taken + _middle(removed[id(cause.candidate)]), run.graph.work_ns))
+    removed = cause.candidate.removed(work, len(run.graph))
+    both_ns = run.saved_ns(np.minimum(taken + _middle(removed), run.graph.work_ns))
     more_ns = float(both_ns.mean()) - saved_ns
     before_ns = cause.saved_ns
     # What was in doubt before is as much in doubt now, in proportion where it saves less than before.
