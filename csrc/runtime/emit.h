@@ -34,8 +34,10 @@ enum ChildFilter : std::uint8_t { kNoFilter, kFilter, kKillingFilter };
 struct ThreadState {
   container::RingHeader* rings[schema::kRecords.size()];
   std::uint32_t tid;
-  bool known;                // its thread_info row is written
-  bool watches_waits;        // set by the probes for the step thread
+  bool known;          // its thread_info row is written
+  bool watches_waits;  // set by the probes for the step thread
+  // Where the sampler of stacks sees that this thread waits; null if it is not sampled.
+  std::atomic<std::uint64_t>* waits_since;
   ChildFilter child_filter;  // of a vfork child that has not ended yet: no system call may be made
 };
 extern constinit thread_local ThreadState thread_state;

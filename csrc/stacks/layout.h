@@ -21,8 +21,9 @@ struct Layout {
   // PyThreadState. Up to 3.12 the current frame is found through a structure of the C stack, in 3.10 it is an object.
   std::uint16_t thread_interpreter = 16;
   std::uint16_t thread_frame, thread_id, thread_chunk, thread_bytes;
-  std::uint16_t thread_native_id;  // kNone: it has none (3.10)
-  std::uint16_t cframe_frame;      // in the structure that thread_frame points to; kNone: thread_frame is the frame
+  std::uint16_t thread_native_id;                    // kNone: it has none (3.10)
+  std::uint16_t thread_newer = 0, thread_older = 8;  // its neighbours in the list of the interpreter
+  std::uint16_t cframe_frame;  // in the structure that thread_frame points to; kNone: thread_frame is the frame
   // A frame.
   std::uint16_t frame_previous, frame_code, frame_instruction, frame_owner, frame_bytes;
   std::uint16_t frame_state;  // up to 3.10: PyFrameState
@@ -35,7 +36,7 @@ struct Layout {
   std::uint16_t bytes_size = 16, bytes_data = 32;
   // The GIL: in _PyRuntime (3.10, 3.11), or a pointer in the interpreter's state.
   std::uint16_t gil;
-  std::uint16_t gil_holder = 8, gil_locked = 16;
+  std::uint16_t gil_holder = 8, gil_locked = 16, gil_bytes = 208;
   bool gil_by_interpreter;
 };
 

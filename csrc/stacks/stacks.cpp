@@ -2,6 +2,7 @@
 #include "stacks/stacks.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <cstring>
@@ -39,9 +40,13 @@ struct Slot {
   std::atomic<std::uint32_t> tid;  // 0: free
   std::atomic<Address> state;
   std::atomic<std::uint64_t> thread;
+  std::atomic<std::uint64_t> waits_since;  // ticks, 0: it does not wait
 };
 constinit Slot g_watched[kMostWatched];
 constexpr std::uint32_t kTaken = ~std::uint32_t{0};  // being filled in
+
+// Where the kernel's number of a thread lies in libc's record of it, whose address Python up to 3.10 has alone.
+constinit std::uint16_t g_tid_in_thread = kNone;
 
 Address own_state() noexcept { return reinterpret_cast<Address>(g_own_state()); }
 
@@ -165,7 +170,47 @@ void note_stack(std::uint64_t begin, std::uint64_t end, std::uint16_t cause, con
   g_noting.fetch_sub(1, std::memory_order_release);
 }
 
+void find_tid_in_thread() noexcept {
+  const auto tid = static_cast<std::uint32_t>(raw::gettid());
+  const auto thread = static_cast<Address>(pthread_self());
+  constexpr std::uint16_t kFurthest = 1024;
+  CheckedMemory memory;
+  for (std::uint16_t at = 0; at < kFurthest && g_tid_in_thread == kNone; at += sizeof tid) {
+    std::uint32_t found = 0;
+    if (memory.read(thread + at, &found, sizeof found) && found == tid) g_tid_in_thread = at;
+  }
+}
+
+// Who a thread is, by its state; false if that cannot be read.
+template <class Memory>
+bool identify(Memory& memory, Address state, std::uint64_t& thread, std::uint32_t& tid) noexcept {
+  if (!memory.read(state + g_layout->thread_id, &thread, sizeof thread)) return false;
+  if (g_layout->thread_native_id == kNone)
+    return g_tid_in_thread != kNone && memory.read(thread + g_tid_in_thread, &tid, sizeof tid) && tid != 0;
+  std::uint64_t native_id = 0;
+  if (!memory.read(state + g_layout->thread_native_id, &native_id, sizeof native_id)) return false;
+  tid = static_cast<std::uint32_t>(native_id);
+  return tid != 0;
+}
+
 }  // namespace
+
+std::uint32_t last_gil_holder() noexcept {
+  if (detail::thread_state.child_filter != detail::kNoFilter) return 0;
+  std::uint32_t tid = 0;
+  g_noting.fetch_add(1, std::memory_order_seq_cst);
+  if (g_enabled.load(std::memory_order_seq_cst)) {
+    CheckedMemory memory;
+    Address holder = 0;
+    std::uint64_t thread = 0;
+    if (!memory.read(g_gil + g_layout->gil_holder, &holder, sizeof holder) || !identify(memory, holder, thread, tid))
+      tid = 0;
+  }
+  g_noting.fetch_sub(1, std::memory_order_release);
+  return tid;
+}
+
+bool is_of_gil(Address at) noexcept { return at >= g_gil && at - g_gil < g_layout->gil_bytes; }
 
 void note_long_call(std::uint64_t begin, std::uint64_t end, std::uint16_t cause) noexcept {
   note_stack(begin, end, cause, nullptr, 0);
@@ -193,6 +238,7 @@ const char* start(std::uint32_t version) noexcept {
         !memory.read(interpreter + g_layout->gil, &g_gil, sizeof g_gil))
       return "the interpreter's state was not found";
   }
+  if (g_layout->thread_native_id == kNone) find_tid_in_thread();
   return nullptr;
 }
 
@@ -249,6 +295,8 @@ void watch_thread(bool on) noexcept {
     if (!slot.tid.compare_exchange_strong(free, kTaken, std::memory_order_acquire)) continue;
     slot.state.store(state, std::memory_order_relaxed);
     slot.thread.store(thread, std::memory_order_relaxed);
+    slot.waits_since.store(0, std::memory_order_relaxed);
+    detail::thread_state.waits_since = &slot.waits_since;
     slot.tid.store(static_cast<std::uint32_t>(raw::gettid()), std::memory_order_release);
     watch_thread_end();
     return;
@@ -261,6 +309,7 @@ void watch_thread(bool on) noexcept {
 }
 
 void forget_own_thread() noexcept {
+  detail::thread_state.waits_since = nullptr;
   if (!enabled()) return;
   const auto tid = static_cast<std::uint32_t>(raw::gettid());
   for (Slot& slot : g_watched)
@@ -268,6 +317,7 @@ void forget_own_thread() noexcept {
 }
 
 void reset_after_fork() noexcept {
+  detail::thread_state.waits_since = nullptr;
   if (!enabled()) return;
   for (Slot& slot : g_watched) slot.tid.store(0, std::memory_order_relaxed);
   g_noting.store(0, std::memory_order_relaxed);
@@ -282,7 +332,7 @@ std::size_t watched_threads(Watched (&out)[kMostWatched]) noexcept {
     const std::uint32_t tid = slot.tid.load(std::memory_order_acquire);
     if (tid == 0 || tid == kTaken) continue;
     out[count] = {slot.state.load(std::memory_order_relaxed), slot.thread.load(std::memory_order_relaxed), tid,
-                  static_cast<std::uint32_t>(&slot - g_watched)};
+                  static_cast<std::uint32_t>(&slot - g_watched), slot.waits_since.load(std::memory_order_relaxed) != 0};
     std::atomic_thread_fence(std::memory_order_acquire);
     if (slot.tid.load(std::memory_order_relaxed) == tid) ++count;  // else another thread has this slot by now
   }
@@ -393,13 +443,44 @@ bool Sampler::find_chunks(const Watched& thread, Before& before) noexcept {
 }
 
 bool Sampler::find_thread(Address state, Watched& out) noexcept {
-  if (g_layout->thread_native_id == kNone) return false;
-  std::uint64_t thread = 0, tid = 0;
-  if (!memory_.read_now(state + g_layout->thread_id, &thread, sizeof thread) ||
-      !memory_.read_now(state + g_layout->thread_native_id, &tid, sizeof tid) || tid == 0)
-    return false;
-  out = {state, thread, static_cast<std::uint32_t>(tid), kMostWatched};
-  return true;
+  MemoryNow now(memory_);
+  out = {state, 0, 0, kMostWatched + kMostOthersSampled, false};
+  return identify(now, state, out.thread, out.tid);
+}
+
+// A neighbour is one that names the thread from which it was reached as its own neighbour, in the same interpreter: a
+// thread that has ended meanwhile ends the walk.
+void Sampler::find_others(Address state, Others& out) noexcept {
+  constexpr std::size_t kMostPassed = 128;
+  constexpr std::size_t kWords = 3;  // its neighbours and its interpreter, the begin of each state
+  const std::uint16_t next_of[] = {g_layout->thread_older, g_layout->thread_newer};
+  out.count = 0;
+  out.all = others_passed_ == 0;
+  Address first[kWords] = {};
+  if (!memory_.read_now(state, first, sizeof first)) out.all = false;
+  const auto word = [](const Address(&words)[kWords], std::uint16_t offset) noexcept {
+    return words[offset / sizeof(Address)];
+  };
+  std::size_t passed = 0;
+  bool more = false;
+  for (const bool newer : {false, true}) {
+    Address from = state;
+    for (Address at = word(first, next_of[newer]); at != 0;) {
+      more = more || passed == kMostPassed || out.count == kMostOthers;
+      if (more) break;
+      Address here[kWords] = {};
+      if (!memory_.read_now(at, here, sizeof here) || word(here, next_of[!newer]) != from ||
+          word(here, g_layout->thread_interpreter) != word(first, g_layout->thread_interpreter)) {
+        out.all = false;
+        break;
+      }
+      if (passed++ >= others_passed_ && find_thread(at, out.threads[out.count])) ++out.count;
+      from = at;
+      at = word(here, next_of[newer]);
+    }
+  }
+  out.too_many = more || others_passed_ != 0;
+  others_passed_ = more && passed < kMostPassed ? passed : 0;
 }
 
 Look Sampler::look(const Watched& thread) noexcept {

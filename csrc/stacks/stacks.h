@@ -72,9 +72,17 @@ struct Watched {
   Address state;  // its PyThreadState
   std::uint64_t thread;
   std::uint32_t tid, place;  // its place among those that are watched
+  bool waits;                // in a call that another thread may end
 };
 inline constexpr std::size_t kMostWatched = 16, kMostFrames = 200, kMostChunks = 6;
+// Of the threads that are not watched: how many are looked for at once, and how many of these are sampled.
+inline constexpr std::size_t kMostOthers = 32, kMostOthersSampled = 8;
 std::size_t watched_threads(Watched (&out)[kMostWatched]) noexcept;
+
+// The tid of the thread that held the GIL last, or holds it; 0 if that is not known. Read by a thread that has just been
+// woken: who gives a lock of Python back, or ends what an event loop waits for, holds the GIL.
+std::uint32_t last_gil_holder() noexcept;
+bool is_of_gil(Address at) noexcept;  // what a thread waits on that waits for the GIL
 
 // From the outermost frame inwards: the number of the innermost one that has one, and how many frames that are.
 struct Numbered {
@@ -96,8 +104,15 @@ class Sampler {
   bool start(bool may_open) noexcept;  // as GuardedMemory's; false: the kernel does not let us
   void stop() noexcept;
   Look look(const Watched& thread) noexcept;
-  // A thread that is not watched, by its state; false if it ended, or cannot be told from others (3.10).
+  // A thread that is not watched, by its state; false if it ended.
   bool find_thread(Address state, Watched& out) noexcept;
+  // The other threads of an interpreter, by turns if they are too many.
+  struct Others {
+    std::size_t count;
+    bool all, too_many;
+    Watched threads[kMostOthers];
+  };
+  void find_others(Address state, Others& out) noexcept;
 
  private:
   // Where a thread's frames were the last time, to be read in one call the next time.
@@ -131,7 +146,8 @@ class Sampler {
   std::size_t pieces_end_[kMostFrames] = {};  // of each frame, the outermost first: behind its last piece
   std::size_t compared_ = 0;                  // frames from the outermost on all of whose pieces are there
   std::uint64_t ticks_per_s_ = 1;
-  Before before_[kMostWatched + 1] = {};  // the last one: of who holds the GIL and is not watched
+  std::size_t others_passed_ = 0;                              // by find_others(), when it began
+  Before before_[kMostWatched + kMostOthersSampled + 1] = {};  // the last one: of who holds the GIL and is not watched
 };
 
 }  // namespace stashtrace::stacks

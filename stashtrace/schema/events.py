@@ -106,6 +106,7 @@ WAITS = schema(
     TRACK_ID,
     PROCESS_ID,
     Column("wait_code", "i8", "", "", of=kinds.WaitOp),
+    col.refers("gil_track_id", "tracks.track_id", "a sampled thread that held the GIL last when it ended, else -1"),
 )
 FRAMES = schema(
     "frames",

@@ -148,6 +148,8 @@ class StackFlag(enum.IntFlag):
     HOLDS_GIL = 1
     INNER_TORN = 2
     OUTER_CUT = 4
+    AROUND = 8
+    BLOCKED = 16
 
 
 class BatchPhase(Code):

@@ -293,9 +293,8 @@ HOLDER = """
 """
 
 
-@pytest.mark.parametrize("minor", [minor for minor in VERSIONS if minor > RECORDS])
+@PYTHONS
 def test_who_holds_the_gil_is_sampled_too(tmp_path: Path, minor: int) -> None:
-    """3.10 does not say which thread that is."""
     run_script(interpreter(minor), BEGIN + HOLDER, tmp_path / "run", **FAST)
     found = Stacks(tmp_path / "run")
     spinning = [sample for sample in found.samples if "spins" in sample.names]

@@ -7,10 +7,12 @@
 #include <csignal>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "collectors/python_stacks/standing_wait.h"
 #include "stacks/codes.h"
 #include "stacks/memory.h"
 #include "stacks/objects.h"
@@ -42,6 +44,22 @@ void checked_memory_asks_first() {
   CHECK(!memory.read(~Address{0} - 3, to, 8));
   CHECK(!memory.read(Address{1} << 63, to, 8));
   munmap(pages, 2 * kPage);
+}
+
+// As the kernel words it.
+void who_waits_for_a_lock_is_told_from_others() {
+  using python_stacks::Waits;
+  const auto wait = [](std::string_view text) {
+    return python_stacks::wait_of_text(text, [](std::uint64_t at) { return at != 0x7f66a4001e28; });
+  };
+  const std::string futex = std::to_string(SYS_futex);
+  CHECK(wait(futex + " 0x55d0c0ffee00 0x189 0x0 0x0 0x0 0xffffffff 0x7ffe 0x7f66\n") == Waits::yes);
+  CHECK(wait(futex + " 0x7f66a4001e28 0x189 0x0 0x0 0x0 0xffffffff 0x7ffe 0x7f66\n") == Waits::no);
+  CHECK(wait(std::to_string(SYS_read) + " 0x3 0x7ffe 0x1\n") == Waits::no);
+  CHECK(wait("running\n") == Waits::no);
+  CHECK(wait("-1 0x7ffe 0x7f66\n") == Waits::no);
+  CHECK(wait("") == Waits::unknown);
+  CHECK(wait(futex) == Waits::unknown);
 }
 
 // Pages come, go and change while they are read, by each way that the kernel has.
@@ -222,6 +240,7 @@ int main() {
   for (const bool may_open : {true, false}) guarded_memory_ends_where_a_piece_is_gone(may_open);
   a_size_limit_takes_another_way();
   what_was_planned_is_copied_at_once();
+  who_waits_for_a_lock_is_told_from_others();
   codes_are_whole_or_not_found();
   bytes_that_are_no_objects();
   layouts_are_refused();

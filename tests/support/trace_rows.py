@@ -473,8 +473,8 @@ class ProcessBuilder:
         )
         return self
 
-    def wait(self, op: WaitOp, begin_ns: int, end_ns: int) -> ProcessBuilder:
-        """A blocking wait of this thread."""
+    def wait(self, op: WaitOp, begin_ns: int, end_ns: int, *, ended_by: int = -1) -> ProcessBuilder:
+        """A blocking wait of this thread; ``ended_by``: track of the thread that held the GIL when it ended."""
         self.build.add(
             "waits",
             begin_ns=begin_ns,
@@ -482,6 +482,7 @@ class ProcessBuilder:
             track_id=self.track_id,
             process_id=self.process_id,
             wait_code=int(op),
+            gil_track_id=ended_by,
         )
         return self
 

@@ -45,17 +45,20 @@ bool from_interpreter(const void* caller) noexcept {
   return caller < end && caller >= interpreter_begin.load(std::memory_order_relaxed);
 }
 
-void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begin) noexcept {
+void record_wait(std::uint16_t wait_code, const void* object, std::uint64_t begin, bool ended) noexcept {
   const std::uint64_t end = now_ticks();
   std::uint64_t threshold = threshold_ticks.load(std::memory_order_relaxed);
   if (threshold == 0) threshold = learn_threshold();
   if (end - begin < threshold) return;
+  // First of all, since others take the GIL meanwhile.
+  const bool is_long = end - begin >= stacks::long_call_ticks.load(std::memory_order_relaxed);
+  const std::uint32_t gil_tid = is_long && ended ? stacks::last_gil_holder() : 0;
   stacks::note_call(begin, end, schema::codes::StackCause::wait);
   emit(schema::ThreadWait{.begin_ticks = begin,
                           .end_ticks = end,
                           .object_hash = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(object)),
                           .wait_code = wait_code,
-                          .reserved_flags = 0});
+                          .gil_holder_hash = static_cast<std::uint16_t>(gil_tid)});
 }
 
 }  // namespace stashtrace::waits

@@ -3,7 +3,8 @@
     step thread    [ fetch, a long call ] x   x  [ waits for the GIL   ] x
     other thread                                  x holds it     x holds it
 
-A wait for the GIL is spent in the code of the thread that holds it, as far as samples of that thread say.
+A wait for the GIL is spent in the code of the thread that holds it, as far as samples of that thread say, and a wait
+for a lock in that of the thread that ends it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,6 +17,7 @@ import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64, is_one_of
+from stashtrace.analysis.lines.other_threads import OtherThreads
 from stashtrace.analysis.lines.user_frames import Places
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, TraceIndex
 from stashtrace.schema.groupby import RowsBy, order_by
@@ -50,6 +52,7 @@ class ThreadPlaces:
             found.of(table["process_id"], table["frame_key"])
             for table in (index.trace.stack_samples, index.trace.stack_spans)
         )
+        self._others = OtherThreads(index, found, self._sample_place)
 
     def of(self, track: int) -> Stays:
         """Return where a thread was."""
@@ -66,8 +69,20 @@ class ThreadPlaces:
             begin, end, call = (TimeSet(calls.begin, calls.end) - waits).pieces(calls.begin, calls.end)
             calls = LabelledIntervals(begin, end, calls.tag[call])
             alone = np.append(alone, holders)
-        alone = alone[np.argsort(samples["ts_ns"][alone], kind="stable")]
-        return Stays(calls, samples["ts_ns"][alone], self._sample_place[alone], moment)
+        shared = self._others.of(track, calls)
+        if len(shared.time):
+            begin, end, call = (TimeSet(calls.begin, calls.end) - shared.time).pieces(calls.begin, calls.end)
+            calls = LabelledIntervals(begin, end, calls.tag[call])
+            alone = alone[intervals.locate(shared.time.begin, shared.time.end, samples["ts_ns"][alone]) < 0]
+        at, place = (
+            np.concatenate(both)
+            for both in (
+                (samples["ts_ns"][alone], shared.moment_ns),
+                (self._sample_place[alone], shared.place),
+            )
+        )
+        order = np.argsort(at, kind="stable")
+        return Stays(calls, at[order], place[order], moment)
 
     def _holders(self, track: int, own: Int64, waits: TimeSet) -> Int64:
         """Return the samples of other threads of the process that held the GIL while a thread waited for it."""

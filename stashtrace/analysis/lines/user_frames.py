@@ -51,6 +51,8 @@ class Places:
     leaf_code: Int64
     #: Number of the line of each place, whatever its leaf.
     line_number: Int64
+    #: In the user's code; else it is a call of a library that none of the user's functions made.
+    is_users: npt.NDArray[np.bool_]
     _frames: GroupBy
     #: By row of ``frames``; -1 if all frames are ours.
     _of_frame: Int64
@@ -80,7 +82,8 @@ def places(trace: Trace) -> Places:
     distinct = GroupBy(*columns, leaf_codes(trace, below))
     function, path, line, leaf_code = distinct.keys
     number = GroupBy(function, path, line).number
-    return Places(function, path, line, leaf_code, number, by_key, np.where(place >= 0, distinct.number, -1))
+    is_users = distinct.any(np.append(whose == USERS, False)[place])
+    return Places(function, path, line, leaf_code, number, is_users, by_key, np.where(place >= 0, distinct.number, -1))
 
 
 def place_of(function: str, path: str, line: int, leaf: str = "") -> str:

@@ -61,6 +61,7 @@ def add_library_calls(database: Database, processes: Processes, context: ImportC
         track_id=processes.threads(process[chosen], tid[chosen]),
         process_id=processes.ids[process[chosen]],
         wait_code=wait[chosen],
+        gil_track_id=np.full(len(chosen), -1),
     )
     chosen = np.flatnonzero(op)
     track = processes.threads(process[chosen], tid[chosen])
