@@ -1,6 +1,6 @@
 """Is the first cause the planted one? Jobs with one or two planted causes, or none, by somebody who saw no code.
 
-    python benchmarks/bench_first_cause.py [--only NAME ...] [--keep FOLDER] [--write]
+    python benchmarks/bench_first_cause.py [--set first|second] [--only NAME ...] [--keep FOLDER] [--write]
 
 A job is right if the first row of ``causes`` has the ranks of a planted cause and its function, or, where a setting or
 a kind of transfer is at fault, that; ``both``: the two planted causes are the first two rows. A job with nothing
@@ -29,25 +29,31 @@ from stashtrace.replay.causes import causes
 JOBS = harness.ROOT / "benchmarks" / "first_cause"
 _BARS = {"right": (36, 40), "both": (8, 10), "nothing": (10, 10)}
 #: The score that counts: no constant was chosen on these jobs before it.
-FIRST_RUN = (
-    "The first run, beside other work (load 3 to 5): right 24 of the 30 with something planted, nobody blamed in 6 of"
-    " the 10 others; the first verdict of the summary was right in 23, what it advised first in 17, and it blamed"
-    " nobody in the 10. Since then: what a replay saves of the recording decides what is a cause, the scatter of its"
-    " steps only what is promised of another one; the share of a line that samples leave open counts as doubt; rare"
-    " steps are those twice as long; broadcasts go whole; a function that is more than half of a kind stands for it."
-)
+FIRST_RUNS = {
+    "first": (
+        "The first run, beside other work (load 3 to 5): right 24 of the 30 with something planted, nobody blamed in 6"
+        " of the 10 others; the first verdict of the summary was right in 23, what it advised first in 17, and it"
+        " blamed nobody in the 10. Since then: what a replay saves of the recording decides what is a cause, the"
+        " scatter of its steps only what is promised of another one; the share of a line that samples leave open counts"
+        " as doubt; rare steps are those twice as long; broadcasts go whole; a function that is more than half of a"
+        " kind stands for it."
+    ),
+    "second": "",
+}
 
 
 def main() -> int:
     """Record, judge, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--set", choices=list(FIRST_RUNS), help="the jobs of one author (default: all)")
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="leave the recordings here; judge those that are there"
     )
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    truth = json.loads((JOBS / "truth.json").read_text(encoding="utf-8"))
+    sets = [options.set] if options.set else list(FIRST_RUNS)
+    truth = {name: {**one, "set": of} for of in sets for name, one in truths(of).items()}
     with tempfile.TemporaryDirectory() as scratch:
         folder = (options.keep or Path(scratch)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,20 +66,26 @@ def main() -> int:
     return int(any(right * _BARS[key][1] < _BARS[key][0] * of for key, (right, of) in counts.items()))
 
 
-def recorded(name: str, ranks: int, folder: Path) -> Path:
+def truths(of: str) -> dict[str, dict[str, Any]]:
+    """Return what was planted in the jobs of a set."""
+    read: dict[str, dict[str, Any]] = json.loads((JOBS / of / "truth.json").read_text(encoding="utf-8"))
+    return read
+
+
+def recorded(name: str, truth: dict[str, Any], folder: Path) -> Path:
     """Return the recording of a job."""
     run = folder / f"{name}.stash"
     if not run.is_dir():
         torchrun = Path(sys.executable).with_name("torchrun")
         command = [sys.executable, "-m", "stashtrace", "run", "-o", str(run), "--", str(torchrun), "--standalone"]
-        command += ["--nproc-per-node", str(ranks), str(JOBS / f"{name}.py")]
+        command += ["--nproc-per-node", str(truth["nproc"]), str(JOBS / truth["set"] / f"{name}.py")]
         subprocess.run(command, capture_output=True, timeout=300, cwd=folder, env={**os.environ}, check=True)
     return run
 
 
 def judged(name: str, truth: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Hold the causes of one recording against what was planted."""
-    trace = stashtrace.load(str(recorded(name, truth["nproc"], folder)))
+    trace = stashtrace.load(str(recorded(name, truth, folder)))
     everybody = ",".join(map(str, range(truth["nproc"])))
     try:
         found = [
@@ -113,7 +125,8 @@ def is_about(row: dict[str, Any], cause: dict[str, Any], everybody: str) -> bool
     """Return True if a row of ``causes`` names a planted cause."""
     ranks = everybody if cause["ranks"] == "all" else ",".join(map(str, cause["ranks"]))
     if cause["function"]:
-        return bool(row["ranks"] == ranks and row["function"] == cause["function"].replace(".<locals>", ""))
+        functions = [cause["function"], *cause.get("also_functions", [])]
+        return bool(row["ranks"] == ranks and row["function"] in [name.replace(".<locals>", "") for name in functions])
     return bool(row["what"] in cause["what"].split("|") and row["ranks"] == ranks)
 
 
@@ -136,7 +149,7 @@ def write(rows: list[dict[str, Any]], totals: str) -> None:
         "",
         f"**{totals}**",
         "",
-        FIRST_RUN,
+        *(f"Jobs of the {of} author. {said}" for of, said in FIRST_RUNS.items()),
         "",
         *table,
         "",
