@@ -182,6 +182,23 @@ def causes_in(graph: Graph, trace: Trace) -> list[Cause]:
     return causes_of(run, work_by_line(TraceIndex(trace), graph))
 
 
+def test_a_kind_of_time_has_the_function_that_most_of_it_is_in() -> None:
+    """Rank 1 computes longer in three functions; none is half of that, and the largest is named."""
+    parts = [("compute", where, ms) for where, ms in ((PARSE, 6), (HOOK, 4), (DRAW, 4))]
+    trace = Job(2, plus(lambda step, rank: rank == 1, *parts)).trace()
+    row = rows(trace)[0]
+    assert (row["ranks"], row["level"], row["place"]) == ("1", "peers", "parse (train.py:9)")
+    assert row["place_ratio"] == pytest.approx(6 / 14, abs=0.1)
+    assert row["saved_ns"] == pytest.approx(14 * MS, rel=0.02)
+
+
+def test_comprehensions_are_part_of_their_function() -> None:
+    inner = "Encoder.encode.<locals>.<listcomp> /jobs/data.py:9"
+    work = plus(lambda step, rank: rank == 1, ("python", "Encoder.encode /jobs/data.py:8", 4), ("python", inner, 12))
+    row = rows(Job(2, work).trace())[0]
+    assert (row["ranks"], row["place"]) == ("1", "Encoder.encode (data.py:9)")
+
+
 def test_stages_of_a_pipeline_are_compared_with_their_mean() -> None:
     """Work of a stage moves to others: of 12 ms more, 6 go to the other one."""
     trace = Job(2, plus(lambda step, rank: rank == 0, ("compute", PARSE, 12))).trace()

@@ -39,6 +39,9 @@ _TYPED = re.compile(r"<(?:string|stdin|console|ipython-input.*|command-.*)>$")
 #: The main loop of a worker of torch's DataLoader. What called it is the main process as it was when it forked.
 _WORKER_LOOP, _WORKER_FILE = "_worker_loop", "torch/utils/data/_utils/worker.py"
 
+#: What Python names expressions with a frame of their own, behind the function that they stand in.
+_EXPRESSION = re.compile(r"(?:\.<locals>)?\.<(?:listcomp|setcomp|dictcomp|genexpr)>.*$")
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -78,12 +81,25 @@ def places(trace: Trace) -> Places:
     place = innermost_wanted(whose == USERS, caller)
     place = np.where(place >= 0, place, leaf)
     below = np.where(leaf != place, leaf, -1)
-    columns = [np.append(frames[name], -1)[place] for name in ("name_code", "path_code", "line")]
+    names = _functions(trace)
+    columns = [np.append(column, -1)[place] for column in (names, frames["path_code"], frames["line"])]
     distinct = GroupBy(*columns, leaf_codes(trace, below))
     function, path, line, leaf_code = distinct.keys
     number = GroupBy(function, path, line).number
     is_users = distinct.any(np.append(whose == USERS, False)[place])
     return Places(function, path, line, leaf_code, number, is_users, by_key, np.where(place >= 0, distinct.number, -1))
+
+
+def _functions(trace: Trace) -> Int64:
+    """Return the function of each frame: a comprehension or generator expression is part of the one it stands in."""
+    names = GroupBy(trace.frames["name_code"])
+
+    def whole(code: int) -> int:
+        around = _EXPRESSION.sub("", trace.text(code))
+        known = trace.strings.find(around) if around else -1
+        return known if known >= 0 else code
+
+    return int64(names.map(whole))
 
 
 def place_of(function: str, path: str, line: int, leaf: str = "") -> str:

@@ -130,7 +130,15 @@ def host_steps(trace: Trace) -> Table:
 def local_steps(trace: Trace) -> tuple[RankSteps, ...]:
     """Steps of each rank by its own rows alone, numbered from 0 on each unless they come with their numbers."""
     rows, devices = _Rows(trace), DeviceSteps(trace)
-    return tuple(_rank_steps(thread, rows, devices) for thread in step_threads(trace))
+    ranks = tuple(_rank_steps(thread, rows, devices) for thread in step_threads(trace))
+    rolls_out = [bool((rank.columns.kind == "iteration").any()) for rank in ranks]
+    if len({rolls for rank, rolls in zip(ranks, rolls_out, strict=True) if trains_of(rank).any()}) < 2:
+        return ranks
+    # A job rolls out on each of its ranks. What one of them does alone, such as to write samples, is part of its steps.
+    return tuple(
+        _rank_steps(rank.thread, rows, devices, rollouts=False) if rolls else rank
+        for rank, rolls in zip(ranks, rolls_out, strict=True)
+    )
 
 
 def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> Table:
@@ -239,7 +247,8 @@ class _Rows:
         )
 
 
-def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> RankSteps:
+def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps, *, rollouts: bool = True) -> RankSteps:
+    """``rollouts``: forwards without gradients before updates may be those of iterations."""
     own, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
     columns_of_phases = {name: rows.phases[name][own] for name in PHASES_OF_TOKENS}
     tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
@@ -251,7 +260,7 @@ def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps) -> RankSt
         columns = StepColumns(whole["begin_ns"], ends, np.full(len(whole), "marked"))
     else:
         marks = rows.marks["end_ns"][rows.marks_by.rows(thread.track_id)]
-        columns = marked_steps(tokens, marks) if len(marks) else steps_of(tokens)
+        columns = marked_steps(tokens, marks) if len(marks) else steps_of(tokens, rollouts=rollouts)
     if not len(columns.begin):
         columns = devices.unaided(thread.process_id)
     elif rows.window is not None and thread.rank in rows.window.begins_ns:

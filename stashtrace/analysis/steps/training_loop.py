@@ -279,8 +279,8 @@ def _mostly(marks: Bools) -> bool:
     return 2 * int(np.count_nonzero(marks)) > len(marks)
 
 
-def steps_of(tokens: Tokens) -> StepColumns:
-    """Steps of one thread without step marks."""
+def steps_of(tokens: Tokens, *, rollouts: bool = True) -> StepColumns:
+    """Steps of one thread without step marks. ``rollouts``: they may be iterations of a rollout and its updates."""
     if len(tokens) == 0:
         return StepColumns.none()
     units = GroupBy(np.cumsum(unit_starts(tokens)))
@@ -309,7 +309,7 @@ def steps_of(tokens: Tokens) -> StepColumns:
     segment_first = np.searchsorted(segment, np.arange(groups + 1), side="left")
     leading = quiet & (serious_before == np.append(serious_before, serious.sum())[segment_first[segment]])
     runs = _quiet_runs(tokens, last_update)
-    if _rolls_out(runs):
+    if rollouts and _rolls_out(runs):
         head = np.flatnonzero((segment == 0) & (leading | has_backward | has_update))
         rollout_next = np.append(runs.forwards[1:groups] > 0, True)
         return _iterations(int(unit_begin[head[0]]), train_end[rollout_next])

@@ -34,8 +34,6 @@ Bools = npt.NDArray[np.bool_]
 COMPILE, OBJECTS, QUEUED, ANY = 100, 101, 102, -1
 #: Work that need not be done at all, or not while the step waits for it. Of all else half is taken.
 _GONE = (StallKind.OTHER, StallKind.CHECKPOINT, StallKind.FETCH, COMPILE, OBJECTS)
-#: Operations that steps can do without: what all ranks could compute alike, or need not know.
-_NEEDLESS = (CollectiveOp.BROADCAST, CollectiveOp.BARRIER)
 _PART_OF: dict[Level, float] = {"gone": 1.0, "half": 0.5}
 #: Time in these is a wait for others, which follows from the edges.
 _WAITS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
@@ -101,9 +99,19 @@ class Candidates:
     """Work of the counted steps, by columns, and the candidates that it holds."""
 
     def __init__(
-        self, graph: Graph, work: WorkByLine, steps: Int64, step_ns: float, left_out: Sequence[int] = ()
+        self,
+        graph: Graph,
+        work: WorkByLine,
+        steps: Int64,
+        step_ns: float,
+        left_out: Sequence[int] = (),
+        needless: Sequence[int] = (),
     ) -> None:
-        """``steps``: the counted ones, in order. ``step_ns``: mean length. ``left_out``: kinds that are no work."""
+        """``steps``: the counted ones, in order. ``step_ns``: mean length. ``left_out``: kinds that are no work.
+
+        ``needless``: operations that steps can do without.
+        """
+        self._needless = needless
         self._graph, self._work, self._steps, self._step_ns = graph, work, steps, step_ns
         on_thread = np.isin(graph.resource, _ON_THREADS) & (graph.rank >= 0)
         self.ranks: Int64 = np.unique(graph.rank[on_thread])
@@ -179,7 +187,7 @@ class Candidates:
         for (op, kind), own in zip(zip(*alike.keys, strict=True), alike, strict=True):
             pieces = rows[own]
             spent = GroupBy.numbered(self._step[pieces], len(self._steps)).sum(self._work.ns[pieces])
-            level: Level = "gone" if op in _NEEDLESS else "half"
+            level: Level = "gone" if op in self._needless else "half"
             goes = np.full(len(pieces), _PART_OF[level])
             yield self._candidate(level, (), int(kind), False, pieces, (goes, goes), spent[None], op=int(op))
 
@@ -343,7 +351,7 @@ class Candidates:
         worth = mean >= POLICY.worth_ratio * self._step_ns / 2
         error[worth] = [error_of_mean(own, chance) for own in excess[worth]]
         if function is not None:  # samples divide time among lines, and leave the whole of a kind as it is
-            sampled = GroupBy.numbered(self._row[pieces], len(self.ranks)).sum(self._work.doubt_ns[pieces])
+            sampled = self._sampled(pieces)
             error = np.hypot(error, np.hypot(sampled, np.median(sampled)) * _quantile(chance) / len(self._steps))
         longer = np.flatnonzero((mean > error) & worth)
         longer = longer[np.argsort(-mean[longer], kind="stable")][: POLICY.lines_count]
@@ -362,6 +370,12 @@ class Candidates:
             yield self._candidate(
                 "peers", ranks, kind, by_workers, own, (low, high), over[rows], function=function, line=line
             )
+
+    def _sampled(self, pieces: Int64) -> Floats:
+        """Return the standard error that samples leave of the time of pieces, by rank: one way for each line of it."""
+        of_lines = GroupBy(self._row[pieces], self._work.line[pieces])
+        squares = of_lines.sum(self._work.doubt_ns[pieces]) ** 2
+        return np.asarray(np.sqrt(GroupBy.numbered(of_lines.keys[0], len(self.ranks)).sum(squares)))
 
     def _uneven_stages(self, pieces: Int64, spent: Floats, kind: int, *, by_workers: bool) -> Iterator[Candidate]:
         """What ranks of a stage do longer than a stage does in the mean, by rank and step: it may move to others."""

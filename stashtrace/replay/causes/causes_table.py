@@ -25,6 +25,7 @@ from stashtrace.replay.causes.gradients import sends_gradients
 from stashtrace.replay.causes.who_waits import Waiting, who_waits
 from stashtrace.replay.causes.work_by_line import Floats, WorkByLine, work_by_line
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
+from stashtrace.replay.communication.ddp import shows_ddp
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
 from stashtrace.replay.ranks_recorded import others_unknown, ranks_recorded
 from stashtrace.replay.scenario import Scenario, Unknowns
@@ -33,7 +34,7 @@ from stashtrace.replay.whatif_text import unreliable
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import Phase, StallKind
+from stashtrace.schema.kinds import CollectiveOp, Phase, StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -182,7 +183,10 @@ def _found(trace: Trace, *, budgets: bool = False) -> _Found:
     # In files of others, time without a record may have been work.
     left_out = (StallKind.OTHER,) if is_imported(trace) else ()
     buckets = buckets_if_any(trace, run.graph, unsaid)
-    return _Found(run, work, buckets, causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out), unsaid)
+    # What DistributedDataParallel sends in each step are its buffers; others may send what the step is about.
+    needless = (CollectiveOp.BARRIER, *((CollectiveOp.BROADCAST,) if shows_ddp(trace) else ()))
+    found = causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out, needless=needless)
+    return _Found(run, work, buckets, found, unsaid)
 
 
 def _bounded(trace: Trace, found: list[Cause]) -> list[Cause]:
@@ -234,7 +238,7 @@ def _told(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine) -> Row
         kind = "loads"  # what waits for a load cannot go on without it
     if one.op >= 0 and sends_gradients(trace, graph, one.op):
         kind = "gradients"
-    place, place_ratio = guarded("the line behind a cause", lambda: _place(trace, one, work), lambda line: ("", 0.0))
+    place, place_ratio = guarded("the line behind a cause", lambda: _place(trace, cause, work), lambda line: ("", 0.0))
     stages = len(set(graph.stage_of.values()))
     # Half of the work, and what a stage does beyond the mean: told are all of it, and what it does beyond the others.
     of_work = {"half": 2.0, "even": stages / max(stages - 1, 1)}.get(one.level, 1.0)
@@ -310,13 +314,17 @@ def _mostly(keys: Int64, amounts: Floats) -> int:
     return int(groups.values[largest]) if sums[largest] >= _MOSTLY_RATIO * sums.sum() else -1
 
 
-def _place(trace: Trace, one: Candidate, work: WorkByLine) -> tuple[str, float]:
-    """Return the words for the function of a candidate, for its line with most of the time and for what that calls.
+def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
+    """Return the words for the function of a cause, for its line with most of the time and for what that calls.
 
-    Of one that is no function, for the costliest line, if it is a good part. The second of the pair is that part.
+    Of one that is no function, for the function with most of it, or the costliest line, if that is a good part. The
+    second of the pair is that part.
     """
-    if work.places is None or one.op >= 0:
+    one = cause.candidate
+    if one is None or work.places is None or one.op >= 0:
         return "", 0.0
+    if cause.within is not None and cause.within_ratio >= _GOOD_PART:
+        return _place(trace, replace(cause, candidate=cause.within, within=None), work)[0], cause.within_ratio
     find = costliest_worker_lines if one.by_workers else costliest_lines
     kind = "python" if one.kind in (COMPILE, OBJECTS) else kind_word(one.kind)
     if one.function is None:

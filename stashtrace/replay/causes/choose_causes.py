@@ -15,7 +15,7 @@ import numpy as np
 
 from stashtrace.analysis.graph import Graph
 from stashtrace.errors import MissingDataError
-from stashtrace.replay.causes.candidates import QUEUED, Candidate, Candidates, error_of_count, error_of_mean
+from stashtrace.replay.causes.candidates import ANY, QUEUED, Candidate, Candidates, error_of_count, error_of_mean
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.work_by_line import UNKNOWN, Floats, WorkByLine
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT
@@ -23,7 +23,7 @@ from stashtrace.replay.communication.buckets import Buckets
 from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, FEW_STEPS, noise_ns
 from stashtrace.replay.whatif import Answer, ReplayedRun
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 #: Settings, and what one worker takes longer: changes of `stashtrace whatif` that are no work to take away. Of each,
 #: what its wait is for: two that are about one wait are one cause.
@@ -44,6 +44,9 @@ class Cause:
     #: What it saves of another recording.
     low_ns: float
     high_ns: float
+    #: Of a candidate without a function, the one with most of its work, and which part of it that is.
+    within: Candidate | None = None
+    within_ratio: float = 0.0
 
     @property
     def is_certain(self) -> bool:
@@ -70,14 +73,16 @@ def causes_of(
     buckets: Buckets | None = None,
     unsaid: list[str] | None = None,
     left_out: Sequence[int] = (),
+    needless: Sequence[int] = (CollectiveOp.BROADCAST, CollectiveOp.BARRIER),
 ) -> list[Cause]:
     """Return the causes of a replayed run, the first first.
 
     ``work``: of its graph. ``buckets``: of its gradients. ``unsaid``: gets a line for each prediction that fails by a
-    fault of ours. ``left_out``: kinds of time of which it is not known whether a rank worked in it.
+    fault of ours. ``left_out``: kinds of time of which it is not known whether a rank worked in it. ``needless``:
+    operations that steps can do without.
     """
     graph = run.graph
-    everything = Candidates(graph, work, run.steps, run.measured_ns, left_out).all()
+    everything = Candidates(graph, work, run.steps, run.measured_ns, left_out, needless).all()
     worth_ns = POLICY.worth_ratio * run.measured_ns
     most = max(min(POLICY.replays_count, POLICY.replayed_nodes_count // len(graph)), POLICY.causes_count)
     asked = everything[:most]
@@ -94,13 +99,11 @@ def causes_of(
     pool += [cause for cause in queues if cause.saved_ns > most_ns]
     while sum(not _is_queue(cause) for cause in chosen) < POLICY.causes_count:
         worth = [cause for cause in pool if cause.saved_ns >= worth_ns]
-        best = _best([cause for cause in worth if cause.is_certain], work)
-        if best is None or _computes(best):
-            # Half of something blames nobody, and as a possible cause it says more than that the job computes.
-            best = _best([cause for cause in worth if _is_half(cause) and not _computes(cause)], work) or best
+        # Half of something blames nobody, so it need not be certain that it saves.
+        best = _best([cause for cause in worth if cause.is_certain or (_is_half(cause) and not _computes(cause))], work)
         if best is None or (chosen and _computes(best)):  # it is said where nothing else is
             break
-        chosen.append(best)
+        chosen.append(_with_function(best, everything, chosen))
         if _computes(best):  # nobody computes twice as quick, and then asks what is next
             break
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
@@ -111,6 +114,29 @@ def causes_of(
         saved_ns = float(run.saved_ns(taken).mean())
         pool = [_beside(run, cause, taken, saved_ns, work) for cause in pool]
     return chosen
+
+
+def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequence[Cause]) -> Cause:
+    """Return a cause with the function that most of its work is in, if it is none itself and none of those before."""
+    one = cause.candidate
+    if one is None or one.function is not None or one.kind == QUEUED:
+        return cause
+    told = [known.within or known.candidate for known in chosen]
+    named = {known.function for known in told if known is not None}
+    same = (
+        other
+        for other in everything
+        if other.function not in named
+        and other.function is not None
+        and other.by_workers == one.by_workers
+        and other.kind in (one.kind, ANY)
+        if (other.level == "peers") == (one.level == "peers")
+        if not one.ranks or set(other.ranks) & set(one.ranks)
+    )
+    most = max(same, key=lambda other: other.most_ns, default=None)
+    if most is None:
+        return cause
+    return replace(cause, within=most, within_ratio=min(most.most_ns / max(one.most_ns, 1.0), 1.0))
 
 
 def without(run: ReplayedRun, causes: Sequence[Cause], work: WorkByLine, buckets: Buckets | None) -> Answer:
@@ -259,6 +285,8 @@ def _is_same(cause: Cause, best: Cause, work: WorkByLine) -> bool:
     one, other = cause.candidate, best.candidate
     if one is None or other is None:
         return waits_for(cause) == waits_for(best) != ""
+    if one.function is not None and one.function == other.function and set(one.ranks) & set(other.ranks):
+        return True
     if _is_queue(cause) or _is_queue(best):  # any work waits for CPUs
         return False
     shared = [np.isin(own.pieces, them.pieces) for own, them in ((one, other), (other, one))]

@@ -218,7 +218,7 @@ def _do(row: Row) -> str:
         return _setting(row)
     if row["where"] == "link":
         if row["level"] == "gone":
-            return "without them (of buffers: broadcast_buffers=False)"
+            return "without them" + (" (of buffers: broadcast_buffers=False)" if row["op"] == "broadcast" else "")
         return f"half of that ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
     if row["level"] == "gone":
         return _GONE.get(row["call"] if row["call"] == "asleep" else kind, "without it")

@@ -19,8 +19,8 @@ _EVAL, _GRADIENTS_OFF = PhaseFlag(0), PhaseFlag.NO_GRAD
 class Loop:
     """A loop of one rank as its tokens: each takes a millisecond, and one more lies behind it."""
 
-    def __init__(self) -> None:
-        self.build = TraceBuilder()
+    def __init__(self, build: TraceBuilder | None = None, rank: int = 0) -> None:
+        self.build, self.rank = build or TraceBuilder(), rank
         self.at = 0
         self.batches: Counter[int] = Counter()
 
@@ -31,12 +31,12 @@ class Loop:
     def wait(self, loader: int = 1, *, first: bool = False) -> Loop:
         if first:
             self.batches[loader] = 0
-        self.build.rank(0).batch_wait(self.batches[loader], *self._next(), loader=loader)
+        self.build.rank(self.rank).batch_wait(self.batches[loader], *self._next(), loader=loader)
         self.batches[loader] += 1
         return self
 
     def phase(self, kind: str, flags: PhaseFlag = PhaseFlag.TRAINING, name: str = "Net") -> Loop:
-        self.build.rank(0).phase(kind, *self._next(), flags=flags, name=name)
+        self.build.rank(self.rank).phase(kind, *self._next(), flags=flags, name=name)
         return self
 
     def update(self, optimizer: str = "Adam") -> Loop:
@@ -73,6 +73,21 @@ def test_a_rollout_and_its_updates_are_one_iteration(mode: PhaseFlag) -> None:
     assert steps["sub_steps_count"].tolist() == [4] * 40
     assert set((steps["end_ns"] - steps["begin_ns"])[1:].tolist()) == {(100 + 3 * 4) * 2 * MS}
     assert all(end == begin for (_, end), (begin, _) in pairwise(zip(steps["begin_ns"], steps["end_ns"], strict=True)))
+
+
+def test_what_one_rank_generates_is_no_rollout_of_the_job() -> None:
+    """Rank 0 writes samples before every fourth update, rank 1 does not: both make the same training steps."""
+    build = TraceBuilder()
+    for rank in range(2):
+        loop = Loop(build, rank)
+        for _ in range(10):
+            if rank == 0:
+                loop.quiet(100)
+            for _ in range(4):
+                loop.update()
+    steps = analyze(build.trace(), "steps")
+    assert set(steps["kind"].tolist()) == {"train"}
+    assert [int((steps["rank"] == rank).sum()) for rank in range(2)] == [40, 40]
 
 
 def test_a_rollout_that_a_killed_job_did_not_finish_is_outside() -> None:
