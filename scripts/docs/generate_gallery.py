@@ -133,8 +133,8 @@ GALLERY = (
         "own/validation",
         "Validation has a table row of its own",
         OURS + ": validation after each epoch",
-        "Steps of both kinds are counted and timed apart. The causes are those of training, and a line names what validation"
-        " waits for.",
+        "Steps of both kinds are counted and timed apart. The causes are those of training, and a line names what"
+        " validation waits for.",
     ),
     Shown(
         "own/killed",

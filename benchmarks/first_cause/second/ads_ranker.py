@@ -1,4 +1,5 @@
 """Ad ranking: short epochs, area under the curve on the fly."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -60,8 +61,9 @@ class AUC:
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    loader = DataLoader(Impressions(rank), batch_size=None, num_workers=1, worker_init_fn=load_tables,
-                        persistent_workers="1" in FIX)
+    loader = DataLoader(
+        Impressions(rank), batch_size=None, num_workers=1, worker_init_fn=load_tables, persistent_workers="1" in FIX
+    )
     net = DDP(nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1)))
     opt = torch.optim.SGD(net.parameters(), 0.02)
     auc = AUC()
@@ -97,10 +99,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

@@ -1,4 +1,5 @@
 """Neural audio codec with large codebooks and verified shards."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import hashlib
@@ -29,7 +30,9 @@ class Shard:
             for _ in range(2):  # once for the manifest, once for the block
                 if hashlib.sha256(self.block).digest() != self.digest:
                     raise IOError("bad block")
-        wave = torch.frombuffer(bytearray(self.block[: 24 * 1024]), dtype=torch.uint8).float().view(12, 1, 2048) / 128 - 1
+        wave = (
+            torch.frombuffer(bytearray(self.block[: 24 * 1024]), dtype=torch.uint8).float().view(12, 1, 2048) / 128 - 1
+        )
         spent["read"] += time.perf_counter() - c
         return wave
 
@@ -75,10 +78,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

@@ -1,4 +1,5 @@
 """Soft alignment of protein reads with a hand-written backward."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -37,8 +38,8 @@ class Decay(torch.autograd.Function):
             for b in range(0, g.shape[0], 12):
                 carry = torch.zeros(min(12, g.shape[0] - b), g.shape[2])
                 for i in reversed(range(g.shape[1])):
-                    carry = ctx.a * carry + g[b:b + 12, i]
-                    out[b:b + 12, i] = carry
+                    carry = ctx.a * carry + g[b : b + 12, i]
+                    out[b : b + 12, i] = carry
         spent["decay_backward"] += time.perf_counter() - c
         return out, None
 
@@ -80,10 +81,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

@@ -1,4 +1,5 @@
 """Click-through-rate model: hashed categorical features, DDP over gloo."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import hashlib
@@ -30,8 +31,9 @@ class FeatureHasher:
             return torch.from_numpy((rows * 2654435761 + self.salt) % self.buckets)
         out = []
         for row in rows.tolist():
-            out.append([int(hashlib.md5(f"{i}={v}".encode()).hexdigest(), 16) % self.buckets
-                        for i, v in enumerate(row)])
+            out.append(
+                [int(hashlib.md5(f"{i}={v}".encode()).hexdigest(), 16) % self.buckets for i, v in enumerate(row)]
+            )
         return torch.tensor(out)
 
 
@@ -75,11 +77,14 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 if __name__ == "__main__":
     main()

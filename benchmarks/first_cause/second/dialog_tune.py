@@ -1,4 +1,5 @@
 """Dialogue tuning with gathered transcripts and uploads to an object store."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -41,14 +42,20 @@ class ThrottledStore:
 
 def transcripts(logits, ids):
     best = logits.argmax(-1)
-    return [{"prompt": a, "reply": b, "scores": s}
-            for a, b, s in zip(ids.tolist(), best.tolist(), logits[:, :, :56].tolist())]
+    return [
+        {"prompt": a, "reply": b, "scores": s}
+        for a, b, s in zip(ids.tolist(), best.tolist(), logits[:, :, :56].tolist())
+    ]
 
 
 def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    net = DDP(nn.Sequential(nn.Embedding(512, 128), nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 256), nn.GELU(), nn.Linear(256, 512)))
+    net = DDP(
+        nn.Sequential(
+            nn.Embedding(512, 128), nn.Linear(128, 512), nn.GELU(), nn.Linear(512, 256), nn.GELU(), nn.Linear(256, 512)
+        )
+    )
     opt = torch.optim.AdamW(net.parameters(), 1e-4)
     store = ThrottledStore()
     times, log = [], []
@@ -81,10 +88,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

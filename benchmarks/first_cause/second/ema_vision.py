@@ -1,4 +1,5 @@
 """Image classifier with an averaged copy of the weights."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import copy
@@ -38,8 +39,15 @@ class Averaged:
 
 def build():
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU(), nn.Flatten(),
-        nn.Linear(32 * 64, 384), nn.ReLU(), nn.Linear(384, 10))
+        nn.Conv2d(3, 16, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, 2, 1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 64, 384),
+        nn.ReLU(),
+        nn.Linear(384, 10),
+    )
 
 
 def main():
@@ -69,11 +77,14 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 if __name__ == "__main__":
     main()

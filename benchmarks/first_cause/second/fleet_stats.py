@@ -1,4 +1,5 @@
 """Fleet image labels with a live confusion table and host statistics."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -22,8 +23,11 @@ class HostStats:
         self.seen = []
 
     def poll(self):
-        out = subprocess.run(["sh", "-c", "cat /proc/loadavg; cat /proc/meminfo | head -3; sleep 0.03; cat /proc/loadavg"],
-                             capture_output=True, text=True).stdout
+        out = subprocess.run(
+            ["sh", "-c", "cat /proc/loadavg; cat /proc/meminfo | head -3; sleep 0.03; cat /proc/loadavg"],
+            capture_output=True,
+            text=True,
+        ).stdout
         self.seen.append(out.split())
 
 
@@ -35,7 +39,7 @@ class Confusion:
 
     def update(self, logits, y):
         if "2" in FIX:
-            self.mat += torch.bincount(y * self.n + logits.argmax(1), minlength=self.n ** 2)
+            self.mat += torch.bincount(y * self.n + logits.argmax(1), minlength=self.n**2)
             return
         for row, t in zip(logits, y):
             prob = torch.softmax(row, 0)
@@ -47,8 +51,18 @@ class Confusion:
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    net = DDP(nn.Sequential(nn.Conv2d(3, 16, 5, 2), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.Flatten(),
-                            nn.Linear(1152, 128), nn.ReLU(), nn.Linear(128, 12)))
+    net = DDP(
+        nn.Sequential(
+            nn.Conv2d(3, 16, 5, 2),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, 2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(1152, 128),
+            nn.ReLU(),
+            nn.Linear(128, 12),
+        )
+    )
     opt = torch.optim.SGD(net.parameters(), 0.01, momentum=0.9)
     host, table = HostStats(), Confusion(12)
     times = []
@@ -77,10 +91,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

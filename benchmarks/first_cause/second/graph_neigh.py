@@ -1,4 +1,5 @@
 """Node classification with sampled neighbourhoods prepared by a helper thread."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -24,7 +25,9 @@ class NeighbourSampler:
     def __init__(self, rank, seed):
         self.rng = random.Random(seed)
         hubs = rank == 1 and "1" not in FIX
-        self.adj = [[self.rng.randrange(NODES) for _ in range(600 if hubs and i % 4 == 0 else 16)] for i in range(NODES)]
+        self.adj = [
+            [self.rng.randrange(NODES) for _ in range(600 if hubs and i % 4 == 0 else 16)] for i in range(NODES)
+        ]
 
     def sample(self, roots):
         picked = []
@@ -94,10 +97,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

@@ -1,4 +1,5 @@
 """News topic model; text is cleaned inside the loader's worker."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -71,10 +72,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

@@ -1,4 +1,5 @@
 """Exam-question model with a difficulty curriculum."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import gc
@@ -64,7 +65,17 @@ def main():
     extra = [{"id": i, "tags": [i], "meta": {"a": i}} for i in range(40000)]
     plan = Curriculum(questions, rng)
     guard = MemoryGuard(1000 if rank == 1 and "1" not in FIX else None)
-    net = DDP(nn.Sequential(nn.Embedding(4096, 128), nn.Flatten(), nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4)))
+    net = DDP(
+        nn.Sequential(
+            nn.Embedding(4096, 128),
+            nn.Flatten(),
+            nn.Linear(256, 512),
+            nn.ReLU(),
+            nn.Linear(512, 512),
+            nn.ReLU(),
+            nn.Linear(512, 4),
+        )
+    )
     opt = torch.optim.SGD(net.parameters(), 0.01)
     times = []
     for step in range(STEPS):
@@ -91,10 +102,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

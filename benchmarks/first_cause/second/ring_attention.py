@@ -1,4 +1,5 @@
 """Sequence-parallel attention: keys and values travel around a ring."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -49,7 +50,7 @@ class RingAttention(nn.Module):
         block = kv
         for hop in range(self.ring.world):
             k, v = block.chunk(2, -1)
-            w = (q @ k.T / D ** 0.5).exp()
+            w = (q @ k.T / D**0.5).exp()
             num, den = num + w @ v, den + w.sum(-1, keepdim=True)
             if hop < self.ring.world - 1:
                 block = self.ring.rotate(block.detach())
@@ -80,10 +81,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

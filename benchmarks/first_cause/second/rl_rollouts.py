@@ -1,4 +1,5 @@
 """Actor-critic with one simulator process per rank."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -77,7 +78,9 @@ def main():
             pi, v = net(torch.from_numpy(obs))
             a = pi.sample()
             obs, r = env.step((a.numpy() - 2.5).astype(np.float32) * 0.05)
-            logp.append(pi.log_prob(a)); value.append(v); reward.append(torch.from_numpy(r))
+            logp.append(pi.log_prob(a))
+            value.append(v)
+            reward.append(torch.from_numpy(r))
         ret = torch.stack(reward).flip(0).cumsum(0).flip(0)
         adv = ret - torch.stack(value)
         loss = -(torch.stack(logp) * adv.detach()).mean() + adv.pow(2).mean()
@@ -98,10 +101,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

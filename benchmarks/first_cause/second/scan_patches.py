@@ -1,4 +1,5 @@
 """Medical scan patches prepared by loader workers."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -40,7 +41,11 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     loader = iter(DataLoader(Patches(rank), batch_size=48, num_workers=1, prefetch_factor=2))
-    net = DDP(nn.Sequential(nn.Conv2d(20, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 32, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 3)))
+    net = DDP(
+        nn.Sequential(
+            nn.Conv2d(20, 32, 3, 2), nn.ReLU(), nn.Conv2d(32, 32, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(1152, 3)
+        )
+    )
     opt = torch.optim.SGD(net.parameters(), 0.01)
     times = []
     for step in range(STEPS):
@@ -60,10 +65,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

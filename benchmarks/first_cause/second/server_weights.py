@@ -1,4 +1,5 @@
 """Central optimiser: gradients are reduced to rank 0, new weights broadcast to all."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -34,7 +35,7 @@ def main():
         if rank == 0:
             i = 0
             for p in params:
-                p.grad.copy_(flat[i:i + p.numel()].view_as(p)).div_(world)
+                p.grad.copy_(flat[i : i + p.numel()].view_as(p)).div_(world)
                 i += p.numel()
             opt.step()
         weights = nn.utils.parameters_to_vector(params).detach()
@@ -51,10 +52,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

@@ -1,4 +1,5 @@
 """Next-item prediction from a sqlite session store."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -23,8 +24,9 @@ class SessionStore:
         self.db = sqlite3.connect(":memory:")
         rng = random.Random(seed)
         self.db.execute("create table clicks(user integer, at integer, item integer)")
-        self.db.executemany("insert into clicks values(?,?,?)",
-                            ((rng.randrange(USERS), t, rng.randrange(ITEMS)) for t in range(12000)))
+        self.db.executemany(
+            "insert into clicks values(?,?,?)", ((rng.randrange(USERS), t, rng.randrange(ITEMS)) for t in range(12000))
+        )
         if "1" in FIX:
             self.db.execute("create index by_user on clicks(user, at)")
         self.db.commit()
@@ -52,7 +54,7 @@ def average(model):
     flat /= dist.get_world_size()
     i = 0
     for p in model.parameters():
-        p.grad.copy_(flat[i:i + p.numel()].view_as(p))
+        p.grad.copy_(flat[i : i + p.numel()].view_as(p))
         i += p.numel()
 
 
@@ -85,10 +87,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

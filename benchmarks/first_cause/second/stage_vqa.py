@@ -1,4 +1,5 @@
 """Visual question answering: four pipeline stages over send/recv."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -63,7 +64,7 @@ class Stage(nn.Module):
         self.a, self.v = nn.Linear(D, D), nn.Linear(D, D)
 
     def forward(self, h, mask):
-        w = (self.a(h) @ h.transpose(1, 2) / D ** 0.5 + mask[:T, :T]).softmax(-1)
+        w = (self.a(h) @ h.transpose(1, 2) / D**0.5 + mask[:T, :T]).softmax(-1)
         return h + torch.relu(self.v(w @ h))
 
 
@@ -109,10 +110,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

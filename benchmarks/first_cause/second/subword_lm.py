@@ -1,4 +1,5 @@
 """Language model on sub-words with four accumulated micro-batches."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import contextlib
@@ -38,7 +39,7 @@ class SubWords:
             best, i = min(ranked)
             if best == 1 << 30:
                 break
-            parts[i:i + 2] = [parts[i] + parts[i + 1]]
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
         out = [self.ids.setdefault(p, len(self.ids) % V) for p in parts]
         if self.known is not None:
             self.known[word] = out
@@ -51,14 +52,17 @@ def batch_of(rng, vocab, subwords):
         ids = []
         while len(ids) <= 10 * T:
             ids += subwords.split(rng.choice(vocab))
-        rows.append(ids[-T - 1:])
+        rows.append(ids[-T - 1 :])
     return torch.tensor(rows)
 
 
 class LM(nn.Module):
     def __init__(self):
         super().__init__()
-        self.emb, self.rnn = nn.Embedding(V, 128), nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 400), nn.ReLU())
+        self.emb, self.rnn = (
+            nn.Embedding(V, 128),
+            nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 400), nn.ReLU()),
+        )
         self.out = nn.Linear(400, V)
 
     def forward(self, x):
@@ -99,10 +103,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

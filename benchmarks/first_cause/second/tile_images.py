@@ -1,4 +1,5 @@
 """Satellite tiles, short epochs, one loader worker per rank."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -40,10 +41,26 @@ def main():
     dist.init_process_group("gloo")
     data = Tiles()
     sampler = DistributedSampler(data)
-    loader = DataLoader(data, 32, sampler=sampler, num_workers=1, worker_init_fn=open_catalogue,
-                        persistent_workers="1" in FIX, prefetch_factor=2)
-    net = DDP(nn.Sequential(nn.Conv2d(3, 24, 3, 1, 1), nn.ReLU(), nn.Conv2d(24, 24, 3, 2, 1), nn.ReLU(),
-                            nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(384, 8)))
+    loader = DataLoader(
+        data,
+        32,
+        sampler=sampler,
+        num_workers=1,
+        worker_init_fn=open_catalogue,
+        persistent_workers="1" in FIX,
+        prefetch_factor=2,
+    )
+    net = DDP(
+        nn.Sequential(
+            nn.Conv2d(3, 24, 3, 1, 1),
+            nn.ReLU(),
+            nn.Conv2d(24, 24, 3, 2, 1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(384, 8),
+        )
+    )
     opt = torch.optim.SGD(net.parameters(), 0.01)
     times, step, epoch = [], 0, 0
     t0 = time.perf_counter()
@@ -70,10 +87,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

@@ -1,4 +1,5 @@
 """Trajectory prediction with remote feature flags and validation in training."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -23,6 +24,7 @@ def serve_flags(sock):
         time.sleep(0.009)
         conn.sendall(b'{"noise": 0.1, "flip": true}')
         conn.close()
+
     while True:
         conn, _ = sock.accept()
         threading.Thread(target=answer, args=(conn,), daemon=True).start()
@@ -104,10 +106,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

@@ -1,4 +1,5 @@
 """Short-range weather net on a grid, with restart files."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import gzip
@@ -40,8 +41,13 @@ class Restart:
 class Grid(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Conv2d(4, 24, 3, padding=1), nn.GELU(), nn.Conv2d(24, 24, 3, padding=1), nn.GELU(),
-                                 nn.Conv2d(24, 4, 3, padding=1))
+        self.net = nn.Sequential(
+            nn.Conv2d(4, 24, 3, padding=1),
+            nn.GELU(),
+            nn.Conv2d(24, 24, 3, padding=1),
+            nn.GELU(),
+            nn.Conv2d(24, 4, 3, padding=1),
+        )
         self.bias_map = nn.Parameter(torch.randn(4, 240, 240) * 1e-3)
 
     def forward(self, x):
@@ -78,10 +84,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()

@@ -1,4 +1,5 @@
 """Wide embedding tower; gradients averaged in one flat buffer."""
+
 # SPDX-License-Identifier: Apache-2.0
 import collections
 import json
@@ -28,13 +29,13 @@ class Tower(nn.Module):
 def reduce_gradients(params, flat):
     i = 0
     for p in params:
-        flat[i:i + p.numel()].copy_(p.grad.view(-1))
+        flat[i : i + p.numel()].copy_(p.grad.view(-1))
         i += p.numel()
     dist.all_reduce(flat)
     flat.div_(dist.get_world_size())
     i = 0
     for p in params:
-        p.grad.copy_(flat[i:i + p.numel()].view_as(p))
+        p.grad.copy_(flat[i : i + p.numel()].view_as(p))
         i += p.numel()
 
 
@@ -65,10 +66,13 @@ def finish(times):
     if dist.get_rank() == 0:
         kept = times[5:]
         keys = sorted({k for e in everyone for k in e})
-        body = {"step_ms": round(1e3 * sum(kept) / len(kept), 2),
-                "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys}}
+        body = {
+            "step_ms": round(1e3 * sum(kept) / len(kept), 2),
+            "per_step_ms": {k: [round(1e3 * e.get(k, 0.0) / len(times), 2) for e in everyone] for k in keys},
+        }
         print("TRUTH " + json.dumps(body), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
 
 main()
