@@ -28,8 +28,6 @@ def causes_block(causes: Sequence[Row], found: Sequence[Finding], look: Look, pa
         what += steps_of(row, found)
         details = [said for said in details_of(row, found) if said not in told]
         told.update(details)
-        if row["where"] == "link" and details:
-            what, details = f"{what}: {details[0]}", []
         lines += [look.paint(line, "strong") for line in look.wrap(what, f"{_INDENT}▶ ", _INDENT * 2)]
         for sentence in (*details, waits, saving):
             lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4) if sentence else []

@@ -440,7 +440,7 @@ class TestByTurns:
         before = f"{shlex.quote(sys.executable)} old.py"
         code, out, err = check("--rerun", 2, "--before", before, "-o", "runs", "--", sys.executable, "new.py")
         assert code == 1
-        assert "  command  old.py -> new.py" in out
+        assert re.search(r"^  command +old\.py -> new\.py$", out, re.M)
         order = [line.rpartition("/")[2] for line in err.splitlines() if line.startswith("stashtrace: run ")]
         assert order == ["before-0", "after-0", "after-1", "before-1"]
 

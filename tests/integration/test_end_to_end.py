@@ -35,7 +35,7 @@ def test_job_runs_as_without_the_tracer(job) -> None:
 def test_summary_names_ranks_and_steps(job) -> None:
     _, done = job
     assert "2 ranks" in done.stderr, done.stderr
-    assert "stashtrace analyze stalls" in done.stderr
+    assert "stashtrace view" in done.stderr
 
 
 def test_info(job) -> None:

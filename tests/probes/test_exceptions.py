@@ -105,6 +105,28 @@ def test_of_a_script(tmp_path: Path) -> None:
     assert row["exception"].endswith("job.py:5)")
 
 
+HANDLED = """
+    import multiprocessing
+    def works():
+        pass
+    context = multiprocessing.get_context("fork")
+    try:
+        next(iter([]))
+    except StopIteration:
+        child = context.Process(target=works)
+        child.start()
+        child.join()
+        print(child.exitcode)
+"""
+
+
+def test_what_is_handled_when_a_child_begins_is_no_end_of_it(tmp_path: Path) -> None:
+    """As a loader that forks its workers anew where an epoch is over."""
+    run = run_traced(HANDLED, tmp_path / "job")
+    assert run.stdout == ["0\n"]
+    assert [row for row in analyze(run.trace, "endings").rows() if row["exception"]] == []
+
+
 @pytest.mark.thorough
 def test_of_a_child_of_multiprocessing(tmp_path: Path) -> None:
     run = run_traced(SPAWNED, tmp_path / "job")

@@ -174,7 +174,7 @@ def test_computation_is_named_where_nothing_else_helps() -> None:
     assert (row["kind"], row["level"]) == ("compute", "half")
     assert cause_texts(causes(late_job(0, transfer_ms=0)), "run")[0].startswith(
         "compute bound: up to 6.00 ms a step (100 %); no other change is predicted to save 3 %; computing twice"
-        " as quick: saves "
+        " as fast: saves "
     )
 
 
@@ -184,7 +184,8 @@ def test_fewer_bytes_are_named_where_transfers_take_most_of_the_step() -> None:
     assert (link["where"], link["op"], link["level"]) == ("link", "all_reduce", "half")
     assert link["saved_ns"] == pytest.approx(10 * MS, rel=0.01)
     assert cause_texts(causes(late_job(0, transfer_ms=20)), "run")[0].startswith(
-        "transfers of all-reduce take 20.0 ms a step; half of that (fewer bytes, or fewer operations): saves "
+        "transfers of all-reduce take 20.0 ms a step (1 operation, 1.05 MB a step); half of that (fewer bytes, or fewer"
+        " operations): saves "
     )
 
 

@@ -121,5 +121,5 @@ def test_the_summary_is_shown_as_lines() -> None:
     assert words == summary(two_ranks())
     assert repr(words) == str(words)
     assert "\nstashtrace  2 ranks, " in words
-    assert "\n  do first:  " in words
+    assert "\n  ▶ compute bound: " in words
     assert texts(parsed(words._repr_html_()), "pre") == [str(words)]

@@ -127,7 +127,7 @@ def test_the_words_of_each_claim_and_of_each_piece_of_evidence() -> None:
 def test_what_to_do_first(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(f"{causes_table.__name__}.{name}", fail)
     text = FORMATS["text"](slow_job(), "./run")
-    assert f"do first: not said: what to do first {UNSAID}" in " ".join(text.split())
+    assert f"causes not said: what to do first {UNSAID}" in " ".join(text.split())
     assert set(WHOLE.splitlines()) <= set(text.splitlines())
 
 
@@ -146,7 +146,7 @@ def test_a_part_of_the_page(monkeypatch: pytest.MonkeyPatch, module: str, name: 
     monkeypatch.setattr(importlib.import_module(module), name, fail)
     facts = report_facts(slow_job(), ["./run"])
     for text in (page(facts), markdown(facts)):
-        assert "input bound" in text
+        assert "for batches" in text
         assert "fault of stashtrace" in text
     assert "Machine, versions and command" in page(facts)
 

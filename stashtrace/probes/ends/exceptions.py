@@ -54,12 +54,18 @@ def watch_children() -> None:
 def _watch_own_end(_: object = None) -> None:
     from multiprocessing.util import Finalize
 
-    Finalize(None, look, exitpriority=1)
+    # A fork within an ``except`` handles that exception to its end, as a loader that begins anew after StopIteration.
+    Finalize(None, look, args=(sys.exc_info()[1],), exitpriority=1)
 
 
-def look() -> None:
-    """Record the exception that this process ends with, if it does and none has been recorded."""
+def look(handled: BaseException | None = None) -> None:
+    """Record the exception that this process ends with, if it does and none has been recorded.
+
+    ``handled``: the one that was handled when the process began, and is none of its own.
+    """
     error = sys.exc_info()[1]
+    if error is handled:
+        error = None
     if error is None and not hasattr(sys, "ps1"):  # at a prompt an exception ends nothing
         error = getattr(sys, "last_value", None)
     # ``torch.multiprocessing.spawn`` reports what its function raised, and leaves by sys.exit.

@@ -47,6 +47,22 @@ def blocking_call(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candid
     return call if blocked_ns.get(call, 0) > POLICY.mostly_ratio * time.total_ns else ""
 
 
+def is_elsewhere(index: TraceIndex, work: WorkByLine, one: Candidate, function: tuple[int, int]) -> bool:
+    """Return True if the step thread of a candidate is never in a function: another thread is, for which it waits."""
+    assert work.places is not None
+    rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
+    track = next((thread.track_id for thread in step_threads(index.trace) if thread.rank == rank), -1)
+    tables = ((index.trace.stack_samples, index.stack_samples), (index.trace.stack_spans, index.stack_spans))
+    for table, by_track in tables:
+        rows = by_track.rows(track)
+        place = work.places.of(table["process_id"][rows], table["frame_key"][rows])
+        place = place[place >= 0]
+        names = zip(work.places.function_code[place].tolist(), work.places.path_code[place].tolist(), strict=True)
+        if function in set(names):
+            return False
+    return True
+
+
 def _calls_below(work: WorkByLine, track: int, lines: Int64) -> TimeSet:
     """Return when a thread was in long calls below some lines."""
     assert work.threads is not None

@@ -18,10 +18,11 @@ from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.errors import MissingDataError, guarded
-from stashtrace.replay.causes.blocking_call import blocking_call
+from stashtrace.replay.causes.blocking_call import blocking_call, is_elsewhere
 from stashtrace.replay.causes.candidates import COMPILE, OBJECTS, Candidate, kind_word, operation, ranks_of
 from stashtrace.replay.causes.choose_causes import Cause, causes_of, waits_for, without
 from stashtrace.replay.causes.gradients import sends_gradients
+from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.who_waits import Waiting, who_waits
 from stashtrace.replay.causes.work_by_line import Floats, WorkByLine, work_by_line
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
@@ -65,6 +66,9 @@ CAUSES = schema(
         "work_ns",
         "mean of a step, of the rank with most: the time that it is about, with peers and usual what is beyond theirs",
     ),
+    col.word("thread", "other: its place is in another thread, for which the step thread waits; else empty", width=8),
+    col.real("operations_count", "of transfers: operations of a rank in a mean step; else 0", detail=2),
+    col.nbytes("moved_bytes", "of transfers: payload of these, 0 if unknown", detail=2),
     col.word("waiting_ranks", "ranks that wait for its ranks, those that wait longest; empty: none", width=24),
     col.word("waiting_op", "operation in which they wait most; empty if unknown", width=16),
     col.word("through_ranks", "ranks between that they wait for directly; empty: for its ranks", width=24),
@@ -113,9 +117,9 @@ def causes(trace: Trace) -> Table:
 
     Columns
     -------
-    ranks, where, kind, op, place, place_ratio, level, call, work_ns, waiting_ranks, waiting_op, through_ranks,
-    waiting_ns, step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio,
-    sure, steps_count, of_steps_count, every_count, event_ns, change, present_count, worker_id, reason
+    ranks, where, kind, op, place, place_ratio, level, call, work_ns, thread, operations_count, moved_bytes,
+    waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio,
+    high_ratio, sure, steps_count, of_steps_count, every_count, event_ns, change, present_count, worker_id, reason
 
     Raises
     ------
@@ -125,8 +129,9 @@ def causes(trace: Trace) -> Table:
     if why := others_unknown(trace):
         return _because(why)
     found = _found(trace)
-    told = [_told(trace, cause, found.run, found.work) for cause in found.causes]
-    causes, measured_ns, unsaid = found.causes, found.run.measured_ns, found.unsaid
+    causes = [cause for cause in found.causes if _is_known(trace, cause)]
+    told = [_told(trace, cause, found.run, found.work) for cause in causes]
+    measured_ns, unsaid = found.run.measured_ns, found.unsaid
     del found  # the graph is large, and what follows needs memory of its own
     if not causes:
         return _because("no single cause that can be replayed is predicted to save 3 % of a step or more", *unsaid)
@@ -187,6 +192,16 @@ def _found(trace: Trace, *, budgets: bool = False) -> _Found:
     needless = (CollectiveOp.BARRIER, *((CollectiveOp.BROADCAST,) if shows_ddp(trace) else ()))
     found = causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out, needless=needless)
     return _Found(run, work, buckets, found, unsaid)
+
+
+def _is_known(trace: Trace, cause: Cause) -> bool:
+    """Return False for computation of which most may be something else, as where a device was not recorded."""
+    one = cause.candidate
+    if one is None or one.kind != StallKind.COMPUTE or one.level != "half":
+        return True
+    budgets = summarize(trace).budgets
+    own = budgets.take(budgets["column"] == "compute")
+    return bool(own["low_ns"].sum() >= POLICY.mostly_ratio * own["stall_ns"].sum())
 
 
 def _bounded(trace: Trace, found: list[Cause]) -> list[Cause]:
@@ -252,6 +267,8 @@ def _told(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine) -> Row
         "level": one.level,
         "call": call,
         "work_ns": round(of_work * one.most_ns),
+        "thread": "other" if call and _is_elsewhere(trace, work, one, cause) else "",
+        **_moved(run, work, one),
         **_who_waits(run, work, one),
         "steps_count": one.steps_count,
         "of_steps_count": one.of_steps,
@@ -269,6 +286,31 @@ def _setting(graph: Graph, cause: Cause) -> Row:
         rank, row["worker_id"] = _slow_worker(graph)
         row |= {"ranks": str(rank)} if rank >= 0 else {}
     return row
+
+
+def _moved(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:
+    """Return how many operations a rank makes in a mean step, and their payload; empty for what is no transfer."""
+    graph = run.graph
+    if one.op < 0 or graph.facts is None:
+        return {}
+    nodes = np.unique(work.node[one.pieces])
+    ranks = len(np.unique(graph.ends_rank))
+    # Each node is one operation of all its members.
+    each = np.maximum(graph.facts.members[nodes], 1) / (ranks * len(run.steps))
+    moved = float((np.maximum(graph.moved_bytes[nodes], 0) * each).sum())
+    return {"operations_count": float(each.sum()), "moved_bytes": round(moved)}
+
+
+def _is_elsewhere(trace: Trace, work: WorkByLine, one: Candidate, cause: Cause) -> bool:
+    """Return True if the function of a cause runs in another thread than that which waits."""
+    function = one.function or (cause.within.function if cause.within is not None else None)
+    if function is None or work.places is None:
+        return False
+    return guarded(
+        "the thread of a cause",
+        lambda: is_elsewhere(TraceIndex(trace), work, one, function),
+        lambda line: False,
+    )
 
 
 def _call(trace: Trace, graph: Graph, work: WorkByLine, one: Candidate) -> str:

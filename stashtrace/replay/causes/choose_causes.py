@@ -90,7 +90,7 @@ def causes_of(
     pool += [_of_setting(run, answer) for answer in run.single_changes(buckets, unsaid, only=_SETTINGS)]
     # Less work leaves CPUs to what waited for one. How much of these waits goes with it, no replay tells.
     queued_ns = _queued_ns(run)
-    pool = [replace(cause, high_ns=cause.high_ns + queued_ns) for cause in pool]
+    pool = [cause if _is_half(cause) else replace(cause, high_ns=cause.high_ns + queued_ns) for cause in pool]
     chosen: list[Cause] = []
     taken = np.zeros(len(graph))
     queues = [_of_queue(run, one, one.removed(work, len(graph))[1]) for one in asked if one.kind == QUEUED]
@@ -108,7 +108,7 @@ def causes_of(
             break
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
         if _is_queue(best):  # their removal is no longer part of what others save
-            pool = [replace(cause, high_ns=cause.high_ns - queued_ns) for cause in pool]
+            pool = [cause if _is_half(cause) else replace(cause, high_ns=cause.high_ns - queued_ns) for cause in pool]
         goes = _waited_for(graph, best) if best.candidate is None else _middle(best.candidate.removed(work, len(graph)))
         taken = np.minimum(taken + goes, graph.work_ns)
         saved_ns = float(run.saved_ns(taken).mean())
@@ -194,7 +194,13 @@ def _of_setting(run: ReplayedRun, answer: Answer) -> Cause:
     if waits_for(cause) == "start":  # it takes the whole of its work away
         return cause
     most_ns = float(run.saved_ns(_waited_for(run.graph, cause)).mean())
-    return replace(cause, low_ns=min(cause.low_ns, most_ns), high_ns=min(cause.high_ns, most_ns))
+    return replace(
+        cause,
+        saved_ns=min(cause.saved_ns, most_ns),
+        least_ns=min(cause.least_ns, most_ns),
+        low_ns=min(cause.low_ns, most_ns),
+        high_ns=min(cause.high_ns, most_ns),
+    )
 
 
 def _waited_for(graph: Graph, cause: Cause) -> Floats:
@@ -289,8 +295,9 @@ def _is_same(cause: Cause, best: Cause, work: WorkByLine) -> bool:
         return True
     if _is_queue(cause) or _is_queue(best):  # any work waits for CPUs
         return False
-    shared = [np.isin(own.pieces, them.pieces) for own, them in ((one, other), (other, one))]
-    own_ns, their_ns = work.ns[one.pieces], work.ns[other.pieces]
+    theirs = other.pieces[np.isin(work.rank[other.pieces], one.ranks)] if one.ranks else other.pieces
+    shared = [np.isin(own, them) for own, them in ((one.pieces, theirs), (theirs, one.pieces))]
+    own_ns, their_ns = work.ns[one.pieces], work.ns[theirs]
     within = 2 * own_ns[shared[0]].sum() > own_ns.sum()
     around = 2 * their_ns[shared[1]].sum() > their_ns.sum() and 2 * other.most_ns > one.most_ns
     return bool(within or around)

@@ -14,7 +14,7 @@ from stashtrace.summary.words.template_parts import Finding, Row
 #: Column of the budget -> evidence that says more of a cause than its own row; of the others the row says it.
 _DETAILS = {
     "data": ("batch_time", "batch_part", "blocked_reads", "workers_without_data"),
-    "link": ("payload", "bus_bandwidth"),
+    "link": ("bus_bandwidth",),
     "copy": ("copies",),
     "save": ("checkpoints",),
     "host": ("compiles", "python_collects", "blocking_call", "draining_call"),
@@ -43,8 +43,11 @@ def steps_of(row: Row, found: Sequence[Finding]) -> str:
     """Return in which steps the time of a cause lies, where its own row does not say that; empty if in all alike."""
     if row["every_count"] > 1 or 0 < 2 * row["steps_count"] <= row["of_steps_count"]:
         return ""
+    if row["where"] == "worker":  # workers work while no step waits for them
+        return ""
     for finding in _about(row, found):
-        if finding.first("only_in_steps") is not None:
+        # Where a cause is the smaller part of a time, most of that may lie in other steps.
+        if finding.first("only_in_steps") is not None and 2 * row["work_ns"] >= finding.row["stall_ns"]:
             return steps_of_time(finding, amounts=False)
     return ""
 

@@ -11,21 +11,21 @@ from typing import Any
 
 from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
-from stashtrace.summary.words.template_parts import Row, few_ranks
+from stashtrace.summary.words.template_parts import Row, few_ranks, number
 from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text, range_text, ranks_text
+from stashtrace.units import bytes_text, duration_text, percent_text, range_text, ranks_text
 
 #: What blocks a thread -> what it does.
 _BLOCKED = {
     "asleep": ("sleeps", "sleep"),
     "gil": ("waits for the GIL", "wait for the GIL"),
     "join": ("waits for a thread or a process to end", "wait for a thread or a process to end"),
-    "poll": ("waits in poll, select or epoll", "wait in poll, select or epoll"),
+    "poll": ("waits in poll or select", "wait in poll or select"),
     "lock": ("waits for a lock or a condition", "wait for a lock or a condition"),
     "file": ("is in calls on files", "are in calls on files"),
-    "socket": ("waits in calls of sockets", "wait in calls of sockets"),
-    "pipe": ("waits in calls of pipes", "wait in calls of pipes"),
-    "io": ("waits in calls of devices", "wait in calls of devices"),
+    "socket": ("waits for a socket", "wait for a socket"),
+    "pipe": ("waits for a pipe", "wait for a pipe"),
+    "io": ("waits for a device", "wait for a device"),
     "garbage": ("collects garbage", "collect garbage"),
     "": ("is blocked", "are blocked"),
 }
@@ -43,7 +43,7 @@ _DOES = {
     "loads": ("is in loads and saves of checkpoints", "are in loads and saves of checkpoints"),
     "launch": ("keeps its host busy", "keep their hosts busy"),
     "sync": ("keeps its host busy", "keep their hosts busy"),
-    "python": ("runs the loop's own code", "run the loop's own code"),
+    "python": ("runs Python of the loop", "run Python of the loop"),
     "compile": ("compiles (torch.compile)", "compile (torch.compile)"),
     "objects": ("exchanges Python objects", "exchange Python objects"),
     "h2d": ("waits for copies", "wait for copies"),
@@ -69,13 +69,13 @@ _THAN = {
     "usual": " longer than usual",
 }
 _AS = {
-    "peers": "as quick as the others",
+    "peers": "as fast as the others",
     "even": "with as much work as the other stages",
     "usual": "as in the other steps",
 }
 #: Half of what is all that is left to say.
 _HALF = {
-    "compute": "no other change is predicted to save 3 %; computing twice as quick",
+    "compute": "no other change is predicted to save 3 %; computing twice as fast",
     "handoff": "half of it (fewer or larger objects in a batch, tensors instead of Python objects)",
     "launch": "half as long between launches (CUDA graphs or torch.compile may)",
 }
@@ -84,7 +84,7 @@ _SETTINGS = {
     "in_order": "batches taken as they become ready (in_order=False of DataLoader, torch 2.6 or newer)",
 }
 _NEARLY_ALL = 0.9
-_SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save up to"}
+_SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save"}
 #: What a line calls in a library, within its place.
 _LEAF = re.compile(r", in [^()]*\)$")
 #: Longer lists of ranks are cut.
@@ -130,7 +130,9 @@ def cause_headline(row: Row, steps: str = "") -> str:
 def _headlines(row: Row, steps: str) -> Iterator[str]:
     """Give the forms of a headline that fit, the one that says most first."""
     near = {**row, "place": _LEAF.sub(")", row["place"])}
-    forms = [_what(row), _what(near), _what(near, short=True), _what({**row, "place": ""}, short=True)]
+    function = {**row, "place": row["place"].partition(" (")[0]}
+    forms = [_what(row), _what(near)]
+    forms += [_what(form, short=True) for form in (near, function, {**row, "place": ""})]
     # A place says more than the length of the step without it, which stands below.
     for what, tail in product(forms, (steps + _without(row), steps)):
         if len(what + tail) <= _MOST_CHARACTERS:
@@ -154,7 +156,9 @@ def _what(row: Row, *, short: bool = False) -> str:
     if row["where"] == "link":
         operation = _operation(row["op"])
         needless = ", and steps can do without them" if row["level"] == "gone" else ""
-        return f"transfers{f' of {operation}' if operation else ''} take {''.join(_amount(row))}{needless}"
+        count, size = row["operations_count"], f"{bytes_text(row['moved_bytes'])} a step"
+        moved = f" ({number(count)} operation{'' if count == 1 else 's'}, {size})" if row["moved_bytes"] > 0 else ""
+        return f"transfers{f' of {operation}' if operation else ''} take {''.join(_amount(row))}{moved}{needless}"
     if row["kind"] == "compute" and row["level"] == "half":
         return f"compute bound: {''.join(_amount(row))}{where}"
     several = not row["ranks"] or len(row["ranks"].split(",")) > 1
@@ -165,7 +169,10 @@ def _what(row: Row, *, short: bool = False) -> str:
     does = (_BLOCKED[row["call"] or ""] if blocked else _DOES.get(row["kind"], _DOES[""]))[several]
     than = _THAN.get(row["level"], "")
     amount, when = _amount(row, short=short)
-    where = f",{where}" if when and where and not where.startswith(",") else where
+    if row["thread"] and where:
+        where = f", for another thread{where.removeprefix(',')}"
+    elif when and where and not where.startswith(","):
+        where = f",{where}"
     return f"{who} {does} {amount}{than}{when}{where}"
 
 
@@ -196,19 +203,19 @@ def _waits(row: Row) -> str:
     where = f" in {inside}" if inside else ""
     through = f", through {_ranks(row['through_ranks'])}" if row["through_ranks"] else ""
     upto = "up to " if several else ""
-    amount = f", {upto}{duration_text(row['waiting_ns'])} a step" if row["waiting_ns"] > 0 else ""
+    amount = f"; without it {upto}{duration_text(row['waiting_ns'])} a step less" if row["waiting_ns"] > 0 else ""
     whom = "them" if "," in row["ranks"] else "it"
     return f"{_ranks(row['waiting_ranks'])} wait{'' if several else 's'} for {whom}{where}{through}{amount}"
 
 
 def _saving(row: Row, path: str) -> str:
-    """Return what to do about a cause, what that saves and how sure that is."""
-    saved, share = duration_text(row["saved_high_ns"]), percent_text(row["high_ratio"])
-    if row["sure"] != "perhaps":
-        saved = range_text(duration_text(row["saved_low_ns"]), saved)
-        share = range_text(percent_text(row["low_ratio"]), share)
+    """Return what to do about a cause, what that saves of this run, and of another one."""
+    share = percent_text(row["saved_ns"] / row["step_ns"]) if row["step_ns"] > 0 else ""
+    least, most = (duration_text(row[name]) for name in ("saved_low_ns", "saved_high_ns"))
+    another = f"{range_text(least, most)} in another run" if row["saved_low_ns"] > 0 else f"up to {most} in another run"
     command = f"; `stashtrace whatif {path} {row['change']}`" if row["change"] else ""
-    return f"{_do(row)}: {_SAVES[row['sure']]} {share} of a step ({saved}){command}"
+    saved = f"{duration_text(row['saved_ns'])} a step ({share}; {another})"
+    return f"{_do(row)}: {_SAVES[row['sure']]} {saved}{command}"
 
 
 def _do(row: Row) -> str:
@@ -270,7 +277,7 @@ def _of_setting(row: Row) -> str:
         return f"worker {row['worker_id']}{of_rank} takes longer for its batches than the others"
     if quantity == "in_order":
         return f"batches that are ready wait for one that is not: {wait}"
-    return f"workers start anew for each epoch: {wait} for batches"
+    return f"workers are started again in each epoch: {wait} for batches"
 
 
 def _setting(row: Row) -> str:
@@ -280,4 +287,4 @@ def _setting(row: Row) -> str:
         return f"num_workers={value} instead of {row['present_count']}"
     if quantity == "bucket_mb":
         return f"bucket_cap_mb={value} of DistributedDataParallel"
-    return "its batches as quick as theirs" if quantity == "slow_worker" else _SETTINGS[quantity]
+    return "its batches as fast as theirs" if quantity == "slow_worker" else _SETTINGS[quantity]
