@@ -458,7 +458,7 @@ class TestByTurns:
     ) -> None:
         """Real recordings of two folders, in the newer of which the function stands 9 lines further down."""
         pytest.importorskip("torch")
-        for name, seconds, lines in (("old", 0.01, 1), ("new", 0.03, 10)):
+        for name, seconds, lines in (("old", 0.01, 1), ("new", 0.06, 10)):
             (tmp_path / name).mkdir()
             (tmp_path / name / "job.py").write_text(FUNCTIONS.format(seconds=seconds, above="#\n" * (lines - 1) + "#"))
         os.chdir(tmp_path / "new")
@@ -467,7 +467,7 @@ class TestByTurns:
         assert code == 1
         rows = [row for row in json.loads(out)["functions"] if row["verdict"] != "no difference"]
         assert [(row["kind"], row["function"], row["line"]) for row in rows] == [("other", "decode", 13)]
-        assert rows[0]["low_ns"] < 20_000_000 < rows[0]["high_ns"]
+        assert rows[0]["low_ns"] < 50_000_000 < rows[0]["high_ns"]
         assert main(["diff", "runs/before-0", "runs/after-0"]) == 0
         (sentence,) = (line for line in capsys.readouterr().out.splitlines() if "decode" in line)
         assert re.fullmatch(r"other \+[\d.]+ ms a step: decode \(job.py:13\) \+[\d.]+ to [\d.]+ ms", sentence)

@@ -30,14 +30,15 @@ def test_operators_of_another_thread_may_be_waited_for(tmp_path: Path, own_us: i
         events += [host("aten::mm", at + 10, own_us)] if own_us else [host("python", at + 1, 1, cat="python_function")]
     trace = stashtrace.load(write(tmp_path / "rank0.json", events))
     (row,) = causes(trace).rows()
+    if certain < 0.25:  # most of it may be something else than computation
+        assert cause_text(row, "RUN").startswith("no single cause that can be replayed is predicted to save 3 %")
+        return
     assert (row["kind"], row["level"]) == ("compute", "half")
     assert row["high_ratio"] == pytest.approx(0.49, abs=0.15)
     assert row["low_ratio"] <= certain
-    if not own_us:
-        assert cause_text(row, "RUN").startswith(
-            "compute bound: 998 us a step (100 %); no other change is predicted to save 3 %; computing twice as"
-            " fast: may save 499 us a step (50 %; up to 529 us in another run)"
-        )
+    assert cause_text(row, "RUN").startswith(
+        "compute bound: 998 us a step (100 %); no other change is predicted to save"
+    )
 
 
 def test_a_wait_that_may_be_none_is_saved_perhaps() -> None:
