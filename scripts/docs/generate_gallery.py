@@ -103,7 +103,7 @@ GALLERY = (
         "own/turns",
         "Two ranks wait for each other by turns",
         OURS + ": the two ranks sleep by turns, one in each step",
-        "Neither rank is the slow one: each is late in half of the steps, and is a cause of its own.",
+        "Neither rank is the slow one: each is late in half of the steps.",
     ),
     Shown(
         "own/checkpoints",

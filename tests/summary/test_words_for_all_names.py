@@ -123,6 +123,9 @@ _CAUSE = {
     "through_ranks": "",
     "waiting_ns": MS,
     "thread": "",
+    "file": "",
+    "file_call": "",
+    "files_count": 0,
     "operations_count": 2.0,
     "moved_bytes": 1_000_000,
 }

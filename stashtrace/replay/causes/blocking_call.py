@@ -3,9 +3,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from stashtrace.analysis.findings.unexplained_time import blocked_in
+from stashtrace.analysis.findings.unexplained_time import blocked_in, file_calls
 from stashtrace.analysis.graph import Graph
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -45,6 +47,38 @@ def blocking_call(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candid
     blocked_ns = blocked_in(index, track, time)
     call = max(blocked_ns, key=blocked_ns.__getitem__, default="")
     return call if blocked_ns.get(call, 0) > POLICY.mostly_ratio * time.total_ns else ""
+
+
+@dataclass(frozen=True, slots=True)
+class OnFile:
+    """Calls of a step thread on files."""
+
+    #: The file with most of the time, and the call on it that takes longest; empty if a candidate is about no file.
+    name: str = ""
+    call: str = ""
+    files_count: int = 0
+    #: All time of these calls in the counted steps, of whatever kind, as a multiple of that within the candidate.
+    whole_ratio: float = 1.0
+
+
+def file_of(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, steps: Int64) -> OnFile:
+    """Return the file whose calls by the step thread are most of a candidate. ``steps``: the counted ones."""
+    rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
+    thread = next((thread for thread in step_threads(index.trace) if thread.rank == rank), None)
+    pieces = one.pieces[work.rank[one.pieces] == rank]
+    if thread is None or not len(pieces):
+        return OnFile()
+    every = np.flatnonzero(graph.is_thread & (graph.rank == rank) & np.isin(graph.step, steps))
+    within, whole = (
+        file_calls(index.trace, thread, TimeSet.of(graph.begin_ns[nodes], graph.end_ns[nodes]), one.of_steps)
+        for nodes in (work.node[pieces], every)
+    )
+    spent_ns = sum(row.amount_ns for row in within)
+    if spent_ns < POLICY.mostly_ratio * one.most_ns:
+        return OnFile()
+    names = {row.name for row in within}
+    whole_ns = sum(row.amount_ns for row in whole if row.name in names)
+    return OnFile(within[0].name, within[0].kind, within[0].items_count, max(whole_ns / max(spent_ns, 1.0), 1.0))
 
 
 def is_elsewhere(index: TraceIndex, work: WorkByLine, one: Candidate, function: tuple[int, int]) -> bool:

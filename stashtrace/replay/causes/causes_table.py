@@ -18,8 +18,8 @@ from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.errors import MissingDataError, guarded
-from stashtrace.replay.causes.blocking_call import blocking_call, is_elsewhere
-from stashtrace.replay.causes.candidates import COMPILE, OBJECTS, Candidate, kind_word, operation, ranks_of
+from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, file_of, is_elsewhere
+from stashtrace.replay.causes.candidates import COMPILE, OBJECTS, QUEUED, Candidate, kind_word, operation, ranks_of
 from stashtrace.replay.causes.choose_causes import Cause, causes_of, waits_for, without
 from stashtrace.replay.causes.gradients import sends_gradients
 from stashtrace.replay.causes.policy import POLICY
@@ -62,6 +62,9 @@ CAUSES = schema(
         "what is left: gone (nothing), peers (as others), even (mean of stages), usual (as mostly), half, or a setting",
     ),
     col.word("call", "what most of it is: asleep, lock, gil, socket, file, garbage, ...; empty if no such call"),
+    col.word("file", "file whose calls are most of it, the longest if of several; else empty"),
+    col.word("file_call", "the call on it that takes longest, as read; else empty", width=12),
+    col.number("files_count", "files of such calls; else 0", detail=2),
     col.ns(
         "work_ns",
         "mean of a step, of the rank with most: the time that it is about, with peers and usual what is beyond theirs",
@@ -117,9 +120,10 @@ def causes(trace: Trace) -> Table:
 
     Columns
     -------
-    ranks, where, kind, op, place, place_ratio, level, call, work_ns, thread, operations_count, moved_bytes,
-    waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio,
-    high_ratio, sure, steps_count, of_steps_count, every_count, event_ns, change, present_count, worker_id, reason
+    ranks, where, kind, op, place, place_ratio, level, call, file, file_call, files_count, work_ns, thread,
+    operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, saved_ns,
+    saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count, event_ns,
+    change, present_count, worker_id, reason
 
     Raises
     ------
@@ -257,6 +261,7 @@ def _told(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine) -> Row
     stages = len(set(graph.stage_of.values()))
     # Half of the work, and what a stage does beyond the mean: told are all of it, and what it does beyond the others.
     of_work = {"half": 2.0, "even": stages / max(stages - 1, 1)}.get(one.level, 1.0)
+    file = _on_file(trace, run, work, one)
     return {
         "ranks": alone or ranks_of(one.ranks),
         "where": "link" if one.op >= 0 else "worker" if one.by_workers else "step",
@@ -266,14 +271,17 @@ def _told(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine) -> Row
         "place_ratio": place_ratio,
         "level": one.level,
         "call": call,
-        "work_ns": round(of_work * one.most_ns),
+        "file": file.name,
+        "file_call": file.call,
+        "files_count": file.files_count,
+        "work_ns": round(of_work * file.whole_ratio * one.most_ns),
         "thread": "other" if call and _is_elsewhere(trace, work, one, cause) else "",
         **_moved(run, work, one),
         **_who_waits(run, work, one),
         "steps_count": one.steps_count,
         "of_steps_count": one.of_steps,
         "every_count": one.period,
-        "event_ns": round(one.event_ns),
+        "event_ns": round(file.whole_ratio * one.event_ns),
     }
 
 
@@ -286,6 +294,17 @@ def _setting(graph: Graph, cause: Cause) -> Row:
         rank, row["worker_id"] = _slow_worker(graph)
         row |= {"ranks": str(rank)} if rank >= 0 else {}
     return row
+
+
+def _on_file(trace: Trace, run: ReplayedRun, work: WorkByLine, one: Candidate) -> OnFile:
+    """Return which file a candidate of step threads is about."""
+    if one.by_workers or one.op >= 0 or one.kind in (COMPILE, OBJECTS, QUEUED, StallKind.CHECKPOINT):
+        return OnFile()
+    return guarded(
+        "the file of a cause",
+        lambda: file_of(TraceIndex(trace), run.graph, work, one, run.steps),
+        lambda line: OnFile(),
+    )
 
 
 def _moved(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:

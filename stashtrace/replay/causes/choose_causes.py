@@ -241,7 +241,7 @@ def _best(pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
         return None
     open_to = [cause for cause in others or pool if _is_half(cause) == _is_half(first)]
     most_ns = max(cause.saved_ns for cause in open_to)
-    mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.mostly_ratio * most_ns]
+    mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.nearly_ratio * most_ns]
     best = max(mostly, key=lambda cause: (cause.detail, cause.saved_ns))
     # A function may be most of a kind of time that is most of what a rank does longer.
     while (within := _most_within(best, open_to, work)) is not None:
@@ -253,7 +253,7 @@ def _best(pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
 
 def _most_within(best: Cause, pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
     """Return what says more than a cause about most of its work; None if nothing does."""
-    least_ns = POLICY.mostly_ratio * best.saved_ns
+    least_ns = POLICY.nearly_ratio * best.saved_ns
     more = (cause for cause in pool if cause.detail > best.detail and cause.saved_ns >= least_ns)
     return max((cause for cause in more if _is_same(cause, best, work)), key=lambda cause: cause.saved_ns, default=None)
 

@@ -41,13 +41,14 @@ def details_of(row: Row, found: Sequence[Finding]) -> list[str]:
 
 def steps_of(row: Row, found: Sequence[Finding]) -> str:
     """Return in which steps the time of a cause lies, where its own row does not say that; empty if in all alike."""
-    if row["every_count"] > 1 or 0 < 2 * row["steps_count"] <= row["of_steps_count"]:
+    if row["every_count"] > 1 or row["steps_count"] == 1:
         return ""
     if row["where"] == "worker":  # workers work while no step waits for them
         return ""
     for finding in _about(row, found):
         # Where a cause is the smaller part of a time, most of that may lie in other steps.
-        if finding.first("only_in_steps") is not None and 2 * row["work_ns"] >= finding.row["stall_ns"]:
+        told = finding.first("only_in_steps") or finding.first("by_turns")
+        if told is not None and 2 * row["work_ns"] >= finding.row["stall_ns"]:
             return steps_of_time(finding, amounts=False)
     return ""
 

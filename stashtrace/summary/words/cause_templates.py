@@ -167,6 +167,8 @@ def _what(row: Row, *, short: bool = False) -> str:
         who, several = f"the workers of {who}", True
     blocked = row["kind"] in ("other", "gil") or row["call"]
     does = (_BLOCKED[row["call"] or ""] if blocked else _DOES.get(row["kind"], _DOES[""]))[several]
+    if row["file"]:
+        does = f"{_on_file(row['file_call'], several)} {_files(row)}"
     than = _THAN.get(row["level"], "")
     amount, when = _amount(row, short=short)
     if row["thread"] and where:
@@ -174,6 +176,20 @@ def _what(row: Row, *, short: bool = False) -> str:
     elif when and where and not where.startswith(","):
         where = f",{where}"
     return f"{who} {does} {amount}{than}{when}{where}"
+
+
+def _on_file(call: str, several: bool) -> str:
+    """Return the verb for a call on a file."""
+    if "read" in call or call in ("open", "stat", "mmap"):
+        return "read" if several else "reads"
+    if "write" in call or "sync" in call or "flush" in call:
+        return "write" if several else "writes"
+    return f"{'are' if several else 'is'} in {call}() of"
+
+
+def _files(row: Row) -> str:
+    base = row["file"].rpartition("/")[2] or row["file"]
+    return base if row["files_count"] <= 1 else f"{count_noun(row['files_count'], 'file')} ({base}, ...)"
 
 
 def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
