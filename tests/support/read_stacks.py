@@ -25,7 +25,7 @@ BEGIN = """
     stacks.begin()
 
     def until(seconds):
-        limit, latest = sum(os.times()[:4]) + seconds, time.monotonic() + 20 * seconds
+        limit, latest = sum(os.times()[:4]) + seconds, time.monotonic() + 8 * seconds
         while sum(os.times()[:4]) < limit and time.monotonic() < latest:
             yield
 """
