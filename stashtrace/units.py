@@ -1,12 +1,16 @@
-"""Numbers as people read and write them: in reports and tables, and in options of analyses."""
+"""Numbers as people read and write them: in reports and tables, in sentences, and in options of analyses."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math
 import re
+import string
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from stashtrace.errors import UsageError
+from stashtrace.text import count_noun
 
 _TIME_UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "us"))
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
@@ -94,6 +98,18 @@ def shortened(text: str, width: int) -> str:
     return f"{text[: width - tail - 1]}…{text[len(text) - tail :]}"
 
 
+def path_text(path: str, width: int = 48) -> str:
+    """Shorten a path: folders are cut before the name of the file. Some tools give a number instead."""
+    if not path:
+        return "(path not known)"
+    if path.isdecimal():
+        return f"file number {path} (its path is not in the recording)"
+    folder, _, base = path.rpartition("/")
+    if len(path) <= width or len(base) > width - 8:
+        return shortened(path, width)
+    return f"{folder[: width - len(base) - 2]}…/{base}"
+
+
 def ranks_text(ranks: list[int]) -> str:
     """Ascending ranks with runs of three and more folded.
 
@@ -127,6 +143,66 @@ def ranks_in(text: str) -> list[int]:
         first, _, last = part.partition("-")
         ranks += range(int(first), int(last or first) + 1)
     return ranks
+
+
+def is_several(value: object) -> bool:
+    """Whether a count is not one, or a list such as ``0-2,5`` has several ranks."""
+    return "," in value or "-" in value if isinstance(value, str) else value != 1
+
+
+def few_ranks(ranks: str, width: int = 40) -> str:
+    """Cut a list of ranks that is too long to read: ``0, 2, 4 … 1022``."""
+    if len(ranks) <= width:
+        return ranks
+    named = ranks.split(",")
+    return f"{', '.join(named[:3])} … {named[-1]}"
+
+
+def operation(name: str) -> str:
+    """Return the name of a collective as people write it: ``all-reduce`` for ``all_reduce``."""
+    return name.replace("_", "-")
+
+
+def number(value: float) -> str:
+    """Print a mean count with two digits, whole from 10 on."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "": str,
+    "time": duration_text,
+    "percent": percent_text,
+    "number": number,
+    "bytes": bytes_text,
+    "count": lambda count: f"{count:,}",
+    "ranks": lambda ranks: f"rank{'s' if is_several(ranks) else ''} {ranks}",
+    "operation": operation,
+    "short": lambda name: shortened(name, 40),
+    "path": path_text,
+}
+
+
+class _Filler(string.Formatter):
+    def format_field(self, value: Any, spec: str) -> str:
+        one, alternative, several = spec.partition("|")
+        if alternative:
+            return several if is_several(value) else one
+        return _WORDS[spec](value) if spec in _WORDS else count_noun(value, spec)
+
+
+def filled(template: str, facts: Mapping[str, Any]) -> str:
+    """Fill the template of a sentence with named facts.
+
+    What stands behind a colon says how: a unit (``time``, ``percent``, ``bytes``, ``number``, ``count``), ``ranks``,
+    ``operation``, ``short``, ``path``, two words of which a count or a list of ranks takes one, or a noun to count.
+
+    Examples
+    --------
+    >>> facts = {"ranks": "1,3", "wait_ns": 20e6, "wait_ratio": 0.35, "steps_count": 1}
+    >>> filled("{ranks:ranks} {ranks:waits|wait} {wait_ns:time} ({wait_ratio:percent}) in {steps_count:step}", facts)
+    'ranks 1,3 wait 20.0 ms (35 %) in 1 step'
+    """
+    return _Filler().vformat(template, (), facts)
 
 
 def _three_digits(value: float) -> str:

@@ -16,6 +16,7 @@ import dataclasses
 import json
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,20 +198,25 @@ GALLERY = (
 def kept(row: Claim | Evidence) -> dict[str, Any]:
     """A claim or a row of evidence without the fields that have their default."""
     values = {field.name: getattr(row, field.name) for field in dataclasses.fields(row) if field.name != "evidence"}
-    defaults = {field.name: field.default for field in dataclasses.fields(row)}
+    defaults = {field.name: field.default for field in dataclasses.fields(row)} | {"facts": {}}
     return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def columns_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a claim or of a row of evidence in a table."""
+    columns = {key: value for key, value in row.items() if key not in ("finding_id", "order")}
+    return columns | {"facts": json.loads(row["facts"] or "{}")}
 
 
 def facts_of(tables: Summary, first: Table | None = None) -> dict[str, Any]:
     """The tables as plain lists, each claim with its evidence; ``first`` is what to change first, if that is known."""
     evidence: dict[int, list[dict[str, Any]]] = {}
     for row in tables.evidence.sort_by("finding_id", "order").rows():
-        fields = {key: value for key, value in row.items() if key not in ("finding_id", "order")}
-        evidence.setdefault(row["finding_id"], []).append(kept(Evidence(**fields)))
-    claims = []
-    for row in tables.findings.sort_by("order").rows():
-        fields = {key: value for key, value in row.items() if key not in ("finding_id", "order")}
-        claims.append(kept(Claim(**fields)) | {"evidence": evidence.get(row["finding_id"], [])})
+        evidence.setdefault(row["finding_id"], []).append(kept(Evidence(**columns_of(row))))
+    claims = [
+        kept(Claim(**columns_of(row))) | {"evidence": evidence.get(row["finding_id"], [])}
+        for row in tables.findings.sort_by("order").rows()
+    ]
     facts = {"budgets": [list(row.values()) for row in tables.budgets.rows()], "findings": claims}
     return facts if first is None else facts | {"causes": [list(row.values()) for row in first.rows()]}
 

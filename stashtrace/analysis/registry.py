@@ -133,7 +133,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("budgets", "stashtrace.analysis.findings:budgets", "the bars of the summary: time of each rank by column"),
     (
         "start",
-        "stashtrace.analysis.findings.once.start:start",
+        "stashtrace.analysis.findings.rules.start:start",
         "what each rank did before its first counted step",
     ),
     ("evidence", "stashtrace.analysis.stalls.evidence:evidence", "evidence for the largest stalls"),

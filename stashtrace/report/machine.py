@@ -13,10 +13,9 @@ import numpy as np
 import stashtrace
 from stashtrace.analysis.findings.lost_record_claims import losses_of
 from stashtrace.analysis.findings.summary_input import ranks_of_hosts
-from stashtrace.analysis.findings.trust import run_facts
 from stashtrace.record.directory import read_run_file
 from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, run_facts
 from stashtrace.units import bytes_text, duration_text, ranks_text
 
 #: Facts of processes that people ask for, and what they are called.

@@ -376,6 +376,12 @@ def facts_with_key(trace: Trace, is_asked: Callable[[str], object]) -> Table:
     return trace.metadata.take(np.isin(keys, asked))
 
 
+def run_facts(trace: Trace) -> dict[str, str]:
+    """Return the contents of ``run.json``."""
+    own = trace.metadata.take(trace.metadata["process_id"] == -1)
+    return {trace.text(row["key_code"]): trace.text(row["value_code"]) for row in own.rows()}
+
+
 # Keys of ``metadata`` that importers write and analyses read.
 
 #: Of a process: nothing of its host was recorded, so why a device idled is unknown.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from stash_files import StashWriter, ms, write_run_json
 
-from stashtrace.analysis.findings.trust import trust
+from stashtrace.analysis.findings.rules.trust import trust
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import IoFlag, IoOp
 

@@ -29,6 +29,11 @@ def test_the_list_of_modules_is_fresh() -> None:
     assert modules.PAGE.read_text(encoding="utf-8") == modules.page(), "run python scripts/docs/generate_modules.py"
 
 
+def test_what_rules_say_is_fresh() -> None:
+    rules = docs_script("generate_findings")
+    assert rules.PAGE.read_text(encoding="utf-8") == rules.page(), "run python scripts/docs/generate_findings.py"
+
+
 def test_each_file_says_what_it_is_for() -> None:
     modules = docs_script("generate_modules")
     files = [*modules.python_files(), *modules.native_files()]

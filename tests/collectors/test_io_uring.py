@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from collectors.recorded import compiled, plain_environment, record
 
-from stashtrace.analysis.findings.trust import trust
+from stashtrace.analysis.findings.rules.trust import trust
 
 USED = "I/O of a process by io_uring"
 

@@ -14,7 +14,7 @@ from lost_rows import write_without
 from other_pythons import RECORDS, VERSIONS, interpreter, run_script
 from read_stacks import BEGIN, Stacks
 
-from stashtrace.analysis.findings.trust import trust
+from stashtrace.analysis.findings.rules.trust import trust
 from stashtrace.schema.kinds import StackCause, StackFlag
 
 PYTHONS = pytest.mark.parametrize("minor", [minor for minor in VERSIONS if minor >= RECORDS])

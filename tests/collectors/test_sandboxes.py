@@ -14,7 +14,7 @@ from collectors.recorded import NATIVE, Recording, compiled, plain_environment, 
 from traced import run_traced
 
 import stashtrace
-from stashtrace.analysis.findings.trust import trust
+from stashtrace.analysis.findings.rules.trust import trust
 from stashtrace.schema.kinds import BatchPhase, IoOp
 
 LOADER_JOB = """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from collectors.recorded import compiled, plain_environment, record
 
-from stashtrace.analysis.findings.trust import trust
+from stashtrace.analysis.findings.rules.trust import trust
 from stashtrace.record.doctor import checks
 from stashtrace.record.environment import LIBRARY_PATH, preload_path
 from stashtrace.record.program import preload_obstacle

@@ -15,7 +15,7 @@ from corpus import corpus, reference
 from summary.scenes import worded
 
 import stashtrace
-from stashtrace.analysis.findings.all_claims import files_claims
+from stashtrace.analysis.findings.rules.files import files_claims
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning, ImporterError
 from stashtrace.importers import darshan

@@ -15,7 +15,7 @@ import pytest
 from stash_files import START_NS, StashWriter, ms
 
 import stashtrace
-from stashtrace.analysis.findings.all_claims import files_claims
+from stashtrace.analysis.findings.rules.files import files_claims
 from stashtrace.analysis.stalls.budget import METHODS
 from stashtrace.analysis.stalls.on_host import host_layers
 from stashtrace.analysis.stalls.rows_by_thread import RankLayers, TraceIndex

@@ -18,7 +18,7 @@ import pytest
 from other_pythons import RECORDS, VERSIONS, interpreter, run_script
 from read_stacks import BEGIN, Sample, Span, Stacks
 
-from stashtrace.analysis.findings.trust import trust
+from stashtrace.analysis.findings.rules.trust import trust
 from stashtrace.schema.kinds import StackCause, StackFlag
 
 #: Pythons that are left to `make thorough`; own stacks and samples are compared in all of them each time.

@@ -12,7 +12,7 @@ from scenes import Verdict, job, verdicts
 from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.all_claims import claims_of
 from stashtrace.analysis.findings.claim_rows import Claim, tables_of
-from stashtrace.analysis.findings.cpu_claims import contention_claims
+from stashtrace.analysis.findings.rules.contention import contention_claims
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.schema.kinds import TrackKind
 from stashtrace.summary.look import Look

@@ -11,9 +11,9 @@ import pytest
 from stash_files import StashWriter, ms, write_run_json
 
 from stashtrace.analysis.findings import Summary
-from stashtrace.analysis.findings import trust as trusted
+from stashtrace.analysis.findings.rules import trust as trusted
+from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.summary_input import gather
-from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import ThreadRole
 from stashtrace.summary.look import Look

@@ -37,14 +37,14 @@ def texts_given_to(name: str, argument: int) -> set[str]:
 
 def test_every_kind_and_code_is_documented() -> None:
     named = set(re.findall(r"`([a-z_]+)`", PAGE))
-    assert texts_given_to("Claim", 1) | set(CLAIMS) <= named
-    assert texts_given_to("Evidence", 0) | set(EVIDENCE) <= named
+    assert texts_given_to("Claim", 1) | texts_given_to("claim", 1) | set(CLAIMS) <= named
+    assert texts_given_to("Evidence", 0) | texts_given_to("fact", 0) | set(EVIDENCE) <= named
 
 
 def test_every_claim_has_words() -> None:
-    missing = texts_given_to("Claim", 1) - set(CLAIMS) - {"more"}
+    missing = texts_given_to("Claim", 1) - set(CLAIMS)
     assert not missing
-    assert texts_given_to("Claim", 0) <= set(SECTIONS)
+    assert texts_given_to("Claim", 0) | texts_given_to("claim", 0) <= set(SECTIONS)
 
 
 def claim(kind: str, point: int, low: int, high: int, **more: object) -> Claim:

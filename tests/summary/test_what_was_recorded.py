@@ -10,11 +10,14 @@ import pytest
 from builders import MS, TraceBuilder, trace_from_text
 from corpus import corpus
 from importers.kineto_files import device, host, launch, rank_of_two, write
-from summary.scenes import job, row_texts, verdicts, worded
+from summary.scenes import job, verdicts, worded
 
 import stashtrace
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence
+from stashtrace.analysis.findings.rules.doubts import doubt_claims
+from stashtrace.analysis.findings.rules.files import files_claims
+from stashtrace.analysis.findings.rules.losses import loss_claims
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.trace import Trace
@@ -100,22 +103,24 @@ def test_what_lies_in_a_gap_of_the_recording_is_not_called_blocked() -> None:
     assert text.startswith("rank 112 has 2.30 s a step more than rank 48 in which nothing was recorded; rank 48 waits")
 
 
+UNLIKE_RANKS = f"""
+    rank 0 phase : {"FFB.........O" * 8}
+    rank 0 cpu   : {"xxx.........x" * 8}
+    rank 1 phase : {"FFBBBBBBBBBBO" * 8}
+    rank 1 cpu   : {"xxxxxxxxxxxxx" * 8}
+"""
+
+
 def test_an_average_of_unlike_ranks_says_which_one_it_is_of() -> None:
-    trace = trace_from_text(
-        f"""
-        rank 0 phase : {"FFB.........O" * 8}
-        rank 0 cpu   : {"xxx.........x" * 8}
-        rank 1 phase : {"FFBBBBBBBBBBO" * 8}
-        rank 1 cpu   : {"xxxxxxxxxxxxx" * 8}
-        """
-    )
-    assert "LOW CONFIDENCE: 35 % unexplained, the mean of all ranks (69 % on rank 0)" in words(trace)
+    said = words(trace_from_text(UNLIKE_RANKS))
+    assert "LOW CONFIDENCE: 35 % unexplained, the mean of all ranks (69 % on rank 0)" in said
 
 
 def test_a_mean_of_what_is_unexplained_is_no_lower_bound() -> None:
-    rows = (Evidence("doubt", part_ratio=0.06, name="unexplained"), Evidence("doubt_most", rank=3, part_ratio=0.19))
-    (text,) = worded(Claim("headline", "low_confidence", confidence="at_least", evidence=rows))
-    mean = "LOW CONFIDENCE: 6 % unexplained, the mean of all ranks (19 % on rank 3)"
+    facts = gather(trace_from_text(UNLIKE_RANKS))
+    crowded = tuple(replace(rank, contention_ratio=0.1) for rank in facts.ranks)
+    (text,) = worded(*doubt_claims(replace(facts, ranks=crowded)))
+    mean = "LOW CONFIDENCE: 35 % unexplained, the mean of all ranks (69 % on rank 0)"
     assert text == f"{mean}; it may be more, since CPUs were scarce"
 
 
@@ -158,8 +163,10 @@ def test_workers_that_are_always_busy_set_the_pace() -> None:
     ],
 )
 def test_files_can_be_told_apart(path: str, told: str) -> None:
-    (text,) = row_texts(Evidence("file_calls", items_count=2, amount_ns=1_000, name=path))
-    assert text == f"2 calls, 1.00 us, on {told}"
+    build = TraceBuilder()
+    build.rank(0).io(0, MS, path=path)
+    (claim,) = files_claims(build.trace())
+    assert [row.text for row in claim.evidence[1:]] == [f"1 call, 1.00 ms, on {told}"]
 
 
 def test_many_ranks_are_cut() -> None:
@@ -173,7 +180,7 @@ def test_many_ranks_are_cut() -> None:
 
 @pytest.mark.parametrize(("count", "told"), [(1, "1 impossible number"), (3, "3 impossible numbers")])
 def test_one_loss_is_no_several(count: int, told: str) -> None:
-    (text,) = worded(Claim("loss", "darshan", name="impossible_numbers", items_count=count))
+    (text,) = worded(*loss_claims(TraceBuilder().loss("impossible_numbers", count, collector="darshan").trace()))
     assert text == f"{told} (darshan)"
 
 

@@ -54,7 +54,7 @@ def findings(trace: Trace) -> Table:
     Columns
     -------
     finding_id, order, section, kind, name, ranks, rank, items_count, share_ratio, least_ratio, stall_ns, low_ns,
-    high_ns, least_ns, cause_kind, cause_rank, worker_id, file, call, advice_code, confidence, method
+    high_ns, least_ns, cause_kind, cause_rank, worker_id, file, call, advice_code, confidence, method, text, facts
     """
     return summarize(trace).findings
 
@@ -70,7 +70,7 @@ def finding_evidence(trace: Trace) -> Table:
     Columns
     -------
     finding_id, order, code, source_table, source_index, rank, worker_id, amount_ns, low_ns, high_ns, items_count,
-    of_count, part_ratio, moved_bytes, rate_bytes_per_s, kind, name
+    of_count, part_ratio, moved_bytes, rate_bytes_per_s, kind, name, text, facts
     """
     return summarize(trace).evidence
 

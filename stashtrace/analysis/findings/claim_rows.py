@@ -1,21 +1,26 @@
 """Claims and their evidence, and the tables made of them.
 
-Everything that a claim states is in its fields, so a test can compare each field with the truth, and sentences are made
-of the fields alone.
+Everything that a claim states is in its fields, so a test can compare each field with the truth. A rule makes its
+sentences of named facts where it finds these (``claim``, ``fact``); of other claims ``summary.words`` makes them.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any
 
 from stashtrace.errors import guarded
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.table import Table
+from stashtrace.units import filled
 
+_TEXT = col.word("text", "the sentence, if a rule makes it; else the summary makes it of the other columns", detail=7)
+_FACTS = col.word("facts", "JSON: named facts of that sentence without a column; empty if there are none", detail=7)
 FINDINGS = schema(
     "findings",
     "What a summary claims, one row per claim; what it rests on stands in finding_evidence",
@@ -43,6 +48,8 @@ FINDINGS = schema(
     col.word("advice_code", "what would help; its inputs are the rows of finding_evidence from that code on", width=32),
     col.word("confidence", "exact, at_least, up_to or between, by the bounds; empty if it is not a time", width=12),
     col.word("method", "kernels, brackets, host or mixed, as in stalls; empty if it comes from elsewhere", detail=7),
+    _TEXT,
+    _FACTS,
 )
 FINDING_EVIDENCE = schema(
     "finding_evidence",
@@ -64,6 +71,8 @@ FINDING_EVIDENCE = schema(
     col.real("rate_bytes_per_s", "bandwidth; -1 if there is none", missing=-1),
     col.word("kind", "kind of time or work; empty if none", width=24),
     col.word("name", "file, call, stream, operation or text; empty if none"),
+    _TEXT,
+    _FACTS,
 )
 BUDGETS = schema(
     "budgets",
@@ -105,6 +114,8 @@ class Evidence:
     rate_bytes_per_s: float = -1.0
     kind: str = ""
     name: str = ""
+    text: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +142,46 @@ class Claim:
     advice_code: str = ""
     confidence: str = ""
     method: str = ""
+    text: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
+
+
+Facts = dict[str, Any]
+
+
+def fact(code: str, template: str, source_table: str = "", source_index: int = -1, **facts: Any) -> Evidence:
+    """Return evidence whose sentence is a template filled with named facts; empty where the claim says it all.
+
+    Facts with the name of a column stand in it, the others in ``facts``. Units end their names, as in ``wait_ns``.
+    """
+    own, more = _by_column(facts, _EVIDENCE_FIELDS)
+    return Evidence(code, source_table, source_index, text=filled(template, facts), facts=more, **own)
+
+
+def claim(
+    section: str,
+    kind: str,
+    template: str,
+    evidence: Iterable[Evidence] = (),
+    *,
+    parts: Sequence[Evidence] = (),
+    **facts: Any,
+) -> Claim:
+    """Return a claim whose sentence is a template filled with named facts: its own, and those of its evidence.
+
+    ``{parts}`` stands for the sentences of ``parts``; these rows are its first evidence, and are not said again.
+    """
+    rows = (*(replace(row, text="") for row in parts), *evidence)
+    known = {name: value for row in rows for name, value in row.facts.items()}
+    known |= {"kind": kind, "parts": ", ".join(row.text for row in parts if row.text)}
+    own, more = _by_column(facts, _CLAIM_FIELDS)
+    return Claim(section, kind, text=filled(template, {**known, **facts}), facts=more, evidence=rows, **own)
+
+
+def _by_column(facts: Mapping[str, Any], columns: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part facts into those that have a column and those that have none."""
+    return {n: v for n, v in facts.items() if n in columns}, {n: v for n, v in facts.items() if n not in columns}
 
 
 #: Kind of the claim that something is not said, and code of such evidence; ``name`` is the line that says so.
@@ -145,12 +195,17 @@ def claims_by(what: str, detect: Callable[..., list[Claim]], *arguments: object)
 
 def evidence_by(what: str, find: Callable[..., Sequence[Evidence]], *arguments: object) -> list[Evidence]:
     """Return the evidence that a search finds; where it fails, the evidence that it does."""
-    return guarded(what, lambda: list(find(*arguments)), lambda line: [Evidence(NOT_SAID, name=line)])
+    return guarded(what, lambda: list(find(*arguments)), lambda line: [unsaid(line)])
+
+
+def unsaid(line: str) -> Evidence:
+    """Return the evidence that something is not said."""
+    return Evidence(NOT_SAID, name=line, text=line)
 
 
 def not_said(line: str) -> Claim:
     """Return the claim that something is not said."""
-    return Claim("loss", NOT_SAID, name=line)
+    return Claim("loss", NOT_SAID, name=line, text=line)
 
 
 _CLAIM_FIELDS = tuple(f.name for f in fields(Claim) if f.name != "evidence")
@@ -171,4 +226,10 @@ def tables_of(claims: Sequence[Claim]) -> tuple[Table, Table]:
 
 
 def _values(row: Claim | Evidence, names: Sequence[str]) -> list[object]:
-    return [round(getattr(row, name)) if name in _WHOLE else getattr(row, name) for name in names]
+    return [_cell(name, getattr(row, name)) for name in names]
+
+
+def _cell(name: str, value: Any) -> object:
+    if name == "facts":
+        return json.dumps(value, ensure_ascii=False) if value else ""
+    return round(value) if name in _WHOLE else value

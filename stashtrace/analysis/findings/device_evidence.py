@@ -22,7 +22,6 @@ from stashtrace.calibration.file import Calibration
 from stashtrace.calibration.fit_link import bus_bytes
 from stashtrace.calibration.of_run import calibration_of
 from stashtrace.errors import ForeignCalibrationWarning, FormatError
-from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -187,17 +186,6 @@ def bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]
             name=worst,
         )
     ]
-
-
-def agreement_evidence(table: Table) -> list[Evidence]:
-    """Return how far brackets and kernels differ in steps that have both."""
-    if not len(table):
-        return []
-    steps, kinds = len(np.unique(table["step"])), GroupBy(table["kind"])
-    difference = kinds.sum(np.abs(table["difference_ratio"])) / len(GroupBy(table["rank"], table["step"]))
-    worst = int(difference.argmax())
-    ratio, kind = float(difference[worst]), str(kinds.values[worst])
-    return [Evidence("agreement", "agreement", items_count=steps, part_ratio=ratio, kind=kind)]
 
 
 def _calibration(trace: Trace) -> Calibration | None:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
 from stashtrace.analysis.findings.places.one_file import files_of_ranks
+from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
-from stashtrace.analysis.findings.trust import Trust, trust
 from stashtrace.analysis.findings.unexplained_time import blocked_calls
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.agreement import AGREEMENT, agreement

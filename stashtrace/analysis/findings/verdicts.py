@@ -15,13 +15,13 @@ import numpy as np
 
 from stashtrace.analysis.findings import device_evidence
 from stashtrace.analysis.findings.batch_making import inside
-from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, Evidence, claims_by, evidence_by
-from stashtrace.analysis.findings.cpu_claims import WAITS_MATTER_RATIO
+from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, Evidence, claims_by, evidence_by, unsaid
 from stashtrace.analysis.findings.host_work import HostWork, calls_of_others, host_work
 from stashtrace.analysis.findings.lateness.late_claims import late_claims
 from stashtrace.analysis.findings.loader_evidence import loading
 from stashtrace.analysis.findings.lost_record_claims import cut_ranks
 from stashtrace.analysis.findings.places.file_claims import file_claims, without_files
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.findings.unexplained_time import (
     KNOWN_CALLS,
@@ -145,7 +145,7 @@ def _with_reasons(
     def figures(line: str) -> list[Claim]:
         cause = max(COLUMNS[group], key=hit[0].per_step_ns) if group == "host" else ""
         kinds = (cause,) if cause == "python" else COLUMNS[group]
-        return [replace(_claim(hit, group, kinds), cause_kind=cause, evidence=(Evidence(NOT_SAID, name=line),))]
+        return [replace(_claim(hit, group, kinds), cause_kind=cause, evidence=(unsaid(line),))]
 
     whose = ranks_text(sorted(rank.rank for rank in hit))
     return guarded(f"what is behind '{group}' of ranks {whose}", partial(claims_of, facts, hit), figures)
@@ -227,7 +227,7 @@ def _link(facts: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         *evidence_by("what was transferred", _transfers, facts, worst),
         *evidence_by("the bus bandwidth", device_evidence.bus_bandwidth, facts.trace, worst, steps),
     ]
-    if worst.contention_ratio > WAITS_MATTER_RATIO:
+    if worst.contention_ratio > POLICY.contention_verdict_ratio:
         rows.append(Evidence("transfers_share_cpus", "hidden", rank=worst.rank, part_ratio=worst.contention_ratio))
     place = "network" if between_hosts else "interconnect" if place_known else "unknown"
     call = next((row.name for row in rows if row.code == "bus_bandwidth"), "")

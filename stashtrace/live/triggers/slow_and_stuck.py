@@ -33,8 +33,8 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts
 from stashtrace.summary.words.spikes import NOTHING_LONGER
-from stashtrace.summary.words.template_parts import findings_of, operation
-from stashtrace.units import duration_text, ranks_in, ranks_text
+from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.units import duration_text, operation, ranks_in, ranks_text
 
 #: No step has ended for so long before the ranks are looked at, and so long between two looks.
 _QUIET_NS, _PAUSE_NS = 4_000_000_000, 8_000_000_000

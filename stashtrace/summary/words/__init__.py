@@ -1,5 +1,5 @@
-"""Templates of sentences: one for each kind of claim and of evidence. ``summary.summary_text`` writes what stands
-around them.
+"""Templates of sentences of the claims, and of evidence, that no rule has worded. ``summary.summary_text`` writes what
+stands around them.
 
 A template sees one row of ``findings`` and its rows of ``finding_evidence``, nothing else, so no sentence can say more
 than a row does. How certain a verb is follows from ``confidence`` and the bounds (``parts.amount``).
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 
-from stashtrace.analysis.findings.claim_rows import NOT_SAID, Evidence
+from stashtrace.analysis.findings.claim_rows import Evidence
 from stashtrace.errors import guarded
 from stashtrace.summary.words import claim_templates
-from stashtrace.summary.words.claim_templates import CLAIMS, loss, verdict_text
+from stashtrace.summary.words.claim_templates import CLAIMS, verdict_text
 from stashtrace.summary.words.evidence_templates import COSTLIEST, EVIDENCE, JOINERS
 from stashtrace.summary.words.template_parts import Finding, Row, of_recording
 
@@ -26,11 +26,10 @@ def claim_text(finding: Finding) -> str:
 
 
 def _claim_text(finding: Finding) -> str:
-    if finding.row["kind"] == NOT_SAID:
-        return str(finding.row["name"])
-    if finding.row["section"] == "loss":
-        return loss(finding)
-    return verdict_text(finding) if finding.row["section"] == "verdict" else CLAIMS[finding.row["kind"]](finding)
+    if finding.row.get("text"):
+        return str(finding.row["text"])
+    words = verdict_text if finding.row["section"] == "verdict" else CLAIMS.get(finding.row["kind"])
+    return words(finding) if words is not None else ""
 
 
 def steps_text(finding: Finding, *, alone: bool) -> str:
@@ -54,8 +53,8 @@ def evidence_texts(finding: Finding) -> list[str]:
 
 
 def _evidence_text(row: Row, finding: Finding) -> str:
-    if row["code"] == NOT_SAID:
-        return str(row["name"])
+    if row.get("text"):
+        return str(row["text"])
     words = EVIDENCE.get(row["code"])
     return "" if words is None else of_recording(finding, words(row, finding))
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
-from stashtrace.summary.words.template_parts import Row, few_ranks, number
+from stashtrace.summary.words.template_parts import Row
 from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, duration_text, percent_text, range_text, ranks_text
+from stashtrace.units import bytes_text, duration_text, few_ranks, number, percent_text, range_text, ranks_text
 
 #: What blocks a thread -> what it does.
 _BLOCKED = {

@@ -16,21 +16,16 @@ from stashtrace.summary.words.template_parts import (
     Row,
     amount,
     between_bounds,
-    few_ranks,
-    filled,
     lost,
     lost_amount,
-    number,
     of_recording,
-    operation,
     ranks,
-    ranks_named,
     record_more,
     share,
     verb,
 )
 from stashtrace.text import count_noun, plural
-from stashtrace.units import duration_text, percent_text, ranks_text, shortened
+from stashtrace.units import duration_text, few_ranks, number, operation, percent_text, ranks_text, shortened
 
 _ALL_RATIO = 0.95
 _NAME_WIDTH = 40
@@ -38,8 +33,6 @@ _NAME_WIDTH = 40
 _BOUND_RATIO = 0.25
 #: More blocking calls a step than this are counted.
 _SEVERAL_CALLS = 1.5
-#: A longer list of missing ranks is replaced by their number.
-_RANKS_WIDTH = 20
 
 
 def _data(f: Finding) -> str:
@@ -380,6 +373,8 @@ def verdict_text(f: Finding, *, steps: bool = True) -> str:
 
     Without ``steps`` it does not say in which steps its time lies.
     """
+    if f.row.get("text"):
+        return str(f.row["text"])
     words = file_claim if f.first("on_file") is not None else CLAIMS[f.row["kind"]]
     text = of_recording(f, words(f)) + (steps_of_time(f) if steps else "")
     return f"in {f.row['name']} steps, {text}" if f.row["name"] else text
@@ -416,200 +411,9 @@ def steps_text(f: Finding, *, alone: bool) -> str:
     return f"{many} of {duration_text(mean)}{_rollout(f)}"
 
 
-def _ranks_of_job(f: Finding) -> str:
-    """Count the ranks; where other tools recorded fewer than the processes that the job had, count these."""
-    processes = f.first("job_processes")
-    return count_noun(f.row["items_count"], "rank") if processes is None else filled("{items_count:process}", processes)
-
-
-def _warmup(f: Finding) -> str:
-    """Say which steps at the edges of the recording are left out."""
-    first, cut = f.row["items_count"], f.row["name"] == "cut"
-    if not first:
-        return "the last left out"
-    head = f"first {first}" if first > 1 else "the first"
-    return f"{head} and the last left out" if cut else f"{head} left out"
-
-
-def _uneven_steps(f: Finding) -> str:
-    at_most = 4
-    parts = [f"{ranks_named(e['name'], ('made', 'made'))} {count_noun(e['items_count'], 'step')}" for e in f.evidence]
-    more = f" and {len(parts) - at_most} other numbers" if len(parts) > at_most else ""
-    return f"the ranks did not make the same number of steps: {', '.join(parts[:at_most])}{more}"
-
-
-#: Part of a start -> its words; a call or a compilation has its own.
-_START_WORDS = {
-    "waits": "waiting for other ranks",
-    "batches": "waiting for the first batches",
-    "checkpoint": "in checkpoints",
-    "steps": "in the steps that are left out",
-}
-
-
-def _start(f: Finding) -> str:
-    """Say how long a job took to its first counted step, and in what."""
-    parts = [
-        f"{duration_text(e['amount_ns'])} {_START_WORDS.get(e['kind']) or 'in ' + shortened(e['name'], _NAME_WIDTH)}"
-        for e in f.all("start_part")
-    ]
-    before = f.first("start_before") or {}
-    whose = f" of rank {f.row['rank']}" if f.row["rank"] >= 0 else ""
-    count = before["items_count"]
-    steps = "that step" if count == 1 else f"all {count_noun(count, 'counted step')}"
-    head = (
-        f"the start{whose} took {duration_text(f.row['stall_ns'])} up to the first counted step, and"
-        f" {steps} {duration_text(before['amount_ns'])}"
-    )
-    return f"{head}: {', '.join(parts)}" if parts else head
-
-
 def _rollout(f: Finding) -> str:
     rollout = f.first("rollout")
     return f" ({percent_text(rollout['part_ratio'])} of it rollout)" if rollout is not None else ""
-
-
-def _low_confidence(f: Finding) -> str:
-    doubts = (f"{percent_text(e['part_ratio'])} {e['name']}" for e in f.all("doubt"))
-    # Of several ranks the share is their mean: one of them may have much more, and another one none.
-    mean = f.first("doubt_most")
-    where = f", the mean of all ranks ({percent_text(mean['part_ratio'])} on rank {mean['rank']})" if mean else ""
-    more = "; it may be more, since CPUs were scarce" if f.row["confidence"] == "at_least" else ""
-    return f"LOW CONFIDENCE: {', '.join(doubts)}{where}{more}"
-
-
-def _records_lost(f: Finding) -> str:
-    whole = f.evidence[0]["items_count"]
-    share = percent_text(f.row["share_ratio"])
-    why = f", most of them because of {_reason(f.row['name'])}" if f.row["name"] else ""
-    return f"RECORDS LOST: {f.row['items_count']:,} of {whole:,} ({share}){why}; the figures below leave them out"
-
-
-def _machine_contention(f: Finding) -> str:
-    row = f.row
-    one = row["items_count"] == 1
-    which = f"rank {row['rank']}'s step thread" if one else f"the step threads of ranks {row['ranks']}"
-    upto = "" if one else "up to "
-    inside = f.first("counted_as") or row
-    return (
-        f"CPU contention: {which} waited for a CPU for {upto}{percent_text(row['share_ratio'])} of the step"
-        f" (counted as {inside['name']})"
-    )
-
-
-def _other_trainers(f: Finding) -> str:
-    at_most = 3
-    named = [f"{e['name']} (pid {e['of_count']}, {count_noun(e['items_count'], 'update')})" for e in f.evidence]
-    more = f" and {len(named) - at_most} more" if len(named) > at_most else ""
-    return f"these numbers leave out other training: {', '.join(named[:at_most])}{more}; record each job by itself"
-
-
-def _gpu_of_another_job(f: Finding) -> str:
-    first, count = f.evidence[0], f.row["items_count"]
-    ranks = f"rank{'' if f.row['ranks'].isdecimal() else 's'} {few_ranks(f.row['ranks'])}"
-    gpus = f"the GPU {first['name']}" if count == 1 else f"{count} GPUs, {first['name']} among them,"
-    return (
-        f"the site says that {gpus} of {ranks} {'belongs' if count == 1 else 'belong'} to job {f.row['name']}, and"
-        f" this is job {first['kind']}: if both run, each slows the other"
-    )
-
-
-def _unordered(f: Finding) -> str:
-    nobody, durations = f.first("nobody_last"), f.first("by_durations")
-    text = f"the order of events on different hosts is unknown within {duration_text(f.row['stall_ns'])}"
-    if nobody is not None:
-        text += f": in {nobody['items_count']} of {nobody['of_count']} collectives no rank is called last"
-    if durations is not None:
-        joiner = ";" if nobody is not None else ":"
-        split = f"{durations['items_count']} of {durations['of_count']}"
-        text += f"{joiner} {split} are split into waiting and transfer by durations, not by clocks"
-    return text
-
-
-def _hosts(f: Finding) -> str:
-    at_most, width = 8, 40
-    named = []
-    for e in f.evidence:
-        listed = count_noun(e["items_count"], "rank")
-        if len(e["kind"]) <= width:
-            listed = f"rank{plural(e['items_count'])} {e['kind']}"
-        known = e["items_count"] > 0
-        others = count_noun(e["of_count"], "other process" if known else "process")
-        parts = [listed] * known + [others if known else f"{others} without a rank"] * (e["of_count"] > 0)
-        named.append(f"{e['name'] or '(not named)'} {' and '.join(parts)}")
-    more = f" and {len(named) - at_most} more" if len(named) > at_most else ""
-    return f"hosts: {', '.join(named[:at_most])}{more}"
-
-
-def _own_cost(f: Finding) -> str:
-    least, most = f.row["least_ratio"], f.row["share_ratio"]
-    return f"own cost {percent_text(least)} to {percent_text(most)} CPU" if least >= 0 else "own cost not measured"
-
-
-def _clocks(f: Finding) -> str:
-    methods = {e["name"] for e in f.all("clock_method")}
-    text = "not aligned"
-    if f.row["items_count"] > 0:
-        if methods == {"assumed"}:
-            return "clocks assumed to agree"
-        named = sorted(methods - {"same_clock", "assumed"})
-        by = f" by {', '.join(named)}" if named else ""
-        if "assumed" in methods:
-            by += "; assumed to agree between files that name no host"
-        hosts = "one host" if f.row["items_count"] == 1 else f"{f.row['items_count']} hosts"
-        # One clock stamped everything that a file of one host holds: there is nothing to be wrong about.
-        error = f", ±{duration_text(f.row['stall_ns'])}" if f.row["stall_ns"] > 0 or f.row["items_count"] > 1 else ""
-        text = f"{hosts}{error}{by}"
-    device = f.first("device_clocks")
-    return f"clocks {text}" + (f"; devices ±{duration_text(device['amount_ns'])}" if device is not None else "")
-
-
-def _sources(label: str) -> Callable[[Finding], str]:
-    return lambda f: f"{label}: {', '.join(e['name'] for e in f.evidence) or '-'}"
-
-
-#: Reason of a loss -> why records were lost.
-_REASONS = {
-    "no_lane": "too many threads at once",
-    "lost_lane_rows": "too many threads at once",
-    "no_space": "no space left in the run directory",
-    "no_space_rows": "no space left in the run directory",
-    "not_written": "errors while writing to the run directory",
-    "not_written_rows": "errors while writing to the run directory",
-    "lane_full": "records that came faster than they could be written",
-    "lane_full_rows": "records that came faster than they could be written",
-}
-
-
-def _reason(name: str) -> str:
-    return _REASONS.get(name, name.replace("_", " "))
-
-
-def loss(f: Finding) -> str:
-    """Word one kind of loss; the first of many files stands for all. Some losses have no number of records."""
-    row = f.row
-    if row["kind"] == "more":
-        return f"{row['items_count']} more kind{plural(row['items_count'])} of loss; see `stashtrace info`"
-    advice = f.first("loss_advice")
-    alike = f" (and {advice['items_count']:,} more like it)" if advice is not None and advice["items_count"] > 0 else ""
-    if row["kind"] == "importers" and advice is not None:
-        return f"{advice['name']}{alike}"
-    if row["name"] in _REASONS:
-        return f"{row['items_count']:,} records lost ({row['kind']}): {_REASONS[row['name']]}{alike}"
-    many = f"{row['items_count']:,} " if row["items_count"] > 0 else ""
-    what = row["name"].replace("_", " ")
-    what = what.removesuffix("s") if row["items_count"] == 1 else what
-    return f"{many}{what} ({row['kind']})" + (f": {advice['name']}" if advice else "") + alike
-
-
-def _outlived(f: Finding) -> str:
-    who, it = ("a process", "it") if f.row["items_count"] == 1 else (f"{f.row['items_count']} processes", "they")
-    return f"{who} still ran when the recording was closed (pid {f.row['name']}): what {it} did later is not in it"
-
-
-def _hidden(f: Finding) -> str:
-    parts = [f"{e['kind']} {duration_text(e['amount_ns'])}" for e in f.all("hidden")]
-    return f"hidden behind the step: {', '.join(parts)} a step" if parts else ""
 
 
 def _computes_in(f: Finding) -> str:
@@ -617,37 +421,11 @@ def _computes_in(f: Finding) -> str:
     return f"of its computing, rank {row['rank']} spends {between_bounds(row)} a step in {row['name']}"
 
 
-def _staged(f: Finding) -> str:
-    if f.row["items_count"] > 0:
-        return f"staged: {f.row['items_count']:,} open{plural(f.row['items_count'])} served by copies"
-    return "no open was served by a copy: the job opens the files under names that are not in the list, or not at all"
-
-
-def _ranks_missing(f: Finding) -> str:
-    count = f.row["items_count"]
-    if len(f.row["ranks"]) < _RANKS_WIDTH:
-        return f"rank{plural(count)} {f.row['ranks']} of the job left no record here ({count} missing)"
-    return f"{count} ranks of the job left no record here"
-
-
-def _filled(template: str) -> Callable[[Finding], str]:
-    return lambda f: filled(template, f.row)
-
-
 #: Kind of claim -> its words.
 CLAIMS: dict[str, Callable[[Finding], str]] = {
-    # headline; ``ending`` words how the job ended, ``steps_text`` the steps
+    # ``ending`` words how the job ended, ``steps_text`` the steps; a claim of a rule has words of its own
     **ENDINGS,
     "steps": lambda f: steps_text(f, alone=False),
-    "ranks": _ranks_of_job,
-    "warmup": _warmup,
-    "records_lost": _records_lost,
-    "low_confidence": _low_confidence,
-    "host_timed_steps": _filled("LOW CONFIDENCE: no timed step marks on the device, steps are the host's"),
-    "ranks_missing": _ranks_missing,
-    "no_steps": lambda f: (
-        "no training steps among the records that are left" if f.row["name"] == "lost" else "no training steps seen"
-    ),
     # verdicts
     "data": _data,
     "late": _late,
@@ -661,52 +439,5 @@ CLAIMS: dict[str, Callable[[Finding], str]] = {
     # time
     **CHANGES,
     "slow_steps": slow_steps,
-    # files
-    "files": _filled(""),
-    "no_files": _filled("no file was read or written by the recorded processes"),
-    "steps_unknown": _filled("{name}"),
-    "no_step_collectors": _filled("no step can be seen: --collectors left out torch_step and annotations"),
-    "isolated_python": _filled("`python {name}` ignores PYTHONPATH, so its steps cannot be seen"),
-    "no_updates": _filled(
-        "steps are seen where a torch optimizer or stashtrace.step() is called; see `stashtrace doctor`"
-    ),
-    # machine
-    "contention": _machine_contention,
-    "start": _start,
-    "uneven_steps": _uneven_steps,
-    "steal": _filled("host steal: the hypervisor took {share_ratio:percent} of the CPU time of {name}"),
-    "thinned": lambda f: (
-        f"only {f.row['items_count']} of {f.evidence[0]['items_count']} steps have timing events (--event-budget);"
-        " the shares are of these"
-    ),
-    "still_recording": _filled("the run goes on: {items_count:process} still recorded when this was made"),
-    "steps_kept": _filled("steps {name} of the job: the records of earlier ones were dropped, as asked"),
-    "window_steps": _filled("a window of a run: steps {name} of the job"),
-    "steps_wanted": _filled("only steps {name} of the job were recorded, counted in optimizer updates"),
-    "other_trainers": _other_trainers,
-    "gpu_of_another_job": _gpu_of_another_job,
-    "unordered": _unordered,
-    "killed": _filled("{items_count:process} ended by a signal:"),
-    "restarts": _filled("{name}"),
-    "outlived": _outlived,
-    "emulated_compute": _filled("compute is emulated: {name} sleeps for as long as a real step would compute"),
-    "first_to_end": _filled("the records of rank {rank} end first, {stall_ns:time} before those of rank {cause_rank}"),
-    "hosts": _hosts,
-    # beside the step
-    "hidden": _hidden,
     "computes_in": _computes_in,
-    "staged": _staged,
-    # trust
-    "measured": _sources("measured"),
-    "inferred": _sources("inferred"),
-    "invisible": _sources("invisible here"),
-    "own_cost": _own_cost,
-    "lost_records": lambda f: (
-        f"lost records {f.row['items_count']}" + (" and an unknown number more" if f.row["name"] == "uncounted" else "")
-    ),
-    "clocks": _clocks,
-    "agreement": _filled(
-        "brackets and kernels agree to {share_ratio:percent} of a step over {items_count:step} (largest difference:"
-        " {name})"
-    ),
 }

@@ -15,12 +15,11 @@ from stashtrace.summary.words.template_parts import (
     Row,
     last_called,
     not_entered,
-    operation,
     ranks_named,
     waiting_inside,
 )
 from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, duration_text, percent_text, shortened
+from stashtrace.units import bytes_text, duration_text, operation, percent_text, shortened
 
 #: From this share of the time on a thread ran all the time; up to the other it did not run.
 _ALL_THE_TIME, _NEVER = 0.9, STANDS_STILL

@@ -17,29 +17,32 @@ from stashtrace.summary.words.template_parts import (
     Finding,
     Row,
     between_bounds,
-    few_ranks,
-    filled,
     lost,
-    number,
-    operation,
     ranks,
     ranks_named,
     record_more,
     verb,
 )
 from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, duration_text, percent_text, shortened
+from stashtrace.units import (
+    bytes_text,
+    duration_text,
+    few_ranks,
+    filled,
+    is_several,
+    number,
+    operation,
+    path_text,
+    percent_text,
+    shortened,
+)
 
 _NAME_WIDTH = 40
-#: Paths are cut in their middle to fit into a line of the summary with what is said of them.
-_PATH_WIDTH = 48
 _ALL_RATIO = 0.95
 #: A reason that is this part of a wait is not said to be a part of it, and in a headline no waiting is.
 NEARLY_ALL_RATIO = 0.9
 #: Workers differ if the mean batch of one takes this many times as long as that of another.
 _UNEVEN_RATIO = 1.5
-#: Other programs are named from this part of the CPUs on.
-_OTHERS_TOLD = 0.05
 #: How a sentence about a wait in a collective begins; a list of several leaves it out (``words.wait_text``).
 COSTLIEST = "the costliest wait: "
 #: Kind of blocking call -> what follows "5 ms of it"; the same for parts of the time that a batch takes.
@@ -209,7 +212,7 @@ def _of_one(words: Callable[[Row, Finding], str]) -> Callable[[Row, Finding], st
 
 
 def _file_time(row: Row, f: Finding) -> str:
-    return f"{duration_text(row['amount_ns'])} a step in {row['kind']}() of {_path(row['name'])}"
+    return f"{duration_text(row['amount_ns'])} a step in {row['kind']}() of {path_text(row['name'])}"
 
 
 def _blocked_reads(row: Row, f: Finding) -> str:
@@ -225,41 +228,6 @@ def _blocked_reads(row: Row, f: Finding) -> str:
 def _handoff_starved(row: Row, f: Finding) -> str:
     part, whole = duration_text(row["amount_ns"]), duration_text(row["high_ns"])
     return f"the hand-off waits for a CPU, as the workers do: {part} of the {whole} that a batch takes"
-
-
-def _cpu_demand(row: Row, f: Finding) -> str:
-    of_host = max(row["items_count"], row["of_count"])
-    others = row["low_ns"] / 1e9
-    used = ""
-    if others >= _OTHERS_TOLD * of_host:  # they are not bound to the CPUs that the job may use
-        is_whole = of_host == row["of_count"]
-        used = f"other programs used {number(others)}"
-        used = f"; {used} of these" if is_whole else f"; {used} of the host's {of_host}"
-    cpus = count_noun(row["of_count"], "CPU")
-    return f"on average {number(row['part_ratio'])} threads of the job could run at a time, on {cpus}{used}"
-
-
-def _fewer_threads(row: Row, f: Finding) -> str:
-    ranks, threads = row["of_count"], row["items_count"]
-    given = f"OMP_NUM_THREADS={row['name']}" if row["name"] else "OMP_NUM_THREADS is not set"
-    began = f"{count_noun(ranks, 'rank')} began with {threads} torch threads{' each' if ranks > 1 else ''} ({given})"
-    cpus = count_noun((f.first("cpu_demand") or row)["of_count"], "CPU")
-    return f"{began}, {ranks * threads} for {cpus}: try OMP_NUM_THREADS={number(row['part_ratio'])}"
-
-
-def _workers_hold_cpus(row: Row, f: Finding) -> str:
-    cpus = count_noun((f.first("cpu_demand") or row)["of_count"], "CPU")
-    return (
-        f"{count_noun(row['of_count'], 'rank')} and {count_noun(row['items_count'], 'loader worker')} share {cpus}:"
-        f" workers account for {number(row['part_ratio'])} of these threads; cheaper decoding or more CPUs would help"
-    )
-
-
-def _ranks_share_cpus(row: Row, f: Finding) -> str:
-    cpus = count_noun(row["of_count"], "CPU")
-    return (
-        f"{count_noun(row['items_count'], 'rank')} share {cpus}: fewer ranks on this machine, or more CPUs, would help"
-    )
 
 
 def _fewer_batches(row: Row, f: Finding) -> str:
@@ -474,10 +442,6 @@ def _bubble(row: Row, f: Finding) -> str:
     )
 
 
-def _is_several(ranks: str) -> bool:
-    return "," in ranks or "-" in ranks
-
-
 def _worst_wait(row: Row, f: Finding) -> str:
     where = f"in {operation(row['kind'])} {row['items_count']}"
     waiting = few_ranks(row["name"])
@@ -486,7 +450,7 @@ def _worst_wait(row: Row, f: Finding) -> str:
         if row["code"] == "hung_wait":
             return f"{hanging}, which rank {row['rank']} never entered"
         return f"{hanging}; ranks that left no record here may never have entered it"
-    length = f"{'up to ' if _is_several(row['name']) else ''}{duration_text(row['amount_ns'])}"
+    length = f"{'up to ' if is_several(row['name']) else ''}{duration_text(row['amount_ns'])}"
     waited = f"{COSTLIEST}{ranks_named(waiting, ('waited', 'waited'))} {length} {where}"
     if row["code"] == "worst_wait_unknown":
         return f"{waited}; the clocks cannot tell for whom"
@@ -507,7 +471,7 @@ def _late_because(row: Row, f: Finding) -> str:
     if kind == "other" and name:
         words = "it was blocked {ns} longer " + _blocked_words(name)
     text = words.format(ns=duration_text(row["amount_ns"]), who=who)
-    if _is_several((f.first("worst_wait") or {"name": ""})["name"]):
+    if is_several((f.first("worst_wait") or {"name": ""})["name"]):
         text = re.sub(r" (longer|later)\b", r" \1 than the median of the others", text, count=1)
     if not name or kind == "other":
         return text + part
@@ -530,7 +494,7 @@ def _of_wait(said_ns: float, f: Finding) -> str:
     wait = f.first("worst_wait")
     if wait is None or said_ns >= NEARLY_ALL_RATIO * wait["amount_ns"]:
         return ""
-    which = "the longest of these waits" if _is_several(wait["name"]) else "that wait"
+    which = "the longest of these waits" if is_several(wait["name"]) else "that wait"
     return f" ({percent_text(said_ns / wait['amount_ns'])} of {which})"
 
 
@@ -548,26 +512,6 @@ def _payload(row: Row, f: Finding) -> str:
     return f"{operations} with {bytes_text(row['moved_bytes'])} of payload a step"
 
 
-def _path(path: str) -> str:
-    """Shorten a path to a line: folders are cut before the name of the file. Some tools give a number instead."""
-    if not path:
-        return "(path not known)"
-    if path.isdecimal():
-        return f"file number {path} (its path is not in the recording)"
-    folder, _, base = path.rpartition("/")
-    if len(path) <= _PATH_WIDTH or len(base) > _PATH_WIDTH - 8:
-        return shortened(path, _PATH_WIDTH)
-    return f"{folder[: _PATH_WIDTH - len(base) - 2]}…/{base}"
-
-
-def _killed(row: Row, f: Finding) -> str:
-    who = f"rank {row['rank']}" if row["rank"] >= 0 else "a process without a rank"
-    if row["worker_id"] >= 0:
-        who = f"worker {row['worker_id']} of {who}"
-    memory = "; the kernel ended a process for want of memory meanwhile" if row["kind"] == "kernel" else ""
-    return f"{who} (pid {row['of_count']}) was killed by {row['name']}{memory}"
-
-
 def _epochs_workers_end(row: Row, f: Finding) -> str:
     of = f"{duration_text(row['amount_ns'])} of {'each' if row['items_count'] > 1 else 'it'}"
     return f"{of} was spent waiting for the workers of the epoch before to end"
@@ -583,13 +527,6 @@ def _checkpoints(row: Row, f: Finding) -> str:
     count = f"{count_noun(row['items_count'], 'checkpoint')} {row['kind']}".strip()
     after = f", and {duration_text(row['low_ns'])} each in other calls on their files" if row["low_ns"] > 0 else ""
     return f"{count} in these steps, {duration_text(row['amount_ns'])} on average{after}"
-
-
-def _background_saves(row: Row, f: Finding) -> str:
-    count, mean, longest = row["items_count"], row["amount_ns"], row["high_ns"]
-    length = f"{duration_text(mean)} each, the longest {duration_text(longest)}" if count > 1 else duration_text(mean)
-    whose = ranks_named(row["name"], ("wrote", "wrote"))
-    return f"{whose} {count_noun(count, 'checkpoint')} in the background: {length}"
 
 
 def _transfers(row: Row, f: Finding) -> str:
@@ -647,19 +584,9 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         )
     ),
     "handoff_starved": _of_one(_handoff_starved),
-    "cpu_demand": _cpu_demand,
-    "others_hold_cpus": _filled("stop other programs on this machine, or record while they are idle"),
-    "fewer_threads": _fewer_threads,
-    "ranks_share_cpus": _ranks_share_cpus,
     "transfers_share_cpus": _filled(
         "the threads that move messages wait for a CPU as the step threads do (see CPU contention): part of it is that"
     ),
-    "workers_hold_cpus": _workers_hold_cpus,
-    "idle_cpus": _filled(
-        "meanwhile {part_ratio:percent} of the CPU time of the host was idle: look for a limit on the job's CPUs"
-        " (quota of a container, pinned threads)"
-    ),
-    "pinned_to": _filled("rank {rank} began with the CPUs {name} of its host"),
     "fewer_larger_batches": _of_one(_fewer_batches),
     "copies": _copies,
     "blocking_call": _blocking_call,
@@ -670,8 +597,7 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "not_explained": _filled("not explained by what was recorded: no call covers it"),
     "host_function": lambda row, f: filled(
         "functions on the host: {part_ratio:number} a step on {stream}, taking {amount_ns:time}",
-        row,
-        stream=row["name"] or "an unnamed stream",
+        {**row, "stream": row["name"] or "an unnamed stream"},
     ),
     "host_lead": _filled(
         "the host leads its device by {amount_ns:time} in the median of {items_count} events; near 0 it starves the"
@@ -704,12 +630,13 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "payload": _payload,
     "bus_bandwidth": _bus_bandwidth,
     "checkpoints": _checkpoints,
-    "background_saves": _background_saves,
     "blocked_in": _blocked_in,
     "nothing_recorded": _filled("nothing was recorded in that time"),
     "unknown_block": _unknown_block,
     "file_time": _file_time,
-    "on_file": lambda row, f: f"{'the file is' if row['items_count'] == 1 else 'most of it on'} {_path(row['name'])}",
+    "on_file": lambda row, f: (
+        f"{'the file is' if row['items_count'] == 1 else 'most of it on'} {path_text(row['name'])}"
+    ),
     "spent_in": _of_one(lambda row, f: f"{between_bounds(row)} a step in {row['name']}"),
     "longer_in": _longer_in,
     "late_made_longer": lambda row, f: (
@@ -736,16 +663,6 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         " device, or for work that is not in the recording"
     ),
     "work_not_read": _filled("the recording of rank {rank} lacks or hides work of a device: {name}"),
-    "io_calls": _filled(
-        "{items_count:I/O call} of {of_count:process} moved {moved_bytes:bytes} and took {amount_ns:time} in total"
-    ),
-    "metadata_calls": _filled(
-        "{amount_ns:time} of that ({part_ratio:percent}) in opening, closing and looking up files, not in moving bytes"
-    ),
-    "file_calls": lambda row, f: filled(
-        "{items_count:call}, {amount_ns:time}, on {path}", row, path=_path(row["name"])
-    ),
-    "killed": _killed,
     **ENDING_EVIDENCE,
     "behind_it": behind_it,
     "behind_slow": behind_slow,

@@ -3,15 +3,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
 import re
-import string
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.schema.table import Table
-from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, duration_text, percent_text, range_text
+from stashtrace.units import bytes_text, duration_text, few_ranks, is_several, operation, percent_text, range_text
 
 Row = dict[str, Any]
 
@@ -43,8 +41,13 @@ def findings_of(findings: Table, evidence: Table) -> list[Finding]:
     """Join the rows of both tables; the findings are in reading order."""
     by_finding: dict[int, list[Row]] = {}
     for row in evidence.sort_by("finding_id", "order").rows():
-        by_finding.setdefault(row["finding_id"], []).append(row)
-    return [Finding(row, tuple(by_finding.get(row["finding_id"], ()))) for row in findings.sort_by("order").rows()]
+        by_finding.setdefault(row["finding_id"], []).append(_with_facts(row))
+    claims = map(_with_facts, findings.sort_by("order").rows())
+    return [Finding(row, tuple(by_finding.get(row["finding_id"], ()))) for row in claims]
+
+
+def _with_facts(row: Row) -> Row:
+    return {**row, "facts": json.loads(row["facts"] or "{}")}
 
 
 def amount(row: Row) -> str:
@@ -131,14 +134,6 @@ def ranks(row: Row) -> str:
     return f"rank{'s' if row['items_count'] > 1 else ''} {row['ranks']}"
 
 
-def few_ranks(ranks: str) -> str:
-    """Cut a list of ranks that is too long to read: ``0, 2, 4 … 1022``."""
-    if len(ranks) <= _RANKS_WIDTH:
-        return ranks
-    named = ranks.split(",")
-    return f"{', '.join(named[:3])} … {named[-1]}"
-
-
 def verb(row: Row, one: str, many: str) -> str:
     """Return the verb for one rank or for several; ``may`` precedes it where the lower bound is close to nothing."""
     if row["stall_ns"] > 0 and row["low_ns"] * row["share_ratio"] < _NOTHING_RATIO * row["stall_ns"]:
@@ -146,30 +141,9 @@ def verb(row: Row, one: str, many: str) -> str:
     return many if row["items_count"] > 1 else one
 
 
-def operation(name: str) -> str:
-    """Return the name of a collective as people write it: ``all-reduce`` for ``all_reduce``."""
-    return name.replace("_", "-")
-
-
-class _Filler(string.Formatter):
-    """Fills templates: ``{amount_ns:time}``, ``{part_ratio:percent}`` or ``:number``, ``{items_count:worker}``."""
-
-    def format_field(self, value: Any, spec: str) -> str:
-        """Return a value in words; a specification of no other meaning is a noun that the value counts."""
-        words: dict[str, Callable[[Any], str]] = {"": str, "time": duration_text, "percent": percent_text}
-        words |= {"number": number, "bytes": bytes_text, "count": lambda count: f"{count:,}"}
-        return words[spec](value) if spec in words else count_noun(value, spec)
-
-
-def filled(template: str, row: Row, **more: object) -> str:
-    """Fill a template with fields of a row, and with further ones."""
-    return _Filler().vformat(template, (), {**row, **more})
-
-
 def ranks_named(text: str, verbs: tuple[str, str]) -> str:
     """Put ``rank`` or ``ranks`` before a list such as ``0-2,5``, and the verb for one or for several behind it."""
-    several = "," in text or "-" in text
-    return f"rank{'s' if several else ''} {text} {verbs[several]}"
+    return f"rank{'s' if is_several(text) else ''} {text} {verbs[is_several(text)]}"
 
 
 def not_entered(ranks: str, call: str, sequence: int, group: str, message_bytes: int) -> str:
@@ -190,8 +164,3 @@ def last_called(rank: int, sequence: int) -> str:
     if sequence < 0:
         return f"rank {rank} has called no collective of this group"
     return f"rank {rank} last called number {sequence}"
-
-
-def number(value: float) -> str:
-    """Print a mean count with two digits, whole from 10 on."""
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"

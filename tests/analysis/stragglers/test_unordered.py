@@ -8,7 +8,8 @@ from builders import MS, US, TraceBuilder
 from summary.scenes import worded
 
 from stashtrace.analysis.collectives.collective_waits import collectives
-from stashtrace.analysis.findings.trust import Trust, scope_claims, trust_claims
+from stashtrace.analysis.findings.rules.clocks import unordered_claims
+from stashtrace.analysis.findings.rules.trust import Trust, trust_claims
 from stashtrace.analysis.stragglers.stragglers import stragglers
 from stashtrace.schema.trace import Trace
 
@@ -53,13 +54,13 @@ def test_last_rank_is_told_only_where_the_clocks_can_tell(error_ns: int, told: i
 def test_one_host_is_ordered_to_the_nanosecond() -> None:
     trace = job(1 * MS, ("a",))
     assert stragglers(trace)["last_count"].tolist() == [0, 3]
-    assert scope_claims(trace) == []
+    assert unordered_claims(trace) == []
 
 
 def test_summary_says_what_is_not_ordered() -> None:
     trace = job(50 * US)
     assert worded(*trust_claims(trace, Trust()))[-1] == "clocks 2 hosts, ±50.0 us by collectives"
-    (told,) = worded(*scope_claims(trace))
+    (told,) = worded(*unordered_claims(trace))
     assert (
         "the order of events on different hosts is unknown within 100 us: in 1 of 3 collectives no rank is called last"
         in told
@@ -67,5 +68,5 @@ def test_summary_says_what_is_not_ordered() -> None:
 
 
 def test_clocks_too_far_apart_leave_it_to_durations() -> None:
-    (told,) = worded(*scope_claims(job(30 * MS)))
+    (told,) = worded(*unordered_claims(job(30 * MS)))
     assert "3 of 3 are split into waiting and transfer by durations, not by clocks" in told

@@ -19,7 +19,7 @@ from stashtrace.analysis.findings.ending.looked import evidence_of_look
 from stashtrace.analysis.findings.ending.newest_row import SUSPICIOUS_NS, newest_ns
 from stashtrace.analysis.findings.ending.still_works import still_works
 from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, Mismatch, Operation, Root, Stuck, find_stuck
-from stashtrace.analysis.findings.trust import run_facts
+from stashtrace.analysis.findings.rules.killed import first_to_end_claims
 from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.errors import MissingDataError
@@ -27,11 +27,9 @@ from stashtrace.record.host.memory_kills import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.record.look.progress import RUNS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, run_facts
 from stashtrace.units import ranks_text
 
-#: The last sign of a killed process is a sample: ends nearer to each other than this have no order.
-_CLEARLY_BEFORE_NS = 50_000_000
 #: A wait is no ordinary one if it is longer than so many steps.
 _STEPS = 3
 _OTHERS_AT_MOST = 3
@@ -87,7 +85,7 @@ def _ending_claims(trace: Trace) -> list[Claim]:
         if may_hang and claims:  # a backend may end a rank at once that called what the others did not
             claims = [_after_one_that_is_gone(trace, claims[0]), *claims[1:], *_mismatches_of_failed(trace)]
         still = _still(trace) if may_hang and not claims else []
-        return still + claims if failed or not claims or still else claims + _first_to_end(trace)
+        return still + claims if failed or not claims or still else claims + first_to_end_claims(trace)
     first = {row.rank for row in failed if row.code in FAILED_FIRST}
     if found.roots and {root.rank for root in found.roots} <= first:
         claims[0] = replace(claims[0], evidence=(*claims[0].evidence, _waited_for_it(trace, found)))
@@ -378,16 +376,3 @@ def _mismatch(mismatch: Mismatch) -> Claim:
         items_count=mismatch.sequence,
         evidence=rows,
     )
-
-
-def _first_to_end(trace: Trace) -> list[Claim]:
-    """Return a claim about the rank that ended before the others: where to look when a job broke off."""
-    processes = trace.processes
-    ranks = processes.take(processes["role_code"] == ProcessRole.RANK).sort_by("end_ns")
-    if len(ranks) < 2:
-        return []
-    ahead = int(ranks["end_ns"][1] - ranks["end_ns"][0])
-    if ahead < _CLEARLY_BEFORE_NS:
-        return []
-    first, second = np.asarray(ranks["rank"][:2]).tolist()
-    return [Claim("machine", "first_to_end", rank=first, cause_rank=second, stall_ns=ahead)]

@@ -1,34 +1,30 @@
-"""How far a summary can be trusted: what was measured, what was lost, and the cost of the tracing.
+"""How far a summary can be trusted: what was measured, inferred and invisible, and the cost of the tracing.
 
-Counter names are those of ``stashtrace/collectors/proc.py``.
+``own_cost`` has the cost as a share of the job's CPU time: ``least_ratio`` by the tracer's own clocks and counts,
+``share_ratio`` with bounds for what these do not show. ``agreement`` is that of the kind of time that differs most
+between brackets and kernels, in steps that have both. Counter names are those of ``stashtrace/collectors/proc.py``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from stashtrace.analysis.collectives.matching import contact_errors, is_imported, match
-from stashtrace.analysis.devices.gpu_jobs import GpuJob, gpu_jobs
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence
-from stashtrace.analysis.findings.lost_record_claims import loses_uncounted, lost_count
+from stashtrace.analysis.collectives.matching import is_imported
+from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
+from stashtrace.analysis.findings.rules.clocks import clock_claim
+from stashtrace.analysis.findings.rules.losses import lost_claim
 from stashtrace.analysis.io.unseen_reads import unseen_reads
 from stashtrace.analysis.stalls.rows_by_thread import blocked_by_guess
 from stashtrace.analysis.stalls.sampled_cpus import HostCpu, counter_samples, host_cpus, last_values
-from stashtrace.analysis.steps.steps import steps
-from stashtrace.analysis.steps.threads import how_to_get_steps
-from stashtrace.analysis.steps.window import window_of
-from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, Phase, ProcessRole, ThreadRole, TrackKind
+from stashtrace.schema.kinds import CollectiveSource, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace
-from stashtrace.units import ranks_text
+from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, run_facts
 
 #: How NCCL's own stamps are called.
 _BY_PLUGIN = "NCCL by its plugin"
@@ -74,16 +70,31 @@ def trust(trace: Trace, tables: Mapping[str, Table], *, missing: bool = False) -
 
 def trust_claims(trace: Trace, known: Trust) -> list[Claim]:
     """Return claims about what was measured, inferred and invisible, the cost of tracing, the losses and the clocks."""
-    sources = (("measured", known.measured), ("inferred", known.inferred), ("invisible", known.invisible))
-    claims = [
-        Claim("trust", kind, items_count=len(names), evidence=tuple(Evidence("source", name=name) for name in names))
-        for kind, names in sources
-    ]
-    claims.append(Claim("trust", "own_cost", share_ratio=known.own_cost_most_ratio, least_ratio=known.own_cost_ratio))
-    name = "uncounted" if loses_uncounted(trace) else ""
-    claims.append(Claim("trust", "lost_records", name=name, items_count=lost_count(trace)))
-    claims.append(_clocks(trace))
-    return claims
+    sources = {"measured": known.measured, "inferred": known.inferred, "invisible": known.invisible}
+    claims = []
+    for kind, names in sources.items():
+        parts = [fact("source", "{name}", name=name) for name in names]
+        said = f"{kind}{' here' if kind == 'invisible' else ''}: {'{parts}' if names else '-'}"
+        claims.append(claim("trust", kind, said, parts=parts, items_count=len(names)))
+    least, most = known.own_cost_ratio, known.own_cost_most_ratio
+    said = "own cost {least_ratio:percent} to {share_ratio:percent} CPU" if least >= 0 else "own cost not measured"
+    claims.append(claim("trust", "own_cost", said, share_ratio=most, least_ratio=least))
+    return [*claims, lost_claim(trace), clock_claim(trace)]
+
+
+def agreement_claims(table: Table | None) -> list[Claim]:
+    """Return a claim about how far brackets and kernels differ in steps that have both."""
+    if table is None or not len(table):
+        return []
+    kinds = GroupBy(table["kind"])
+    difference = kinds.sum(np.abs(table["difference_ratio"])) / len(GroupBy(table["rank"], table["step"]))
+    worst = int(difference.argmax())
+    said = (
+        "brackets and kernels agree to {share_ratio:percent} of a step over {items_count:step}"
+        " (largest difference: {name})"
+    )
+    own = Facts(share_ratio=float(difference[worst]), name=str(kinds.values[worst]))
+    return [claim("trust", "agreement", said, items_count=len(np.unique(table["step"])), **own)]
 
 
 def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -205,8 +216,8 @@ def _job_cpu_ns(trace: Trace) -> float:
     for sampled, value in user.items():
         process = one_of[sampled[0]]
         own[process] = max(own[process], value + system.get(sampled, 0.0))
-    for totals, fact in ((own, "cpu_ns"), (children, "children_cpu_ns")):
-        for process_id, value in _whole_facts(trace, fact).items():
+    for totals, key in ((own, "cpu_ns"), (children, "children_cpu_ns")):
+        for process_id, value in _whole_facts(trace, key).items():
             totals[one_of[process_id]] = max(totals[one_of[process_id]], value)
     for process in own:
         parent = one_of.get(process[2])
@@ -230,141 +241,3 @@ def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
         if process_id >= 0 and value.isdecimal():
             numbers[process_id] = max(numbers.get(process_id, 0), int(value))
     return numbers
-
-
-def outlived_claims(trace: Trace) -> list[Claim]:
-    """Return a claim about processes of the command that still ran when the recording was closed."""
-    pids = [pid for pid in run_facts(trace).get("outlived_by", "").split(", ") if pid]
-    return [Claim("machine", "outlived", items_count=len(pids), name=", ".join(pids))] if pids else []
-
-
-def emulated_claims(trace: Trace) -> list[Claim]:
-    """Return a claim about benchmarks that sleep instead of computing: the compute of their steps is not real."""
-    rows = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find("emulated_compute"))
-    names = sorted({trace.text(code) for code in rows["value_code"].tolist()})
-    return [Claim("machine", "emulated_compute", name=names[0])] if names else []
-
-
-def scope_claims(trace: Trace) -> list[Claim]:
-    """Return claims about what the numbers leave out: unwanted steps, other training processes, order among hosts."""
-    return left_out_claims(trace) + _clock_order_claims(trace)
-
-
-def left_out_claims(trace: Trace) -> list[Claim]:
-    """Return claims about steps that were not wanted, and processes beside the ranks that trained."""
-    steps = run_facts(trace).get("steps", "")
-    claims = [Claim("machine", "steps_wanted", name=steps)] if steps else []
-    return _still_recording(trace) + claims + _begins_later(trace) + _other_trainers(trace) + _gpus_of_others(trace)
-
-
-def _still_recording(trace: Trace) -> list[Claim]:
-    """Return a claim about a run that goes on: more will be recorded."""
-    losses = trace.losses
-    count = int(losses["lost_count"][losses["name_code"] == trace.strings.find("still_recording")].sum())
-    return [Claim("machine", "still_recording", items_count=count)] if count else []
-
-
-def _begins_later(trace: Trace) -> list[Claim]:
-    """Return a claim about a recording of which only some steps in the middle or at the end are kept."""
-    window = window_of(trace)
-    if window is None or (window.first_step == 0 and window.last_step is None):
-        return []
-    try:
-        numbers = steps(trace)["step"]
-    except MissingDataError:
-        return []
-    kind = "window_steps" if run_facts(trace).get("window_of") else "steps_kept"
-    return [Claim("machine", kind, name=f"{numbers.min()} to {numbers.max()}")] if len(numbers) else []
-
-
-def _other_trainers(trace: Trace) -> list[Claim]:
-    """Return a claim about processes beside the ranks that made updates: a second job, or a restarted rank."""
-    phases, processes = trace.phases, trace.processes
-    updates = GroupBy(phases["process_id"][np.isin(phases["phase_code"], (Phase.OPTIMIZER, Phase.UPDATE_SKIPPED))])
-    counts = dict(zip(updates.values.tolist(), updates.sizes.tolist(), strict=True))
-    trainers = []
-    numbers = np.flatnonzero(processes["role_code"] != ProcessRole.RANK)
-    for number, row in zip(numbers.tolist(), processes.take(numbers).rows(), strict=True):
-        count = counts.get(row["process_id"], 0)
-        if count:
-            name = trace.text(row["name_code"])
-            trainers.append(Evidence("trainer", "processes", number, items_count=count, of_count=row["pid"], name=name))
-    return [Claim("machine", "other_trainers", items_count=len(trainers), evidence=tuple(trainers))] if trainers else []
-
-
-def _gpus_of_others(trace: Trace) -> list[Claim]:
-    """Return a claim about each job that has GPUs of these ranks by the site's account, and is not theirs."""
-    found: dict[tuple[str, str], list[GpuJob]] = {}
-    for one in gpu_jobs(trace):
-        if one.is_of_another and one.rank >= 0:
-            found.setdefault((one.site_job, one.own_job), []).append(one)
-    claims = []
-    for (site_job, own_job), devices in found.items():
-        ranks = ranks_text(sorted({one.rank for one in devices}))
-        count = len({one.uuid for one in devices})
-        rows = [Evidence("gpu_job", "devices", rank=one.rank, kind=own_job, name=one.uuid) for one in devices]
-        claims.append(Claim("machine", "gpu_of_another_job", site_job, ranks, items_count=count, evidence=tuple(rows)))
-    return claims
-
-
-def _clock_order_claims(trace: Trace) -> list[Claim]:
-    """Return a claim about the order that the clocks of several hosts leave open."""
-    alignment = trace.alignment
-    if len(alignment) < 2 or not len(trace.collectives):
-        return []
-    matched, table = match(trace), trace.collectives
-    shared = np.isin(table["op_code"], SYNCHRONISING_OPS) & (matched.last_rank >= 0)
-    operations = GroupBy(table["group_hash"][shared], table["sequence"][shared])
-    parts = (("nobody_last", ~matched.ordered), ("by_durations", ~matched.by_clock))
-    counts = {code: int(operations.any(rows[shared]).sum()) for code, rows in parts}
-    evidence = [
-        Evidence(code, "collectives", items_count=count, of_count=len(operations))
-        for code, count in counts.items()
-        if count
-    ]
-    error = 2 * int(contact_errors(trace).max())
-    return [Claim("machine", "unordered", stall_ns=error, evidence=tuple(evidence))]
-
-
-def without_steps(trace: Trace) -> Claim:
-    """Return a claim about why a run may have no steps."""
-    facts = run_facts(trace)
-    if "no_times" in facts or "imported" in facts:
-        return Claim("files", "steps_unknown", name=how_to_get_steps(trace))
-    collectors = facts.get("collectors", "").split()
-    if collectors and "torch_step" not in collectors and "annotations" not in collectors:
-        return Claim("files", "no_step_collectors")
-    option = _isolating_option(trace)
-    return Claim("files", "no_updates") if option is None else Claim("files", "isolated_python", name=option)
-
-
-def _isolating_option(trace: Trace) -> str | None:
-    """Return the option that kept a Python of the job from loading the probes, None if there is none."""
-    rows = trace.metadata.rows()
-    for words in (trace.text(r["value_code"]).split() for r in rows if trace.text(r["key_code"]) == "argv"):
-        if not words or "python" not in words[0].rpartition("/")[2]:
-            continue
-        options = itertools.takewhile(lambda word: word.startswith("-") and word not in ("-c", "-m"), words[1:])
-        for option in options:
-            if not option.startswith("--") and set(option[1:]) & set("IES"):
-                return option
-    return None
-
-
-def run_facts(trace: Trace) -> dict[str, str]:
-    """Return the contents of ``run.json``."""
-    own = trace.metadata.take(trace.metadata["process_id"] == -1)
-    return {trace.text(row["key_code"]): trace.text(row["value_code"]) for row in own.rows()}
-
-
-def _clocks(trace: Trace) -> Claim:
-    alignment = trace.alignment
-    rows = [
-        Evidence("clock_method", "alignment", name=trace.text(code)) for code in np.unique(alignment["method_code"])
-    ]
-    if len(trace.device_clocks):
-        rows.append(Evidence("device_clocks", "device_clocks", amount_ns=int(trace.device_clocks["error_ns"].max())))
-    error = int(contact_errors(trace).max()) if len(alignment) else -1
-    # Files that name no host may be of any.
-    named = int(np.count_nonzero(alignment["method_code"] != trace.strings.find("assumed")))
-    return Claim("trust", "clocks", items_count=named or len(alignment), stall_ns=error, evidence=tuple(rows))

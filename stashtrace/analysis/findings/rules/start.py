@@ -1,4 +1,7 @@
-"""start: what each rank did from its begin to its first counted step, which no figure of a step contains.
+"""What each rank did from its begin to its first counted step, which no figure of a step contains.
+
+``start`` is said where it took longer than all counted steps: ``stall_ns`` of the rank that did most itself. A row
+``start_part`` has the time in a part, as in the analysis ``start``; ``start_before`` the counted steps of that rank.
 
 process begins   import torch   init_process_group   first batch   warm-up     | first counted step
 |....|-----------|..............|--------------------|-------------|-----------|
@@ -12,8 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence
-from stashtrace.analysis.findings.trust import run_facts
+from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.intervals import NEVER, TimeSet
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES, host_blocked, outer_phase_rows
@@ -26,7 +29,7 @@ from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SpanKind
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, run_facts
 
 START = schema(
     "start",
@@ -41,8 +44,13 @@ START = schema(
     col.ns("spent_ns", "time in it"),
     col.real("share_ratio", "of the start of this rank"),
 )
-#: Parts that are named, each with at least this part of the start.
-_FEW, _WORTH_NAMING = 3, 0.05
+#: Part of a start -> its words; a call or a compilation has its own.
+_WORDS = {
+    "waits": "{amount_ns:time} waiting for other ranks",
+    "batches": "{amount_ns:time} waiting for the first batches",
+    "checkpoint": "{amount_ns:time} in checkpoints",
+    "steps": "{amount_ns:time} in the steps that are left out",
+}
 _WAITS, _SCRIPT, _STEPS = "waits", "script", "steps"
 Part = tuple[str, str, int]
 
@@ -136,16 +144,23 @@ def start_claims(trace: Trace) -> list[Claim]:
     counted_ns = int((mine["end_ns"] - mine["begin_ns"]).sum())
     if whole_ns[at] <= counted_ns:
         return []
-    parts = table.take((table["rank"] == rank) & (table["part"] != _SCRIPT))
-    order = order_by(-parts["spent_ns"], np.arange(len(parts)))[:_FEW]
-    named = [row for row in parts.take(order).rows() if row["share_ratio"] >= _WORTH_NAMING]
-    rows = [
-        Evidence("start_part", "start", rank=rank, amount_ns=row["spent_ns"], kind=row["part"], name=row["name"])
-        for row in named
-    ]
-    rows.append(Evidence("start_before", "steps", rank=rank, items_count=len(mine), amount_ns=counted_ns))
+    spent = table.take((table["rank"] == rank) & (table["part"] != _SCRIPT))
+    order = order_by(-spent["spent_ns"], np.arange(len(spent)))[: POLICY.start_parts_count]
+    parts = []
+    for row in spent.take(order).rows():
+        if row["share_ratio"] >= POLICY.start_part_ratio:
+            said = _WORDS.get(row["part"], "{amount_ns:time} in {name:short}")
+            own = Facts(rank=rank, amount_ns=row["spent_ns"], kind=row["part"], name=row["name"])
+            parts.append(fact("start_part", said, "start", **own))
+    before = fact("start_before", "", "steps", rank=rank, counted_steps_count=len(mine), counted_steps_ns=counted_ns)
     several = len(ranks) > 1
-    return [Claim("machine", "start", rank=rank if several else -1, stall_ns=float(whole_ns[at]), evidence=tuple(rows))]
+    said = (
+        f"the start{' of rank {rank}' if several else ''} took {{stall_ns:time}} up to the first counted step, and"
+        f" {'all {counted_steps_count:counted step}' if len(mine) > 1 else 'that step'} {{counted_steps_ns:time}}"
+        f"{': {parts}' if parts else ''}"
+    )
+    own = Facts(rank=rank if several else -1, stall_ns=float(whole_ns[at]))
+    return [claim("machine", "start", said, [before], parts=parts, **own)]
 
 
 def _divide(index: TraceIndex, thread: StepThread, life: TimeSet) -> Iterator[Part]:

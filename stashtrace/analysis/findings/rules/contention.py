@@ -1,0 +1,175 @@
+"""Step threads that waited for a CPU, and who else wanted one: other programs, torch's threads, workers.
+
+``contention`` is a verdict above 20 % of the step, else a note about the machine. ``rank`` waited longest,
+``share_ratio`` of its step. This time is part of other kinds in the budget (``counted_as``), since it cannot be told
+apart from computing. ``cause_kind`` says who held the CPUs: ``others``, ``threads``, ``workers``, ``ranks`` or
+``limit``; it is empty if no sample shows it. That torch began with many threads is no reason while they sleep.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stashtrace.analysis.findings.batch_making import OTHERS_RATIO
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
+from stashtrace.analysis.findings.rules.policy import POLICY
+from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
+from stashtrace.analysis.stalls.sampled_cpus import HostCpu, thread_demand
+from stashtrace.analysis.steps.epochs import workers_count
+from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.trace import run_facts
+from stashtrace.units import ranks_text
+
+
+@dataclass(frozen=True, slots=True)
+class _Demand:
+    """Threads of the job that could run on a host, on average over the counted steps."""
+
+    #: Of all processes, and of loader workers.
+    whole: float
+    workers: float
+    #: Threads of the rank that could run for a good part of the time.
+    busy_count: int
+    #: Processes of the host.
+    ranks_count: int
+    #: Of the host; workers that were started again with each epoch count once.
+    workers_count: int
+
+
+def contention_claims(facts: RunFacts) -> list[Claim]:
+    """Return a claim about ranks whose step threads waited for a CPU: a verdict if that was long, else a note."""
+    crowded = {r.rank: r for r in facts.ranks if r.contention_ratio > POLICY.contention_noted_ratio}
+    if not crowded:
+        return []
+    worst = max(crowded.values(), key=lambda rank: rank.contention_ratio)
+    in_loop = worst.per_step_ns("python") > POLICY.contention_noted_ratio * worst.step_ns
+    columns = ["compute", *(["host"] if in_loop else []), *(["link"] if facts.ranks_count > 1 else [])]
+    counted_as = " or ".join(filter(None, (", ".join(columns[:-1]), columns[-1])))
+    one = len(crowded) == 1
+    whose = "rank {rank}'s step thread" if one else "the step threads of ranks {ranks}"
+    said = (
+        f"CPU contention: {whose} waited for a CPU for {'' if one else 'up to '}{{share_ratio:percent}} of the step"
+        " (counted as {counted_as})"
+    )
+    own = Facts(ranks=ranks_text(sorted(crowded)), rank=worst.rank, items_count=len(crowded))
+    own |= Facts(share_ratio=worst.contention_ratio, counted_as=counted_as)
+    if worst.contention_ratio <= POLICY.contention_verdict_ratio:
+        return [claim("machine", "contention", said, **own)]
+    rows = [fact("counted_as", "", "hidden", counted_as=counted_as), *_reasons(facts, worst)]
+    advice = next((row.code for row in rows if row.code in _CAUSES), "")
+    return [claim("verdict", "contention", said, rows, cause_kind=_CAUSES.get(advice, ""), advice_code=advice, **own)]
+
+
+#: Code of evidence -> what holds the CPUs.
+_CAUSES = {
+    "others_hold_cpus": "others",
+    "fewer_threads": "threads",
+    "workers_hold_cpus": "workers",
+    "ranks_share_cpus": "ranks",
+    "idle_cpus": "limit",
+}
+
+
+def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
+    """Return who wanted the CPUs of a rank's host, and what would help; nothing where they were not sampled."""
+    cpu = facts.trust.hosts.get(rank.host)
+    demand = _demand(facts, rank)
+    if cpu is None or demand is None:
+        return []
+    count = _usable_count(facts, cpu)
+    ranks, workers, of_host = demand.ranks_count, demand.workers_count, max(round(cpu.count), count)
+    used = ""
+    if cpu.others_count >= POLICY.others_named_ratio * of_host:  # they are not bound to the CPUs that the job may use
+        of = "these" if of_host == count else "the host's {host_cpus_count}"
+        used = f"; other programs used {{others_count:number}} of {of}"
+    known = Facts(cpus_count=count, ranks_count=ranks, workers_count=workers, others_count=cpu.others_count)
+    said = f"on average {{threads_count:number}} threads of the job could run at a time, on {{cpus_count:CPU}}{used}"
+    threads = Facts(rank=rank.rank, host=rank.host, threads_count=demand.whole, host_cpus_count=of_host)
+    rows = [fact("cpu_demand", said, "counters", **known, **threads)]
+    # Others are the reason where they hold a good part of what is wanted beyond the CPUs that there are.
+    excess = demand.whole + cpu.others_count - count
+    others = cpu.others_count > max(OTHERS_RATIO * cpu.count, POLICY.others_of_excess_ratio * excess)
+    if others:
+        said = "stop other programs on this machine, or record while they are idle"
+        rows.append(fact("others_hold_cpus", said, "counters", **known))
+    elif cpu.busy_ratio < 1 - POLICY.cpus_idle_ratio:
+        said = (
+            "meanwhile {idle_ratio:percent} of the CPU time of the host was idle: look for a limit on the job's CPUs"
+            " (quota of a container, pinned threads)"
+        )
+        rows.append(fact("idle_cpus", said, "counters", idle_ratio=1 - cpu.busy_ratio))
+        allowed = _fact(facts, rank.rank, "cpus_allowed")
+        said = "rank {rank} began with the CPUs {cpus} of its host"
+        return [*rows, *([fact("pinned_to", said, "metadata", rank=rank.rank, cpus=allowed)] if allowed else [])]
+    stated = _fact(facts, rank.rank, "torch_threads")
+    number = int(stated) if stated.isdecimal() else 0
+    if number > 1 and ranks * number > count and demand.busy_count > 1:
+        given = _fact(facts, rank.rank, "omp_num_threads")
+        said = (
+            f"{{ranks_count:rank}} began with {{threads_count}} torch threads{' each' if ranks > 1 else ''}"
+            f" (OMP_NUM_THREADS{'={given}' if given else ' is not set'}), {{all_threads_count}} for {{cpus_count:CPU}}:"
+            " try OMP_NUM_THREADS={advised_count}"
+        )
+        threads = Facts(threads_count=number, all_threads_count=ranks * number, given=given)
+        rows.append(fact("fewer_threads", said, "metadata", **known, **threads, advised_count=max(count // ranks, 1)))
+    elif not others and _is_of_workers(demand, count):
+        said = (
+            "{ranks_count:rank} and {workers_count:loader worker} share {cpus_count:CPU}: workers account for"
+            " {of_workers_count:number} of these threads; cheaper decoding or more CPUs would help"
+        )
+        rows.append(fact("workers_hold_cpus", said, "counters", **known, of_workers_count=demand.workers))
+    elif not others and ranks > count:
+        said = "{ranks_count:rank} share {cpus_count:CPU}: fewer ranks on this machine, or more CPUs, would help"
+        rows.append(fact("ranks_share_cpus", said, "counters", **known))
+    return rows
+
+
+def _is_of_workers(demand: _Demand, count: int) -> bool:
+    """Return True if all CPUs are taken, a good part of them by workers, and there are more processes than CPUs."""
+    taken = demand.whole >= POLICY.cpus_taken_ratio * count and demand.ranks_count + demand.workers_count > count
+    return taken and demand.workers >= POLICY.workers_of_threads_ratio * demand.whole
+
+
+def _usable_count(facts: RunFacts, cpu: HostCpu) -> int:
+    """Return the CPUs that the job may use: those of the host, or fewer where its launcher was bound to some."""
+    bound = run_facts(facts.trace).get("cores_count", "")
+    count = round(cpu.count)
+    return min(count, int(bound)) if facts.hosts_count == 1 and bound.isdecimal() and int(bound) > 0 else count
+
+
+def _fact(facts: RunFacts, rank: int, key: str) -> str:
+    """Return what the process of a rank recorded of itself; empty if it did not."""
+    trace = facts.trace
+    processes, metadata = trace.processes, trace.metadata
+    own = processes["process_id"][(processes["role_code"] == ProcessRole.RANK) & (processes["rank"] == rank)]
+    rows = np.flatnonzero((metadata["key_code"] == trace.strings.find(key)) & np.isin(metadata["process_id"], own[:1]))
+    return trace.text(int(metadata["value_code"][rows[0]])) if len(rows) else ""
+
+
+def _demand(facts: RunFacts, rank: RankFacts) -> _Demand | None:
+    """Return who could run on the host of a rank during the counted steps; None if no thread of it was sampled."""
+    trace, steps = facts.trace, facts.tables["steps"]
+    processes = trace.processes
+    mine = processes["host_code"] == trace.strings.find(rank.host)
+    roles = {
+        int(process): (int(role), int(of_rank))
+        for process, role, of_rank in zip(
+            processes["process_id"][mine], processes["role_code"][mine], processes["rank"][mine], strict=True
+        )
+    }
+    workers = processes.take(mine & (processes["role_code"] == ProcessRole.WORKER))
+    wanted = thread_demand(trace, (int(steps["begin_ns"].min()), int(steps["end_ns"].max())))
+    here = [(*roles[process], part) for (process, _), part in wanted.items() if process in roles]
+    if not here:
+        return None
+    return _Demand(
+        sum(part for _, _, part in here),
+        sum(part for role, _, part in here if role == ProcessRole.WORKER),
+        sum(part >= POLICY.busy_thread_ratio for role, of, part in here if (role, of) == (ProcessRole.RANK, rank.rank)),
+        sum(role == ProcessRole.RANK for role, _ in roles.values()),
+        sum(workers_count(workers["worker_id"][rows]) for rows in GroupBy(workers["rank"])),
+    )

@@ -1,0 +1,104 @@
+"""Lost records: their share of all records where it matters, then one claim for each kind of loss.
+
+``records_lost`` comes first of all: ``name`` is the reason that lost most, ``share_ratio`` is of all records
+(``records``). In the section ``loss`` the kind is the collector, ``name`` the reason, ``items_count`` lost records;
+``more`` counts the kinds of loss that are not listed. ``loss_advice`` is what would have helped.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
+from stashtrace.analysis.findings.lost_record_claims import UNCOUNTED, VALUES_LOST, loses_uncounted, lost_count
+from stashtrace.analysis.findings.rules.policy import POLICY
+from stashtrace.schema.kinds import Severity
+from stashtrace.schema.trace import Trace
+
+#: Collector of losses of whole files: missing, unreadable or of different jobs.
+WHOLE_FILES = "importers"
+#: Tables whose rows are records of the job.
+_RECORDED = (
+    "spans",
+    "phases",
+    "batches",
+    "waits",
+    "collectives",
+    "collective_waits",
+    "counters",
+    "device_brackets",
+    "device_calls",
+    "kernels",
+)
+#: Why records were lost -> reasons of losses.
+_CAUSES = {
+    "too many threads at once": ("no_lane", "lost_lane_rows"),
+    "no space left in the run directory": ("no_space", "no_space_rows"),
+    "errors while writing to the run directory": ("not_written", "not_written_rows"),
+    "records that came faster than they could be written": ("lane_full", "lane_full_rows"),
+}
+_REASONS = {reason: cause for cause, reasons in _CAUSES.items() for reason in reasons}
+
+
+def loss_claims(trace: Trace) -> list[Claim]:
+    """Return claims about the share of lost records if it matters, and about the worst kinds of loss."""
+    losses = trace.losses
+    totals: dict[tuple[str, str], int] = {}
+    advices: dict[tuple[str, str], dict[str, None]] = {}
+    severity: dict[tuple[str, str], int] = {}
+    for row in losses.take(losses["severity_code"] >= Severity.ERROR).rows():
+        key = (trace.text(row["collector_code"]), trace.text(row["name_code"]))
+        totals[key] = totals.get(key, 0) + row["lost_count"]
+        severity[key] = max(severity.get(key, 0), row["severity_code"])
+        advices.setdefault(key, {})[trace.text(row["advice_code"])] = None
+    # Problems of whole files come before losses of single rows.
+    order = sorted(totals, key=lambda key: (key[0] != WHOLE_FILES, -totals[key]))
+    gone = (k for k in order if severity[k] == Severity.DATA_LOSS and k[1] not in (*VALUES_LOST, *UNCOUNTED))
+    worst = max(gone, key=totals.__getitem__, default=None)
+    claims = [] if worst is None else _much(trace, worst[1])
+    claims += [_kind(*key, totals[key], list(advices[key])) for key in order[: POLICY.losses_named_count]]
+    more = len(order) - POLICY.losses_named_count
+    if more > 0:
+        said = "{items_count:more kind} of loss; see `stashtrace info`"
+        claims.append(claim("loss", "more", said, items_count=more))
+    return claims
+
+
+def _much(trace: Trace, reason: str) -> list[Claim]:
+    """Return a claim about all lost records, if they are many; ``reason`` is that of most of them."""
+    lost = lost_count(trace)
+    whole = lost + trace.io_rows_count + sum(len(trace.table(name)) for name in _RECORDED)
+    if lost <= POLICY.records_lost_ratio * whole:
+        return []
+    said = (
+        f"RECORDS LOST: {{items_count:count}} of {{all_count:count}} ({{share_ratio:percent}})"
+        f"{', most of them because of {why}' if reason else ''}; the figures below leave them out"
+    )
+    own = Facts(
+        name=reason, items_count=lost, share_ratio=lost / whole, why=_REASONS.get(reason, reason.replace("_", " "))
+    )
+    return [claim("headline", "records_lost", said, [fact("records", "", all_count=whole)], **own)]
+
+
+def _kind(collector: str, reason: str, count: int, advices: list[str]) -> Claim:
+    """Return the claim about one kind of loss; the first of many files stands for all."""
+    advice, more = advices[0], len(advices) - 1
+    alike = " (and {more_count:count} more like it)" if advice and more else ""
+    if collector == WHOLE_FILES and advice:
+        said = f"{{advice}}{alike}"
+    elif reason in _REASONS:
+        said = f"{{items_count:count}} records lost ({{kind}}): {_REASONS[reason]}{alike}"
+    else:
+        many, why = "{items_count:count} " if count > 0 else "", ": {advice}" if advice else ""
+        said = f"{many}{{what}} ({{kind}}){why}{alike}"
+    what = reason.replace("_", " ")
+    what = what.removesuffix("s") if count == 1 else what
+    rows = [fact("loss_advice", "", "losses", advice=advice, more_count=more)] if advice else []
+    return claim("loss", collector, said, rows, name=reason, items_count=count, what=what)
+
+
+def lost_claim(trace: Trace) -> Claim:
+    """Return the claim about the number of lost records, also where it is nothing."""
+    uncounted = loses_uncounted(trace)
+    said = f"lost records {{items_count}}{' and an unknown number more' if uncounted else ''}"
+    name = "uncounted" if uncounted else ""
+    return claim("trust", "lost_records", said, name=name, items_count=lost_count(trace))

@@ -1,0 +1,56 @@
+"""Thresholds of the rules."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """From which figure on a rule says something, each with its reason."""
+
+    #: Shares of the step in which a step thread waits for a CPU: less than the first is what a scheduler makes of any
+    #: job, and from the second on no other figure of the step means much.
+    contention_noted_ratio: float = 0.05
+    contention_verdict_ratio: float = 0.2
+    #: A thread that could run for less of the time only starts others, or waits for them.
+    busy_thread_ratio: float = 0.1
+    #: Workers that are fewer of the threads that could run are not why the others wait.
+    workers_of_threads_ratio: float = 0.2
+    #: Other programs that use less of what is wanted beyond the CPUs would, gone, leave most of the waiting.
+    others_of_excess_ratio: float = 0.5
+    #: Other programs are named from this part of the CPUs on: daemons of any host use less.
+    others_named_ratio: float = 0.05
+    #: On average over waits and bursts, CPUs that threads could use for this part have none to spare.
+    cpus_taken_ratio: float = 0.8
+    #: CPUs that are idle for this part of the time while threads wait are CPUs that these may not use.
+    cpus_idle_ratio: float = 0.3
+    #: Unexplained time of more than the first share of the steps may be any of the stalls that are named; kinds of it
+    #: below the second, which prints as 0 %, are not named.
+    unexplained_ratio: float = 0.05
+    doubt_ratio: float = 0.00995
+    #: A hypervisor that takes less than this of a host's CPUs moves no figure of a step by more than its noise.
+    steal_ratio: float = 0.02
+    #: Work that the step hides for less than this share of it is no stall if the step becomes faster.
+    hidden_ratio: float = 0.01
+    #: A loss of more than this share of all records moves sums of times by as much as small stalls are.
+    records_lost_ratio: float = 0.01
+    #: Opens, closes and look-ups are named from this share of the time in I/O on: in files that are read, it is less.
+    look_ups_ratio: float = 0.25
+    #: The last sign of a killed process is a sample: ends nearer to each other than a few of these have no order.
+    ends_before_ns: int = 50_000_000
+    #: As many as a sentence, or a block of a page, can hold; the others are counted.
+    losses_named_count: int = 3
+    files_named_count: int = 3
+    trainers_named_count: int = 3
+    step_counts_named_count: int = 4
+    hosts_named_count: int = 8
+    ranks_of_host_characters: int = 40
+    missing_ranks_characters: int = 20
+    #: Parts of a start that are named: a sentence holds three, and less than this share of it is not where it went.
+    start_parts_count: int = 3
+    start_part_ratio: float = 0.05
+
+
+POLICY = Policy()
