@@ -13,6 +13,7 @@ import numpy as np
 
 from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.claim_rows import NOT_SAID
+from stashtrace.analysis.findings.rules.ending import ENDINGS
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import how_to_get_steps
@@ -29,7 +30,6 @@ from stashtrace.report.stalls_by_rank_and_step import heat_maps
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
 from stashtrace.summary.words import steps_text
-from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.units import ranks_text
 

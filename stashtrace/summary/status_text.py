@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import tables_of
-from stashtrace.analysis.findings.ending.end_claims import ending_claims
+from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.steps.step_time import StepTime
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts

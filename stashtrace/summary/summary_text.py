@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from stashtrace.analysis.findings import Summary, summarize
+from stashtrace.analysis.findings.rules.ending import ENDINGS
 from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -19,7 +20,6 @@ from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.causes_block import causes_block, causes_found
 from stashtrace.summary.look import Look
 from stashtrace.summary.words import claim_text, evidence_texts, steps_text
-from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.headline import headline_text
 from stashtrace.summary.words.template_parts import Finding, Row, findings_of
 from stashtrace.visible import visible_line

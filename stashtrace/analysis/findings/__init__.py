@@ -3,8 +3,8 @@
     trace -> facts (numbers of ranks) -> claims, each with its evidence -> tables -> stashtrace.summary words them
 
 ``summary_input`` takes the numbers, ``verdicts`` chooses the stalls worth a claim, ``loader_evidence``, ``lateness/``
-and ``device_evidence`` find their evidence, ``trust`` and ``lost_record_claims`` state how far to trust them,
-``all_claims`` puts them into reading order.
+and ``device_evidence`` find their evidence, ``rules/`` find and word all that is no time, ``all_claims`` puts them into
+reading order.
 """
 
 # SPDX-License-Identifier: Apache-2.0

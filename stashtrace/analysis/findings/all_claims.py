@@ -9,16 +9,17 @@ from dataclasses import replace
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, Evidence, claims_by, not_said
-from stashtrace.analysis.findings.ending.end_claims import ending_claims, failure_claims
 from stashtrace.analysis.findings.over_time.affected_steps import UNEVEN_STEPS, in_steps
 from stashtrace.analysis.findings.over_time.change_claims import change_claims, steps_evidence
 from stashtrace.analysis.findings.places.line_evidence import computing_claims, with_lines, with_slow_line
 from stashtrace.analysis.findings.rules.clocks import unordered_claims
 from stashtrace.analysis.findings.rules.contention import contention_claims
 from stashtrace.analysis.findings.rules.doubts import doubt_claims
+from stashtrace.analysis.findings.rules.ending.failures import failure_claims
+from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
+from stashtrace.analysis.findings.rules.ending.killed import killed_claims
 from stashtrace.analysis.findings.rules.files import files_claims, without_steps
 from stashtrace.analysis.findings.rules.hidden import hidden_claims, staged_claims
-from stashtrace.analysis.findings.rules.killed import killed_claims
 from stashtrace.analysis.findings.rules.left_out import left_out_claims
 from stashtrace.analysis.findings.rules.losses import loss_claims
 from stashtrace.analysis.findings.rules.machine import (

@@ -295,7 +295,7 @@ def _say_how_it_ended(screen: Screen, outcome: Outcome) -> None:
     elif outcome.exit_code:
         screen.say(f"stashtrace: the command ended with exit code {outcome.exit_code}")
     if outcome.facts.get(MEMORY_KILLS):
-        from stashtrace.summary.words.end_templates import memory_kills_text
+        from stashtrace.analysis.findings.rules.ending.failures import memory_kills_text
 
         kills = memory_kills_text(outcome.facts[MEMORY_KILLS], outcome.facts.get(MEMORY_LIMIT, -1))
         screen.say(f"stashtrace: {kills}")

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, tables_of
-from stashtrace.analysis.findings.ending.end_claims import ending_claims, stuck_at_end
 from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
 from stashtrace.analysis.findings.ending.idle import long_ns
+from stashtrace.analysis.findings.rules.ending.hangs import ending_claims, stuck_at_end
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
 from stashtrace.analysis.findings.spikes.spike_claims import claim_of_step
 from stashtrace.analysis.findings.spikes.spikes import described, samples_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.ending.end_claims import ending_claims
+from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.lines.lines import costliest_lines, costliest_worker_lines

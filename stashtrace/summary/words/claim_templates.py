@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 
 from stashtrace.summary.words.change_templates import CHANGES, late_in_few_steps, mean_alone, steps_of_time
-from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS, part_for_it, peers_of, surplus
 from stashtrace.summary.words.on_file import file_claim
 from stashtrace.summary.words.spikes import slow_steps
@@ -423,8 +422,7 @@ def _computes_in(f: Finding) -> str:
 
 #: Kind of claim -> its words.
 CLAIMS: dict[str, Callable[[Finding], str]] = {
-    # ``ending`` words how the job ended, ``steps_text`` the steps; a claim of a rule has words of its own
-    **ENDINGS,
+    # a claim of a rule has words of its own
     "steps": lambda f: steps_text(f, alone=False),
     # verdicts
     "data": _data,

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from stashtrace.analysis.findings.unexplained_time import CALL_OF_WAIT
 from stashtrace.summary.words.change_templates import behind_it
-from stashtrace.summary.words.end_templates import ENDING_EVIDENCE
 from stashtrace.summary.words.on_file import doing, is_path
 from stashtrace.summary.words.spikes import behind_slow, beside_slow, made_by_worker, waited_for_slow
 from stashtrace.summary.words.template_parts import (
@@ -663,7 +662,6 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         " device, or for work that is not in the recording"
     ),
     "work_not_read": _filled("the recording of rank {rank} lacks or hides work of a device: {name}"),
-    **ENDING_EVIDENCE,
     "behind_it": behind_it,
     "behind_slow": behind_slow,
     "beside_slow": beside_slow,

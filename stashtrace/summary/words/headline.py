@@ -6,13 +6,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
+from stashtrace.analysis.findings.rules.ending import ENDINGS
 from stashtrace.errors import guarded
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.beside_causes import steps_of
 from stashtrace.summary.words.cause_templates import cause_headline
 from stashtrace.summary.words.change_templates import late_in_few_steps, steps_of_time
 from stashtrace.summary.words.claim_templates import verdict_text
-from stashtrace.summary.words.end_templates import ENDINGS
 from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS, NEARLY_ALL_RATIO, part_for_it, peers_of, surplus
 from stashtrace.summary.words.on_file import file_short
 from stashtrace.summary.words.template_parts import Finding, Row, of_recording, ranks, share, verb

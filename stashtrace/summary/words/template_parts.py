@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.schema.table import Table
-from stashtrace.units import bytes_text, duration_text, few_ranks, is_several, operation, percent_text, range_text
+from stashtrace.units import duration_text, few_ranks, is_several, percent_text, range_text
 
 Row = dict[str, Any]
 
@@ -144,23 +144,3 @@ def verb(row: Row, one: str, many: str) -> str:
 def ranks_named(text: str, verbs: tuple[str, str]) -> str:
     """Put ``rank`` or ``ranks`` before a list such as ``0-2,5``, and the verb for one or for several behind it."""
     return f"rank{'s' if is_several(text) else ''} {text} {verbs[is_several(text)]}"
-
-
-def not_entered(ranks: str, call: str, sequence: int, group: str, message_bytes: int) -> str:
-    """Say which ranks have not entered which collective of which group."""
-    size = f", {bytes_text(message_bytes)}" if message_bytes > 0 else ""
-    name = group or "a group without a name"
-    return f"{ranks_named(ranks, ('has', 'have'))} not entered {operation(call)} {sequence} of {name}{size}"
-
-
-def waiting_inside(ranks: str, since_ns: int) -> str:
-    """Say which ranks wait in that collective, and for how long where that is known."""
-    how_long = f" for {duration_text(since_ns)}" if since_ns >= 0 else ""
-    return f"{ranks_named(ranks, ('waits', 'wait'))} in it{how_long}"
-
-
-def last_called(rank: int, sequence: int) -> str:
-    """Say which collective of that group a missing rank called last; -1: none."""
-    if sequence < 0:
-        return f"rank {rank} has called no collective of this group"
-    return f"rank {rank} last called number {sequence}"

@@ -11,8 +11,8 @@ from corpus import corpus
 
 import stashtrace
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.ending.end_claims import stuck_at_end
 from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, NOT_FINISHED, Stuck, find_stuck
+from stashtrace.analysis.findings.rules.ending.hangs import stuck_at_end
 from stashtrace.schema.kinds import CollectiveOp, ElementType, SpanKind, TrackKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence
-from stashtrace.analysis.findings.ending.end_claims import ending_claims, stuck_at_end
 from stashtrace.analysis.findings.ending.idle import find_idle
-from stashtrace.analysis.findings.ending.last_activity import doing, step_track
-from stashtrace.analysis.findings.ending.looked import RUNS, UNKNOWN, split_name
+from stashtrace.analysis.findings.ending.last_activity import step_track
+from stashtrace.analysis.findings.ending.looked import RUNS, UNKNOWN
+from stashtrace.analysis.findings.rules.ending.hangs import ending_claims, stuck_at_end
+from stashtrace.analysis.findings.rules.ending.last_seen import doing
 from stashtrace.errors import MissingDataError
 from stashtrace.record.look.progress import STANDS_STILL
 from stashtrace.schema import columns as col
@@ -118,13 +119,13 @@ def _rows(trace: Trace, claim: Claim) -> Iterator[tuple[Any, ...]]:
     by_code: dict[str, list[Evidence]] = {}
     for row in claim.evidence:
         by_code.setdefault(row.code, []).append(row)
-    about = by_code.get("hung_bytes", [Evidence("")])[0]
+    about = by_code.get("hung_bytes", [Evidence("")])[0].facts
     inside, through = (by_code.get(code, [Evidence("")])[0].name for code in ("hung_inside", "hung_through"))
     works, last = (_by_rank(by_code.get(code, ())) for code in ("still_works", "hung_last"))
     own = _by_rank(by_code.get("waits_in", ()))
     is_mismatch = claim.kind == "mismatch"
     for rank in ranks_in(claim.ranks):
-        group, operation, sequence = about.name, claim.call, claim.items_count
+        group, operation, sequence = about.get("group", ""), claim.call, claim.items_count
         if rank in own:
             group, operation, sequence = own[rank].name, own[rank].kind, own[rank].items_count
         if is_mismatch:
@@ -136,7 +137,7 @@ def _rows(trace: Trace, claim: Claim) -> Iterator[tuple[Any, ...]]:
             group,
             operation,
             sequence,
-            round(about.moved_bytes),
+            about.get("message_bytes", -1),
             round(claim.stall_ns),
             inside if claim.name not in ("inside", "unseen") else claim.ranks,
             through,
@@ -159,14 +160,14 @@ def _activity(rows: list[Evidence]) -> tuple[str, str, str, str, str, str]:
     workers, unseen = [], []
     for row in rows:
         if row.code == "look_thread" or row.code == "stands_in":
-            activity, (target, place) = row.kind, split_name(row.name)
+            activity, target, place = row.kind, row.facts["target"], row.facts["place"]
         elif row.code == "ran_since":
             activity = RUNS if row.part_ratio > STANDS_STILL else UNKNOWN
-            place = split_name(row.name)[1]
+            place = row.facts["place"]
         elif row.code == "look_gil":
-            holder = split_name(row.name)[0]
+            holder = row.name
         elif row.code == "look_worker":
-            workers.append(f"{row.worker_id} {row.kind} {split_name(row.name)[0]}".rstrip())
+            workers.append(f"{row.worker_id} {row.kind} {row.facts['target']}".rstrip())
         elif row.code == "look_child":
             workers.append(f"{row.items_count} ended ({row.name})")
         elif row.code == "look_unseen":

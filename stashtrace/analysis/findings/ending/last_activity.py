@@ -11,20 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.findings.claim_rows import Evidence
-from stashtrace.analysis.findings.ending.looked import evidence_of_look, has_ended, look_at_rank, was_seen
-from stashtrace.analysis.findings.ending.newest_row import newest_ns
+from stashtrace.analysis.findings.ending.looked import has_ended, look_at_rank, was_seen
 from stashtrace.analysis.stalls.sampled_cpus import timed_samples
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
 from stashtrace.loading.looks import newest_stack
 from stashtrace.record.look.model import ThreadLook
-from stashtrace.record.look.progress import STANDS_STILL
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoOp, Phase, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace
 
 #: Less than this after the last record is nothing to speak of.
-_LEAST_NS = 500_000_000
+LEAST_NS = 500_000_000
 #: Metadata key; the same in ``csrc/collectors/proc/proc_collector.cpp``.
 _FACT = "stands_in"
 #: What comes next is said if it did so at least this often, in at least this share of the steps before.
@@ -32,56 +29,22 @@ _SEEN, _MOSTLY = 3, 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class _Activity:
+class Activity:
+    """Something that a thread did."""
+
     begin_ns: int
     end_ns: int
     kind: str
     name: str = ""
 
 
-def doing(trace: Trace, rank: int) -> list[Evidence]:
-    """Return evidence of what a rank was doing when its records end; empty if it left none but its operations."""
-    return _by_records(trace, rank) + evidence_of_look(trace, rank)
-
-
-def _by_records(trace: Trace, rank: int) -> list[Evidence]:
-    thread = step_track(trace, rank)
-    if thread is None:
-        return []
-    process, track = thread
-    acts = _activities(trace, track)
-    if not acts:
-        return []
-    last = max(acts, key=lambda act: act.end_ns)
-    end = newest_ns(trace)
-    rows = [Evidence("did_last", "phases", rank=rank, amount_ns=end - last.end_ns, kind=last.kind, name=last.name)]
-    if end - last.end_ns < _LEAST_NS:
-        return rows
-    follows = _what_follows(acts, last.kind)
-    if follows:
-        rows.append(Evidence("followed_by", "phases", rank=rank, kind=follows))
-    ran = ran_since(trace, process, track, last.end_ns)
-    if ran is None or was_seen(look_at_rank(trace, rank)):  # who looked knows better
-        return rows
-    share, window_ns = ran
-    place = _place(trace, process, track, last.end_ns)
-    call, _, target = _stands_in(trace, process).partition(" ") if share <= STANDS_STILL else ("", "", "")
-    if call:
-        return [
-            *rows,
-            Evidence("stands_in", "metadata", rank=rank, amount_ns=window_ns, kind=call, name=target + place),
-        ]
-    return [*rows, Evidence("ran_since", "counters", rank=rank, part_ratio=share, amount_ns=window_ns, name=place)]
-
-
-def _place(trace: Trace, process: int, track: int, since_ns: int) -> str:
-    """Return where in the job's code a thread was seen since a moment, as ``split_name`` reads it; else nothing."""
+def place_since(trace: Trace, process: int, track: int, since_ns: int) -> str:
+    """Return where in the job's code a thread was seen since a moment; else nothing."""
     tid = int(trace.tracks["native_id"][np.flatnonzero(trace.tracks["track_id"] == track)[0]])
-    place = ThreadLook(tid, "", frames=newest_stack(trace, process, tid, since_ns)).place
-    return f"\n{place}" if place else ""
+    return ThreadLook(tid, "", frames=newest_stack(trace, process, tid, since_ns)).place
 
 
-def _stands_in(trace: Trace, process: int) -> str:
+def stands_in(trace: Trace, process: int) -> str:
     """Return the system call that the main thread of a process stood in when last looked at; empty if it ran."""
     facts = trace.metadata
     rows = (facts["process_id"] == process) & (facts["key_code"] == trace.strings.find(_FACT))
@@ -99,7 +62,7 @@ def is_gone(trace: Trace, rank: int) -> bool:
         newest = max(newest, int(at[-1]))
         if owner in process:
             last = max(last, int(at[-1]))
-    return 0 <= last < newest - _LEAST_NS
+    return 0 <= last < newest - LEAST_NS
 
 
 def step_track(trace: Trace, rank: int) -> tuple[int, int] | None:
@@ -117,8 +80,9 @@ def step_track(trace: Trace, rank: int) -> tuple[int, int] | None:
     return int(trace.collectives["process_id"][rows[0]]), int(tracks[counts.argmax()])
 
 
-def _activities(trace: Trace, track: int) -> list[_Activity]:
-    acts: list[_Activity] = []
+def activities(trace: Trace, track: int) -> list[Activity]:
+    """Return what a thread did, as far as it ended."""
+    acts: list[Activity] = []
 
     def add(table: str, chosen: object, kind: object, name: object = None) -> None:
         rows = trace.table(table)
@@ -128,7 +92,7 @@ def _activities(trace: Trace, track: int) -> list[_Activity]:
         for row in picked.tolist():
             begin, end = int(rows[begins][row]), int(rows[ends][row])
             label = kind(row) if callable(kind) else str(kind)
-            acts.append(_Activity(begin, max(begin, end), label, name(row) if callable(name) else ""))
+            acts.append(Activity(begin, max(begin, end), label, name(row) if callable(name) else ""))
 
     phases, batches, spans = trace.phases, trace.batches, trace.spans
     add("phases", np.ones(len(phases), dtype=bool), lambda row: Phase(int(phases["phase_code"][row])).name.lower())
@@ -143,9 +107,9 @@ def _activities(trace: Trace, track: int) -> list[_Activity]:
     return acts
 
 
-def _last_io(trace: Trace, track: int) -> list[_Activity]:
+def _last_io(trace: Trace, track: int) -> list[Activity]:
     """Return the last I/O call of a thread."""
-    best: _Activity | None = None
+    best: Activity | None = None
     for io in trace.io_pieces():
         rows = np.flatnonzero(io["track_id"] == track)
         if not len(rows):
@@ -154,11 +118,11 @@ def _last_io(trace: Trace, track: int) -> list[_Activity]:
         end = int(io["end_ns"][row])
         if best is None or end > best.end_ns:
             path = trace.text(int(io["path_code"][row]))
-            best = _Activity(int(io["begin_ns"][row]), end, IoOp(int(io["op_code"][row])).name.lower(), path)
+            best = Activity(int(io["begin_ns"][row]), end, IoOp(int(io["op_code"][row])).name.lower(), path)
     return [best] if best is not None else []
 
 
-def _what_follows(acts: list[_Activity], kind: str) -> str:
+def what_follows(acts: list[Activity], kind: str) -> str:
     """Return what mostly began next after a kind of activity ended, in the steps before; empty if that varies."""
     ordered = sorted(acts, key=lambda act: (act.begin_ns, -act.end_ns))
     ends = [at for at, act in enumerate(ordered) if act.kind == kind]

@@ -1,7 +1,4 @@
-"""What a look at the living processes of a rank adds: where its step thread is, who holds its GIL, what its workers do.
-
-A look is taken from outside while the job lives (``loading.looks``); without one, there is no evidence from here.
-"""
+"""What a look at the living processes of a rank saw; it is taken from outside (``loading.looks``)."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -10,8 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from stashtrace.analysis.findings.claim_rows import Evidence
-from stashtrace.record.look.model import ELSEWHERE, LOOK_FACT, Look, ThreadLook
+from stashtrace.record.look.model import ELSEWHERE, LOOK_FACT, Look
 from stashtrace.record.look.progress import STANDS_STILL
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace, cached_on_trace
@@ -23,7 +19,6 @@ _STOPPED = ("T", "t")
 _GONE = ("", "Z", "X")
 #: A worker that waits for work stands in one of these: it polls the pipe of its queue, whose lock it alone takes.
 _IDLE_CALLS = ("poll", "select", "epoll")
-_WORKERS_AT_MOST = 3
 #: Tables whose rows are made by work; a thread that polls or sleeps again and again adds rows to ``waits``.
 WORK = ("phases", "batches", "spans")
 
@@ -88,69 +83,11 @@ def activity_of(look: Look) -> str:
     return look.thread.call or (SYSTEM if look.thread.state == "D" else UNKNOWN)
 
 
-def evidence_of_look(trace: Trace, rank: int) -> list[Evidence]:
-    """Return what was seen of a rank: its step thread, the holder of its GIL, its workers, and what was not seen."""
-    look = look_at_rank(trace, rank)
-    if look is None:
-        return []
-    rows = []
-    if was_seen(look):
-        rows.append(_thread_row("look_thread", rank, look, look.thread))
-        if look.holder is not None:
-            rows.append(
-                Evidence(
-                    "look_gil",
-                    "metadata",
-                    rank=rank,
-                    kind=f"{look.holder.call} {look.holder.target}".rstrip(),
-                    name=_named(look.holder.name, look.holder),
-                )
-            )
-        rows += _workers(trace, rank)
-        if look.ended_children:
-            names = ", ".join(sorted(set(look.ended_children)))
-            rows.append(Evidence("look_child", "metadata", rank=rank, items_count=len(look.ended_children), name=names))
-    return rows + [Evidence("look_unseen", "metadata", rank=rank, name=why) for why in look.unseen]
-
-
-def _thread_row(code: str, rank: int, look: Look, thread: ThreadLook | None, worker: int = -1) -> Evidence:
-    share = look.thread_ran_ns / look.window_ns if look.thread_ran_ns >= 0 and look.window_ns > 0 else -1.0
-    target = thread.target if thread is not None else ""
-    return Evidence(
-        code,
-        "metadata",
-        rank=rank,
-        worker_id=worker,
-        amount_ns=look.window_ns,
-        part_ratio=min(share, 1.0),
-        kind=activity_of(look),
-        name=_named(target, thread),
-    )
-
-
-def _named(name: str, thread: ThreadLook | None) -> str:
-    """Join a name and a place in the code; ``split_name`` takes them apart."""
-    return f"{name}\n{thread.place}" if thread is not None and thread.place else name
-
-
-def split_name(text: str) -> tuple[str, str]:
-    """Return the name and the place in the code, each empty if there is none."""
-    name, _, place = text.partition("\n")
-    return name, place
-
-
-def _workers(trace: Trace, rank: int) -> list[Evidence]:
-    """Return the workers of a rank that do not simply wait for work."""
+def busy_workers(trace: Trace, rank: int) -> list[tuple[int, Look]]:
+    """Return the workers of a rank that do not simply wait for work, by their numbers."""
     numbers = dict(zip(trace.processes["process_id"].tolist(), trace.processes["worker_id"].tolist(), strict=True))
-    rows = []
-    for process in _processes(trace, rank, ProcessRole.WORKER):
-        look = looks(trace).get(process)
-        if look is None or not was_seen(look):
-            continue
-        if _waits_for_queues(look):
-            continue
-        rows.append(_thread_row("look_worker", rank, look, look.thread, numbers[process]))
-    return rows[:_WORKERS_AT_MOST]
+    of_workers = ((numbers[p], looks(trace).get(p)) for p in _processes(trace, rank, ProcessRole.WORKER))
+    return [(n, look) for n, look in of_workers if look is not None and was_seen(look) and not _waits_for_queues(look)]
 
 
 def _waits_for_queues(look: Look) -> bool:

@@ -38,10 +38,16 @@ class Policy:
     records_lost_ratio: float = 0.01
     #: Opens, closes and look-ups are named from this share of the time in I/O on: in files that are read, it is less.
     look_ups_ratio: float = 0.25
+    #: A thread that ran, or waited for a CPU, for this share of the time did nothing else.
+    ran_always_ratio: float = 0.9
+    #: A wait of fewer steps than this may be an ordinary one.
+    hung_steps_count: int = 3
     #: The last sign of a killed process is a sample: ends nearer to each other than a few of these have no order.
     ends_before_ns: int = 50_000_000
     #: As many as a sentence, or a block of a page, can hold; the others are counted.
     losses_named_count: int = 3
+    ranks_named_count: int = 3
+    workers_named_count: int = 3
     files_named_count: int = 3
     trainers_named_count: int = 3
     step_counts_named_count: int = 4
