@@ -131,6 +131,11 @@ def ranks(row: Row) -> str:
     return f"rank{'s' if row['items_count'] > 1 else ''} {row['ranks']}"
 
 
+def all_or_part(ratio: float) -> str:
+    """Word a part: ``all``, or its percentage."""
+    return "all" if percent_text(ratio) == percent_text(1) else percent_text(ratio)
+
+
 def few_ranks(ranks: str) -> str:
     """Cut a list of ranks that is too long to read: ``0, 2, 4 … 1022``."""
     if len(ranks) <= _RANKS_WIDTH:
