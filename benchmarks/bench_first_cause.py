@@ -110,10 +110,11 @@ def judged(name: str, truth: dict[str, Any], folder: Path) -> dict[str, Any]:
         found = []
     planted = truth["causes"]
     hits = [[is_about(row, cause, everybody) for cause in planted] for row in found[:2]]
-    # That all ranks wait for CPUs blames none of them.
-    blamed = [
+    # That all ranks wait for CPUs, or work unevenly in single steps, blames none of them.
+    blames = [
         row for row in found if row["level"] in ("gone", "peers", "even", "usual") and row["what"] != "contention"
     ]
+    blamed = [row for row in blames if row["level"] != "even" or row["ranks"] != everybody]
     row = {
         "name": name,
         "planted": "; ".join(f"{cause['ranks']} {cause['function'] or cause['what']}" for cause in planted)

@@ -62,9 +62,8 @@ def render(tables: Summary, look: Look, path: str, first: Table | None = None, e
         most = len(found) if everything else _VERDICTS_AT_MOST
         lines = _whole_page(found, ranks, look, path, first, most)
     else:
-        lines = _page_of_causes(found, ranks, look, path, causes)
         unsaid = [row["reason"] for row in first.rows() if row["reason"]] if first is not None else []
-        lines += [line for reason in unsaid for line in look.wrap(reason, f"{_INDENT}! ", _INDENT * 2)]
+        lines = _page_of_causes(found, ranks, look, path, causes, unsaid)
     return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
 
 
@@ -73,7 +72,12 @@ def _lines_of(look: Look, what: str, make: Callable[[], list[str]]) -> list[str]
 
 
 def _page_of_causes(
-    found: Sequence[Finding], ranks: Sequence[Budget], look: Look, path: str, causes: Sequence[Row]
+    found: Sequence[Finding],
+    ranks: Sequence[Budget],
+    look: Look,
+    path: str,
+    causes: Sequence[Row],
+    unsaid: Sequence[str],
 ) -> list[str]:
     """Return the page of a usual job: its causes, and what limits them."""
     lines_of = partial(_lines_of, look)
@@ -106,6 +110,7 @@ def _page_of_causes(
         *lines_of("the machine", lambda: _plain([*machine, *warnings], look)),
         *lines_of("how far to trust it", lambda: _trust(limits, look)),
         *lines_of("what was lost", lambda: _losses(_of(found, "loss"), look)),
+        *(line for reason in unsaid for line in look.wrap(reason, f"{_INDENT}! ", _INDENT * 2)),
         "",
         *lines_of("what to look at next", lambda: _commands(found, path)),
     ]

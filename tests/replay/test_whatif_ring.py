@@ -18,6 +18,7 @@ from wait_chains import Job as Chain
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.graph import build
 from stashtrace.replay import Change, what_if
+from stashtrace.replay.causes import causes
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
@@ -90,10 +91,11 @@ def test_the_work_of_the_late_rank_alone_is_taken_away() -> None:
     assert quicker.middle_ns == pytest.approx(WORK / 2 + MESSAGE + UPDATE, rel=0.15)
 
 
-def test_who_waits_in_a_send_is_not_said_to_receive() -> None:
+def test_all_of_a_ring_wait_for_the_rank_that_computes_longer() -> None:
     (verdict,) = [row for row in document(summarize(ring()))["findings"] if row["kind"] == "late"]
-    assert verdict["text"].startswith("rank 2 computes 40.0 ms a step longer than the others")
-    assert "rank 1 waits for it in send, rank 3 for it in receive, and rank 0 for rank 3 in receive" in verdict["text"]
+    assert "all of it for rank 2" in verdict["text"]
+    first = next(iter(causes(ring()).rows()))
+    assert (first["ranks"], first["kind"], first["waiting_ranks"]) == ("2", "compute", "0,1,3")
 
 
 def asked_late(steps: int = 24) -> Trace:

@@ -81,10 +81,11 @@ def test_a_cure_of_sizes_is_not_offered_for_another_reason() -> None:
 
 
 def test_the_rank_that_compiles_is_the_one_that_others_wait_for() -> None:
-    said = about(verdicts(job(inside_forward=False, ranks=2)), "late")
-    assert said.text.startswith("rank 1 spends ")
-    assert "longer than rank 0 in torch.compile Net.forward (net.py:8)" in said.text
-    assert any(REASON in text for text in said.evidence)
+    trace = job(inside_forward=False, ranks=2)
+    first = next(iter(causes(trace).rows()))
+    assert (first["ranks"], first["kind"], first["waiting_ranks"]) == ("1", "compile", "0")
+    late = about(verdicts(trace), "late")
+    assert late.evidence[0].startswith("rank 1 makes all of the waiting: it was in torch.compile longer (")
 
 
 def test_without_compilations_the_steps_are_as_long_as_the_others() -> None:

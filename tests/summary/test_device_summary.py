@@ -144,8 +144,10 @@ def test_functions_that_explain_a_part_are_not_said_to_explain_all() -> None:
 def test_late_ranks_and_links_of_devices() -> None:
     trace = job(late_ms=30, transfer_ms=10)
     found = {f.kind: f for f in verdicts(trace)}
-    assert found["late"].text.startswith("rank 1 computes 30.0 ms a step longer than rank 0")
-    assert found["late"].text.endswith("; rank 0 waits 30.0 ms a step (30 %) for it in all-reduce")
+    assert found["late"].text == (
+        "rank 0 waits 30.0 ms a step (30 %) for other ranks in all-reduce, all of it for rank 1"
+    )
+    assert found["late"].evidence[0] == "rank 1 makes all of the waiting: it computed longer (all of that)"
     assert "all-reduce reached 10.0 GB/s of bus bandwidth over 7 transfers" in found["link"].evidence
     text = shown(trace)
     assert "GPU by timing events, NCCL by its plugin" in text

@@ -60,26 +60,6 @@ def test_a_short_form_says_what_the_claim_says(kind: str, cause: str, said: str,
     assert never not in headline, headline
 
 
-@pytest.mark.parametrize(("part", "said"), [(0.6, "wait 60 % of a step partly for it"), (0.99, "step for it")])
-def test_a_wait_that_has_several_causes_is_not_all_for_one(part: float, said: str) -> None:
-    work = Evidence("late_surplus", rank=7, of_count=-1, amount_ns=30 * MS, kind="sleep")
-    links = [Evidence("late_link", rank=7, items_count=1, name=name, kind="all_reduce") for name in ("0,2,5", "11")]
-    total = Evidence("late_sum", amount_ns=100 * MS, low_ns=100 * MS, high_ns=100 * MS)
-    whole = Evidence("late_part", rank=0, part_ratio=part)
-    claim = finding("late", "sleep", Evidence("late_root", rank=7), work, *links, total, whole)
-    assert headline_text([Finding({**claim.row, "ranks": "0-5", "least_ratio": 0.6}, claim.evidence)]).endswith(said)
-
-
-def test_one_rank_that_waits_for_two_says_which_part_is_for_one() -> None:
-    work = Evidence("late_surplus", rank=7, of_count=-1, amount_ns=30 * MS, kind="sleep")
-    link = Evidence("late_link", rank=7, items_count=1, name="0", kind="all_reduce")
-    for part, said in ((0.64, "a step (60 %), 64 % of which is for it"), (0.99, "a step (60 %) for it")):
-        whole = Evidence("late_part", rank=0, part_ratio=part)
-        claim = finding("late", "sleep", Evidence("late_root", rank=7), work, link, whole)
-        row = {**claim.row, "ranks": "0", "items_count": 1}
-        assert claim_text(Finding(row, claim.evidence)).endswith(f"; rank 0 waits 60.0 ms {said}")
-
-
 def test_bounds_of_one_rank_are_an_upper_one_of_several() -> None:
     claim = finding("data", "worker", low_ms=30, confidence="between")
     assert headline_text([claim]).startswith("ranks 0,2,5,7,11 are input bound: up to 60.0 ms a step (up to 60 %)")
@@ -98,15 +78,6 @@ def test_bounds_of_one_rank_are_an_upper_one_of_several() -> None:
 def test_a_sentence_that_is_too_long_ends_with_a_clause(text: str, said: str) -> None:
     """A short first one says too little: then the text is cut, and marked."""
     assert _beginning(text) == said
-
-
-def test_several_ranks_with_more_work_are_all_named_with_their_amounts() -> None:
-    rows = [Evidence("unlike_rank", rank=rank, amount_ns=ms * MS, kind="compute") for rank, ms in ((8, 60), (9, 40))]
-    one = finding("late", "compute", *rows)
-    one.row["cause_rank"] = 8
-    said = "ranks 8,9 have 40.0 ms to 60.0 ms a step more work than the others and come last by turns"
-    assert claim_text(one).startswith(f"{said}; ranks {RANKS} wait ")
-    assert headline_text([one]) == said
 
 
 def test_the_mean_of_growing_steps_need_not_lie_between_the_usual_ones() -> None:

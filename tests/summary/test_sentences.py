@@ -105,21 +105,6 @@ def test_ranks_that_are_missing_may_have_been_waited_for() -> None:
     assert "ranks 1-15 left no record here" in told
 
 
-def test_a_sum_of_waits_is_as_certain_as_the_waits() -> None:
-    links = [Evidence("late_link", rank=0, items_count=2, kind="all_reduce", name="1,2")]
-    rows = (
-        Evidence("late_root", rank=0, part_ratio=1.0),
-        Evidence("late_surplus", rank=0, amount_ns=40 * MS, kind="sleep"),
-        *links,
-        Evidence("late_sum", amount_ns=80 * MS, low_ns=20 * MS, high_ns=90 * MS),
-    )
-    (told,) = worded(claim("late", 40, 10, 45, call="all_reduce", evidence=rows))
-    assert told == (
-        "rank 0 sleeps 40.0 ms a step longer than the others; ranks 1,2 wait for it in all-reduce: between 20.0 ms and"
-        " 90.0 ms of waiting a step in all"
-    )
-
-
 def test_a_large_loss_is_the_first_thing_said() -> None:
     build, _ = job()
     build.loss("no_lane", 199_840, collector="core", advice="rows of threads that found no room in the ring file")

@@ -10,7 +10,7 @@ import pytest
 from builders import MS, TraceBuilder, trace_from_text
 from corpus import corpus
 from importers.kineto_files import device, host, launch, rank_of_two, write
-from summary.scenes import job, verdicts, worded
+from summary.scenes import verdicts, worded
 
 import stashtrace
 from stashtrace.analysis.findings import summarize
@@ -96,13 +96,6 @@ def _link(rank: int) -> Evidence:
     return Evidence("late_link", rank=112, items_count=1, name=str(rank))
 
 
-def test_what_lies_in_a_gap_of_the_recording_is_not_called_blocked() -> None:
-    row = {"rank": 112, "of_count": 48, "amount_ns": 2_300_000_000}
-    rows = (Evidence("late_root", rank=112), Evidence("late_surplus", kind="unrecorded", **row), _link(48))
-    (text,) = worded(Claim("verdict", "late", ranks="48", items_count=1, confidence="exact", evidence=rows))
-    assert text.startswith("rank 112 has 2.30 s a step more than rank 48 in which nothing was recorded; rank 48 waits")
-
-
 UNLIKE_RANKS = f"""
     rank 0 phase : {"FFB.........O" * 8}
     rank 0 cpu   : {"xxx.........x" * 8}
@@ -122,13 +115,6 @@ def test_a_mean_of_what_is_unexplained_is_no_lower_bound() -> None:
     (text,) = worded(*doubt_claims(replace(facts, ranks=crowded)))
     mean = "LOW CONFIDENCE: 35 % unexplained, the mean of all ranks (69 % on rank 0)"
     assert text == f"{mean}; it may be more, since CPUs were scarce"
-
-
-def test_transfers_are_told_once() -> None:
-    late = next(v for v in verdicts(job(sleep={1: 20}, transfer=8)[1]) if v.kind == "late")
-    assert not any("the transfers themselves" in text for text in late.evidence)
-    short = next(v for v in verdicts(job(sleep={1: 20}, transfer=1)[1]) if v.kind == "late")
-    assert any("the transfers themselves take 1.00 ms a step" in text for text in short.evidence)
 
 
 def test_workers_that_are_always_busy_set_the_pace() -> None:

@@ -31,7 +31,7 @@ class Transfers:
 
     #: Node of each row's transfer, -1 if there is none.
     node: Int64
-    #: When the node ends, with the first member that was done; and when the row's own member was done.
+    #: When the node ends: with the first member that was done, a message with its receive; and the row's own member.
     end_ns: Int64
     own_end_ns: Int64
 
@@ -41,7 +41,10 @@ class Transfers:
 
 
 def transfers(index: TraceIndex, parts: Parts) -> Transfers:
-    """Add a node for each collective that ended, from its last member's entry to its first member's end."""
+    """Add a node for each collective that ended, from its last member's entry to its first member's end.
+
+    A message ends with its receive.
+    """
     table, matched = index.trace.collectives, index.in_flight
     count = len(table)
     ended = (matched.end_ns < NEVER) & (matched.last_enter_ns < NEVER) & (matched.last_enter_ns > -NEVER)
@@ -54,10 +57,11 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     operations = GroupBy(queue[rows], number[rows])
     group, first = operations.keys[0], rows[operations.first]
     enter = operations.max(np.maximum(matched.last_enter_ns, index.entered_ns)[rows])
-    first_done = rows[operations.argmax(-matched.end_ns[rows])]
-    done = _times_without_late_looks(
-        enter, matched.end_ns[first_done], table["message_bytes"][first], _is_asked_late(index)[first_done]
-    )
+    late = _is_asked_late(index)
+    # A sender is done when its message has left it, so the receiver's end counts where that was not seen too late.
+    arrived = (table["op_code"][rows] == CollectiveOp.RECEIVE) & ~late[rows]
+    first_done = rows[operations.argmax(np.where(arrived, NEVER, -matched.end_ns[rows]))]
+    done = _times_without_late_looks(enter, matched.end_ns[first_done], table["message_bytes"][first], late[first_done])
     # Where a backend runs operations at the same time, one may end before another that was called first.
     alone = np.append(True, (group[1:] != group[:-1]) | (done[1:] < done[:-1]))
     begin = _times_alone_in_queue(enter, done, alone)

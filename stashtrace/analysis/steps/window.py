@@ -17,6 +17,8 @@ from stashtrace.schema.trace import Trace
 #: Later clock readings may have moved the begin of the step by less than this; the part of the loop before it began
 #: earlier.
 _SLACK_NS = 1_000
+#: Zero of the trace's clock on the monotonic clock; traces of other tools have none.
+ORIGIN_FACT = "origin_monotonic_ns"
 
 
 def fact_of_run(trace: Trace, key: str) -> str:
@@ -29,15 +31,16 @@ def fact_of_run(trace: Trace, key: str) -> str:
 
 def window_of(trace: Trace) -> Window | None:
     """Return where a recording begins; None if it is one from the start, or the fact makes no sense."""
-    return Window.read(fact_of_run(trace, WINDOW_FACT), fact_of_run(trace, "origin_monotonic_ns"))
+    return Window.read(fact_of_run(trace, WINDOW_FACT), fact_of_run(trace, ORIGIN_FACT))
 
 
 def with_window(trace: Trace, window: Window, origin_ns: int) -> Trace:
     """Return the trace as one that begins there. ``origin_ns``: zero of its clock on the monotonic clock."""
+    facts = {ORIGIN_FACT: str(origin_ns), WINDOW_FACT: window.fact(origin_ns)}
     row = {
-        "process_id": np.array([-1]),
-        "key_code": np.array([trace.strings.code(WINDOW_FACT)]),
-        "value_code": np.array([trace.strings.code(window.fact(origin_ns))]),
+        "process_id": np.full(len(facts), -1),
+        "key_code": np.array([trace.strings.code(key) for key in facts]),
+        "value_code": np.array([trace.strings.code(value) for value in facts.values()]),
     }
     schema = TABLES["metadata"]
     cut = without_torn_collectives(trace, window)

@@ -29,8 +29,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     **{column: tuple(k for k in kinds if k != "python") for column, kinds in COLUMNS.items() if column != "other"},
     **{kind: (kind,) for kind in ("python", "gc", "compile", "sleep", "cpu_contention", "other")},
 }
-#: A surplus explains a wait if it is at least this share of it.
-EXPLAINS_RATIO = 0.25
+GROUP_OF = {kind: group for group, kinds in GROUPS.items() for kind in kinds}
 
 
 def surplus_over_peers(trace: Trace, steps: Table, rank: int, peers: Sequence[int]) -> dict[str, float]:

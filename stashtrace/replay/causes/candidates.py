@@ -87,6 +87,11 @@ class Candidate:
         """How much it says: a function more than a kind of time, and that more than a rank."""
         return 4 * (self.function is not None) + 2 * (self.kind != ANY) + bool(self.ranks)
 
+    @property
+    def is_guess(self) -> bool:
+        """Whether nobody knows how much of it can go: half of something, or what ranks do unevenly in single steps."""
+        return self.level == "half" or (self.level == "even" and not self.ranks)
+
     def removed(self, work: WorkByLine, count: int) -> tuple[Floats, Floats]:
         """Return the work that goes by node, at least and at most."""
         node, ns = work.node[self.pieces], work.ns[self.pieces]
@@ -129,6 +134,9 @@ class Candidates:
         self._own = counted & np.isin(self._rank, self.ranks) & ~np.isin(self._resource, passive)
         self._own &= ~np.isin(self._kind, [*_WAITS, *left_out])
         self._row = np.minimum(np.searchsorted(self.ranks, self._rank), len(self.ranks) - 1)
+        # Nothing says that a rank without steps computes where nothing else was recorded of it.
+        self._own &= self._has_steps[self._row] | (self._kind != StallKind.COMPUTE)
+        self._served = counted & np.isin(self._rank, self.ranks[~self._has_steps]) & ~np.isin(self._resource, passive)
         # Waits for a CPU are the machine's: a rank with more to do queues longer, too.
         self._ran = _ran_ratio(graph)[node]
         # A rank that works longer before one collective of a step is not made up for by less work before the next one.
@@ -161,6 +169,10 @@ class Candidates:
     def _of_ranks(self) -> Iterator[Candidate]:
         """What a rank does longer than its peers, whatever it is."""
         yield from self._beyond_peers(np.flatnonzero(self._own & ~self._is_batch), ANY, by_workers=False)
+        for rank in self.ranks[~self._has_steps].tolist():
+            own = np.flatnonzero(self._served & (self._rank == rank))
+            half = np.full(len(own), _PART_OF["half"])
+            yield self._candidate("half", (rank,), ANY, False, own, (half, half), self._spent(own))
 
     def _of_lines_of_any_kind(self) -> Iterator[Candidate]:
         """Functions and lines in which a rank is longer, whatever kind of time that is."""
@@ -338,6 +350,8 @@ class Candidates:
         spent = self._spent_in_places(pieces)
         if function is None and kind in (StallKind.COMPUTE, StallKind.PYTHON, ANY):
             yield from self._uneven_stages(pieces, spent.sum(axis=2), kind, by_workers=by_workers)
+        if function is None and kind == StallKind.COMPUTE and not self._stages:
+            yield from self._uneven_steps(pieces, spent.sum(axis=2), by_workers=by_workers)
         usual = np.zeros_like(spent)
         alike = self._stages or [np.flatnonzero(self._has_steps)]
         if min(map(len, alike)) < 2:
@@ -361,14 +375,22 @@ class Candidates:
             part = np.divide(over_there, spent, out=np.zeros_like(spent), where=spent > 0)
             over = over_there.sum(axis=2)
             # What chance adds in some steps and takes in others stays.
-            general = [
-                np.clip((mean + sign * error) / np.maximum(over.mean(axis=1), 1.0), 0.0, 1.0) for sign in (-1, 1)
-            ]
+            least, general, most = (
+                np.clip(ns / np.maximum(over.mean(axis=1), 1.0), 0.0, 1.0) for ns in (mean - error, mean, mean + error)
+            )
             at = self._row[own], self._step[own], self._place_in_step[own]
-            low, high = ((part * of[:, None, None])[at] for of in general)
+            low, high = ((part * of[:, None, None])[at] for of in (least, most))
             ranks = tuple(sorted(self.ranks[rows].tolist()))
             yield self._candidate(
-                "peers", ranks, kind, by_workers, own, (low, high), over[rows], function=function, line=line
+                "peers",
+                ranks,
+                kind,
+                by_workers,
+                own,
+                (low, high),
+                (over * general[:, None])[rows],
+                function=function,
+                line=line,
             )
 
     def _sampled(self, pieces: Int64) -> Floats:
@@ -396,6 +418,14 @@ class Candidates:
             ranks = tuple(sorted(self.ranks[rows].tolist()))
             yield self._candidate("even", ranks, kind, by_workers, pieces, parts, np.maximum(over, 0.0)[None])
 
+    def _uneven_steps(self, pieces: Int64, spent: Floats, *, by_workers: bool) -> Iterator[Candidate]:
+        """What ranks do longer in a step than all do in the mean of that step, now one rank and now another one."""
+        own = np.flatnonzero(self._has_steps)
+        over = spent - spent[own].mean(axis=0)
+        part = np.where(self._has_steps[:, None], over / np.maximum(spent, 1.0), 0.0)
+        at = part[self._row[pieces], self._step[pieces]]
+        yield self._candidate("even", (), StallKind.COMPUTE, by_workers, pieces, (at, at), over[own].max(axis=0)[None])
+
     def _candidate(
         self,
         level: Level,
@@ -412,9 +442,13 @@ class Candidates:
         period: int = 0,
     ) -> Candidate:
         goes = self._work.ns[pieces] * parts[1]
-        most = GroupBy(self._row[pieces]).sum(goes).max(initial=0.0) if op < 0 else goes.sum()
         total = spent.sum(axis=0)
+        most = GroupBy(self._row[pieces]).sum(goes).max(initial=0.0) if op < 0 else goes.sum()
+        if level == "even" and not ranks:  # what goes from one rank in one step comes in another one
+            most = total.sum()
         has = is_long(total)
+        if 2 * total[has].sum() < total.sum():  # some steps have more of what all have
+            has = total > 0
         period = period or period_of(total)
         if not ranks and kind != QUEUED and len(spent) == len(self.ranks):
             mean = spent.mean(axis=1)

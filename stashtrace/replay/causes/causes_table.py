@@ -11,16 +11,18 @@ import numpy as np
 from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
-from stashtrace.analysis.graph import Graph, build
+from stashtrace.analysis.graph import EdgeKind, Graph, build
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.lines.lines import costliest_lines, costliest_worker_lines
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.part_of_run import part_of_run
 from stashtrace.analysis.steps.step_time import step_time_of
+from stashtrace.analysis.steps.window import window_of
 from stashtrace.errors import MissingDataError, guarded
 from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, file_of, is_elsewhere
 from stashtrace.replay.causes.candidates import COMPILE, OBJECTS, QUEUED, Candidate, kind_word, operation, ranks_of
-from stashtrace.replay.causes.choose_causes import Cause, causes_of, waits_for, without
+from stashtrace.replay.causes.choose_causes import Cause, causes_by_time, causes_of, waits_for, without
 from stashtrace.replay.causes.gradients import sends_gradients
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.who_waits import Waiting, who_waits
@@ -59,7 +61,7 @@ CAUSES = schema(
     col.real("place_ratio", "part of it that is certainly in this function; 0 without one", detail=2),
     col.word(
         "level",
-        "what is left: gone (nothing), peers (as others), even (mean of stages), usual (as mostly), half, or a setting",
+        "what is left: gone (nothing), peers (as others), even (alike on all), usual (as mostly), half, or a setting",
     ),
     col.word("call", "what most of it is: asleep, lock, gil, socket, file, garbage, ...; empty if no such call"),
     col.word("file", "file whose calls are most of it, the longest if of several; else empty"),
@@ -77,6 +79,7 @@ CAUSES = schema(
     col.word("through_ranks", "ranks between that they wait for directly; empty: for its ranks", width=24),
     col.ns("waiting_ns", "mean of a step, of the rank that waits longest: wait that goes with it"),
     col.ns("step_ns", "mean step of the run; -1 unknown", missing=-1),
+    col.ns("of_step_ns", "mean of the steps that it was found in, of which work_ns is a part; -1 unknown", missing=-1),
     col.ns("saved_ns", "by this the mean step of the recording would have been shorter; -1 unknown", missing=-1),
     col.ns("saved_low_ns", "that of another recording by at least this; 0 if it may not; -1 unknown", missing=-1),
     col.ns("saved_high_ns", "by at most this; -1 unknown", missing=-1),
@@ -102,7 +105,9 @@ _MOSTLY_RATIO = 0.6
 _GOOD_PART = 0.3
 #: The columns of a row that says nothing; -1 where nothing is known of a figure.
 _NONE: Row = {column.name: "" if column.dtype.startswith("U") else 0 for column in CAUSES.columns}
-_NONE |= dict.fromkeys(("step_ns", "saved_ns", "saved_low_ns", "saved_high_ns", "present_count", "worker_id"), -1)
+_NONE |= dict.fromkeys(
+    ("step_ns", "of_step_ns", "saved_ns", "saved_low_ns", "saved_high_ns", "present_count", "worker_id"), -1
+)
 _NONE |= {"place_ratio": 0.0, "low_ratio": -1.0, "high_ratio": -1.0}
 #: So many lines of a rank and kind are looked at for what they call in a library.
 _LINES_COUNT = 20
@@ -111,7 +116,8 @@ _LINES_COUNT = 20
 def causes(trace: Trace) -> Table:
     """List what makes the steps of a run long, at most three causes, by what the removal of each saves.
 
-    Where nothing saves 3 % of a step, one row says so.
+    Where nothing saves 3 % of a step, one row says so. Where a replay of the unchanged run is not like the run, a row
+    says so, and a cause saves at most the time that it takes (``saved_ns`` is -1).
 
     Parameters
     ----------
@@ -121,29 +127,53 @@ def causes(trace: Trace) -> Table:
     Columns
     -------
     ranks, where, kind, op, place, place_ratio, level, call, file, file_call, files_count, work_ns, thread,
-    operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, saved_ns,
+    operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, of_step_ns, saved_ns,
     saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count, event_ns,
     change, present_count, worker_id, reason
 
     Raises
     ------
     MissingDataError
-        If no rank has two steps, or the replay of the unchanged run is not like the run.
+        If no rank has two steps.
     """
-    if why := others_unknown(trace):
-        return _because(why)
     found = _found(trace)
     causes = [cause for cause in found.causes if _is_known(trace, cause)]
-    told = [_told(trace, cause, found.run, found.work) for cause in causes]
-    measured_ns, unsaid = found.run.measured_ns, found.unsaid
+    told = [_told(trace, cause, found) for cause in causes]
+    measured_ns, unsaid, steps_count = found.run.measured_ns, found.unsaid, len(found.run.steps)
+    is_replayed = found.is_replayed
     del found  # the graph is large, and what follows needs memory of its own
     if not causes:
         return _because("no single cause that can be replayed is predicted to save 3 % of a step or more", *unsaid)
-    step = step_time_of(trace)  # a replay may have fewer of the steps, and a reader has only this length
+    step = step_time_of(trace)
     step_ns = measured_ns if step is None else step.mean_ns
+    # A replay may have fewer of the steps: those that all ranks made.
+    part = 1.0 if step is None else min(steps_count / max(step.steps_count, 1), 1.0)
     pairs = zip(_bounded(trace, causes), told, strict=True)
-    rows = [{**_NONE, **what, **_saved(trace, cause, step_ns)} for cause, what in pairs]
+    rows = _of_one_file(
+        [
+            {**_NONE, **what, **_saved(trace, cause, step_ns, part), "of_step_ns": round(measured_ns)}
+            for cause, what in pairs
+        ]
+    )
+    rows = rows if is_replayed else [_exposed(trace, row, step_ns) for row in rows]
     return _table([*rows, *map(_reason, unsaid)])
+
+
+def _exposed(trace: Trace, row: Row, step_ns: float) -> Row:
+    """Return a cause that was not replayed with no more time than the budget has of its kind, and saving no more."""
+    budgets = summarize(trace).budgets
+    own = budgets.take(budgets["column"] == ("link" if row["where"] == "link" else COLUMN_OF.get(row["kind"], "")))
+    most_ns = (own["stall_ns"] / np.maximum(own["steps_count"], 1)).max(initial=0.0) if len(own) else row["work_ns"]
+    part = min(most_ns / max(row["work_ns"], 1), 1.0)
+    high_ns = part * row["saved_high_ns"]
+    saved = {"saved_ns": -1, "saved_high_ns": round(high_ns), "high_ratio": high_ns / max(step_ns, 1.0)}
+    return {**row, **saved, "work_ns": round(part * row["work_ns"])}
+
+
+def _of_one_file(rows: list[Row]) -> list[Row]:
+    """Return causes without those about a file of which one before tells all calls of these ranks."""
+    first = {(row["file"], row["ranks"]): place for place, row in reversed(list(enumerate(rows)))}
+    return [row for place, row in enumerate(rows) if not row["file"] or first[row["file"], row["ranks"]] == place]
 
 
 def without_causes(trace: Trace, numbers: Collection[int]) -> Answer:
@@ -155,9 +185,11 @@ def without_causes(trace: Trace, numbers: Collection[int]) -> Answer:
         As ``causes``; if there is no such cause; if several are asked of which one is a setting or waits for a CPU,
         which a replay changes alone.
     """
-    if why := others_unknown(trace):
-        raise MissingDataError(why)
     found = _found(trace, budgets=True)
+    if not found.is_replayed:
+        raise MissingDataError(
+            found.unsaid[0], hint="`stashtrace whatif` shows what is known of the run's critical path all the same"
+        )
     if not 0 < min(numbers) <= max(numbers) <= len(found.causes):
         known = count_noun(len(found.causes), "cause") if found.causes else "no cause"
         raise MissingDataError(f"cause={max(numbers)}: the run has {known}", hint="`stashtrace summary` names them")
@@ -173,8 +205,10 @@ class _Found:
     work: WorkByLine
     buckets: Buckets | None
     causes: list[Cause]
-    #: Lines about what could not be predicted by a fault of ours.
+    #: Lines about what could not be predicted.
     unsaid: list[str]
+    #: Whether a replay of the unchanged run is like the run.
+    is_replayed: bool
 
 
 def _found(trace: Trace, *, budgets: bool = False) -> _Found:
@@ -183,19 +217,18 @@ def _found(trace: Trace, *, budgets: bool = False) -> _Found:
     # A pass over very many reads would only make answers about storage narrower.
     run = ReplayedRun(build(trace, reads=trace.io_rows_count <= MOST_ROWS), budgets=budgets, noise=budgets)
     unchanged = run.answer(())
-    if not unchanged.is_reliable:
-        raise MissingDataError(
-            unreliable(unchanged),
-            hint="`stashtrace whatif` shows what is known of the run's critical path all the same",
-        )
     work = work_by_line(TraceIndex(trace), run.graph)
     # In files of others, time without a record may have been work.
     left_out = (StallKind.OTHER,) if is_imported(trace) else ()
-    buckets = buckets_if_any(trace, run.graph, unsaid)
     # What DistributedDataParallel sends in each step are its buffers; others may send what the step is about.
     needless = (CollectiveOp.BARRIER, *((CollectiveOp.BROADCAST,) if shows_ddp(trace) else ()))
+    why = others_unknown(trace) or ("" if unchanged.is_reliable else f"not predicted: {unreliable(unchanged)}")
+    if why:
+        unsaid.append(f"{why}: a cause saves at most the time that it takes")
+        return _Found(run, work, None, causes_by_time(run, work, left_out=left_out, needless=needless), unsaid, False)
+    buckets = buckets_if_any(trace, run.graph, unsaid)
     found = causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out, needless=needless)
-    return _Found(run, work, buckets, found, unsaid)
+    return _Found(run, work, buckets, found, unsaid, True)
 
 
 def _is_known(trace: Trace, cause: Cause) -> bool:
@@ -227,28 +260,32 @@ def _column(cause: Cause) -> str:
     return {"data": "data", "link": "link"}.get(waits_for(cause), "")
 
 
-def _saved(trace: Trace, cause: Cause, step_ns: float) -> Row:
-    """Return the columns of what a cause saves, and of a setting the wait that it is about."""
-    low, high = (min(max(ns, 0.0), step_ns) for ns in (cause.low_ns, cause.high_ns))
+def _saved(trace: Trace, cause: Cause, step_ns: float, part: float) -> Row:
+    """Return the columns of what a cause saves, and of a setting the wait that it is about.
+
+    ``part``: of the counted steps, those that were replayed; in the others it saves nothing.
+    """
+    low, high = (part * min(max(ns, 0.0), step_ns / part) for ns in (cause.low_ns, cause.high_ns))
     columns: Row = {
         "step_ns": round(step_ns),
-        "saved_ns": round(cause.saved_ns),
+        "saved_ns": round(part * cause.saved_ns),
         "saved_low_ns": round(low),
         "saved_high_ns": round(high),
         "low_ratio": low / max(step_ns, 1.0),
         "high_ratio": high / max(step_ns, 1.0),
         "sure": "perhaps" if low <= 0 else "sure" if low >= _SURE_RATIO * high else "likely",
     }
-    return columns if cause.candidate is not None else columns | {"work_ns": _awaited_ns(trace, cause)}
+    return columns if cause.candidate is not None else columns | _awaited(trace, cause)
 
 
-def _told(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine) -> Row:
+def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
     """Return the columns of what a cause is."""
+    run, work = found.run, found.work
     graph, one = run.graph, cause.candidate
     with_steps = np.unique(graph.ends_rank)
     alone = ranks_of(with_steps.tolist()) if len(with_steps) == 1 else ""
     if one is None:
-        return {"ranks": alone, **_setting(graph, cause)}
+        return _setting(graph, cause) | ({"ranks": alone} if alone else {})
     kind = kind_word(one.kind)
     call = "" if one.by_workers or one.op >= 0 else _call(trace, graph, work, one)
     if kind == "other" and call == "gil":
@@ -260,10 +297,12 @@ def _told(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine) -> Row
     place, place_ratio = guarded("the line behind a cause", lambda: _place(trace, cause, work), lambda line: ("", 0.0))
     stages = len(set(graph.stage_of.values()))
     # Half of the work, and what a stage does beyond the mean: told are all of it, and what it does beyond the others.
-    of_work = {"half": 2.0, "even": stages / max(stages - 1, 1)}.get(one.level, 1.0)
+    of_work = 2.0 if one.level == "half" else 1.0
+    if one.level == "even" and one.ranks:
+        of_work = stages / max(stages - 1, 1)
     file = _on_file(trace, run, work, one)
     return {
-        "ranks": alone or ranks_of(one.ranks),
+        "ranks": ranks_of(one.ranks) or alone,
         "where": "link" if one.op >= 0 else "worker" if one.by_workers else "step",
         "kind": kind,
         "op": operation(one.op),
@@ -277,7 +316,7 @@ def _told(trace: Trace, cause: Cause, run: ReplayedRun, work: WorkByLine) -> Row
         "work_ns": round(of_work * file.whole_ratio * one.most_ns),
         "thread": "other" if call and _is_elsewhere(trace, work, one, cause) else "",
         **_moved(run, work, one),
-        **_who_waits(run, work, one),
+        **(_who_waits(run, work, one) if found.is_replayed else {}),
         "steps_count": one.steps_count,
         "of_steps_count": one.of_steps,
         "every_count": one.period,
@@ -308,16 +347,22 @@ def _on_file(trace: Trace, run: ReplayedRun, work: WorkByLine, one: Candidate) -
 
 
 def _moved(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:
-    """Return how many operations a rank makes in a mean step, and their payload; empty for what is no transfer."""
+    """Return which ranks transfer, their operations in a mean step, and the payload; empty for what is no transfer."""
     graph = run.graph
     if one.op < 0 or graph.facts is None:
         return {}
     nodes = np.unique(work.node[one.pieces])
-    ranks = len(np.unique(graph.ends_rank))
+    entered = (graph.edge_kind == EdgeKind.MEMBER) & np.isin(graph.target, nodes)
+    members = np.unique(graph.rank[graph.source[entered]])
     # Each node is one operation of all its members.
-    each = np.maximum(graph.facts.members[nodes], 1) / (ranks * len(run.steps))
+    each = np.maximum(graph.facts.members[nodes], 1) / (max(len(members), 1) * len(run.steps))
     moved = float((np.maximum(graph.moved_bytes[nodes], 0) * each).sum())
-    return {"operations_count": float(each.sum()), "moved_bytes": round(moved)}
+    return {"ranks": _some(graph, members), "operations_count": float(each.sum()), "moved_bytes": round(moved)}
+
+
+def _some(graph: Graph, ranks: Int64) -> str:
+    """Return ranks, or nothing if all that have steps are among them."""
+    return "" if np.isin(graph.ends_rank, ranks).all() else ranks_of(np.unique(ranks).tolist())
 
 
 def _is_elsewhere(trace: Trace, work: WorkByLine, one: Candidate, cause: Cause) -> bool:
@@ -349,12 +394,16 @@ def _who_waits(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:
     }
 
 
-def _awaited_ns(trace: Trace, cause: Cause) -> int:
-    """Return the mean wait of a step that a setting is about, of the rank that waits longest."""
+def _awaited(trace: Trace, cause: Cause) -> Row:
+    """Return the mean wait of a step that a setting is about, of the rank that waits longest, and who waits as long."""
     budgets = summarize(trace).budgets
-    own = budgets.take(budgets["column"] == _column(cause))
+    own = budgets.take((budgets["column"] == _column(cause)) & (budgets["step_kind"] == ""))
     waits_ns = own["stall_ns"] / np.maximum(own["steps_count"], 1)
-    return round(waits_ns.max(initial=0.0)) if len(own) else round(cause.saved_ns)
+    if not len(own):
+        return {"work_ns": round(cause.saved_ns)}
+    long = waits_ns >= POLICY.mostly_ratio * waits_ns.max()
+    ranks = {} if long.all() or cause.setting == "slow_worker" else {"ranks": ranks_of(own["rank"][long].tolist())}
+    return {"work_ns": round(waits_ns.max()), **ranks}
 
 
 def _slow_worker(graph: Graph) -> tuple[int, int]:
@@ -413,12 +462,24 @@ def _what_to_do_first(trace: Trace) -> Table:
         return _because("the job did not end well: look at that first")
     tables = (trace.kernels, trace.phases, trace.collectives, trace.batches, trace.waits, trace.device_brackets)
     rows = sum(map(len, tables))
-    if rows > MOST_ROWS:
-        return _because(f"not predicted here: a replay of {rows:,} records takes long; `stashtrace whatif` does it")
     try:
-        return causes(trace)
+        return causes(trace) if rows <= MOST_ROWS else _of_a_part(trace, rows)
     except MissingDataError as error:
         return _because(f"nothing can be predicted: {error}")
+
+
+def _of_a_part(trace: Trace, rows: int) -> Table:
+    """Return the causes of some steps of a run that is too long to be replayed for a summary."""
+    part = part_of_run(trace, MOST_ROWS / rows)
+    if part is None:
+        return _because(f"not predicted here: a replay of {rows:,} records takes long; `stashtrace whatif` does it")
+    found, window = causes(part), window_of(part)
+    known = [row for row in found.rows() if not row["reason"]]
+    if not known or window is None:
+        return found
+    which = f"steps {window.first_step} to {window.last_step}, which are most like all"
+    reason = f"these are the causes of {which}; `stashtrace analyze causes` replays the whole run, and takes longer"
+    return _table([*found.rows(), _reason(reason)])
 
 
 def summary(trace: Trace) -> str:

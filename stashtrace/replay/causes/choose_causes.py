@@ -90,7 +90,7 @@ def causes_of(
     pool += [_of_setting(run, answer) for answer in run.single_changes(buckets, unsaid, only=_SETTINGS)]
     # Less work leaves CPUs to what waited for one. How much of these waits goes with it, no replay tells.
     queued_ns = _queued_ns(run)
-    pool = [cause if _is_half(cause) else replace(cause, high_ns=cause.high_ns + queued_ns) for cause in pool]
+    pool = [cause if _is_guess(cause) else replace(cause, high_ns=cause.high_ns + queued_ns) for cause in pool]
     chosen: list[Cause] = []
     taken = np.zeros(len(graph))
     queues = [_of_queue(run, one, one.removed(work, len(graph))[1]) for one in asked if one.kind == QUEUED]
@@ -100,7 +100,9 @@ def causes_of(
     while sum(not _is_queue(cause) for cause in chosen) < POLICY.causes_count:
         worth = [cause for cause in pool if cause.saved_ns >= worth_ns]
         # Half of something blames nobody, so it need not be certain that it saves.
-        best = _best([cause for cause in worth if cause.is_certain or (_is_half(cause) and not _computes(cause))], work)
+        best = _best(
+            [cause for cause in worth if cause.is_certain or (_is_guess(cause) and not _computes(cause))], work
+        )
         if best is None or (chosen and _computes(best)):  # it is said where nothing else is
             break
         chosen.append(_with_function(best, everything, chosen))
@@ -108,11 +110,34 @@ def causes_of(
             break
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
         if _is_queue(best):  # their removal is no longer part of what others save
-            pool = [cause if _is_half(cause) else replace(cause, high_ns=cause.high_ns - queued_ns) for cause in pool]
+            pool = [cause if _is_guess(cause) else replace(cause, high_ns=cause.high_ns - queued_ns) for cause in pool]
         goes = _waited_for(graph, best) if best.candidate is None else _middle(best.candidate.removed(work, len(graph)))
         taken = np.minimum(taken + goes, graph.work_ns)
         saved_ns = float(run.saved_ns(taken).mean())
         pool = [_beside(run, cause, taken, saved_ns, work) for cause in pool]
+    return chosen
+
+
+def causes_by_time(
+    run: ReplayedRun, work: WorkByLine, *, left_out: Sequence[int] = (), needless: Sequence[int] = ()
+) -> list[Cause]:
+    """Return the causes of a run that a replay does not follow: each saves at most the time that it takes a rank.
+
+    Whether others wait for it meanwhile is not asked. For the parameters see ``causes_of``.
+    """
+    everything = Candidates(run.graph, work, run.steps, run.measured_ns, left_out, needless).all()
+    pool = [
+        Cause(one, run.answer(()), one.most_ns, one.most_ns, 0.0, one.most_ns)
+        for one in everything
+        if one.kind != QUEUED and (one.ranks or one.level != "even")
+    ]
+    chosen: list[Cause] = []
+    while len(chosen) < POLICY.causes_count:
+        best = _best([cause for cause in pool if not _computes(cause)], work)
+        if best is None:
+            break
+        chosen.append(_with_function(best, everything, chosen))
+        pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
     return chosen
 
 
@@ -239,10 +264,13 @@ def _best(pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
     first = max(others or pool, key=_weight_ns, default=None)
     if first is None:
         return None
-    open_to = [cause for cause in others or pool if _is_half(cause) == _is_half(first)]
+    open_to = [cause for cause in others or pool if _is_guess(cause) == _is_guess(first)]
     most_ns = max(cause.saved_ns for cause in open_to)
     mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.nearly_ratio * most_ns]
     best = max(mostly, key=lambda cause: (cause.detail, cause.saved_ns))
+    if best.detail <= 1:  # that some ranks take longer, by whatever they do, says next to nothing
+        mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.mostly_ratio * most_ns]
+        best = max(mostly, key=lambda cause: (cause.detail, cause.saved_ns))
     # A function may be most of a kind of time that is most of what a rank does longer.
     while (within := _most_within(best, open_to, work)) is not None:
         best = within
@@ -266,8 +294,8 @@ def _is_line_of(cause: Cause, best: Cause) -> bool:
     return replace(one, line=UNKNOWN).columns == other.columns
 
 
-def _is_half(cause: Cause) -> bool:
-    return cause.candidate is not None and cause.candidate.level == "half"
+def _is_guess(cause: Cause) -> bool:
+    return cause.candidate is not None and cause.candidate.is_guess
 
 
 def _is_queue(cause: Cause) -> bool:
@@ -276,11 +304,12 @@ def _is_queue(cause: Cause) -> bool:
 
 def _computes(cause: Cause) -> bool:
     """Return True if a cause is half of the computation."""
-    return _is_half(cause) and cause.candidate is not None and cause.candidate.kind == StallKind.COMPUTE
+    one = cause.candidate
+    return one is not None and one.level == "half" and one.kind == StallKind.COMPUTE
 
 
 def _weight_ns(cause: Cause) -> float:
-    return cause.saved_ns * (POLICY.guess_ratio if _is_half(cause) else 1.0)
+    return cause.saved_ns * (POLICY.guess_ratio if _is_guess(cause) else 1.0)
 
 
 def _is_same(cause: Cause, best: Cause, work: WorkByLine) -> bool:
@@ -295,12 +324,22 @@ def _is_same(cause: Cause, best: Cause, work: WorkByLine) -> bool:
         return True
     if _is_queue(cause) or _is_queue(best):  # any work waits for CPUs
         return False
+    if one.level in ("peers", "even", "usual") and 2 * _taken_ns(one, other, work) > one.most_ns * one.of_steps:
+        return True
     theirs = other.pieces[np.isin(work.rank[other.pieces], one.ranks)] if one.ranks else other.pieces
     shared = [np.isin(own, them) for own, them in ((one.pieces, theirs), (theirs, one.pieces))]
     own_ns, their_ns = work.ns[one.pieces], work.ns[theirs]
     within = 2 * own_ns[shared[0]].sum() > own_ns.sum()
     around = 2 * their_ns[shared[1]].sum() > their_ns.sum() and 2 * other.most_ns > one.most_ns
     return bool(within or around)
+
+
+def _taken_ns(one: Candidate, other: Candidate, work: WorkByLine) -> float:
+    """Return how much of the work of a candidate goes with another one, of the rank of which most goes."""
+    goes = other.pieces[np.isin(other.pieces, one.pieces)]
+    part = (other.parts[0] + other.parts[1])[np.isin(other.pieces, one.pieces)] / 2
+    own = np.isin(work.rank[goes], one.ranks) if one.ranks else np.ones(len(goes), dtype=bool)
+    return float(GroupBy(work.rank[goes[own]]).sum((work.ns[goes] * part)[own]).max(initial=0.0))
 
 
 def waits_for(cause: Cause) -> str:

@@ -29,6 +29,11 @@ def details_of(row: Row, found: Sequence[Finding]) -> list[str]:
     """Return what the finding about the same time of the same rank says more: of most kinds at most one sentence."""
     if row["kind"] == "contention":
         return [said for one in found if one.row["kind"] == "contention" for said in evidence_texts(one)]
+    if row["kind"] == "compute" and row["level"] == "half":
+        bubbles = (finding.first("bubble") for finding in found)
+        return [
+            evidence_text for one in bubbles if one is not None for evidence_text in evidence_texts(Finding({}, (one,)))
+        ]
     if row["kind"] == "handoff":  # the making of a batch says nothing of how it is handed over
         return []
     column = _column(row)
@@ -47,7 +52,7 @@ def steps_of(row: Row, found: Sequence[Finding]) -> str:
         return ""
     for finding in _about(row, found):
         # Where a cause is the smaller part of a time, most of that may lie in other steps.
-        told = finding.first("only_in_steps") or finding.first("by_turns")
+        told = next(filter(None, map(finding.first, ("only_in_steps", "by_turns", "fewer_steps"))), None)
         if told is not None and 2 * row["work_ns"] >= finding.row["stall_ns"]:
             return steps_of_time(finding, amounts=False)
     return ""

@@ -43,7 +43,7 @@ _DOES = {
     "loads": ("is in loads and saves of checkpoints", "are in loads and saves of checkpoints"),
     "launch": ("keeps its host busy", "keep their hosts busy"),
     "sync": ("keeps its host busy", "keep their hosts busy"),
-    "python": ("runs Python of the loop", "run Python of the loop"),
+    "python": ("runs code of the loop", "run code of the loop"),
     "compile": ("compiles (torch.compile)", "compile (torch.compile)"),
     "objects": ("exchanges Python objects", "exchange Python objects"),
     "h2d": ("waits for copies", "wait for copies"),
@@ -68,6 +68,9 @@ _THAN = {
     "even": " longer than the other stages on average",
     "usual": " longer than usual",
 }
+#: What all ranks do, now one of them longer and now another one.
+_UNEVENLY = " longer than their mean in that step"
+_EVENLY = "as much work for each rank in each step (batches of even cost)"
 _AS = {
     "peers": "as fast as the others",
     "even": "with as much work as the other stages",
@@ -156,9 +159,11 @@ def _what(row: Row, *, short: bool = False) -> str:
     if row["where"] == "link":
         operation = _operation(row["op"])
         needless = ", and steps can do without them" if row["level"] == "gone" else ""
-        count, size = row["operations_count"], f"{bytes_text(row['moved_bytes'])} a step"
-        moved = f" ({number(count)} operation{'' if count == 1 else 's'}, {size})" if row["moved_bytes"] > 0 else ""
-        return f"transfers{f' of {operation}' if operation else ''} take {''.join(_amount(row))}{moved}{needless}"
+        count, size = number(row["operations_count"]), f"{bytes_text(row['moved_bytes'])} a step"
+        moved = f" ({count} operation{'' if count == '1' else 's'}, {size})" if row["moved_bytes"] > 0 else ""
+        between = f" between {_ranks(row['ranks'])}" if "," in row["ranks"] else ""
+        what = f"transfers{f' of {operation}' if operation else ''}{between}"
+        return f"{what} take {''.join(_amount(row))}{moved}{needless}"
     if row["kind"] == "compute" and row["level"] == "half":
         return f"compute bound: {''.join(_amount(row))}{where}"
     several = not row["ranks"] or len(row["ranks"].split(",")) > 1
@@ -167,9 +172,11 @@ def _what(row: Row, *, short: bool = False) -> str:
         who, several = f"the workers of {who}", True
     blocked = row["kind"] in ("other", "gil") or row["call"]
     does = (_BLOCKED[row["call"] or ""] if blocked else _DOES.get(row["kind"], _DOES[""]))[several]
+    if not row["kind"] and row["level"] == "half":
+        does = f"({'they make' if several else 'it makes'} no steps) {does}"
     if row["file"]:
         does = f"{_on_file(row['file_call'], several)} {_files(row)}"
-    than = _THAN.get(row["level"], "")
+    than = _THAN.get(row["level"], "") if row["ranks"] or row["level"] != "even" else _UNEVENLY
     amount, when = _amount(row, short=short)
     if row["thread"] and where:
         where = f", for another thread{where.removeprefix(',')}"
@@ -204,7 +211,7 @@ def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
         return event, f" once in {row['of_steps_count']} steps"
     if few:
         return event, f" each in {row['steps_count']} of {row['of_steps_count']} steps"
-    share = percent_text(row["work_ns"] / row["step_ns"]) if row["step_ns"] > 0 else ""
+    share = percent_text(row["work_ns"] / row["of_step_ns"]) if row["of_step_ns"] > 0 else ""
     # Work of a worker, and transfers beside the computation, may be more than the step that they are part of.
     part = f" ({share})" if share and not short and row["where"] == "step" else ""
     return f"{upto}{duration_text(row['work_ns'])} a step{part}", ""
@@ -226,6 +233,9 @@ def _waits(row: Row) -> str:
 
 def _saving(row: Row, path: str) -> str:
     """Return what to do about a cause, what that saves of this run, and of another one."""
+    if row["saved_ns"] < 0:
+        most = f"{duration_text(row['saved_high_ns'])} a step ({percent_text(row['high_ratio'])})"
+        return f"{_do(row)}: saves at most {most}"
     share = percent_text(row["saved_ns"] / row["step_ns"]) if row["step_ns"] > 0 else ""
     least, most = (duration_text(row[name]) for name in ("saved_low_ns", "saved_high_ns"))
     another = f"{range_text(least, most)} in another run" if row["saved_low_ns"] > 0 else f"up to {most} in another run"
@@ -245,6 +255,8 @@ def _do(row: Row) -> str:
         return f"half of that ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
     if row["level"] == "gone":
         return _GONE.get(row["call"] if row["call"] == "asleep" else kind, "without it")
+    if row["level"] == "even" and not row["ranks"]:
+        return _EVENLY
     if row["level"] in _AS:
         return _AS[row["level"]]
     return _HALF.get(kind, "half of it")

@@ -158,18 +158,12 @@ def _only_in(e: Row, f: Finding, amounts: bool) -> str:
     if not some:
         return which
     there = "in the others" if kind == "ends" else "there"
-    several = " on average" if f.row["items_count"] > 1 and f.row["kind"] != "late" else ""
-    return f"{which}, {'by ' if f.row['kind'] == 'late' else ''}{length} a step {there}{several}"
+    several = " on average" if f.row["items_count"] > 1 else ""
+    return f"{which}, {length} a step {there}{several}"
 
 
 def _by_turns(e: Row, f: Finding, amounts: bool) -> str:
     return "they take turns: in each step only one of them"
-
-
-def late_in_few_steps(f: Finding) -> str:
-    """Say in which few steps a late rank does longer what it does longer, to follow that; empty if in more of them."""
-    few = f.first("late_in_few_steps")
-    return "" if few is None or f.first("only_in_steps") is not None else f", {_few_steps(few, f, False)}"
 
 
 def _few_steps(e: Row, f: Finding, amounts: bool) -> str:

@@ -6,17 +6,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from stashtrace.summary.words.change_templates import CHANGES, late_in_few_steps, mean_alone, steps_of_time
-from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS, part_for_it, peers_of, surplus
+from stashtrace.summary.words.change_templates import CHANGES, mean_alone, steps_of_time
+from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS
 from stashtrace.summary.words.on_file import file_claim
 from stashtrace.summary.words.spikes import slow_steps
 from stashtrace.summary.words.template_parts import (
     Finding,
     Row,
+    all_or_part,
     amount,
     between_bounds,
     lost,
-    lost_amount,
     of_recording,
     ranks,
     record_more,
@@ -24,7 +24,7 @@ from stashtrace.summary.words.template_parts import (
     verb,
 )
 from stashtrace.text import count_noun, plural
-from stashtrace.units import duration_text, few_ranks, number, operation, percent_text, ranks_text, shortened
+from stashtrace.units import duration_text, number, operation, percent_text, shortened
 
 _ALL_RATIO = 0.95
 _NAME_WIDTH = 40
@@ -54,142 +54,12 @@ def _mostly(f: Finding) -> str:
 
 
 def _late(f: Finding) -> str:
-    row = f.row
-    for code, words in (
-        ("late_root", _root),
-        ("slow_stage", _slow_stage),
-        ("slow_rank", _slow_rank),
-        ("unlike_rank", _unlike),
-    ):
-        if f.first(code) is not None:
-            return words(f)
+    row, root = f.row, f.first("late_root")
     where = f" in {operation(row['call'])}" if row["call"] else ""
-    head = f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)}{where}"
-    one = f.first("late_one")
-    if one is not None:
-        most = "all" if one["part_ratio"] >= _ALL_RATIO else percent_text(one["part_ratio"])
-        times = f"in {one['items_count']} of {one['of_count']} steps"
-        # In most of the steps it is no chance, also where the steps of that rank were not seen.
-        doubt = "" if 3 * one["items_count"] >= 2 * one["of_count"] else ": too few to tell whether that is chance"
-        return f"{head}, {most} of it for rank {one['rank']}, {times}{doubt}"
-    bubble = f.first("bubble")
-    if bubble is not None and row["cause_kind"] == "bubble":
-        return f"{head} for the stages of their pipeline: most of it is the bubble that such a pipeline has"
-    if bubble is not None:
-        return f"{head} for the stages of their pipeline, and no stage and no rank works longer than its steps vary"
-    turns = f.all("waits_for_other")
-    if not turns:
-        return f"{head} for other ranks to arrive"
-    if row["cause_kind"] == "once":
-        return f"{head} for each other; so few steps do not tell whether a rank is late again and again"
-    few = f.first("late_few")
-    if few is not None:
-        most = f"{percent_text(few['part_ratio'])} of it in {few['items_count']} of {few['of_count']} steps"
-        return f"{head} for other ranks, {most}"
-    both = [*turns, *f.all("other_rank")][:2]  # earlier versions named the other rank also where both are in ``turns``
-    if len(both) == 2 and len(turns) <= 2:
-        return _two_that_wait(row, both, where)
-    return f"{head} by turns for whoever comes last: the difference between ranks is within noise"
-
-
-def _two_that_wait(row: Row, waits: list[Row], where: str) -> str:
-    """Word the waits of two ranks of which neither stands out."""
-    least, largest = sorted(waits, key=lambda e: float(e["amount_ns"]))
-    more, less = largest["rank"], least["rank"]
-    known = least["amount_ns"] >= 0  # earlier versions did not store it
-    parts = {less: f"{duration_text(least['amount_ns'])} ({percent_text(least['part_ratio'])})" if known else "less"}
-    most, most_share = lost_amount(row)
-    if row["cause_kind"] == "chance":
-        return (
-            f"rank {more} waits {most} a step ({most_share}) for rank {less}{where}, and rank {less} waits"
-            f" {parts[less]} for rank {more}: the difference is within noise"
-        )
-    parts[more] = f"{most} ({most_share})"
-    a, b = sorted(parts)
-    return (
-        f"ranks {a} and {b} wait for each other by turns{where}, rank {a} {parts[a]} and rank {b} {parts[b]} a step:"
-        " the difference is within noise"
+    whom = (
+        f", {all_or_part(root['part_ratio'])} of it for rank {root['rank']}" if root and row["cause_rank"] >= 0 else ""
     )
-
-
-def _root(f: Finding) -> str:
-    """Begin with the rank whose work the others wait for, then who waits for it through whom."""
-    row, rank, work = f.row, (f.first("late_root") or {})["rank"], f.first("late_surplus")
-    before = f.first("late_surplus_before")
-    where = f" in {operation(row['call'])}" if row["call"] else ""
-    links = f.all("late_link")
-    head = f"rank {rank} comes last"
-    work = work or before
-    if work is not None:
-        head = f"rank {rank} {surplus(work, peers_of(work))}{late_in_few_steps(f)}"
-        head += " before these waits" if before is not None else ""
-    if len(links) == 1 and links[0]["items_count"] == 1:
-        part = part_for_it(f)
-        whom = f"{where}, {part} of which is for it" if part else f" for it{where}"
-        return f"{head}; rank {links[0]['name']} {verb(row, 'waits', 'wait')} {lost(row)}{whom}"
-    if not links:
-        return f"{head}; {ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)}{where}"
-    said: list[str] = []
-    differ = len({link["kind"] for link in links}) > 1
-    for link in links:
-        several = "s" if link["items_count"] > 1 else ""
-        waits = f" {'wait' if several else 'waits'}" if not said else ""
-        late = "it" if link["rank"] == rank else f"rank {link['rank']}"
-        inside = f" in {operation(link['kind'])}" if link["kind"] and (differ or not said) else ""
-        said.append(f"rank{several} {few_ranks(link['name'])}{waits} for {late}{inside}")
-    chain = f"{', '.join(said[:-1])}, and {said[-1]}" if len(said) > 1 else "".join(said)
-    total = f.first("late_sum") or {}
-    summed = {**row, "stall_ns": total["amount_ns"], "low_ns": total["low_ns"], "high_ns": total["high_ns"]}
-    return f"{head}; {chain}: {lost_amount(summed)[0]} of waiting a step in all"
-
-
-def _unlike(f: Finding) -> str:
-    """Word that several ranks work longer than the others, or that some work less and wait for the rest."""
-    row, found = f.row, f.all("unlike_rank")
-    where = f" in {operation(row['call'])}" if row["call"] else ""
-    named = ranks_text(sorted(e["rank"] for e in found))
-    which = f"rank{plural(len(found))} {few_ranks(named)}"
-    least, most = (duration_text(one(e["amount_ns"] for e in found)) for one in (min, max))
-    amounts = most if least == most else f"{least} to {most}"
-    if row["cause_kind"] == "early":
-        less = f"{which} {'have' if len(found) > 1 else 'has'} {amounts} a step less work than the others"
-        return f"{less} and {verb(row, 'waits', 'wait')} {lost(row)} for them{where}"
-    turns = " and come last by turns" if len(found) > 1 else ""
-    more = f"{which} {'have' if len(found) > 1 else 'has'} {amounts} a step more work than the others{turns}"
-    return f"{more}; {ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)}{where}"
-
-
-def _slow_stage(f: Finding) -> str:
-    stage = f.first("slow_stage") or {}
-    others = "the other" if stage["of_count"] == 2 else "the others"
-    saved = f": an even split would save {percent_text(stage['part_ratio'])}" if stage["part_ratio"] > 0 else ""
-    length, typical = duration_text(stage["amount_ns"]), duration_text(stage["low_ns"])
-    who = _of_place(f, stage["rank"], stage["items_count"], stage["name"])
-    several = stage["items_count"] > 1 and f.first("stages_held") is not None
-    return f"{who} {'compute' if several else 'computes'} {length} a step, {others} {typical}{saved}"
-
-
-def _slow_rank(f: Finding) -> str:
-    row, work, peers = f.row, f.first("slow_rank") or {}, f.first("slow_rank_peers") or {}
-    waits = f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)} in the pipeline"
-    held = f.first("stages_held")
-    if peers["kind"] == "stage":
-        own, its = (_stages_held(held), "stages") if held is not None else (f"stage {work['of_count']}", "stage")
-        return f"rank {work['rank']} ({own}) {surplus(work, f'the others of its {its}')}; {waits}"
-    who = _of_place(f, work["of_count"], peers["items_count"], peers["name"])
-    return f"{who} {surplus(work, 'the other stages' if held is None else 'the other ranks')}; {waits}"
-
-
-def _of_place(f: Finding, place: int, count: int, named: str) -> str:
-    """Name a stage and its ranks; of ranks that hold several stages, the ranks and these."""
-    which, held = f"rank{plural(count)} {few_ranks(named)}", f.first("stages_held")
-    return f"stage {place} ({which})" if held is None else f"{which} ({_stages_held(held)})"
-
-
-def _stages_held(held: Row) -> str:
-    """Name the stages of a rank that holds several: ``stages 1, 5 and 9``."""
-    *most, last = held["name"].split(",")
-    return f"stages {', '.join(most)} and {last}" if most else "several stages"
+    return f"{ranks(row)} {verb(row, 'waits', 'wait')} {lost(row)} for other ranks{where}{whom}"
 
 
 _DOUBT_WORDS = {

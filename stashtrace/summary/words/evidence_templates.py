@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from typing import NamedTuple
 
 from stashtrace.analysis.findings.unexplained_time import CALL_OF_WAIT
 from stashtrace.summary.words.change_templates import behind_it
@@ -15,12 +14,10 @@ from stashtrace.summary.words.spikes import behind_slow, beside_slow, made_by_wo
 from stashtrace.summary.words.template_parts import (
     Finding,
     Row,
+    all_or_part,
     between_bounds,
-    lost,
-    ranks,
     ranks_named,
     record_more,
-    verb,
 )
 from stashtrace.text import count_noun
 from stashtrace.units import (
@@ -272,61 +269,24 @@ def _calls_of_others(row: Row, f: Finding) -> str:
     return f"{whose} {number(row['part_ratio'])} of these calls a step"
 
 
-class _Work(NamedTuple):
-    """How a kind of work is said: what a late rank does longer, what ranks do, and what whoever came last did."""
-
-    longer: str
-    they_do: str
-    it_did: str
-
-
-#: Kind of work, any that ``kind_in_words`` gives -> its words.
+#: Kind of work, any of ``WORK_NAMES`` -> what a late rank did longer.
 LATE_WORK = {
-    "compute": _Work("computes {more} longer than {peers}", "compute", "computed"),
-    "data": _Work("waits {more} longer than {peers} for batches", "wait for batches", "waited for batches"),
-    "link": _Work("spends {more} longer than {peers} in transfers", "are in transfers", "was in transfers"),
-    "late": _Work("waits {more} longer than {peers} for other ranks", "wait for other ranks", "waited for other ranks"),
-    "copy": _Work(
-        "waits {more} longer than {peers} for copies between host and device",
-        "wait for copies between host and device",
-        "waited for copies between host and device",
-    ),
-    "save": _Work(
-        "spends {more} longer than {peers} in checkpoints", "save or load checkpoints", "saved or loaded checkpoints"
-    ),
-    "host": _Work(
-        "has its device idle {more} longer than {peers} because of its host",
-        "have their devices idle because of their hosts",
-        "had its device idle because of its host",
-    ),
-    "sleep": _Work("sleeps {more} longer than {peers}", "sleep", "slept"),
-    "gc": _Work("collects garbage {more} longer than {peers}", "collect garbage", "collected garbage"),
-    "compile": _Work(
-        "spends {more} longer than {peers} in torch.compile", "are in torch.compile", "was in torch.compile"
-    ),
-    "cpu_contention": _Work("waits {more} longer than {peers} for a CPU", "wait for a CPU", "waited for a CPU"),
-    "other": _Work("is blocked {more} longer than {peers}", "are blocked", "was blocked"),
-    "python": _Work(
-        "spends {more} longer than {peers} in code of the loop outside forward, backward and optimizer",
-        "run code of the loop",
-        "ran code of the loop",
-    ),
-    "reads": _Work(
-        "is blocked {more} longer than {peers} in reads of files",
-        "are blocked in reads of files",
-        "was blocked in reads of files",
-    ),
-    "unrecorded": _Work(
-        "has {more} more than {peers} in which nothing was recorded", "are without records", "was without records"
-    ),
-    "quiet": _Work(
-        "spends {more} longer than {peers} in forwards without gradients",
-        "run forwards without gradients",
-        "ran forwards without gradients",
-    ),
+    "compute": "computed",
+    "data": "waited for batches",
+    "link": "was in transfers",
+    "late": "waited for other ranks",
+    "copy": "waited for copies between host and device",
+    "save": "saved or loaded checkpoints",
+    "host": "had its device idle because of its host",
+    "sleep": "slept",
+    "gc": "collected garbage",
+    "compile": "was in torch.compile",
+    "cpu_contention": "waited for a CPU",
+    "other": "was blocked",
+    "python": "ran code of the loop",
+    "reads": "was blocked in reads of files",
+    "unrecorded": "was without records",
 }
-#: More ranks than this are not said one by one.
-_NAMED_AT_MOST = 4
 #: Cause, any that ``late`` gives -> what the late rank did; ``{ns}`` is by how much longer than the others.
 LATE_WORDS = {
     "prep": "{who} took {ns} longer to make its batch",
@@ -351,93 +311,26 @@ LATE_WORDS = {
 }
 
 
-def surplus(row: Row, peers: str) -> str:
-    """Say what a rank does longer: ``spends 30.0 ms a step longer than the others reading shard-0017.tar``."""
-    more = f"{duration_text(row['amount_ns'])} a step"
-    name, kind = shortened(os.path.basename(row["name"]), _NAME_WIDTH), row["kind"]
-    if name and kind in ("data", "reads", "save"):
-        return f"spends {more} longer than {peers} {'in the checkpoint' if kind == 'save' else 'reading'} {name}"
-    if kind in ("writes", "calls") or (is_path(row["name"]) and kind in ("python", "other")):
-        what = doing(kind if kind == "writes" else "calls", row["name"]) if name else "in calls on files"
-        return f"spends {more} longer than {peers} {what}"
-    text = LATE_WORK[kind].longer.format(more=more, peers=peers)
-    if name and kind == "other":
-        return f"{text} {_blocked_words(name)}"
-    if name and kind == "compute":
-        return f"{text} {'outside forward, backward and optimizer' if name.startswith('between') else f'in {name}'}"
-    if name and kind == "compile":
-        return f"spends {more} longer than {peers} in {name}"
-    if name and kind == "host":
-        return text.replace("because of its host", f"because its host is in {name}")
-    return f"{text} ({name})" if name and kind in ("link", "python") else text
-
-
 def _blocked_words(name: str) -> str:
     """Say in which call a thread was blocked: ``waiting for a lock, ...`` or ``in recv()``."""
     call = CALL_OF_WAIT.get(name, "")
     return BLOCKED_WORDS[call] if call else f"in {name}()"
 
 
-def peers_of(row: Row) -> str:
-    """Name the ranks that a rank is compared with: the only other one, or all others."""
-    return f"rank {row['of_count']}" if row["of_count"] >= 0 else "the others"
-
-
-def _late_by_turns(row: Row, f: Finding) -> str:
-    kinds = f.all("late_by_turns")
-    if row["kind"] != kinds[0]["kind"]:
-        return ""  # the first one speaks for all
-    shares = [percent_text(e["part_ratio"]) for e in kinds]
-    shares[0] += " of this waiting"
-    parts = [f"{LATE_WORK[e['kind']].it_did} longer ({share})" for e, share in zip(kinds, shares, strict=True)]
-    return f"the rank that came last {', '.join(parts)}"
-
-
-def _unlike_rank(row: Row, f: Finding) -> str:
-    """Say what a rank does longer, where that differs from rank to rank or is not computing."""
-    found = f.all("unlike_rank")
-    if f.row["cause_kind"] == "early":
-        if row["rank"] != found[0]["rank"]:
-            return ""
-        return f"most of that is time in which the others {LATE_WORK[row['kind']].they_do} longer"
-    if len(found) > _NAMED_AT_MOST and row["rank"] != found[0]["rank"]:
-        return ""
-    return f"rank {row['rank']} {surplus(row, 'the others')}"
-
-
-def part_for_it(f: Finding, whole_ratio: float = _ALL_RATIO) -> str:
-    """Say which part of its waiting a rank waits for the late one; empty if it is all, which is so from a ratio on."""
-    row = f.first("late_part")
-    return "" if row is None or row["part_ratio"] >= whole_ratio else percent_text(row["part_ratio"])
-
-
-def _late_part(row: Row, f: Finding) -> str:
-    """Say what each waiting rank loses, where the claim has only their sum, and how much of it is for this."""
-    links, part = f.all("late_link"), part_for_it(f)
-    if len(links) == 1 and links[0]["items_count"] == 1:
-        return ""  # the claim says it
-    of_it = f", {part} of which is for this" if part else ""
-    if f.row["items_count"] == 1:
-        return f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}{of_it}"
-    most = f", rank {row['rank']} most" if f.row["least_ns"] < _ALL_RATIO * f.row["stall_ns"] else ""
-    return f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}{most}{of_it}"
+def _late_root(row: Row, f: Finding) -> str:
+    """Say which part of the waiting ends at a rank, and what that did longer before it."""
+    did = [e for e in f.all("late_work") if e["rank"] == row["rank"]]
+    parts = [f"{LATE_WORK[e['kind']]} longer ({all_or_part(e['part_ratio'])} of that)" for e in did]
+    why = f": it {', '.join(parts)}" if parts else ""
+    return f"rank {row['rank']} makes {all_or_part(row['part_ratio'])} of the waiting{why}"
 
 
 def _bubble(row: Row, f: Finding) -> str:
-    # Of a slow stage the claim has not said how long the others wait.
-    waits = f"{ranks(f.row)} {verb(f.row, 'waits', 'wait')} {lost(f.row)}; " if f.first("slow_stage") else ""
-    held, stages = f.first("stages_held"), count_noun(row["items_count"], "stage")
-    with_batches = f"with {count_noun(row['of_count'], 'micro-batch')} a step"
-    if held is None:
-        whose = f"a pipeline of {stages} {with_batches} has a bubble of"
-    elif held["items_count"] > 0:
-        whose = f"a pipeline of {stages}, {held['items_count']} on each rank, {with_batches} has a bubble of"
-    else:
-        ranks_count = count_noun(row["items_count"], "rank")
-        whose = f"a pipeline of {ranks_count} that hold several stages each has a bubble of at least"
+    stages, batches = count_noun(row["items_count"], "stage"), count_noun(row["of_count"], "micro-batch")
+    of = f"a pipeline of {stages} with {batches} a step" if row["of_count"] > 0 else f"a pipeline of {stages} or more"
     return (
-        f"{waits}{whose} {duration_text(row['amount_ns'])} a step ({percent_text(row['part_ratio'])}) on each rank even"
-        " if all stages work alike; more micro-batches make it shorter"
+        f"{of} has a bubble of about {duration_text(row['amount_ns'])} a step ({percent_text(row['part_ratio'])}) on"
+        " each rank even if all stages take as long; more micro-batches make it shorter"
     )
 
 
@@ -516,23 +409,10 @@ def _epochs_workers_end(row: Row, f: Finding) -> str:
     return f"{of} was spent waiting for the workers of the epoch before to end"
 
 
-def _late_often_of_worst(row: Row, f: Finding) -> str:
-    times, of = row["items_count"], row["of_count"]
-    which = f"all {of} steps" if times == of else f"{times} of the {of} steps"
-    return f"rank {row['rank']} makes most of the waiting in {which} with long waits"
-
-
 def _checkpoints(row: Row, f: Finding) -> str:
     count = f"{count_noun(row['items_count'], 'checkpoint')} {row['kind']}".strip()
     after = f", and {duration_text(row['low_ns'])} each in other calls on their files" if row["low_ns"] > 0 else ""
     return f"{count} in these steps, {duration_text(row['amount_ns'])} on average{after}"
-
-
-def _transfers(row: Row, f: Finding) -> str:
-    point, low, high = (duration_text(row[name]) for name in ("amount_ns", "low_ns", "high_ns"))
-    if row["low_ns"] >= _ALL_RATIO * row["amount_ns"] and row["high_ns"] * _ALL_RATIO <= row["amount_ns"]:
-        return f"the transfers themselves take {point} a step"
-    return f"the transfers themselves take {f'{low} to' if row['low_ns'] > 0 else 'up to'} {high} a step"
 
 
 #: Code of evidence that continues the sentence before it -> what joins them; all others begin a sentence.
@@ -602,22 +482,9 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
         "the host leads its device by {amount_ns:time} in the median of {items_count} events; near 0 it starves the"
         " device"
     ),
-    "late_part": _late_part,
-    "late_also": lambda row, f: f"rank {row['rank']} also {surplus(row, peers_of(row))}",
-    "late_by_turns": _late_by_turns,
-    "late_one_work": lambda row, f: f"rank {row['rank']} {surplus(row, peers_of(row))}",
-    "unlike_rank": _unlike_rank,
-    "late_begins_later": _filled(
-        "rank {rank} begins its first step {amount_ns:time} after rank {of_count}; the cause lies before the recording"
-    ),
-    "late_work_unknown": _filled("what rank {rank} does longer than the others is not in the recording"),
+    "late_root": _late_root,
+    "late_work": lambda row, f: "",  # late_root says it
     "bubble": _bubble,
-    "stage_uneven": _filled(
-        "within a step the work of the ranks of one stage differs by {part_ratio:percent} (standard deviation): batches"
-        " of even length would shorten the waits"
-    ),
-    "late_often": _filled("rank {rank} makes most of the waiting in {items_count} of {of_count} steps"),
-    "late_often_of_worst": _late_often_of_worst,
     "worst_wait": _worst_wait,
     "worst_wait_unknown": _worst_wait,
     "hung_wait": _worst_wait,
@@ -625,7 +492,6 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "late_because": _late_because,
     "late_mixed": _filled("several kinds of its time differ from those of the others"),
     "late_why_unknown": _filled("the recording does not show why"),
-    "transfers": _transfers,
     "payload": _payload,
     "bus_bandwidth": _bus_bandwidth,
     "checkpoints": _checkpoints,

@@ -11,9 +11,9 @@ from stashtrace.errors import guarded
 from stashtrace.summary.words import claim_text
 from stashtrace.summary.words.beside_causes import steps_of
 from stashtrace.summary.words.cause_templates import cause_headline
-from stashtrace.summary.words.change_templates import late_in_few_steps, steps_of_time
+from stashtrace.summary.words.change_templates import steps_of_time
 from stashtrace.summary.words.claim_templates import verdict_text
-from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS, NEARLY_ALL_RATIO, part_for_it, peers_of, surplus
+from stashtrace.summary.words.evidence_templates import BLOCKED_WORDS
 from stashtrace.summary.words.on_file import file_short
 from stashtrace.summary.words.template_parts import Finding, Row, of_recording, ranks, share, verb
 from stashtrace.text import plural
@@ -83,14 +83,8 @@ def _waits(whom: str) -> Callable[[Finding], str]:
 
 
 def _late(f: Finding) -> str:
-    work = f.first("late_surplus") or f.first("late_surplus_before")
-    if work is not None:
-        whom = "partly for it" if part_for_it(f, NEARLY_ALL_RATIO) else "for it"
-        return f"rank {work['rank']} {surplus(work, peers_of(work))}{late_in_few_steps(f)}; {_waits(whom)(f)}"
-    if any(f.first(code) is not None for code in ("slow_rank", "slow_stage", "unlike_rank")):
-        return verdict_text(f, steps=False).partition("; ")[0]  # who waits for it is not said
     rank = f.row["cause_rank"]
-    return _waits(f"for rank {rank}" if rank >= 0 else "for other ranks")(f)
+    return _waits(f"mostly for rank {rank}" if rank >= 0 else "for other ranks")(f)
 
 
 def _data(f: Finding) -> str:

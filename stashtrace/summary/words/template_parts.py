@@ -134,6 +134,11 @@ def ranks(row: Row) -> str:
     return f"rank{'s' if row['items_count'] > 1 else ''} {row['ranks']}"
 
 
+def all_or_part(ratio: float) -> str:
+    """Word a part: ``all``, or its percentage."""
+    return "all" if percent_text(ratio) == percent_text(1) else percent_text(ratio)
+
+
 def verb(row: Row, one: str, many: str) -> str:
     """Return the verb for one rank or for several; ``may`` precedes it where the lower bound is close to nothing."""
     if row["stall_ns"] > 0 and row["low_ns"] * row["share_ratio"] < _NOTHING_RATIO * row["stall_ns"]:

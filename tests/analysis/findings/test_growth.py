@@ -82,7 +82,7 @@ def test_a_verdict_names_the_step_from_which_its_time_grows() -> None:
     tables = summarize(trace)
     found = findings_of(tables.findings, tables.evidence)
     (late,) = [claim_text(f) for f in found if f.row["section"] == "verdict" and f.row["kind"] == "late"]
-    said = re.search(r"; (?:only|mostly) from about step (\d+) on, by [\d.]+ ms a step there$", late)
+    said = re.search(r"; (?:only|mostly) from about step (\d+) on, [\d.]+ ms a step there$", late)
     assert said is not None, late
     assert int(said[1]) == pytest.approx(100, abs=15)
 

@@ -74,11 +74,7 @@ def test_a_time_that_some_steps_have_is_said_with_them(sleeps: Callable[[int], i
     said = verdicts(job(lambda rank, step: sleeps(step) if rank == 1 else 0))
     assert said["other"].startswith("rank 1 spends ")
     assert said["other"].endswith(f"; {where}")
-    late = said["late"].split("; ")[-1]
-    more = 32 if where.startswith("mostly") else 200 if "every" in where else 40
-    assert late == f"{where.split(',')[0] if 'every' not in where else where.rsplit(',', 1)[0]}, by {more:.4g}" + (
-        ".0 ms a step " if more < 100 else " ms a step "
-    ) + ("in the others" if where.startswith("not") else "there")
+    assert said["late"].endswith(f", all of it for rank 1; {where}")
 
 
 def test_a_time_that_grows_is_said_to() -> None:
@@ -106,12 +102,6 @@ def test_fewer_steps_are_said_and_are_no_shorter_time() -> None:
     assert verdicts(trace)["other"].endswith("; rank 1 made 45 of 80 steps")
     (change,) = [row for row in document(summarize(trace))["findings"] if row["section"] == "time"]
     assert change["text"].endswith(": rank 1 makes no step then")
-
-
-def test_a_late_rank_is_longer_by_all_of_its_calls_on_a_file() -> None:
-    said = verdicts(job(lambda rank, step: 40 if rank == 0 and step < 40 else 0, file="/data/shard-0000.bin"))
-    assert said["late"].startswith("rank 0 spends 25.5 ms a step longer than rank 1 reading shard-0000.bin")
-    assert said["late"].endswith("; only up to step 39, by 40.0 ms a step there")
 
 
 def test_the_headline_keeps_the_steps() -> None:

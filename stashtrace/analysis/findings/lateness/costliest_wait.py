@@ -8,23 +8,39 @@ from dataclasses import replace
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Evidence
-from stashtrace.analysis.findings.lateness.late_work_names import kind_in_words
 from stashtrace.analysis.findings.lost_record_claims import cut_ranks
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.stragglers.late import late
 from stashtrace.analysis.stragglers.surplus import GROUPS
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.table import Table
+from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
 from stashtrace.units import ranks_in
 
-#: Fewer steps are not counted in words.
-SEVERAL = 3
 #: A cause that takes more than this many times the lateness is not the only reason.
 _EXCEEDS = 2
 #: Causes of ``late`` that say no more than that the rank was late: it waited itself, or its transfer ended later.
 _CIRCULAR = ("straggler", "network", "interconnect")
 #: Causes in which nothing is seen to run: in a recording that was cut, the cut may have taken what did.
-IDLE_KINDS = (*GROUPS["host"], *GROUPS["other"])
+_IDLE_KINDS = (*GROUPS["host"], *GROUPS["other"])
+
+#: All names that what a late rank does longer can have.
+WORK_NAMES = (*GROUPS, "reads", "unrecorded")
+
+
+def kind_in_words(facts: RunFacts, rank: int, group: str) -> str:
+    """Return what a rank does longer, one of ``WORK_NAMES``, as its recording allows to say it."""
+    if group == "other" and shows_no_waits(facts.trace):
+        return "unrecorded"
+    if group == "data" and not (facts.trace.batches["rank"] == rank).any():
+        return "reads"  # without a loader there are no batches to wait for
+    return group
+
+
+def shows_no_waits(trace: Trace) -> bool:
+    """Return True if time without a record need not be a wait: a host was not recorded, or only its operators were."""
+    codes = [trace.strings.find(key) for key in (HOST_NOT_RECORDED, OPERATORS_RECORDED)]
+    return bool(np.isin(trace.metadata["key_code"], [code for code in codes if code >= 0]).any())
 
 
 def worst_wait(facts: RunFacts, late_rank: int, victim: int, call: str) -> list[Evidence]:
@@ -42,7 +58,7 @@ def worst_wait(facts: RunFacts, late_rank: int, victim: int, call: str) -> list[
             rows = wait_evidence(table, row)
             rows[1:] = [replace(why, kind=kind_in_words(facts, late_rank, why.kind)) for why in rows[1:]]
             kind = str(table["cause_kind"][row])
-            untold = kind in _CIRCULAR or (kind in IDLE_KINDS and late_rank in cut_ranks(trace))
+            untold = kind in _CIRCULAR or (kind in _IDLE_KINDS and late_rank in cut_ranks(trace))
             return rows[:1] if untold else rows
     return []
 

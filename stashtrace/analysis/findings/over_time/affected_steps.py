@@ -23,7 +23,7 @@ from stashtrace.analysis.findings.over_time.step_changes import changed_steps
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.units import ranks_in, ranks_text
 
 Floats = npt.NDArray[np.float64]
@@ -150,10 +150,6 @@ class _Budget:
                 continue
             each_ns = (2 * more if drifts else max(inside, outside)) / ranks_count
             part_ratio = min(inside, outside) / max(inside, outside, 1.0)
-            if claim.kind == "late":
-                fewer = np.count_nonzero(changed if row["delta_ns"] >= 0 else ~changed)
-                alone = not drifts and part_ratio <= NOTHING_RATIO
-                each_ns = _late_ns(claim, row, len(whole) / fewer if alone else 0.0)
             kind, first, last = _which(row)
             return [
                 Evidence(
@@ -198,20 +194,6 @@ class _Budget:
         if not 0 < made < most - UNEVEN_STEPS:
             return []
         return [Evidence("fewer_steps", "steps", items_count=made, of_count=most, name=ranks_text(list(whose)))]
-
-
-def _late_ns(claim: Claim, row: dict[str, Any], steps_ratio: float) -> float:
-    """Return by how much longer a late rank works in a changed step; -1 if unknown.
-
-    What its sentence says it does longer may be calls on a file, or several kinds of time. Where the other steps have
-    nothing of it, it follows from that: ``steps_ratio`` is the number of all steps for each that has it, else 0.
-    """
-    longer = next((e for e in claim.evidence if e.code in ("late_surplus", "late_surplus_before")), None)
-    if row["rank"] not in (-1, claim.cause_rank):
-        return -1
-    alone_ns = longer.amount_ns * steps_ratio if longer is not None and steps_ratio else -1.0
-    of_kind = row["rank"] >= 0 and (row["stall_kind"] in COLUMN_OF or alone_ns < 0)
-    return max(alone_ns, abs(row["rank_delta_ns"]) if of_kind else -1)
 
 
 def _which(row: dict[str, Any]) -> tuple[str, int, int]:

@@ -16,7 +16,7 @@ from stashtrace.analysis.lines.lines import CostlyLine, costliest_lines, costlie
 from stashtrace.analysis.lines.place_times import STEP, WHERES, WORKER, place_times
 from stashtrace.analysis.lines.slow_lines import line_of_steps
 from stashtrace.schema.kinds import StallKind
-from stashtrace.schema.stall_kinds import COLUMN_OF, KIND_NAMES, kinds_of_word
+from stashtrace.schema.stall_kinds import KIND_NAMES, kinds_of_word
 from stashtrace.schema.trace import Trace
 
 Row = dict[str, Any]
@@ -37,10 +37,7 @@ _SPREAD_RATIO = 0.3
 #: Losses of a process whose stacks cannot be read.
 _UNREAD = ("no_stacks", "stacks_not_readable")
 #: What a rank or a worker spends longer, or at all: its line follows.
-_BEFORE = (
-    *("batch_time", "batch_part", "late_root", "late_surplus", "late_surplus_before", "late_also"),
-    *("slow_steps", "changed_time", "grew_in"),
-)
+_BEFORE = (*("batch_time", "batch_part", "late_root", "slow_steps", "changed_time", "grew_in"),)
 
 
 def with_lines(facts: RunFacts, claim: Claim) -> Claim:
@@ -123,7 +120,7 @@ def _behind(known: tuple[Evidence, ...], rows: tuple[Evidence, ...]) -> tuple[Ev
 def _rows(facts: RunFacts, claim: Claim) -> list[Evidence]:
     if claim.kind == "late" and claim.cause_rank >= 0:
         # A step thread that waits for batches longer has no line of its own that is longer: its workers have.
-        if COLUMN_OF.get(claim.cause_kind) == "data" and (
+        if claim.cause_kind == "data" and (
             made := _longer(facts, claim.cause_rank, WORKER, "late_made_longer")
             or _of(costliest_worker_lines, facts, claim.cause_rank, "data", "late_made_in")
         ):
