@@ -12,7 +12,7 @@ import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.findings.claim_rows import Evidence
-from stashtrace.analysis.findings.once.compilations import compilations_in
+from stashtrace.analysis.findings.rules.compilations import compilations_in
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers

@@ -173,7 +173,7 @@ def _in_compilations(compiled: list[Row]) -> str:
     first = compiled[0]
     mostly = "" if sum(e["part_ratio"] for e in compiled) >= _ALL_RATIO else "mostly "
     again = " again" if first["kind"] == "again" else ""
-    often = f"in {first['items_count']} of {count_noun(first['of_count'], 'step')}"
+    often = f"in {first['items_count']} of {count_noun(first['facts']['steps_count'], 'step')}"
     return f"{mostly}in {shortened(first['name'], _NAME_WIDTH)}, which compiles{again} {often}"
 
 

@@ -63,8 +63,6 @@ _ENDS_IT = {
     "pipe": "the process at the other end of the pipe keeps it waiting",
     "io": "",
 }
-#: torch's words for a guard on a shape that failed.
-_OF_SHAPES = re.compile(r"size mismatch|\.size\(|_shape")
 PART_WORDS = {
     "cpu": "on the CPU (decoding, transforming, collating)",
     "queue": "waiting for a CPU",
@@ -115,23 +113,6 @@ def _unknown_block(row: Row, f: Finding) -> str:
 
 def _longer_in(row: Row, f: Finding) -> str:
     return f"it spends {between_bounds(row)} a step longer in {row['name']}"
-
-
-def _compiles(row: Row, f: Finding) -> str:
-    """Say which function torch compiled how often, and why again, with what would avoid that."""
-    rows = f.evidence
-    at = next((n for n, one in enumerate(rows) if one["code"] == "compiles" and one["name"] == row["name"]), -1)
-    after = rows[at + 1] if 0 <= at < len(rows) - 1 else None
-    often = f"in {row['items_count']} of {count_noun(row['of_count'], 'step')}"
-    each = duration_text(row["amount_ns"] * row["of_count"] / max(row["items_count"], 1))
-    again = " again" if row["kind"] == "again" else ""
-    text = f"{row['name']} compiles{again} {often}, {each} each time"
-    if after is None or after["code"] != "compile_reason":
-        return text
-    avoid = ""
-    if _OF_SHAPES.search(after["name"]):
-        avoid = "; torch._dynamo.mark_dynamic, dynamic=True, or inputs padded to few sizes would avoid it"
-    return f"{text}: {after['name']}{avoid}"
 
 
 def _python_collects(row: Row, f: Finding) -> str:
@@ -416,7 +397,7 @@ def _checkpoints(row: Row, f: Finding) -> str:
 
 
 #: Code of evidence that continues the sentence before it -> what joins them; all others begin a sentence.
-JOINERS = {"late_because": ": ", "late_why_unknown": "; ", "late_mixed": ": "}
+JOINERS = {"compile_reason": ": ", "late_because": ": ", "late_why_unknown": "; ", "late_mixed": ": "}
 
 
 def _filled(template: str) -> Callable[[Row, Finding], str]:
@@ -514,7 +495,6 @@ EVIDENCE: dict[str, Callable[[Row, Finding], str]] = {
     "made_in": _of_one(lambda row, f: f"its workers spend {between_bounds(row)} a batch in {row['name']}"),
     "python_in": _filled("{amount_ns:time} a step in {name}"),
     "python_collects": _python_collects,
-    "compiles": _compiles,
     "python_unknown": lambda row, f: f"Python, or operators that no module calls: {_why_no_line(row, f)}",
     "no_operator": _filled(
         "record_function() around parts of the loop, or with_stack=True in torch.profiler, would name the function"

@@ -44,8 +44,11 @@ class Policy:
     hung_steps_count: int = 3
     #: The last sign of a killed process is a sample: ends nearer to each other than a few of these have no order.
     ends_before_ns: int = 50_000_000
+    #: Compilations that take less of the time outside of phases are not why it is long.
+    compilation_ratio: float = 0.05
     #: As many as a sentence, or a block of a page, can hold; the others are counted.
     losses_named_count: int = 3
+    compilations_named_count: int = 2
     ranks_named_count: int = 3
     workers_named_count: int = 3
     files_named_count: int = 3
