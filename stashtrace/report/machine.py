@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import stashtrace
-from stashtrace.analysis.findings.lost_record_claims import losses_of
+from stashtrace.analysis.findings.rules.losses import losses_of
 from stashtrace.analysis.findings.summary_input import ranks_of_hosts
 from stashtrace.record.directory import read_run_file
 from stashtrace.record.gpu.inventory import inventories_of, inventory_lines

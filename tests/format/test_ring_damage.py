@@ -11,7 +11,7 @@ import pytest
 from stash_files import StashWriter, ms
 
 import stashtrace
-from stashtrace.analysis.findings.lost_record_claims import loses_uncounted, lost_count
+from stashtrace.analysis.findings.rules.losses import loses_uncounted, lost_count
 from stashtrace.errors import DataLossWarning, FormatError
 from stashtrace.format.container import ByteFile
 from stashtrace.format.ring import PAGE_BYTES, RING_FILE_HEADER, RING_FILE_MAGIC, RING_HEADER, RING_MAGIC, read_ring

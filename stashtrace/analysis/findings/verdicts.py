@@ -19,8 +19,8 @@ from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, Evidence, c
 from stashtrace.analysis.findings.host_work import HostWork, calls_of_others, host_work
 from stashtrace.analysis.findings.lateness.late_claims import late_claims
 from stashtrace.analysis.findings.loader_evidence import loading
-from stashtrace.analysis.findings.lost_record_claims import cut_ranks
 from stashtrace.analysis.findings.places.file_claims import file_claims, without_files
+from stashtrace.analysis.findings.rules.losses import cut_ranks
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.findings.unexplained_time import (

@@ -67,7 +67,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     recorded of them (see :mod:`stashtrace.record.gpu.inventory`), ``records`` rows per collector, ``losses`` a list of
     rows of the losses table.
     """
-    from stashtrace.analysis.findings.lost_record_claims import losses_of
+    from stashtrace.analysis.findings.rules.losses import losses_of
     from stashtrace.analysis.findings.summary_input import ranks_of_hosts
     from stashtrace.format.reader import open_run
     from stashtrace.loading.load import load_trace
@@ -109,7 +109,7 @@ def describe_files(path: str) -> dict[str, Any]:
     ``importers`` says how many files of which format were read, ``records`` counts rows by table, ``facts`` is what the
     files say of themselves, once where all processes say the same.
     """
-    from stashtrace.analysis.findings.lost_record_claims import losses_of
+    from stashtrace.analysis.findings.rules.losses import losses_of
     from stashtrace.cli.find_runs import read_runs
     from stashtrace.schema.events import TABLES
     from stashtrace.store.layout import is_store

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Evidence
-from stashtrace.analysis.findings.lost_record_claims import cut_ranks
+from stashtrace.analysis.findings.rules.losses import cut_ranks
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.stragglers.late import late
 from stashtrace.analysis.stragglers.surplus import GROUPS

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence
-from stashtrace.analysis.findings.lost_record_claims import cut_ranks
 from stashtrace.analysis.findings.over_time.change_claims import how_changed
 from stashtrace.analysis.findings.over_time.step_changes import changed_steps
+from stashtrace.analysis.findings.rules.losses import cut_ranks
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
