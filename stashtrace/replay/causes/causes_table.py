@@ -20,7 +20,7 @@ from stashtrace.analysis.steps.part_of_run import part_of_run
 from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.analysis.steps.window import window_of
 from stashtrace.errors import MissingDataError, guarded
-from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, file_of, is_elsewhere
+from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, called_in, file_of, is_elsewhere
 from stashtrace.replay.causes.candidates import COMPILE, OBJECTS, QUEUED, Candidate, kind_word, operation, ranks_of
 from stashtrace.replay.causes.choose_causes import Cause, causes_by_time, causes_of, waits_for, without
 from stashtrace.replay.causes.gradients import sends_gradients
@@ -63,6 +63,7 @@ CAUSES = schema(
         "level",
         "what is left: gone (nothing), peers (as others), even (alike on all), usual (as mostly), half, or a setting",
     ),
+    col.real("python_ratio", "of compute and python: part that is Python, not operators; -1 unknown", missing=-1),
     col.word("call", "what most of it is: asleep, lock, gil, socket, file, garbage, ...; empty if no such call"),
     col.word("file", "file whose calls are most of it, the longest if of several; else empty"),
     col.word("file_call", "the call on it that takes longest, as read; else empty", width=12),
@@ -108,7 +109,7 @@ _NONE: Row = {column.name: "" if column.dtype.startswith("U") else 0 for column 
 _NONE |= dict.fromkeys(
     ("step_ns", "of_step_ns", "saved_ns", "saved_low_ns", "saved_high_ns", "present_count", "worker_id"), -1
 )
-_NONE |= {"place_ratio": 0.0, "low_ratio": -1.0, "high_ratio": -1.0}
+_NONE |= {"place_ratio": 0.0, "python_ratio": -1.0, "low_ratio": -1.0, "high_ratio": -1.0}
 #: So many lines of a rank and kind are looked at for what they call in a library.
 _LINES_COUNT = 20
 
@@ -126,10 +127,10 @@ def causes(trace: Trace) -> Table:
 
     Columns
     -------
-    ranks, where, kind, op, place, place_ratio, level, call, file, file_call, files_count, work_ns, thread,
-    operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, of_step_ns, saved_ns,
-    saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count, event_ns,
-    change, present_count, worker_id, reason
+    ranks, where, kind, op, place, place_ratio, level, python_ratio, call, file, file_call, files_count, work_ns,
+    thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, of_step_ns,
+    saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count,
+    event_ns, change, present_count, worker_id, reason
 
     Raises
     ------
@@ -257,7 +258,7 @@ def _column(cause: Cause) -> str:
     """Return the column of the summary that a cause is about; empty if of none."""
     if cause.candidate is not None:
         return COLUMN_OF.get(kind_word(cause.candidate.kind), "")
-    return {"data": "data", "link": "link"}.get(waits_for(cause), "")
+    return {"data": "data", "start": "data", "link": "link"}.get(waits_for(cause), "")
 
 
 def _saved(trace: Trace, cause: Cause, step_ns: float, part: float) -> Row:
@@ -309,6 +310,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "place": place,
         "place_ratio": place_ratio,
         "level": one.level,
+        "python_ratio": one.python_ratio,
         "call": call,
         "file": file.name,
         "file_call": file.call,
@@ -431,8 +433,10 @@ def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
     second of the pair is that part.
     """
     one = cause.candidate
-    if one is None or work.places is None or one.op >= 0:
+    if one is None or work.places is None:
         return "", 0.0
+    if one.op >= 0:
+        return called_in(TraceIndex(trace), work, one)
     if cause.within is not None and cause.within_ratio >= _GOOD_PART:
         return _place(trace, replace(cause, candidate=cause.within, within=None), work)[0], cause.within_ratio
     find = costliest_worker_lines if one.by_workers else costliest_lines

@@ -29,7 +29,7 @@ def details_of(row: Row, found: Sequence[Finding]) -> list[str]:
     """Return what the finding about the same time of the same rank says more: of most kinds at most one sentence."""
     if row["kind"] == "contention":
         return [said for one in found if one.row["kind"] == "contention" for said in evidence_texts(one)]
-    if row["kind"] == "compute" and row["level"] == "half":
+    if row["kind"] == "compute" and row["level"] == "half" and 2 * row["python_ratio"] <= 1:
         bubbles = (finding.first("bubble") for finding in found)
         return [
             evidence_text for one in bubbles if one is not None for evidence_text in evidence_texts(Finding({}, (one,)))

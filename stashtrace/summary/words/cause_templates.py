@@ -50,6 +50,13 @@ _DOES = {
     "contention": ("waits for a CPU", "wait for a CPU"),
     "unrecorded": ("has no records", "have no records"),
 }
+#: Kind of code, and whether it is mostly Python, not operators and calls that release the GIL -> what it does.
+_CODE = {
+    ("python", True): ("runs Python of the loop", "run Python of the loop"),
+    ("python", False): ("computes outside forward and backward", "compute outside forward and backward"),
+    ("compute", True): ("runs Python in forward or backward", "run Python in forward or backward"),
+    ("compute", False): _DOES["compute"],
+}
 #: What need not be done, or not while the step waits for it.
 _GONE = {
     "other": "without this wait",
@@ -163,8 +170,9 @@ def _what(row: Row, *, short: bool = False) -> str:
         moved = f" ({count} operation{'' if count == '1' else 's'}, {size})" if row["moved_bytes"] > 0 else ""
         between = f" between {_ranks(row['ranks'])}" if "," in row["ranks"] else ""
         what = f"transfers{f' of {operation}' if operation else ''}{between}"
-        return f"{what} take {''.join(_amount(row))}{moved}{needless}"
-    if row["kind"] == "compute" and row["level"] == "half":
+        waited = f", waited for{where.removeprefix(',')}" if where else ""
+        return f"{what} take {''.join(_amount(row))}{moved}{needless}{waited}"
+    if _computes(row):
         return f"compute bound: {''.join(_amount(row))}{where}"
     several = not row["ranks"] or len(row["ranks"].split(",")) > 1
     who = _ranks(row["ranks"]) if row["ranks"] else "all ranks"
@@ -172,6 +180,8 @@ def _what(row: Row, *, short: bool = False) -> str:
         who, several = f"the workers of {who}", True
     blocked = row["kind"] in ("other", "gil") or row["call"]
     does = (_BLOCKED[row["call"] or ""] if blocked else _DOES.get(row["kind"], _DOES[""]))[several]
+    if row["python_ratio"] >= 0 and (code := _CODE.get((row["kind"], _is_python(row)))) and not row["call"]:
+        does = code[several]
     if not row["kind"] and row["level"] == "half":
         does = f"({'they make' if several else 'it makes'} no steps) {does}"
     if row["file"]:
@@ -183,6 +193,15 @@ def _what(row: Row, *, short: bool = False) -> str:
     elif when and where and not where.startswith(","):
         where = f",{where}"
     return f"{who} {does} {amount}{than}{when}{where}"
+
+
+def _is_python(row: Row) -> bool:
+    return bool(2 * row["python_ratio"] > 1)
+
+
+def _computes(row: Row) -> bool:
+    """Return True for the computation of operators: what is left where nothing else is found."""
+    return row["kind"] == "compute" and row["level"] == "half" and not _is_python(row)
 
 
 def _on_file(call: str, several: bool) -> str:
@@ -259,13 +278,16 @@ def _do(row: Row) -> str:
         return _EVENLY
     if row["level"] in _AS:
         return _AS[row["level"]]
+    if kind == "compute" and _is_python(row):
+        return "half of it (operators of whole tensors instead of Python)"
     return _HALF.get(kind, "half of it")
 
 
 def _place(row: Row) -> str:
     if not row["place"]:
         return ""
-    return f"{'' if row['place_ratio'] > _NEARLY_ALL else ', mostly'} in {row['place']}"
+    part = "" if row["place_ratio"] > _NEARLY_ALL else ", mostly" if 2 * row["place_ratio"] >= 1 else ", partly"
+    return f"{part} in {row['place']}"
 
 
 def _operation(name: str) -> str:
