@@ -87,6 +87,11 @@ class Candidate:
         return self.level, self.ranks, self.kind, self.by_workers, self.op, self.function, self.line
 
     @property
+    def told_ratio(self) -> float:
+        """The time that it is about as a multiple of what goes."""
+        return 2.0 if self.level == "half" else 1.0
+
+    @property
     def is_python(self) -> bool:
         """Whether most of it is known to be Python: code that may be written otherwise."""
         return 2 * self.python_ratio > 1

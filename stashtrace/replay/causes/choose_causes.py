@@ -8,7 +8,7 @@ away, so that nothing is promised twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -120,21 +120,29 @@ def causes_of(
 
 
 def causes_by_time(
-    run: ReplayedRun, work: WorkByLine, *, left_out: Sequence[int] = (), needless: Sequence[int] = ()
+    run: ReplayedRun,
+    work: WorkByLine,
+    exposed_ns: Callable[[Candidate], float],
+    *,
+    left_out: Sequence[int] = (),
+    needless: Sequence[int] = (),
 ) -> list[Cause]:
     """Return the causes of a run that a replay does not follow: each saves at most the time that it takes a rank.
 
-    Whether others wait for it meanwhile is not asked. For the parameters see ``causes_of``.
+    Whether others wait for it meanwhile is not asked. ``exposed_ns``: how much of the kind of a candidate lies in a
+    mean step at most. For the other parameters see ``causes_of``.
     """
     everything = Candidates(run.graph, work, run.steps, run.measured_ns, left_out, needless).all()
+    most = {id(one): min(one.most_ns, exposed_ns(one) / one.told_ratio) for one in everything}
     pool = [
-        Cause(one, run.answer(()), one.most_ns, one.most_ns, 0.0, one.most_ns)
+        Cause(one, run.answer(()), most[id(one)], most[id(one)], 0.0, most[id(one)])
         for one in everything
         if one.kind != QUEUED and one.level != "even"  # how much of a stage's work others wait for, no time of it tells
     ]
     chosen: list[Cause] = []
     while len(chosen) < POLICY.causes_count:
-        best = _best([cause for cause in pool if not _computes(cause)], work)
+        worth = [cause for cause in pool if cause.saved_ns >= POLICY.worth_ratio * run.measured_ns]
+        best = _best([cause for cause in worth if not _computes(cause)], work)
         if best is None:
             break
         chosen.append(_with_function(best, everything, chosen))

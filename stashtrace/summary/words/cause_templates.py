@@ -166,7 +166,7 @@ def _what(row: Row, *, short: bool = False) -> str:
     if row["where"] == "link":
         operation = _operation(row["op"])
         needless = ", and steps can do without them" if row["level"] == "gone" else ""
-        count, size = number(row["operations_count"]), f"{bytes_text(row['moved_bytes'])} a step"
+        count, size = number(row["operations_count"]), bytes_text(row["moved_bytes"]) + _a_step(row)
         moved = f" ({count} operation{'' if count == '1' else 's'}, {size})" if row["moved_bytes"] > 0 else ""
         between = f" between {_ranks(row['ranks'])}" if "," in row["ranks"] else ""
         what = f"transfers{f' of {operation}' if operation else ''}{between}"
@@ -218,6 +218,11 @@ def _files(row: Row) -> str:
     return base if row["files_count"] <= 1 else f"{count_noun(row['files_count'], 'file')} ({base}, ...)"
 
 
+def _a_step(row: Row) -> str:
+    """Return of what an amount is: of a mean step, or of the only one that counts, such as a whole recording."""
+    return " in all" if row["of_steps_count"] == 1 else " a step"
+
+
 def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
     """Return how long it is, of a step; of what comes in few steps, how long in one of these, and in which."""
     several = not row["ranks"] or "," in row["ranks"]
@@ -233,7 +238,7 @@ def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
     share = percent_text(row["work_ns"] / row["of_step_ns"]) if row["of_step_ns"] > 0 else ""
     # Work of a worker, and transfers beside the computation, may be more than the step that they are part of.
     part = f" ({share})" if share and not short and row["where"] == "step" else ""
-    return f"{upto}{duration_text(row['work_ns'])} a step{part}", ""
+    return f"{upto}{duration_text(row['work_ns'])}{_a_step(row)}{part}", ""
 
 
 def _waits(row: Row) -> str:
@@ -245,7 +250,9 @@ def _waits(row: Row) -> str:
     where = f" in {inside}" if inside else ""
     through = f", through {_ranks(row['through_ranks'])}" if row["through_ranks"] else ""
     upto = "up to " if several else ""
-    amount = f"; without it {upto}{duration_text(row['waiting_ns'])} a step less" if row["waiting_ns"] > 0 else ""
+    amount = (
+        f"; without it {upto}{duration_text(row['waiting_ns'])}{_a_step(row)} less" if row["waiting_ns"] > 0 else ""
+    )
     whom = "them" if "," in row["ranks"] else "it"
     return f"{_ranks(row['waiting_ranks'])} wait{'' if several else 's'} for {whom}{where}{through}{amount}"
 
@@ -253,13 +260,13 @@ def _waits(row: Row) -> str:
 def _saving(row: Row, path: str) -> str:
     """Return what to do about a cause, what that saves of this run, and of another one."""
     if row["saved_ns"] < 0:
-        most = f"{duration_text(row['saved_high_ns'])} a step ({percent_text(row['high_ratio'])})"
+        most = f"{duration_text(row['saved_high_ns'])}{_a_step(row)} ({percent_text(row['high_ratio'])})"
         return f"{_do(row)}: saves at most {most}"
     share = percent_text(row["saved_ns"] / row["step_ns"]) if row["step_ns"] > 0 else ""
     least, most = (duration_text(row[name]) for name in ("saved_low_ns", "saved_high_ns"))
     another = f"{range_text(least, most)} in another run" if row["saved_low_ns"] > 0 else f"up to {most} in another run"
     command = f"; `stashtrace whatif {path} {row['change']}`" if row["change"] else ""
-    saved = f"{duration_text(row['saved_ns'])} a step ({share}; {another})"
+    saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} ({share}; {another})"
     return f"{_do(row)}: {_SAVES[row['sure']]} {saved}{command}"
 
 
