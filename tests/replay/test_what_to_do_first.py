@@ -237,12 +237,6 @@ def test_a_run_without_steps_says_why() -> None:
     assert row["reason"].startswith("nothing can be predicted: ")
 
 
-def test_a_large_run_is_left_to_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stashtrace.replay.causes.causes_table.MOST_ROWS", 100)
-    (row,) = what_to_do_first(job(1).trace()).rows()
-    assert "`stashtrace whatif` does it" in row["reason"]
-
-
 @pytest.fixture
 def stored(tmp_path: Path) -> str:
     export(job(1).trace(), "store", str(tmp_path / "run.store"))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64, is_one_of
@@ -38,6 +39,8 @@ class Stays:
     #: Samples that are not in long calls, in order of time.
     moment_ns: Int64
     place: Int64
+    #: Whether the thread that was sampled held the GIL: it ran Python, or C code that keeps it.
+    holds_gil: npt.NDArray[np.bool_]
     #: Moments of all samples of the thread itself.
     sampled_ns: Int64
 
@@ -74,15 +77,17 @@ class ThreadPlaces:
             begin, end, call = (TimeSet(calls.begin, calls.end) - shared.time).pieces(calls.begin, calls.end)
             calls = LabelledIntervals(begin, end, calls.tag[call])
             alone = alone[intervals.locate(shared.time.begin, shared.time.end, samples["ts_ns"][alone]) < 0]
-        at, place = (
+        holds = (samples["sample_flags"][alone] & StackFlag.HOLDS_GIL) != 0
+        at, place, holds = (
             np.concatenate(both)
             for both in (
                 (samples["ts_ns"][alone], shared.moment_ns),
                 (self._sample_place[alone], shared.place),
+                (holds, np.ones(len(shared.place), dtype=bool)),
             )
         )
         order = np.argsort(at, kind="stable")
-        return Stays(calls, at[order], place[order], moment)
+        return Stays(calls, at[order], place[order], holds[order], moment)
 
     def _holders(self, track: int, own: Int64, waits: TimeSet) -> Int64:
         """Return the samples of other threads of the process that held the GIL while a thread waited for it."""

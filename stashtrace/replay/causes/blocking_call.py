@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stashtrace._native import intervals
 from stashtrace.analysis.findings.unexplained_time import blocked_in, file_calls
 from stashtrace.analysis.graph import Graph
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.replay.causes.candidates import ANY, Candidate
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.work_by_line import WorkByLine
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SpanKind, StallKind
 
 #: Kinds of time in which a thread may be blocked.
@@ -95,6 +98,39 @@ def is_elsewhere(index: TraceIndex, work: WorkByLine, one: Candidate, function: 
         if function in set(names):
             return False
     return True
+
+
+def called_in(index: TraceIndex, work: WorkByLine, one: Candidate) -> tuple[str, float]:
+    """Return the line from which step threads wait for the transfers of a candidate, and its part of these waits.
+
+    Empty if it is not known of most of their time.
+    """
+    places, table, waits = work.places, index.trace.collectives, index.trace.collective_waits
+    if places is None or work.threads is None:
+        return "", 0.0
+    keys = table["collective_key"][table["op_code"] == one.op]
+    spent: dict[int, float] = {}
+    whole_ns = 0.0
+    for thread in step_threads(index.trace)[: POLICY.lines_count]:
+        rows = index.collective_waits.rows(thread.track_id)
+        time = TimeSet.of_rows(waits, rows[np.isin(waits["collective_key"][rows], keys)])
+        stays = work.threads.of(thread.track_id)
+        begin, end, call = time.pieces(stays.calls.begin, stays.calls.end)
+        sampled = stays.place[intervals.locate(time.begin, time.end, stays.moment_ns) >= 0]
+        # What no long call has is divided as the samples in it are.
+        rest_ns = np.full(len(sampled), (time.total_ns - int((end - begin).sum())) / max(len(sampled), 1))
+        for place, ns in ((stays.calls.tag[call], end - begin), (sampled, rest_ns)):
+            known = place >= 0
+            lines = GroupBy(places.line_number[place[known]])
+            for line, own_ns in zip(lines.values.tolist(), lines.sum(ns[known]).tolist(), strict=True):
+                spent[line] = spent.get(line, 0.0) + own_ns
+        whole_ns += time.total_ns
+    line = max(spent, key=spent.__getitem__, default=-1)
+    if line < 0 or spent[line] < POLICY.mostly_ratio * whole_ns:
+        return "", 0.0
+    row = work.row[line]
+    function, path = (index.trace.text(code) for code in work.function(line))
+    return place_of(function, path, int(places.line[row])), spent[line] / whole_ns
 
 
 def _calls_below(work: WorkByLine, track: int, lines: Int64) -> TimeSet:

@@ -36,6 +36,8 @@ COMPILE, OBJECTS, QUEUED, ANY = 100, 101, 102, -1
 _GONE = (StallKind.OTHER, StallKind.CHECKPOINT, StallKind.FETCH, COMPILE, OBJECTS)
 _PART_OF: dict[Level, float] = {"gone": 1.0, "half": 0.5}
 #: Time in these is a wait for others, which follows from the edges.
+#: Work that is Python, or operators that Python calls.
+_IN_CODE = (StallKind.COMPUTE, StallKind.PYTHON)
 _WAITS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 _ON_THREADS = (Resource.STEP_THREAD, Resource.HOST, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM)
 #: With more cells than this of ranks, steps and places in them, whole steps are compared.
@@ -76,11 +78,23 @@ class Candidate:
     period: int
     #: Mean of these steps, of the rank with most.
     event_ns: float
+    #: Part of it in Python, not in operators; -1 unknown.
+    python_ratio: float
 
     @property
     def columns(self) -> tuple[object, ...]:
         """The values that make the group, and its level."""
         return self.level, self.ranks, self.kind, self.by_workers, self.op, self.function, self.line
+
+    @property
+    def told_ratio(self) -> float:
+        """The time that it is about as a multiple of what goes."""
+        return 2.0 if self.level == "half" else 1.0
+
+    @property
+    def is_python(self) -> bool:
+        """Whether most of it is known to be Python: code that may be written otherwise."""
+        return 2 * self.python_ratio > 1
 
     @property
     def detail(self) -> int:
@@ -216,6 +230,7 @@ class Candidates:
         """Yield functions of several lines, and lines, with their pieces among some: those with most of the time."""
         work = self._work
         known = rows[work.line[rows] >= 0]
+        known = known[~work.is_backward[work.line[known]]]
         if not len(known):
             return
         lines = GroupBy(work.line[known])
@@ -470,6 +485,7 @@ class Candidates:
             len(total),
             period,
             float(spent[:, has].mean(axis=1).max()) if has.any() else 0.0,
+            self._work.python_ratio(pieces) if op < 0 and kind in _IN_CODE else -1.0,
         )
 
 

@@ -3,8 +3,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -17,10 +19,11 @@ from stashtrace.analysis.lines.lines import costliest_lines, costliest_worker_li
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.part_of_run import part_of_run
-from stashtrace.analysis.steps.step_time import step_time_of
+from stashtrace.analysis.steps.step_time import step_time_of, step_time_steps
+from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.window import window_of
 from stashtrace.errors import MissingDataError, guarded
-from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, file_of, is_elsewhere
+from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, called_in, file_of, is_elsewhere
 from stashtrace.replay.causes.candidates import COMPILE, OBJECTS, QUEUED, Candidate, kind_word, operation, ranks_of
 from stashtrace.replay.causes.choose_causes import Cause, causes_by_time, causes_of, waits_for, without
 from stashtrace.replay.causes.gradients import sends_gradients
@@ -63,6 +66,7 @@ CAUSES = schema(
         "level",
         "what is left: gone (nothing), peers (as others), even (alike on all), usual (as mostly), half, or a setting",
     ),
+    col.real("python_ratio", "of compute and python: part that is Python, not operators; -1 unknown", missing=-1),
     col.word("call", "what most of it is: asleep, lock, gil, socket, file, garbage, ...; empty if no such call"),
     col.word("file", "file whose calls are most of it, the longest if of several; else empty"),
     col.word("file_call", "the call on it that takes longest, as read; else empty", width=12),
@@ -108,7 +112,7 @@ _NONE: Row = {column.name: "" if column.dtype.startswith("U") else 0 for column 
 _NONE |= dict.fromkeys(
     ("step_ns", "of_step_ns", "saved_ns", "saved_low_ns", "saved_high_ns", "present_count", "worker_id"), -1
 )
-_NONE |= {"place_ratio": 0.0, "low_ratio": -1.0, "high_ratio": -1.0}
+_NONE |= {"place_ratio": 0.0, "python_ratio": -1.0, "low_ratio": -1.0, "high_ratio": -1.0}
 #: So many lines of a rank and kind are looked at for what they call in a library.
 _LINES_COUNT = 20
 
@@ -126,10 +130,10 @@ def causes(trace: Trace) -> Table:
 
     Columns
     -------
-    ranks, where, kind, op, place, place_ratio, level, call, file, file_call, files_count, work_ns, thread,
-    operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, of_step_ns, saved_ns,
-    saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count, event_ns,
-    change, present_count, worker_id, reason
+    ranks, where, kind, op, place, place_ratio, level, python_ratio, call, file, file_call, files_count, work_ns,
+    thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, of_step_ns,
+    saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count,
+    event_ns, change, present_count, worker_id, reason
 
     Raises
     ------
@@ -139,15 +143,14 @@ def causes(trace: Trace) -> Table:
     found = _found(trace)
     causes = [cause for cause in found.causes if _is_known(trace, cause)]
     told = [_told(trace, cause, found) for cause in causes]
-    measured_ns, unsaid, steps_count = found.run.measured_ns, found.unsaid, len(found.run.steps)
+    measured_ns, unsaid = found.run.measured_ns, found.unsaid
     is_replayed = found.is_replayed
     del found  # the graph is large, and what follows needs memory of its own
     if not causes:
         return _because("no single cause that can be replayed is predicted to save 3 % of a step or more", *unsaid)
     step = step_time_of(trace)
     step_ns = measured_ns if step is None else step.mean_ns
-    # A replay may have fewer of the steps: those that all ranks made.
-    part = 1.0 if step is None else min(steps_count / max(step.steps_count, 1), 1.0)
+    part = _part_of_all(trace)
     pairs = zip(_bounded(trace, causes), told, strict=True)
     rows = _of_one_file(
         [
@@ -155,19 +158,16 @@ def causes(trace: Trace) -> Table:
             for cause, what in pairs
         ]
     )
-    rows = rows if is_replayed else [_exposed(trace, row, step_ns) for row in rows]
+    rows = rows if is_replayed else [{**row, "saved_ns": -1} for row in rows]
     return _table([*rows, *map(_reason, unsaid)])
 
 
-def _exposed(trace: Trace, row: Row, step_ns: float) -> Row:
-    """Return a cause that was not replayed with no more time than the budget has of its kind, and saving no more."""
+def _exposed_ns(trace: Trace, one: Candidate) -> float:
+    """Return how much time of the kind of a candidate the budget has in a mean step, of the rank with most."""
     budgets = summarize(trace).budgets
-    own = budgets.take(budgets["column"] == ("link" if row["where"] == "link" else COLUMN_OF.get(row["kind"], "")))
-    most_ns = (own["stall_ns"] / np.maximum(own["steps_count"], 1)).max(initial=0.0) if len(own) else row["work_ns"]
-    part = min(most_ns / max(row["work_ns"], 1), 1.0)
-    high_ns = part * row["saved_high_ns"]
-    saved = {"saved_ns": -1, "saved_high_ns": round(high_ns), "high_ratio": high_ns / max(step_ns, 1.0)}
-    return {**row, **saved, "work_ns": round(part * row["work_ns"])}
+    column = "link" if one.op >= 0 else COLUMN_OF.get(kind_word(one.kind), "")
+    own = budgets.take((budgets["column"] == column) & (budgets["step_kind"] == ""))
+    return float((own["stall_ns"] / np.maximum(own["steps_count"], 1)).max()) if len(own) else math.inf
 
 
 def _of_one_file(rows: list[Row]) -> list[Row]:
@@ -225,7 +225,14 @@ def _found(trace: Trace, *, budgets: bool = False) -> _Found:
     why = others_unknown(trace) or ("" if unchanged.is_reliable else f"not predicted: {unreliable(unchanged)}")
     if why:
         unsaid.append(f"{why}: a cause saves at most the time that it takes")
-        return _Found(run, work, None, causes_by_time(run, work, left_out=left_out, needless=needless), unsaid, False)
+        return _Found(
+            run,
+            work,
+            None,
+            causes_by_time(run, work, partial(_exposed_ns, trace), left_out=left_out, needless=needless),
+            unsaid,
+            False,
+        )
     buckets = buckets_if_any(trace, run.graph, unsaid)
     found = causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out, needless=needless)
     return _Found(run, work, buckets, found, unsaid, True)
@@ -257,7 +264,14 @@ def _column(cause: Cause) -> str:
     """Return the column of the summary that a cause is about; empty if of none."""
     if cause.candidate is not None:
         return COLUMN_OF.get(kind_word(cause.candidate.kind), "")
-    return {"data": "data", "link": "link"}.get(waits_for(cause), "")
+    return {"data": "data", "start": "data", "link": "link"}.get(waits_for(cause), "")
+
+
+def _part_of_all(trace: Trace) -> float:
+    """Return which part of the steps all ranks made: a replay has these alone."""
+    steps = step_time_steps(find_steps(trace))
+    made = GroupBy(steps["step"]).sizes
+    return float((made == made.max()).mean()) if len(made) else 1.0
 
 
 def _saved(trace: Trace, cause: Cause, step_ns: float, part: float) -> Row:
@@ -297,7 +311,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
     place, place_ratio = guarded("the line behind a cause", lambda: _place(trace, cause, work), lambda line: ("", 0.0))
     stages = len(set(graph.stage_of.values()))
     # Half of the work, and what a stage does beyond the mean: told are all of it, and what it does beyond the others.
-    of_work = 2.0 if one.level == "half" else 1.0
+    of_work = one.told_ratio
     if one.level == "even" and one.ranks:
         of_work = stages / max(stages - 1, 1)
     file = _on_file(trace, run, work, one)
@@ -309,11 +323,12 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "place": place,
         "place_ratio": place_ratio,
         "level": one.level,
+        "python_ratio": one.python_ratio,
         "call": call,
         "file": file.name,
         "file_call": file.call,
         "files_count": file.files_count,
-        "work_ns": round(of_work * file.whole_ratio * one.most_ns),
+        "work_ns": round(of_work * file.whole_ratio * (one.most_ns if found.is_replayed else cause.high_ns)),
         "thread": "other" if call and _is_elsewhere(trace, work, one, cause) else "",
         **_moved(run, work, one),
         **(_who_waits(run, work, one) if found.is_replayed else {}),
@@ -395,13 +410,13 @@ def _who_waits(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:
 
 
 def _awaited(trace: Trace, cause: Cause) -> Row:
-    """Return the mean wait of a step that a setting is about, of the rank that waits longest, and who waits as long."""
+    """Return the mean wait of a step that a setting is about, of the rank that waits longest, and who else waits."""
     budgets = summarize(trace).budgets
     own = budgets.take((budgets["column"] == _column(cause)) & (budgets["step_kind"] == ""))
     waits_ns = own["stall_ns"] / np.maximum(own["steps_count"], 1)
     if not len(own):
         return {"work_ns": round(cause.saved_ns)}
-    long = waits_ns >= POLICY.mostly_ratio * waits_ns.max()
+    long = waits_ns >= np.minimum(POLICY.worth_ratio * own["step_ns"], waits_ns.max())
     ranks = {} if long.all() or cause.setting == "slow_worker" else {"ranks": ranks_of(own["rank"][long].tolist())}
     return {"work_ns": round(waits_ns.max()), **ranks}
 
@@ -431,8 +446,10 @@ def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
     second of the pair is that part.
     """
     one = cause.candidate
-    if one is None or work.places is None or one.op >= 0:
+    if one is None or work.places is None:
         return "", 0.0
+    if one.op >= 0:
+        return called_in(TraceIndex(trace), work, one)
     if cause.within is not None and cause.within_ratio >= _GOOD_PART:
         return _place(trace, replace(cause, candidate=cause.within, within=None), work)[0], cause.within_ratio
     find = costliest_worker_lines if one.by_workers else costliest_lines

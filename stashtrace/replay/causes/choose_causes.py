@@ -8,7 +8,7 @@ away, so that nothing is promised twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -105,6 +105,7 @@ def causes_of(
         )
         if best is None or (chosen and _computes(best)):  # it is said where nothing else is
             break
+        best = _whole_function(best, pool)
         chosen.append(_with_function(best, everything, chosen))
         if _computes(best):  # nobody computes twice as quick, and then asks what is next
             break
@@ -119,21 +120,29 @@ def causes_of(
 
 
 def causes_by_time(
-    run: ReplayedRun, work: WorkByLine, *, left_out: Sequence[int] = (), needless: Sequence[int] = ()
+    run: ReplayedRun,
+    work: WorkByLine,
+    exposed_ns: Callable[[Candidate], float],
+    *,
+    left_out: Sequence[int] = (),
+    needless: Sequence[int] = (),
 ) -> list[Cause]:
     """Return the causes of a run that a replay does not follow: each saves at most the time that it takes a rank.
 
-    Whether others wait for it meanwhile is not asked. For the parameters see ``causes_of``.
+    Whether others wait for it meanwhile is not asked. ``exposed_ns``: how much of the kind of a candidate lies in a
+    mean step at most. For the other parameters see ``causes_of``.
     """
     everything = Candidates(run.graph, work, run.steps, run.measured_ns, left_out, needless).all()
+    most = {id(one): min(one.most_ns, exposed_ns(one) / one.told_ratio) for one in everything}
     pool = [
-        Cause(one, run.answer(()), one.most_ns, one.most_ns, 0.0, one.most_ns)
+        Cause(one, run.answer(()), most[id(one)], most[id(one)], 0.0, most[id(one)])
         for one in everything
-        if one.kind != QUEUED and (one.ranks or one.level != "even")
+        if one.kind != QUEUED and one.level != "even"  # how much of a stage's work others wait for, no time of it tells
     ]
     chosen: list[Cause] = []
     while len(chosen) < POLICY.causes_count:
-        best = _best([cause for cause in pool if not _computes(cause)], work)
+        worth = [cause for cause in pool if cause.saved_ns >= POLICY.worth_ratio * run.measured_ns]
+        best = _best([cause for cause in worth if not _computes(cause)], work)
         if best is None:
             break
         chosen.append(_with_function(best, everything, chosen))
@@ -286,6 +295,18 @@ def _most_within(best: Cause, pool: Sequence[Cause], work: WorkByLine) -> Cause 
     return max((cause for cause in more if _is_same(cause, best, work)), key=lambda cause: cause.saved_ns, default=None)
 
 
+def _whole_function(best: Cause, pool: Sequence[Cause]) -> Cause:
+    """Return the function of a line that is a part of it, also if only the line certainly saves something."""
+    return next((cause for cause in pool if cause is not best and _is_part_of(best, cause)), best)
+
+
+def _is_part_of(cause: Cause, whole: Cause) -> bool:
+    one, other = cause.candidate, whole.candidate
+    if one is None or other is None or one.line < 0 or cause.saved_ns >= POLICY.nearly_ratio * whole.saved_ns:
+        return False
+    return replace(one, line=UNKNOWN).columns == other.columns
+
+
 def _is_line_of(cause: Cause, best: Cause) -> bool:
     """Return True if a cause is nearly all of another one, which is a function."""
     one, other = cause.candidate, best.candidate
@@ -303,9 +324,9 @@ def _is_queue(cause: Cause) -> bool:
 
 
 def _computes(cause: Cause) -> bool:
-    """Return True if a cause is half of the computation."""
+    """Return True if a cause is half of what operators compute."""
     one = cause.candidate
-    return one is not None and one.level == "half" and one.kind == StallKind.COMPUTE
+    return one is not None and one.level == "half" and one.kind == StallKind.COMPUTE and not one.is_python
 
 
 def _weight_ns(cause: Cause) -> float:

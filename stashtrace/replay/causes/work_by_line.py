@@ -26,10 +26,14 @@ from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase
+from stashtrace.schema.trace import Trace
 
+Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 _THREADS = (Resource.STEP_THREAD, Resource.HOST)
+#: The function of torch that runs a backward pass.
+_BACKWARD = "_engine_run_backward"
 #: What is known without a line.
 UNKNOWN = -1
 
@@ -51,6 +55,21 @@ class WorkByLine:
     rank: Int64
     #: Where the threads were; None without stacks.
     threads: ThreadPlaces | None
+    #: Of each line by its number: samples, and those in which its thread held the GIL.
+    samples_count: Int64
+    holds_gil_count: Int64
+    #: Whether it is the call of a backward pass, which is the work of all modules.
+    is_backward: Bools
+
+    def python_ratio(self, pieces: Int64) -> float:
+        """Return which part of some pieces ran Python and no operator that releases the GIL; -1 with few samples."""
+        known = pieces[self.line[pieces] >= 0]
+        lines = GroupBy(self.line[known])
+        count, ns = self.samples_count[lines.values], lines.sum(self.ns[known])
+        told = (count > 0) & (ns > 0)
+        if count.sum() < POLICY.samples_count or 2 * ns[told].sum() < self.ns[pieces].sum():
+            return -1.0
+        return float(np.average(self.holds_gil_count[lines.values][told] / count[told], weights=ns[told]))
 
     def rank_with_most(self, pieces: Int64) -> int:
         """Return the rank with most of some pieces."""
@@ -70,16 +89,33 @@ def work_by_line(index: TraceIndex, graph: Graph) -> WorkByLine:
     whole = graph.work_ns.astype(np.float64)
     parts: list[tuple[Int64, Int64, Floats, Floats]] = []
     threads = ThreadPlaces(index, found) if found is not None else None
+    lines_count = int(found.line_number.max(initial=-1)) + 1 if found is not None else 0
+    samples, holds = np.zeros(lines_count, dtype=np.int64), np.zeros(lines_count, dtype=np.int64)
     if found is not None and threads is not None:
         line_of = np.append(found.line_number, UNKNOWN)
         for track, nodes in _threads(index, graph):
-            parts += _divided(graph, nodes, whole, threads.of(track), line_of)
+            stays = threads.of(track)
+            parts += _divided(graph, nodes, whole, stays, line_of)
+            of_sample = line_of[stays.place]
+            for counts, chosen in ((samples, of_sample >= 0), (holds, (of_sample >= 0) & stays.holds_gil)):
+                np.add.at(counts, of_sample[chosen], 1)
     parts.append((np.arange(len(graph)), np.full(len(graph), UNKNOWN), np.maximum(whole, 0.0), 0.0 * whole))
     node, line, ns, doubt_ns = (np.concatenate(column) for column in zip(*parts, strict=True))
     kept = ns > 0
     lines = GroupBy(found.line_number) if found is not None else GroupBy(int64([]))
     columns = int64(node[kept]), int64(line[kept]), ns[kept], doubt_ns[kept]
-    return WorkByLine(*columns, lines.first, found, graph.rank[node[kept]], threads)
+    of_lines = *columns, lines.first, found, graph.rank[node[kept]], threads, samples, holds
+    return WorkByLine(*of_lines, _calls_of_backward(trace, found, lines_count))
+
+
+def _calls_of_backward(trace: Trace, found: Places | None, lines_count: int) -> Bools:
+    """Return the mask of lines below which torch runs a backward pass."""
+    is_backward = np.zeros(lines_count, dtype=bool)
+    if found is not None and lines_count:
+        leaves = GroupBy(found.leaf_code)
+        runs = np.array([trace.text(leaf).endswith(_BACKWARD) for leaf in leaves.values.tolist()], dtype=bool)
+        is_backward[found.line_number[runs[leaves.number]]] = True
+    return is_backward
 
 
 def _threads(index: TraceIndex, graph: Graph) -> Iterator[tuple[int, Int64]]:

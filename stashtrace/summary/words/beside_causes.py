@@ -9,6 +9,7 @@ from dataclasses import replace
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.summary.words import evidence_texts
 from stashtrace.summary.words.change_templates import steps_of_time
+from stashtrace.summary.words.claim_templates import may_be_waiting
 from stashtrace.summary.words.template_parts import Finding, Row
 
 #: Column of the budget -> evidence that says more of a cause than its own row; of the others the row says it.
@@ -29,7 +30,7 @@ def details_of(row: Row, found: Sequence[Finding]) -> list[str]:
     """Return what the finding about the same time of the same rank says more: of most kinds at most one sentence."""
     if row["kind"] == "contention":
         return [said for one in found if one.row["kind"] == "contention" for said in evidence_texts(one)]
-    if row["kind"] == "compute" and row["level"] == "half":
+    if row["kind"] == "compute" and row["level"] == "half" and 2 * row["python_ratio"] <= 1:
         bubbles = (finding.first("bubble") for finding in found)
         return [
             evidence_text for one in bubbles if one is not None for evidence_text in evidence_texts(Finding({}, (one,)))
@@ -39,6 +40,9 @@ def details_of(row: Row, found: Sequence[Finding]) -> list[str]:
     column = _column(row)
     for finding in _about(row, found):
         if finding.row["kind"] == column:
+            doubt = may_be_waiting(finding) if column == "link" else ""
+            if doubt:
+                return [doubt]
             known = tuple(one for one in finding.evidence if one["code"] in _DETAILS.get(column, ()))
             return evidence_texts(replace(finding, evidence=known))[:1]
     return []

@@ -50,6 +50,13 @@ _DOES = {
     "contention": ("waits for a CPU", "wait for a CPU"),
     "unrecorded": ("has no records", "have no records"),
 }
+#: Kind of code, and whether it is mostly Python, not operators and calls that release the GIL -> what it does.
+_CODE = {
+    ("python", True): ("runs Python of the loop", "run Python of the loop"),
+    ("python", False): ("computes outside forward and backward", "compute outside forward and backward"),
+    ("compute", True): ("runs Python in forward or backward", "run Python in forward or backward"),
+    ("compute", False): _DOES["compute"],
+}
 #: What need not be done, or not while the step waits for it.
 _GONE = {
     "other": "without this wait",
@@ -159,12 +166,13 @@ def _what(row: Row, *, short: bool = False) -> str:
     if row["where"] == "link":
         operation = _operation(row["op"])
         needless = ", and steps can do without them" if row["level"] == "gone" else ""
-        count, size = number(row["operations_count"]), f"{bytes_text(row['moved_bytes'])} a step"
+        count, size = number(row["operations_count"]), bytes_text(row["moved_bytes"]) + _a_step(row)
         moved = f" ({count} operation{'' if count == '1' else 's'}, {size})" if row["moved_bytes"] > 0 else ""
         between = f" between {_ranks(row['ranks'])}" if "," in row["ranks"] else ""
         what = f"transfers{f' of {operation}' if operation else ''}{between}"
-        return f"{what} take {''.join(_amount(row))}{moved}{needless}"
-    if row["kind"] == "compute" and row["level"] == "half":
+        waited = f", waited for{where.removeprefix(',')}" if where else ""
+        return f"{what} take {''.join(_amount(row))}{moved}{needless}{waited}"
+    if _computes(row):
         return f"compute bound: {''.join(_amount(row))}{where}"
     several = not row["ranks"] or len(row["ranks"].split(",")) > 1
     who = _ranks(row["ranks"]) if row["ranks"] else "all ranks"
@@ -172,6 +180,8 @@ def _what(row: Row, *, short: bool = False) -> str:
         who, several = f"the workers of {who}", True
     blocked = row["kind"] in ("other", "gil") or row["call"]
     does = (_BLOCKED[row["call"] or ""] if blocked else _DOES.get(row["kind"], _DOES[""]))[several]
+    if row["python_ratio"] >= 0 and (code := _CODE.get((row["kind"], _is_python(row)))) and not row["call"]:
+        does = code[several]
     if not row["kind"] and row["level"] == "half":
         does = f"({'they make' if several else 'it makes'} no steps) {does}"
     if row["file"]:
@@ -183,6 +193,15 @@ def _what(row: Row, *, short: bool = False) -> str:
     elif when and where and not where.startswith(","):
         where = f",{where}"
     return f"{who} {does} {amount}{than}{when}{where}"
+
+
+def _is_python(row: Row) -> bool:
+    return bool(2 * row["python_ratio"] > 1)
+
+
+def _computes(row: Row) -> bool:
+    """Return True for the computation of operators: what is left where nothing else is found."""
+    return row["kind"] == "compute" and row["level"] == "half" and not _is_python(row)
 
 
 def _on_file(call: str, several: bool) -> str:
@@ -197,6 +216,11 @@ def _on_file(call: str, several: bool) -> str:
 def _files(row: Row) -> str:
     base = row["file"].rpartition("/")[2] or row["file"]
     return base if row["files_count"] <= 1 else f"{count_noun(row['files_count'], 'file')} ({base}, ...)"
+
+
+def _a_step(row: Row) -> str:
+    """Return of what an amount is: of a mean step, or of the only one that counts, such as a whole recording."""
+    return " in all" if row["of_steps_count"] == 1 else " a step"
 
 
 def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
@@ -214,7 +238,7 @@ def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
     share = percent_text(row["work_ns"] / row["of_step_ns"]) if row["of_step_ns"] > 0 else ""
     # Work of a worker, and transfers beside the computation, may be more than the step that they are part of.
     part = f" ({share})" if share and not short and row["where"] == "step" else ""
-    return f"{upto}{duration_text(row['work_ns'])} a step{part}", ""
+    return f"{upto}{duration_text(row['work_ns'])}{_a_step(row)}{part}", ""
 
 
 def _waits(row: Row) -> str:
@@ -226,7 +250,9 @@ def _waits(row: Row) -> str:
     where = f" in {inside}" if inside else ""
     through = f", through {_ranks(row['through_ranks'])}" if row["through_ranks"] else ""
     upto = "up to " if several else ""
-    amount = f"; without it {upto}{duration_text(row['waiting_ns'])} a step less" if row["waiting_ns"] > 0 else ""
+    amount = (
+        f"; without it {upto}{duration_text(row['waiting_ns'])}{_a_step(row)} less" if row["waiting_ns"] > 0 else ""
+    )
     whom = "them" if "," in row["ranks"] else "it"
     return f"{_ranks(row['waiting_ranks'])} wait{'' if several else 's'} for {whom}{where}{through}{amount}"
 
@@ -234,13 +260,13 @@ def _waits(row: Row) -> str:
 def _saving(row: Row, path: str) -> str:
     """Return what to do about a cause, what that saves of this run, and of another one."""
     if row["saved_ns"] < 0:
-        most = f"{duration_text(row['saved_high_ns'])} a step ({percent_text(row['high_ratio'])})"
+        most = f"{duration_text(row['saved_high_ns'])}{_a_step(row)} ({percent_text(row['high_ratio'])})"
         return f"{_do(row)}: saves at most {most}"
     share = percent_text(row["saved_ns"] / row["step_ns"]) if row["step_ns"] > 0 else ""
     least, most = (duration_text(row[name]) for name in ("saved_low_ns", "saved_high_ns"))
     another = f"{range_text(least, most)} in another run" if row["saved_low_ns"] > 0 else f"up to {most} in another run"
     command = f"; `stashtrace whatif {path} {row['change']}`" if row["change"] else ""
-    saved = f"{duration_text(row['saved_ns'])} a step ({share}; {another})"
+    saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} ({share}; {another})"
     return f"{_do(row)}: {_SAVES[row['sure']]} {saved}{command}"
 
 
@@ -259,13 +285,16 @@ def _do(row: Row) -> str:
         return _EVENLY
     if row["level"] in _AS:
         return _AS[row["level"]]
+    if kind == "compute" and _is_python(row):
+        return "half of it (operators of whole tensors instead of Python)"
     return _HALF.get(kind, "half of it")
 
 
 def _place(row: Row) -> str:
     if not row["place"]:
         return ""
-    return f"{'' if row['place_ratio'] > _NEARLY_ALL else ', mostly'} in {row['place']}"
+    part = "" if row["place_ratio"] > _NEARLY_ALL else ", mostly" if 2 * row["place_ratio"] >= 1 else ", partly"
+    return f"{part} in {row['place']}"
 
 
 def _operation(name: str) -> str:

@@ -76,14 +76,18 @@ def _link(f: Finding) -> str:
     places = {"network": "over the network", "interconnect": "between ranks of one host"}
     place = places.get(row["cause_kind"], "between ranks")
     head = f"{ranks(row)} {verb(row, 'spends', 'spend')} {lost(row)} in transfers {place}"
+    doubt = may_be_waiting(f)
+    return f"{head}; {doubt}" if doubt else f"{head}, after every rank had arrived"
+
+
+def may_be_waiting(f: Finding) -> str:
+    """Say why a part of the transfers of a finding may be waits for late ranks; empty if none is."""
     missing = f.first("ranks_missing")
     if missing is not None:
         whom = f"rank{plural(missing['items_count'])} {missing['name']}" if len(missing["name"]) < 20 else "most ranks"
-        return f"{head}; part of it may be waiting: {whom} left no record here"
+        return f"part of it may be waiting: {whom} left no record here"
     doubt = f.first("may_be_waiting")
-    if doubt is None:
-        return f"{head}, after every rank had arrived"
-    return f"{head}; {_DOUBT_WORDS.get(doubt['kind'], 'part of it may be waiting for other ranks')}"
+    return "" if doubt is None else _DOUBT_WORDS.get(doubt["kind"], "part of it may be waiting for other ranks")
 
 
 def _devices(row: Row) -> str:

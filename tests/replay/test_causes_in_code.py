@@ -1,0 +1,94 @@
+"""Causes that are code: Python or operators, the calls of backward passes, and where transfers are waited for."""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import MS, TraceBuilder
+from stack_rows import long_call, sample, stack_of
+
+from stashtrace.replay.causes import causes
+from stashtrace.schema.kinds import StackCause, StackFlag
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.words.cause_templates import cause_lines
+
+MAIN, LOOP = "main /jobs/train.py:30", "Decay.backward /jobs/model.py:12"
+ENGINE = "_engine_run_backward /venv/lib/python3.11/site-packages/torch/autograd/graph.py:829"
+STEPS = 40
+
+
+def job(*, python_ms: float = 0, phase: str = "backward", holds_gil: bool = True, late: int = -1) -> Trace:
+    """Two ranks compute for 20 ms in ``main``, and for some time more in a function of the user's own.
+
+    ``late``: the only rank that does so. ``phase``: in which it is; empty: between the phases.
+    """
+    build, now = TraceBuilder(), 0
+    build.group(range(2))
+    for _ in range(STEPS):
+        called = {}
+        for rank in range(2):
+            process, at = build.rank(rank), now
+            process.phase("forward", at, at + 20 * MS, cpu=(at, at + 20 * MS))
+            for moment in range(at + MS, at + 20 * MS, 2 * MS):
+                sample(process, moment, stack_of(process, MAIN, ENGINE), flags=StackFlag(0))
+            at += 20 * MS
+            if python_ms and late in (-1, rank):
+                end = at + round(python_ms * MS)
+                if phase:
+                    process.phase(phase, at, end, cpu=(at, end))
+                flags = StackFlag.HOLDS_GIL if holds_gil else StackFlag(0)
+                for moment in range(at + MS // 2, end, MS):
+                    sample(process, moment, stack_of(process, MAIN, LOOP), flags=flags)
+                at = end
+            called[rank] = at
+        end = max(called.values()) + 4 * MS
+        keys = build.collective({rank: (at, end) for rank, at in called.items()})
+        for rank, at in called.items():
+            process = build.rank(rank)
+            long_call(process, at, end, stack_of(process, MAIN), StackCause.COLLECTIVE)
+            process.collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS, cpu=(end, end + MS))
+        now = end + MS
+    return build.trace("./run")
+
+
+def first(trace: Trace) -> dict[str, Any]:
+    return next(iter(causes(trace).rows()))
+
+
+def test_python_in_a_backward_pass_is_code_that_may_go() -> None:
+    found = first(job(python_ms=12))
+    assert (found["kind"], found["level"], found["place"]) == ("compute", "half", "Decay.backward (model.py:12)")
+    what, _, saving = cause_lines(found, "RUN")
+    assert (
+        what
+        == "all ranks run Python in forward or backward up to 12.0 ms a step (32 %) in Decay.backward (model.py:12)"
+    )
+    assert saving.startswith("half of it (operators of whole tensors instead of Python): ")
+
+
+def test_operators_in_a_backward_pass_are_computation() -> None:
+    found = list(causes(job(python_ms=12, holds_gil=False)).rows())
+    assert [row["where"] for row in found] == ["link"], "half of the computation is said where nothing else is"
+
+
+@pytest.mark.parametrize(
+    ("holds_gil", "does"), [(True, "runs Python of the loop"), (False, "computes outside forward and backward")]
+)
+def test_code_between_phases_is_python_or_operators(holds_gil: bool, does: str) -> None:
+    found = first(job(python_ms=12, phase="", holds_gil=holds_gil, late=1))
+    assert (found["ranks"], found["kind"]) == ("1", "python")
+    assert cause_lines(found, "RUN")[0].startswith(f"rank 1 {does} 12.0 ms a step (32 %) longer than the others")
+
+
+def test_the_call_of_a_backward_pass_says_nothing_of_what_is_longer() -> None:
+    """Rank 1 computes longer in a function, and the rest of its samples are below the call of the backward pass."""
+    found = first(job(python_ms=12, late=1, holds_gil=False))
+    assert (found["ranks"], found["place"]) == ("1", "Decay.backward (model.py:12)")
+
+
+def test_transfers_have_the_line_that_waits_for_them() -> None:
+    (link,) = (row for row in causes(job()).rows() if row["where"] == "link")
+    assert (link["place"], round(link["place_ratio"], 3)) == ("main (train.py:30)", 1.0)
+    assert cause_lines(link, "RUN")[0].endswith(", waited for in main (train.py:30)")
