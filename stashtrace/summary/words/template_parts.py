@@ -121,12 +121,6 @@ def lost(row: Row) -> str:
     return f"{amount(row)} a step ({share(row)})"
 
 
-def lost_amount(row: Row) -> tuple[str, str]:
-    """Word the time lost per step and its share of the rank that loses most, without the range over all ranks."""
-    alone = {**row, "items_count": 1, "least_ratio": row["share_ratio"]}
-    return amount(alone), share(alone)
-
-
 def ranks(row: Row) -> str:
     """Name the ranks: ``ranks 0-3,7``; a list too long to read becomes a count with the first and last ones."""
     if len(row["ranks"]) > _RANKS_WIDTH:
