@@ -95,9 +95,9 @@ _SETTINGS = {
 }
 #: How steps lie -> which these are.
 _SHAPES = {
-    "from": "from step {first_step} on",
-    "until": "up to step {last_step}",
-    "within": "in steps {first_step} to {last_step}",
+    "from": "from step {first_step_index} on",
+    "until": "up to step {last_step_index}",
+    "within": "in steps {first_step_index} to {last_step_index}",
 }
 _NEARLY_ALL = 0.9
 _SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save"}
