@@ -248,3 +248,23 @@ def test_a_wait_is_told_with_the_ranks_at_which_it_ends() -> None:
     claim = next(row for row in table.rows() if row["kind"] == "late")
     assert claim["low_ns"] <= claim["stall_ns"] <= claim["high_ns"]
     assert claim["stall_ns"] == pytest.approx(10 * MS, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (lambda step: 40.0 if step >= 40 else 0.0, "rank 1 sleeps 40.0 ms a step from step 40 on"),
+        (lambda step: 40.0 if step < 40 else 0.0, "rank 1 sleeps 40.0 ms a step up to step 39"),
+        (lambda step: 40.0 if 20 <= step < 35 else 0.0, "rank 1 sleeps 40.0 ms a step in steps 20 to 34"),
+        (lambda step: 200.0 if step % 10 == 9 else 0.0, "rank 1 sleeps 200 ms in every 10th step"),
+        (lambda step: 900.0 if step == 50 else 0.0, "rank 1 sleeps 900 ms once in 75 steps"),
+        (lambda step: float(step), "rank 1 sleeps 42.0 ms a step (66 %), growing over the run"),
+        (lambda step: 30.0 + step % 3, "rank 1 sleeps 31.0 ms a step (58 %)"),
+    ],
+)
+def test_a_cause_says_in_which_steps_it_is(extra: Callable[[int], float], said: str) -> None:
+    trace = data_parallel(lambda step, rank: extra(step) if rank == 1 else 0.0, steps=80, kind="sleep")
+    lines = summary(trace, first=causes(trace)).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("  ▶ "))
+    told = lines[at].removeprefix("  ▶ ") + (" " + lines[at + 1].strip() if lines[at + 1].startswith("    r") else "")
+    assert told == said

@@ -95,7 +95,7 @@ def test_transfers(place: str) -> None:
 
 
 _SAVED = {"saved_ns": MS, "saved_low_ns": MS, "saved_high_ns": MS, "low_ratio": 0.1, "high_ratio": 0.1}
-_OF_STEPS = {"steps_count": 4, "of_steps_count": 40, "every_count": 10, "event_ns": MS}
+_OF_STEPS = {"steps_count": 4, "of_steps_count": 40, "every_count": 10, "event_ns": MS, "shape": ""}
 _CAUSE = {
     **_SAVED,
     **_OF_STEPS,

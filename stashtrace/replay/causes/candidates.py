@@ -46,6 +46,8 @@ _MOST_CELLS = 4_000_000
 _MANY_RANKS = 32
 
 
+#: In which steps it is: all or any; the last, the first, or others in a row; each on one rank by turns; ever more.
+Shape = Literal["", "from", "until", "within", "turns", "grows", "shrinks"]
 #: What a replay leaves of a candidate.
 Level = Literal["gone", "peers", "even", "usual", "half"]
 
@@ -76,6 +78,10 @@ class Candidate:
     steps_count: int
     of_steps: int
     period: int
+    #: First and last of these steps, and how they lie in the run: ``Shape``.
+    first_step: int
+    last_step: int
+    shape: Shape
     #: Mean of these steps, of the rank with most.
     event_ns: float
     #: Part of it in Python, not in operators; -1 unknown.
@@ -465,6 +471,8 @@ class Candidates:
         if 2 * total[has].sum() < total.sum():  # some steps have more of what all have
             has = total > 0
         period = period or period_of(total)
+        period = 0 if period == 1 else period  # steps in a row
+        shape, first, last = _EACH if period else _shape(spent, has)
         if not ranks and kind != QUEUED and len(spent) == len(self.ranks):
             mean = spent.mean(axis=1)
             spend = mean >= POLICY.mostly_ratio * mean.max()
@@ -484,9 +492,64 @@ class Candidates:
             int(has.sum()),
             len(total),
             period,
+            int(self._steps[first]),
+            int(self._steps[last]),
+            shape,
             float(spent[:, has].mean(axis=1).max()) if has.any() else 0.0,
             self._work.python_ratio(pieces) if op < 0 and kind in _IN_CODE else -1.0,
         )
+
+
+#: Nothing is said of how steps lie.
+_EACH: tuple[Shape, int, int] = ("", 0, -1)
+
+
+def _shape(spent: Floats, has: Bools) -> tuple[Shape, int, int]:
+    """Return how the steps lie in which a time is, and the places of the first and the last one.
+
+    ``spent``: by rank and step. ``has``: the steps.
+    """
+    count, ranks = int(has.sum()), len(spent)
+    if ranks > 1 and count >= POLICY.turns_count:
+        alone = spent[:, has].max(axis=0).sum() >= POLICY.alone_ratio * spent[:, has].sum()
+        times = np.bincount(spent[:, has].argmax(axis=0), minlength=ranks)
+        if alone and times.min() >= POLICY.mostly_ratio * count / ranks:
+            return "turns", 0, len(has) - 1
+    if len(has) >= 2 * FEW_STEPS and (grows := _growth(spent.sum(axis=0))):
+        return grows, 0, len(has) - 1
+    first, last = _in_a_row(has)
+    if last - first + 1 in (0, 1, len(has)) or not has[first : last + 1].sum() > POLICY.alone_ratio * count:
+        return "", 0, len(has) - 1
+    return ("from" if last == len(has) - 1 else "until" if first == 0 else "within"), first, last
+
+
+def _in_a_row(has: Bools) -> tuple[int, int]:
+    """Return the first and the last of the longest run of steps that have something; (0, -1) if none does."""
+    edges = np.diff(np.concatenate([[0], has.astype(np.int8), [0]]))
+    begins, ends = np.flatnonzero(edges > 0), np.flatnonzero(edges < 0)
+    if not len(begins):
+        return 0, -1
+    longest = int((ends - begins).argmax())
+    return int(begins[longest]), int(ends[longest]) - 1
+
+
+def _growth(total: Floats) -> Shape:
+    """Return ``grows`` or ``shrinks`` if a line explains a time of steps better than one change of its level does.
+
+    It must change by half of its mean over the run, and the line explain half of its variance.
+    """
+    at = np.arange(len(total)) - (len(total) - 1) / 2
+    off = total - total.mean()
+    slope = float((at * off).sum() / (at**2).sum())
+    if abs(slope) * len(total) < POLICY.mostly_ratio * total.mean():
+        return ""
+    sums = np.cumsum(off)[:-1]
+    counts = np.arange(1, len(total))
+    of_levels = (sums**2 * (1 / counts + 1 / (len(total) - counts))).max()  # what two levels explain
+    of_line = slope**2 * (at**2).sum()
+    if of_line < max(of_levels, POLICY.mostly_ratio * (off**2).sum()):
+        return ""
+    return "grows" if slope > 0 else "shrinks"
 
 
 def error_of_count(count: int) -> float:

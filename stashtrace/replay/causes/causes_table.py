@@ -93,6 +93,12 @@ CAUSES = schema(
     col.number("steps_count", "counted steps in which it is long", detail=2),
     col.number("of_steps_count", "counted steps", detail=2),
     col.number("every_count", "it comes again after so many steps; 0: in each, or not regularly", detail=2),
+    col.number("first_step_index", "the first of the steps in which it is long", detail=2),
+    col.number("last_step_index", "the last of them", detail=2),
+    col.word(
+        "shape",
+        "how they lie: from (the last), until, within (in a row), turns (a rank each), grows, shrinks; else empty",
+    ),
     col.ns("event_ns", "its mean in these steps, of the rank with most", detail=2),
     col.word("change", "QUANTITY=VALUE of a setting, as `stashtrace whatif` takes it; else empty", width=24),
     col.number("present_count", "of a number to change, such as workers: the present one, else -1", missing=-1),
@@ -133,7 +139,7 @@ def causes(trace: Trace) -> Table:
     ranks, where, kind, op, place, place_ratio, level, python_ratio, call, file, file_call, files_count, work_ns,
     thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, of_step_ns,
     saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count,
-    event_ns, change, present_count, worker_id, reason
+    first_step_index, last_step_index, shape, event_ns, change, present_count, worker_id, reason
 
     Raises
     ------
@@ -335,6 +341,9 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "steps_count": one.steps_count,
         "of_steps_count": one.of_steps,
         "every_count": one.period,
+        "first_step_index": one.first_step,
+        "last_step_index": one.last_step,
+        "shape": one.shape,
         "event_ns": round(file.whole_ratio * one.event_ns),
     }
 

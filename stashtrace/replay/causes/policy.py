@@ -31,6 +31,9 @@ class Policy:
     lines_count: int = 8
     #: Steps are rare if they are no more than this part of all; where a time is long in more of them, it is usual.
     rare_ratio: float = 0.5
+    #: Ranks take turns if a step has this part of the time on one rank, in so many steps or more: fewer are chance.
+    alone_ratio: float = 0.9
+    turns_count: int = 20
     #: A line needs this many samples in a kind of time to be a candidate: fewer leave its share open (Wilson).
     samples_count: int = 4
 

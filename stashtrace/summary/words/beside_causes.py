@@ -21,6 +21,12 @@ _DETAILS = {
     "host": ("compiles", "python_collects", "blocking_call", "draining_call"),
     "other": ("host_function",),
 }
+#: How the time of a cause lies in the steps -> what is said behind it.
+_BEHIND = {
+    "turns": "; they take turns: in each step only one of them",
+    "grows": ", growing over the run",
+    "shrinks": ", shrinking over the run",
+}
 #: Columns of causes whose kind is none of ``StallKind``, and of settings.
 _COLUMN_OF = {"compile": "host", "objects": "host", "gil": "other", "loads": "save", "gradients": "link"}
 _COLUMN_OF |= dict.fromkeys(("workers", "persistent_workers", "slow_worker", "in_order"), "data")
@@ -49,17 +55,14 @@ def details_of(row: Row, found: Sequence[Finding]) -> list[str]:
 
 
 def steps_of(row: Row, found: Sequence[Finding]) -> str:
-    """Return in which steps the time of a cause lies, where its own row does not say that; empty if in all alike."""
-    if row["every_count"] > 1 or row["steps_count"] == 1:
-        return ""
-    if row["where"] == "worker":  # workers work while no step waits for them
-        return ""
-    for finding in _about(row, found):
-        # Where a cause is the smaller part of a time, most of that may lie in other steps.
-        told = next(filter(None, map(finding.first, ("only_in_steps", "by_turns", "fewer_steps"))), None)
-        if told is not None and 2 * row["work_ns"] >= finding.row["stall_ns"]:
-            return steps_of_time(finding, amounts=False)
-    return ""
+    """Return what is said of the steps of a cause behind it: that ranks take turns, or made fewer of them."""
+    if row["shape"] in _BEHIND:
+        return _BEHIND[row["shape"]]
+    if row["where"] == "setting":  # its own row has no steps
+        told = (one for one in _about(row, found) if one.first("only_in_steps") is not None)
+        return next((steps_of_time(one, amounts=False) for one in told), "")
+    fewer = (one for one in _about(row, found) if one.first("fewer_steps") is not None)
+    return next((steps_of_time(one, amounts=False) for one in fewer), "")
 
 
 def _column(row: Row) -> str:

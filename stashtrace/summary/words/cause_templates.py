@@ -13,7 +13,7 @@ from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.summary.words.template_parts import Row
 from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, duration_text, few_ranks, number, percent_text, range_text, ranks_text
+from stashtrace.units import bytes_text, duration_text, few_ranks, filled, number, percent_text, range_text, ranks_text
 
 #: What blocks a thread -> what it does.
 _BLOCKED = {
@@ -92,6 +92,12 @@ _HALF = {
 _SETTINGS = {
     "persistent_workers": "the workers kept from one epoch to the next (persistent_workers=True)",
     "in_order": "batches taken as they become ready (in_order=False of DataLoader, torch 2.6 or newer)",
+}
+#: How steps lie -> which these are.
+_SHAPES = {
+    "from": "from step {first_step_index} on",
+    "until": "up to step {last_step_index}",
+    "within": "in steps {first_step_index} to {last_step_index}",
 }
 _NEARLY_ALL = 0.9
 _SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save"}
@@ -230,6 +236,8 @@ def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
     event = upto + duration_text(row["event_ns"])
     if row["level"] != "half" and row["every_count"] > 1:
         return event, f" in every {_ordinal(row['every_count'])} step"
+    if row["level"] != "half" and row["shape"] in _SHAPES:
+        return event + _a_step(row), f" {filled(_SHAPES[row['shape']], row)}"
     few = row["level"] != "half" and 0 < 2 * row["steps_count"] <= row["of_steps_count"]
     if few and row["steps_count"] == 1:
         return event, f" once in {row['of_steps_count']} steps"
