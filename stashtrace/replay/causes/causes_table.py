@@ -61,6 +61,7 @@ CAUSES = schema(
     ),
     col.word("op", "operation of transfers; else empty", width=16),
     col.word("place", "function and line in which it is, or a good part of it; empty if none stands out"),
+    col.word("caller", "function that the loop calls and that calls this one in most of it; else empty", detail=2),
     col.real("place_ratio", "part of it that is certainly in this function; 0 without one", detail=2),
     col.word(
         "level",
@@ -136,9 +137,9 @@ def causes(trace: Trace) -> Table:
 
     Columns
     -------
-    ranks, where, kind, op, place, place_ratio, level, python_ratio, call, file, file_call, files_count, work_ns,
-    thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, of_step_ns,
-    saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count,
+    ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, call, file, file_call, files_count,
+    work_ns, thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns,
+    of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count,
     first_step_index, last_step_index, shape, event_ns, change, present_count, worker_id, reason
 
     Raises
@@ -328,6 +329,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "op": operation(one.op),
         "place": place,
         "place_ratio": place_ratio,
+        "caller": _caller(trace, cause, work),
         "level": one.level,
         "python_ratio": one.python_ratio,
         "call": call,
@@ -476,6 +478,17 @@ def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
         if (known.function, known.path, known.line) == (function, path, line):
             return known.place_and_leaf, 1.0
     return place_of(function, path, line), 1.0
+
+
+def _caller(trace: Trace, cause: Cause, work: WorkByLine) -> str:
+    """Return the function that the training loop calls and that calls the function of a cause; empty for none."""
+    one = cause.within if cause.within is not None and cause.within_ratio >= _GOOD_PART else cause.candidate
+    if one is None or one.function is None or one.by_workers:
+        return ""
+    entry = _mostly(work.entry[one.pieces], work.ns[one.pieces] * one.parts[1])
+    if entry < 0 or work.entries[entry] == one.function:
+        return ""
+    return trace.text(work.entries[entry][0])
 
 
 def what_to_do_first(trace: Trace) -> Table:
