@@ -139,8 +139,8 @@ def causes(trace: Trace) -> Table:
     -------
     ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, call, file, file_call, files_count,
     work_ns, thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns,
-    of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count,
-    first_step_index, last_step_index, shape, event_ns, change, present_count, worker_id, reason
+    of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count,
+    every_count, first_step_index, last_step_index, shape, event_ns, change, present_count, worker_id, reason
 
     Raises
     ------
