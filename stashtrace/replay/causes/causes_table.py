@@ -148,8 +148,9 @@ def causes(trace: Trace) -> Table:
         If no rank has two steps.
     """
     found = _found(trace)
-    causes = [cause for cause in found.causes if _is_known(trace, cause)]
-    told = [_told(trace, cause, found) for cause in causes]
+    known = [cause for cause in found.causes if _is_known(trace, cause)]
+    pairs = [(cause, what) for cause in known if (what := _told_or_unsaid(trace, cause, found))]
+    causes, told = [cause for cause, _ in pairs], [what for _, what in pairs]
     measured_ns, unsaid = found.run.measured_ns, found.unsaid
     is_replayed = found.is_replayed
     del found  # the graph is large, and what follows needs memory of its own
@@ -158,13 +159,11 @@ def causes(trace: Trace) -> Table:
     step = step_time_of(trace)
     step_ns = measured_ns if step is None else step.mean_ns
     part = _part_of_all(trace)
-    pairs = zip(_bounded(trace, causes), told, strict=True)
-    rows = _of_one_file(
-        [
-            {**_NONE, **what, **_saved(trace, cause, step_ns, part), "of_step_ns": round(measured_ns)}
-            for cause, what in pairs
-        ]
-    )
+    rows = [
+        {**_NONE, **what, **_saved(trace, cause, step_ns, part), "of_step_ns": round(measured_ns)}
+        for cause, what in zip(_bounded(trace, causes), told, strict=True)
+    ]
+    rows = _of_one_file(rows)
     rows = rows if is_replayed else [{**row, "saved_ns": -1} for row in rows]
     return _table([*rows, *map(_reason, unsaid)])
 
@@ -297,6 +296,16 @@ def _saved(trace: Trace, cause: Cause, step_ns: float, part: float) -> Row:
         "sure": "perhaps" if low <= 0 else "sure" if low >= _SURE_RATIO * high else "likely",
     }
     return columns if cause.candidate is not None else columns | _awaited(trace, cause)
+
+
+def _told_or_unsaid(trace: Trace, cause: Cause, found: _Found) -> Row:
+    """Return the columns of what a cause is; empty, and a line in ``unsaid``, where that fails."""
+
+    def none(line: str) -> Row:
+        found.unsaid.append(line)
+        return {}
+
+    return guarded("what a cause is", lambda: _told(trace, cause, found), none)
 
 
 def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
