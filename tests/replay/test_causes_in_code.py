@@ -92,3 +92,34 @@ def test_transfers_have_the_line_that_waits_for_them() -> None:
     (link,) = (row for row in causes(job()).rows() if row["where"] == "link")
     assert (link["place"], round(link["place_ratio"], 3)) == ("main (train.py:30)", 1.0)
     assert cause_lines(link, "RUN")[0].endswith(", waited for in main (train.py:30)")
+
+
+def test_a_function_is_told_with_the_one_that_the_loop_calls() -> None:
+    """Both ranks run ``Block.forward`` in each step; every fifth step rank 0 does so in ``sample_text`` as well."""
+    build, now = TraceBuilder(), 0
+    build.group(range(2))
+    block = "Block.forward /jobs/model.py:9"
+    for step in range(60):
+        called = {}
+        for rank in range(2):
+            process, at = build.rank(rank), now
+            calls = [("Model.forward /jobs/model.py:20", 20)]
+            calls += [("sample_text /jobs/train.py:12", 40)] if rank == 0 and step % 5 == 4 else []
+            for outer, ms in calls:
+                end = at + ms * MS
+                process.phase("forward", at, end, cpu=(at, end))
+                for moment in range(at + MS, end, 2 * MS):
+                    sample(process, moment, stack_of(process, MAIN, outer, block))
+                for moment in range(at + MS // 2, end, 20 * MS):
+                    sample(process, moment, stack_of(process, MAIN))
+                at = end
+            called[rank] = at
+        end = max(called.values()) + 2 * MS
+        keys = build.collective({rank: (at, end) for rank, at in called.items()})
+        for rank, at in called.items():
+            process = build.rank(rank)
+            process.collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS, cpu=(end, end + MS))
+        now = end + MS
+    found = first(build.trace("./run"))
+    assert (found["ranks"], found["place"], found["caller"]) == ("0", "Block.forward (model.py:9)", "sample_text")
+    assert cause_lines(found, "RUN")[0].endswith(" in Block.forward (model.py:9), called by sample_text")

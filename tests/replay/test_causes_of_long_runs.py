@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from builders import MS
 from wait_chains import data_parallel, noisy, on, pipeline_of
 
+from stashtrace import export, load
 from stashtrace.analysis.steps.part_of_run import part_of_run
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.replay.causes import causes, causes_table
@@ -47,6 +49,14 @@ def test_the_part_is_the_one_that_is_most_like_the_run() -> None:
     numbers = np.unique(steps(part)["step"])
     assert numbers.min() < 100 < numbers.max()
     assert len(part.collectives) < 0.3 * len(trace.collectives)
+
+
+def test_a_stored_run_has_a_part_of_whole_steps(tmp_path: Path) -> None:
+    export(data_parallel(on(1, 12.0), steps=200), "store", str(tmp_path / "run.store"))
+    part = part_of_run(load(str(tmp_path / "run.store")), 0.2)
+    assert part is not None
+    first = next(iter(causes(part).rows()))
+    assert (first["ranks"], first["kind"], first["shape"], first["work_ns"]) == ("1", "compute", "", 12 * MS)
 
 
 def test_a_run_of_few_long_steps_is_not_cut() -> None:

@@ -103,6 +103,7 @@ _CAUSE = {
     "change": "",
     "place": "",
     "place_ratio": 0.0,
+    "caller": "",
     "python_ratio": -1.0,
     "op": "",
     "worker_id": -1,

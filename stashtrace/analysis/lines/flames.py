@@ -162,7 +162,8 @@ def _tree_of(trace: Trace) -> _Tree:
     made.add(calls, of_user[calls], *keys)
     function, path, line, leaf_code = made.columns
     number, is_users = np.arange(len(made.parent)), (leaf_code == 0) | (int64(made.parent) >= 0)
-    places = Places(function, path, line, leaf_code, number, is_users, by_key, made.of_frame)
+    none = np.full(len(function), -1, dtype=np.int64)
+    places = Places(function, path, line, leaf_code, number, none, none, is_users, by_key, made.of_frame)
     return _Tree(made.parent, made.function, places)
 
 

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace, cached_on_trace
@@ -39,6 +41,11 @@ _TYPED = re.compile(r"<(?:string|stdin|console|ipython-input.*|command-.*)>$")
 #: The main loop of a worker of torch's DataLoader. What called it is the main process as it was when it forked.
 _WORKER_LOOP, _WORKER_FILE = "_worker_loop", "torch/utils/data/_utils/worker.py"
 
+#: A function is the training loop if this part of the samples of its threads are in it.
+_IN_LOOP_RATIO = 0.9
+#: Deeper calls of the user's functions are not followed.
+_MOST_CALLS = 64
+
 #: What Python names expressions with a frame of their own, behind the function that they stand in.
 _EXPRESSION = re.compile(r"(?:\.<locals>)?\.<(?:listcomp|setcomp|dictcomp|genexpr)>.*$")
 
@@ -54,6 +61,9 @@ class Places:
     leaf_code: Int64
     #: Number of the line of each place, whatever its leaf.
     line_number: Int64
+    #: The function that the training loop calls, within which it is, and its file; -1 for the loop itself.
+    entry_code: Int64
+    entry_path_code: Int64
     #: In the user's code; else it is a call of a library that none of the user's functions made.
     is_users: npt.NDArray[np.bool_]
     _frames: GroupBy
@@ -82,12 +92,57 @@ def places(trace: Trace) -> Places:
     place = np.where(place >= 0, place, leaf)
     below = np.where(leaf != place, leaf, -1)
     names = _functions(trace)
+    entry = _called_by_loop(trace, np.where(whose == USERS, place, -1), caller, by_key, names)
     columns = [np.append(column, -1)[place] for column in (names, frames["path_code"], frames["line"])]
-    distinct = GroupBy(*columns, leaf_codes(trace, below))
-    function, path, line, leaf_code = distinct.keys
+    entries = [np.append(column, -1)[entry] for column in (names, frames["path_code"])]
+    distinct = GroupBy(*columns, leaf_codes(trace, below), *entries)
+    function, path, line, leaf_code, entry_code, entry_path_code = distinct.keys
     number = GroupBy(function, path, line).number
     is_users = distinct.any(np.append(whose == USERS, False)[place])
-    return Places(function, path, line, leaf_code, number, is_users, by_key, np.where(place >= 0, distinct.number, -1))
+    of_frame = np.where(place >= 0, distinct.number, -1)
+    return Places(function, path, line, leaf_code, number, entry_code, entry_path_code, is_users, by_key, of_frame)
+
+
+def _called_by_loop(trace: Trace, users: Int64, caller: Int64, by_key: GroupBy, names: Int64) -> Int64:
+    """Return the frame of the function that a training loop calls and that each frame is in; -1 for the loop itself.
+
+    The loop is the innermost function that nearly all samples of step threads are in. ``users``: the frame itself where
+    it is the user's, else -1.
+    """
+    none = np.full(len(users), -1, dtype=np.int64)
+    samples = trace.stack_samples
+    try:
+        own = np.isin(samples["track_id"], [thread.track_id for thread in step_threads(trace)])
+    except MissingDataError:
+        return none
+    rows = by_key.row_of(samples["process_id"][own], samples["frame_key"][own])
+    inner = np.append(innermost_wanted(users >= 0, caller), -1)
+    above = np.where(users >= 0, inner[caller], -1)
+    depth, at = np.zeros(len(users), dtype=np.int64), above
+    for _ in range(_MOST_CALLS):
+        depth += at >= 0
+        at = np.append(above, -1)[at]
+    sampled = inner[rows]
+    sampled = sampled[sampled >= 0]
+    level = -1
+    while len(sampled):
+        outer = _at_depth(sampled, level + 1, depth, above)
+        known = outer[outer >= 0]
+        if GroupBy(names[known]).sizes.max(initial=0) < _IN_LOOP_RATIO * len(sampled):
+            break
+        level += 1
+    return none if level < 0 else _at_depth(inner[:-1], level + 1, depth, above)
+
+
+def _at_depth(frames: Int64, wanted: int, depth: Int64, above: Int64) -> Int64:
+    """Return the user's frame of some depth that each frame is in; -1 where it is less deep."""
+    at = np.where(np.append(depth, -1)[frames] >= wanted, frames, -1)
+    for _ in range(_MOST_CALLS):
+        deeper = np.append(depth, -1)[at] > wanted
+        if not deeper.any():
+            break
+        at = np.where(deeper, np.append(above, -1)[at], at)
+    return int64(at)
 
 
 def _functions(trace: Trace) -> Int64:

@@ -42,7 +42,10 @@ def part_of_run(trace: Trace, part_ratio: float) -> Trace | None:
     wide = steps.take((steps["step"] >= first - _MARGIN_STEPS) & (steps["step"] <= last + _MARGIN_STEPS))
     begins_ns = dict(zip(begins["rank"].tolist(), begins["begin_ns"].tolist(), strict=True))
     window = Window(first, begins_ns, last)
-    return with_window(_within(trace, wide), window, int(fact_of_run(trace, ORIGIN_FACT) or 0))
+    part = with_window(_within(trace, wide), window, int(fact_of_run(trace, ORIGIN_FACT) or 0))
+    numbered = part.numbered_steps  # a stored run has its steps in a table, which no window cuts
+    inside = (numbered["step"] >= first) & (numbered["step"] <= last)
+    return part if inside.all() else part.replace(numbered_steps=numbered.take(inside))
 
 
 def _within(trace: Trace, steps: Table) -> Trace:

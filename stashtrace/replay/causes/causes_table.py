@@ -61,6 +61,7 @@ CAUSES = schema(
     ),
     col.word("op", "operation of transfers; else empty", width=16),
     col.word("place", "function and line in which it is, or a good part of it; empty if none stands out"),
+    col.word("caller", "function that the loop calls and that calls this one in most of it; else empty", detail=2),
     col.real("place_ratio", "part of it that is certainly in this function; 0 without one", detail=2),
     col.word(
         "level",
@@ -136,10 +137,10 @@ def causes(trace: Trace) -> Table:
 
     Columns
     -------
-    ranks, where, kind, op, place, place_ratio, level, python_ratio, call, file, file_call, files_count, work_ns,
-    thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns, of_step_ns,
-    saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count, every_count,
-    first_step_index, last_step_index, shape, event_ns, change, present_count, worker_id, reason
+    ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, call, file, file_call, files_count,
+    work_ns, thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns,
+    of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count,
+    every_count, first_step_index, last_step_index, shape, event_ns, change, present_count, worker_id, reason
 
     Raises
     ------
@@ -147,8 +148,9 @@ def causes(trace: Trace) -> Table:
         If no rank has two steps.
     """
     found = _found(trace)
-    causes = [cause for cause in found.causes if _is_known(trace, cause)]
-    told = [_told(trace, cause, found) for cause in causes]
+    known = [cause for cause in found.causes if _is_known(trace, cause)]
+    pairs = [(cause, what) for cause in known if (what := _told_or_unsaid(trace, cause, found))]
+    causes, told = [cause for cause, _ in pairs], [what for _, what in pairs]
     measured_ns, unsaid = found.run.measured_ns, found.unsaid
     is_replayed = found.is_replayed
     del found  # the graph is large, and what follows needs memory of its own
@@ -157,13 +159,11 @@ def causes(trace: Trace) -> Table:
     step = step_time_of(trace)
     step_ns = measured_ns if step is None else step.mean_ns
     part = _part_of_all(trace)
-    pairs = zip(_bounded(trace, causes), told, strict=True)
-    rows = _of_one_file(
-        [
-            {**_NONE, **what, **_saved(trace, cause, step_ns, part), "of_step_ns": round(measured_ns)}
-            for cause, what in pairs
-        ]
-    )
+    rows = [
+        {**_NONE, **what, **_saved(trace, cause, step_ns, part), "of_step_ns": round(measured_ns)}
+        for cause, what in zip(_bounded(trace, causes), told, strict=True)
+    ]
+    rows = _of_one_file(rows)
     rows = rows if is_replayed else [{**row, "saved_ns": -1} for row in rows]
     return _table([*rows, *map(_reason, unsaid)])
 
@@ -298,6 +298,16 @@ def _saved(trace: Trace, cause: Cause, step_ns: float, part: float) -> Row:
     return columns if cause.candidate is not None else columns | _awaited(trace, cause)
 
 
+def _told_or_unsaid(trace: Trace, cause: Cause, found: _Found) -> Row:
+    """Return the columns of what a cause is; empty, and a line in ``unsaid``, where that fails."""
+
+    def none(line: str) -> Row:
+        found.unsaid.append(line)
+        return {}
+
+    return guarded("what a cause is", lambda: _told(trace, cause, found), none)
+
+
 def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
     """Return the columns of what a cause is."""
     run, work = found.run, found.work
@@ -328,6 +338,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "op": operation(one.op),
         "place": place,
         "place_ratio": place_ratio,
+        "caller": _caller(trace, cause, work),
         "level": one.level,
         "python_ratio": one.python_ratio,
         "call": call,
@@ -476,6 +487,17 @@ def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
         if (known.function, known.path, known.line) == (function, path, line):
             return known.place_and_leaf, 1.0
     return place_of(function, path, line), 1.0
+
+
+def _caller(trace: Trace, cause: Cause, work: WorkByLine) -> str:
+    """Return the function that the training loop calls and that calls the function of a cause; empty for none."""
+    one = cause.within if cause.within is not None and cause.within_ratio >= _GOOD_PART else cause.candidate
+    if one is None or one.function is None or one.by_workers:
+        return ""
+    entry = _mostly(work.entry[one.pieces], work.ns[one.pieces] * one.parts[1])
+    if entry < 0 or work.entries[entry] == one.function:
+        return ""
+    return trace.text(work.entries[entry][0])
 
 
 def what_to_do_first(trace: Trace) -> Table:

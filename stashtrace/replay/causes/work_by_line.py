@@ -45,9 +45,13 @@ class WorkByLine:
     node: Int64
     #: Number of the line in ``places``, -1 if it is unknown.
     line: Int64
+    #: Number of the function that the training loop calls and that it is in; -1 for the loop itself, or if unknown.
+    entry: Int64
     ns: Floats
     #: Standard error that the number of samples leaves of it, the same way for all pieces of one line and thread.
     doubt_ns: Floats
+    #: Of each such function: the codes of its name and file.
+    entries: tuple[tuple[int, int], ...]
     #: Of each line by its number: a row of the columns of ``places``.
     row: Int64
     places: Places | None
@@ -92,20 +96,38 @@ def work_by_line(index: TraceIndex, graph: Graph) -> WorkByLine:
     lines_count = int(found.line_number.max(initial=-1)) + 1 if found is not None else 0
     samples, holds = np.zeros(lines_count, dtype=np.int64), np.zeros(lines_count, dtype=np.int64)
     if found is not None and threads is not None:
-        line_of = np.append(found.line_number, UNKNOWN)
+        spot_of, line_of = np.append(_spots(found).number, UNKNOWN), np.append(found.line_number, UNKNOWN)
         for track, nodes in _threads(index, graph):
             stays = threads.of(track)
-            parts += _divided(graph, nodes, whole, stays, line_of)
+            parts += _divided(graph, nodes, whole, stays, spot_of)
             of_sample = line_of[stays.place]
             for counts, chosen in ((samples, of_sample >= 0), (holds, (of_sample >= 0) & stays.holds_gil)):
                 np.add.at(counts, of_sample[chosen], 1)
     parts.append((np.arange(len(graph)), np.full(len(graph), UNKNOWN), np.maximum(whole, 0.0), 0.0 * whole))
-    node, line, ns, doubt_ns = (np.concatenate(column) for column in zip(*parts, strict=True))
+    node, spot, ns, doubt_ns = (np.concatenate(column) for column in zip(*parts, strict=True))
     kept = ns > 0
+    node, spot = int64(node[kept]), int64(spot[kept])
     lines = GroupBy(found.line_number) if found is not None else GroupBy(int64([]))
-    columns = int64(node[kept]), int64(line[kept]), ns[kept], doubt_ns[kept]
-    of_lines = *columns, lines.first, found, graph.rank[node[kept]], threads, samples, holds
-    return WorkByLine(*of_lines, _calls_of_backward(trace, found, lines_count))
+    line, entry, entries = _of_spots(found, spot)
+    columns = node, line, entry, ns[kept], doubt_ns[kept], entries
+    of_lines = lines.first, found, graph.rank[node], threads, samples, holds
+    return WorkByLine(*columns, *of_lines, _calls_of_backward(trace, found, lines_count))
+
+
+def _spots(found: Places) -> GroupBy:
+    """Number the lines with the functions that the loop calls and that they were reached through."""
+    return GroupBy(found.line_number, found.entry_code, found.entry_path_code)
+
+
+def _of_spots(found: Places | None, spot: Int64) -> tuple[Int64, Int64, tuple[tuple[int, int], ...]]:
+    """Return the line of each spot, the number of the function that the loop calls, and the names of these."""
+    if found is None:
+        return spot, spot, ()
+    line, *names = _spots(found).keys
+    entries = GroupBy(*names)
+    known = np.where(entries.keys[0] >= 0, np.arange(len(entries)), UNKNOWN)
+    pairs = zip(*(column.tolist() for column in entries.keys), strict=True)
+    return np.append(line, UNKNOWN)[spot], np.append(known[entries.number], UNKNOWN)[spot], tuple(pairs)
 
 
 def _calls_of_backward(trace: Trace, found: Places | None, lines_count: int) -> Bools:

@@ -148,6 +148,7 @@ def _headlines(row: Row, steps: str) -> Iterator[str]:
     near = {**row, "place": _LEAF.sub(")", row["place"])}
     function = {**row, "place": row["place"].partition(" (")[0]}
     forms = [_what(row), _what(near)]
+    near, function = ({**form, "caller": ""} for form in (near, function))
     forms += [_what(form, short=True) for form in (near, function, {**row, "place": ""})]
     # A place says more than the length of the step without it, which stands below.
     for what, tail in product(forms, (steps + _without(row), steps)):
@@ -302,7 +303,8 @@ def _place(row: Row) -> str:
     if not row["place"]:
         return ""
     part = "" if row["place_ratio"] > _NEARLY_ALL else ", mostly" if 2 * row["place_ratio"] >= 1 else ", partly"
-    return f"{part} in {row['place']}"
+    caller = f", called by {row['caller'].replace('.<locals>', '')}" if row["caller"] else ""
+    return f"{part} in {row['place']}{caller}"
 
 
 def _operation(name: str) -> str:
