@@ -10,7 +10,7 @@ A long call is known exactly. What is left of the nodes of one thread and kind i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,8 @@ Floats = npt.NDArray[np.float64]
 _THREADS = (Resource.STEP_THREAD, Resource.HOST)
 #: The function of torch that runs a backward pass.
 _BACKWARD = "_engine_run_backward"
+#: How the words for a call of torch begin.
+_TORCH = "torch "
 #: What is known without a line.
 UNKNOWN = -1
 
@@ -59,14 +61,14 @@ class WorkByLine:
     rank: Int64
     #: Where the threads were; None without stacks.
     threads: ThreadPlaces | None
-    #: Of each line by its number: samples, and those in which its thread held the GIL.
+    #: Of each line by its number: samples, and those in which its thread held the GIL and ran no code of torch.
     samples_count: Int64
     holds_gil_count: Int64
     #: Whether it is the call of a backward pass, which is the work of all modules.
     is_backward: Bools
 
     def python_ratio(self, pieces: Int64) -> float:
-        """Return which part of some pieces ran Python and no operator that releases the GIL; -1 with few samples."""
+        """Return which part of some pieces ran Python, not torch or what releases the GIL; -1 with few samples."""
         known = pieces[self.line[pieces] >= 0]
         lines = GroupBy(self.line[known])
         count, ns = self.samples_count[lines.values], lines.sum(self.ns[known])
@@ -97,12 +99,15 @@ def work_by_line(index: TraceIndex, graph: Graph) -> WorkByLine:
     samples, holds = np.zeros(lines_count, dtype=np.int64), np.zeros(lines_count, dtype=np.int64)
     if found is not None and threads is not None:
         spot_of, line_of = np.append(_spots(found).number, UNKNOWN), np.append(found.line_number, UNKNOWN)
+        in_torch = np.append(_is_leaf(trace, found, lambda leaf: leaf.startswith(_TORCH)), False)
         for track, nodes in _threads(index, graph):
             stays = threads.of(track)
             parts += _divided(graph, nodes, whole, stays, spot_of)
             of_sample = line_of[stays.place]
-            for counts, chosen in ((samples, of_sample >= 0), (holds, (of_sample >= 0) & stays.holds_gil)):
-                np.add.at(counts, of_sample[chosen], 1)
+            known = of_sample >= 0
+            np.add.at(samples, of_sample[known], 1)
+            # What torch does in Python is no code of the user's.
+            np.add.at(holds, of_sample[known & stays.holds_gil & ~in_torch[stays.place]], 1)
     parts.append((np.arange(len(graph)), np.full(len(graph), UNKNOWN), np.maximum(whole, 0.0), 0.0 * whole))
     node, spot, ns, doubt_ns = (np.concatenate(column) for column in zip(*parts, strict=True))
     kept = ns > 0
@@ -134,10 +139,14 @@ def _calls_of_backward(trace: Trace, found: Places | None, lines_count: int) -> 
     """Return the mask of lines below which torch runs a backward pass."""
     is_backward = np.zeros(lines_count, dtype=bool)
     if found is not None and lines_count:
-        leaves = GroupBy(found.leaf_code)
-        runs = np.array([trace.text(leaf).endswith(_BACKWARD) for leaf in leaves.values.tolist()], dtype=bool)
-        is_backward[found.line_number[runs[leaves.number]]] = True
+        is_backward[found.line_number[_is_leaf(trace, found, lambda leaf: leaf.endswith(_BACKWARD))]] = True
     return is_backward
+
+
+def _is_leaf(trace: Trace, found: Places, is_wanted: Callable[[str], bool]) -> Bools:
+    """Return the mask of places whose call of a library is a wanted one."""
+    leaves = GroupBy(found.leaf_code)
+    return np.array([is_wanted(trace.text(leaf)) for leaf in leaves.values.tolist()], dtype=bool)[leaves.number]
 
 
 def _threads(index: TraceIndex, graph: Graph) -> Iterator[tuple[int, Int64]]:
