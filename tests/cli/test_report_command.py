@@ -116,7 +116,7 @@ def test_a_page_of_many_ranks_is_small(tmp_path: Path, ranks: int, late: int) ->
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "p.html")]) == 0
     page = (tmp_path / "p.html").read_text(encoding="utf-8")
     assert len(page.encode()) < MOST_BYTES
-    assert f"rank {late} computes 30.0 ms a step longer than the others in backward" in page
+    assert f"rank {late} was late: it computed 30.0 ms longer than the median of the others in backward" in page
     facts = json.loads(page.partition('id="facts">')[2].partition("</script>")[0])
     assert len(facts["budget"]["by_rank"]["rank"]) == ranks
     assert facts["heat"]["ranks"][0] == str(late)
