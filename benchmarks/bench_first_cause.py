@@ -46,6 +46,7 @@ FIRST_RUNS = {
         " part of their function, what one rank generates is no rollout of the job, and a broadcast is needless only"
         " under DistributedDataParallel."
     ),
+    "third": ("",),
 }
 
 

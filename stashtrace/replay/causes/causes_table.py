@@ -240,8 +240,26 @@ def _found(trace: Trace, *, budgets: bool = False) -> _Found:
             False,
         )
     buckets = buckets_if_any(trace, run.graph, unsaid)
-    found = causes_of(run, work, buckets=buckets, unsaid=unsaid, left_out=left_out, needless=needless)
+    found = causes_of(
+        run,
+        work,
+        buckets=buckets,
+        unsaid=unsaid,
+        left_out=left_out,
+        needless=needless,
+        may_free_cpus=_may_free_cpus(trace),
+    )
     return _Found(run, work, buckets, found, unsaid, True)
+
+
+def _may_free_cpus(trace: Trace) -> bool:
+    """Return True if others than the ranks and their workers hold the CPUs that step threads wait for.
+
+    That a machine has fewer CPUs than ranks and workers is said of the machine: they are what the job is.
+    """
+    found = summarize(trace).findings
+    waits = found.take((found["kind"] == "contention") & (found["section"] == "verdict"))
+    return bool(len(waits) and not np.isin(waits["cause_kind"], ("ranks", "workers")).any())
 
 
 def _is_known(trace: Trace, cause: Cause) -> bool:

@@ -74,12 +74,13 @@ def causes_of(
     unsaid: list[str] | None = None,
     left_out: Sequence[int] = (),
     needless: Sequence[int] = (CollectiveOp.BROADCAST, CollectiveOp.BARRIER),
+    may_free_cpus: bool = True,
 ) -> list[Cause]:
     """Return the causes of a replayed run, the first first.
 
     ``work``: of its graph. ``buckets``: of its gradients. ``unsaid``: gets a line for each prediction that fails by a
     fault of ours. ``left_out``: kinds of time of which it is not known whether a rank worked in it. ``needless``:
-    operations that steps can do without.
+    operations that steps can do without. ``may_free_cpus``: whether waits for CPUs are made by what a job need not do.
     """
     graph = run.graph
     everything = Candidates(graph, work, run.steps, run.measured_ns, left_out, needless).all()
@@ -93,7 +94,8 @@ def causes_of(
     pool = [cause if _is_guess(cause) else replace(cause, high_ns=cause.high_ns + queued_ns) for cause in pool]
     chosen: list[Cause] = []
     taken = np.zeros(len(graph))
-    queues = [_of_queue(run, one, one.removed(work, len(graph))[1]) for one in asked if one.kind == QUEUED]
+    free = [one for one in asked if one.kind == QUEUED and may_free_cpus]
+    queues = [_of_queue(run, one, one.removed(work, len(graph))[1]) for one in free]
     # Free CPUs are seldom to be had: they come only where nothing else saves as much.
     most_ns = max((cause.saved_ns for cause in pool if not _computes(cause)), default=0.0)
     pool += [cause for cause in queues if cause.saved_ns > most_ns]
