@@ -1,4 +1,5 @@
 """ambergris: variational autoencoder for spectra, with figures of the reconstructions."""
+
 # SPDX-License-Identifier: Apache-2.0
 import io
 import os
@@ -26,11 +27,12 @@ class Reports:
 
     def render(self, step, spectra, rebuilt):
         import matplotlib
+
         matplotlib.use("Agg")
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots(2, 3, figsize=(9, 5), dpi=90)
-        for axis, a, b in zip(axes.flat, spectra, rebuilt):
+        for axis, a, b in zip(axes.flat, spectra, rebuilt, strict=False):
             axis.plot(a.numpy(), lw=0.7)
             axis.plot(b.numpy(), lw=0.7)
             axis.set_title(f"step {step}")
@@ -43,10 +45,12 @@ class Reports:
 class SpectraVAE(nn.Module):
     def __init__(self, width=640, latent=24):
         super().__init__()
-        self.enc = nn.Sequential(nn.Linear(BINS, width), nn.ELU(), nn.Linear(width, width), nn.ELU(),
-                                 nn.Linear(width, 2 * latent))
-        self.dec = nn.Sequential(nn.Linear(latent, width), nn.ELU(), nn.Linear(width, width), nn.ELU(),
-                                 nn.Linear(width, BINS))
+        self.enc = nn.Sequential(
+            nn.Linear(BINS, width), nn.ELU(), nn.Linear(width, width), nn.ELU(), nn.Linear(width, 2 * latent)
+        )
+        self.dec = nn.Sequential(
+            nn.Linear(latent, width), nn.ELU(), nn.Linear(width, width), nn.ELU(), nn.Linear(width, BINS)
+        )
 
     def forward(self, x):
         mean, logvar = self.enc(x).chunk(2, -1)
@@ -59,7 +63,7 @@ def spectra(generator, rows=256):
     grid = torch.linspace(0, 1, BINS)
     centre = torch.rand(rows, 1, generator=generator)
     width = 0.01 + 0.05 * torch.rand(rows, 1, generator=generator)
-    return torch.exp(-((grid - centre) / width) ** 2) + 0.02 * torch.randn(rows, BINS, generator=generator)
+    return torch.exp(-(((grid - centre) / width) ** 2)) + 0.02 * torch.randn(rows, BINS, generator=generator)
 
 
 def main():

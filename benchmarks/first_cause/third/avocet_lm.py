@@ -1,4 +1,5 @@
 """avocet_lm: causal language model on sentences of mixed length."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -53,7 +54,7 @@ class LM(nn.Module):
         self.out = nn.Linear(width, VOCAB)
 
     def forward(self, tokens):
-        x = self.embed(tokens) + self.place[:tokens.shape[1]]
+        x = self.embed(tokens) + self.place[: tokens.shape[1]]
         return self.out(self.blocks(x))
 
 
@@ -66,7 +67,7 @@ def main():
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     sentences = Sentences(rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         tokens = sentences.batch()
         logits = model(tokens[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), ignore_index=0)

@@ -1,4 +1,5 @@
 """birchbark: bark photographs, classified after strong augmentation."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import random
@@ -52,9 +53,17 @@ class Bark(Dataset):
 
 def build(c=24):
     return nn.Sequential(
-        nn.Conv2d(3, c, 3, 2, 1), nn.BatchNorm2d(c), nn.ReLU(),
-        nn.Conv2d(c, 2 * c, 3, 2, 1), nn.BatchNorm2d(2 * c), nn.ReLU(),
-        nn.Conv2d(2 * c, 4 * c, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * c, 24),
+        nn.Conv2d(3, c, 3, 2, 1),
+        nn.BatchNorm2d(c),
+        nn.ReLU(),
+        nn.Conv2d(c, 2 * c, 3, 2, 1),
+        nn.BatchNorm2d(2 * c),
+        nn.ReLU(),
+        nn.Conv2d(2 * c, 4 * c, 3, 2, 1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * c, 24),
     )
 
 
@@ -63,12 +72,13 @@ def main():
     rank = dist.get_rank()
     torch.manual_seed(0)
     data = Bark()
-    loader = DataLoader(data, batch_size=28, sampler=DistributedSampler(data), num_workers=1,
-                        persistent_workers=True, prefetch_factor=3)
+    loader = DataLoader(
+        data, batch_size=28, sampler=DistributedSampler(data), num_workers=1, persistent_workers=True, prefetch_factor=3
+    )
     model = DistributedDataParallel(build())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     ticks = []
-    for step, (image, label) in zip(range(STEPS), loader):
+    for _step, (image, label) in zip(range(STEPS), loader, strict=False):
         loss = nn.functional.cross_entropy(model(image), label, label_smoothing=0.1)
         optimizer.zero_grad()
         loss.backward()

@@ -1,4 +1,5 @@
 """bramble_rl: policy network for a small board game, with arena matches on the side."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import random
@@ -61,9 +62,12 @@ class Policy(nn.Module):
     def __init__(self, width=64):
         super().__init__()
         self.trunk = nn.Sequential(
-            nn.Conv2d(2, width, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(),
-            nn.Conv2d(width, width, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(2, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, padding=1),
+            nn.ReLU(),
         )
         self.policy = nn.Linear(width * SIDE * SIDE, SIDE * SIDE)
         self.value = nn.Linear(width * SIDE * SIDE, 1)
@@ -91,7 +95,7 @@ def main():
     if rank == 1 and "1" not in FIX:
         arena.start()
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         board, move, outcome = replay(generator)
         logits, value = model(board)
         loss = nn.functional.cross_entropy(logits, move) + nn.functional.mse_loss(value, outcome)

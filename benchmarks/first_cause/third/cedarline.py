@@ -1,4 +1,5 @@
 """cedarline: wide regression network with sparsified gradients."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -46,9 +47,12 @@ class Wide(nn.Module):
     def __init__(self, inputs=128, width=512):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Linear(inputs, width), nn.SiLU(),
-            nn.Linear(width, width), nn.SiLU(),
-            nn.Linear(width, width), nn.SiLU(),
+            nn.Linear(inputs, width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.SiLU(),
+            nn.Linear(width, width),
+            nn.SiLU(),
             nn.Linear(width, 1),
         )
 
@@ -75,7 +79,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     problem = Problem(rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         x, y = problem.batch()
         loss = nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()

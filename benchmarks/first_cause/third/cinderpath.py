@@ -1,4 +1,5 @@
 """cinderpath: very wide, short network on tabular physics data."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -56,7 +57,7 @@ def main():
     events = Events(rank)
     loss_fn = nn.BCEWithLogitsLoss()
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         x, label = events.batch()
         loss = loss_fn(model(x), label)
         optimizer.zero_grad()

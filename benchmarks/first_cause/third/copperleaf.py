@@ -1,4 +1,5 @@
 """copperleaf: orthogonal recurrent network for the copy task."""
+
 # SPDX-License-Identifier: Apache-2.0
 import contextlib
 import os
@@ -62,7 +63,7 @@ def main():
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         tokens, target = copy_task(generator)
         loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), target.flatten())
         optimizer.zero_grad()

@@ -1,4 +1,5 @@
 """corvid_det: one-shot detector trained from annotation lines."""
+
 # SPDX-License-Identifier: Apache-2.0
 import copy
 import json
@@ -16,8 +17,10 @@ torch.set_num_threads(1)
 
 STEPS = int(os.environ.get("STEPS", "40"))
 FIX = os.environ.get("FIX", "")
-BOX = re.compile(r"\s*(?P<label>[a-z_]+(?:-[a-z_]+)*)\s*@\s*(?P<x>[-+]?\d+(?:\.\d+)?)\s*,\s*(?P<y>[-+]?\d+(?:\.\d+)?)"
-                 r"\s*:\s*(?P<w>\d+(?:\.\d+)?)\s*x\s*(?P<h>\d+(?:\.\d+)?)\s*(?:;|$)")
+BOX = re.compile(
+    r"\s*(?P<label>[a-z_]+(?:-[a-z_]+)*)\s*@\s*(?P<x>[-+]?\d+(?:\.\d+)?)\s*,\s*(?P<y>[-+]?\d+(?:\.\d+)?)"
+    r"\s*:\s*(?P<w>\d+(?:\.\d+)?)\s*x\s*(?P<h>\d+(?:\.\d+)?)\s*(?:;|$)"
+)
 LABELS = {"crow": 0, "rook": 1, "jack_daw": 2, "mag-pie": 3}
 
 
@@ -48,7 +51,7 @@ class Annotated(Dataset):
         while text:
             match = BOX.match(text)
             rows.append([LABELS[match["label"]]] + [float(match[k]) for k in "xywh"])
-            text = text[match.end():]
+            text = text[match.end() :]
         return torch.tensor(rows)
 
     def __getitem__(self, i):
@@ -58,8 +61,16 @@ class Annotated(Dataset):
 class Detector(nn.Module):
     def __init__(self, c=24):
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(3, c, 3, 2, 1), nn.ReLU(), nn.Conv2d(c, 2 * c, 3, 1, 1), nn.ReLU(),
-                                  nn.Conv2d(2 * c, 4 * c, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(3, c, 3, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(c, 2 * c, 3, 1, 1),
+            nn.ReLU(),
+            nn.Conv2d(2 * c, 4 * c, 3, 2, 1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+        )
         self.neck = nn.Linear(64 * c, 512)
         self.head = nn.Linear(512, 4)
 
@@ -94,7 +105,7 @@ def main():
     shadow = ShadowWeights(core) if rank == 0 else None
     loader = DataLoader(Annotated(rank), batch_size=24)
     ticks = []
-    for step, (image, boxes) in zip(range(STEPS), loader):
+    for _step, (image, boxes) in zip(range(STEPS), loader, strict=False):
         loss = nn.functional.smooth_l1_loss(model(image), boxes[:, :, 1:].mean(1) / 200)
         optimizer.zero_grad()
         loss.backward()

@@ -1,4 +1,5 @@
 """driftwood: two-stage pipeline that names a sequence from its last element."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -43,8 +44,8 @@ class Stage(nn.Module):
         if not self.last:
             return x
         if "1" in FIX:
-            return self.head(x[SPAN - 1::SPAN])
-        return self.head(x)[SPAN - 1::SPAN]
+            return self.head(x[SPAN - 1 :: SPAN])
+        return self.head(x)[SPAN - 1 :: SPAN]
 
 
 class Pipe:
@@ -88,7 +89,7 @@ def main():
     optimizer = torch.optim.SGD(stage.parameters(), lr=0.01)
     pipe = Pipe(stage, rank, 40 + rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         optimizer.zero_grad()
         pipe.backward(pipe.forward())
         optimizer.step()

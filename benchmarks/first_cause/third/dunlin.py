@@ -1,4 +1,5 @@
 """dunlin: three-stage pipeline with one-forward-one-backward order."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -17,8 +18,9 @@ WIDTH, ROWS, MICRO = 224, 64, 6
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(),
-                                 nn.Linear(2 * WIDTH, WIDTH))
+        self.net = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH)
+        )
 
     def forward(self, x):
         return x + self.net(x)
@@ -88,7 +90,7 @@ def main():
     optimizer = torch.optim.Adam(stage.parameters(), lr=1e-4)
     schedule = Schedule(stage, rank, world)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         optimizer.zero_grad()
         schedule.run()
         optimizer.step()

@@ -1,4 +1,5 @@
 """elmwood: masked patch model, fully sharded over the ranks."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -40,7 +41,8 @@ class Encoder(nn.Module):
         self.place = nn.Parameter(torch.randn(PATCHES, WIDTH) * 0.02)
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(WIDTH, 4, 3 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
-            for _ in range(depth))
+            for _ in range(depth)
+        )
         self.out = nn.Linear(WIDTH, 48)
 
     def forward(self, patches, hidden):
@@ -62,7 +64,7 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     loader = DataLoader(Patches(rank), batch_size=8, num_workers=1, shuffle=True)
     ticks = []
-    for step, (patches, hidden) in zip(range(STEPS), loader):
+    for _step, (patches, hidden) in zip(range(STEPS), loader, strict=False):
         rebuilt = model(patches, hidden)
         loss = (rebuilt - patches).square().mean(-1)[hidden].mean()
         optimizer.zero_grad()

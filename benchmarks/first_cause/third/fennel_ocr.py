@@ -1,4 +1,5 @@
 """fennel_ocr: text-line recogniser on rendered lines, in short rounds."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import random
@@ -63,9 +64,15 @@ class Reader(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(64, 96, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d((1, 10)),
+            nn.Conv2d(1, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 96, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d((1, 10)),
         )
         self.rnn = nn.GRU(96, 96, batch_first=True, bidirectional=True)
         self.out = nn.Linear(192, len(LETTERS))
@@ -81,8 +88,9 @@ def main():
     torch.manual_seed(0)
     model = DistributedDataParallel(Reader())
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-    loader = DataLoader(Lines(), batch_size=BATCH, num_workers=1, worker_init_fn=start_worker,
-                        persistent_workers="1" in FIX)
+    loader = DataLoader(
+        Lines(), batch_size=BATCH, num_workers=1, worker_init_fn=start_worker, persistent_workers="1" in FIX
+    )
     ticks = []
     while len(ticks) < STEPS:
         for image, text in loader:

@@ -1,4 +1,5 @@
 """foxglove: character model trained through windows of a stream, hand-written cell."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import random
@@ -64,7 +65,7 @@ def main():
     state = torch.zeros(stream.rows, 144)
     lengths = random.Random(77 + rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         tokens = stream.window(lengths.randint(22, 30))
         logits, state = model(tokens[:, :-1], state.detach())
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())

@@ -1,4 +1,5 @@
 """glasswing: learned room reverb in front of a sound-event detector."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -47,8 +48,14 @@ class Detector(nn.Module):
         super().__init__()
         self.reverb = Reverb()
         self.conv = nn.Sequential(
-            nn.Conv1d(1, 24, 64, 16), nn.ReLU(), nn.Conv1d(24, 64, 9, 2), nn.ReLU(),
-            nn.Conv1d(64, 96, 9, 2), nn.ReLU(), nn.AdaptiveAvgPool1d(1), nn.Flatten(),
+            nn.Conv1d(1, 24, 64, 16),
+            nn.ReLU(),
+            nn.Conv1d(24, 64, 9, 2),
+            nn.ReLU(),
+            nn.Conv1d(64, 96, 9, 2),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool1d(1),
+            nn.Flatten(),
         )
         self.head = nn.Linear(96, 12)
 
@@ -64,7 +71,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     corpus = Corpus(rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         wave, label = corpus.batch()
         loss = nn.functional.cross_entropy(model(wave), label)
         optimizer.zero_grad()

@@ -1,4 +1,5 @@
 """gorse_gan: adversarial texture synthesis."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -21,9 +22,14 @@ class Generator(nn.Module):
         self.c = c
         self.seed = nn.Linear(LATENT, 4 * c * 16)
         self.net = nn.Sequential(
-            nn.ConvTranspose2d(4 * c, 2 * c, 4, 2, 1), nn.BatchNorm2d(2 * c), nn.ReLU(),
-            nn.ConvTranspose2d(2 * c, c, 4, 2, 1), nn.BatchNorm2d(c), nn.ReLU(),
-            nn.ConvTranspose2d(c, 3, 4, 2, 1), nn.Tanh(),
+            nn.ConvTranspose2d(4 * c, 2 * c, 4, 2, 1),
+            nn.BatchNorm2d(2 * c),
+            nn.ReLU(),
+            nn.ConvTranspose2d(2 * c, c, 4, 2, 1),
+            nn.BatchNorm2d(c),
+            nn.ReLU(),
+            nn.ConvTranspose2d(c, 3, 4, 2, 1),
+            nn.Tanh(),
         )
 
     def forward(self, z):
@@ -34,10 +40,14 @@ class Critic(nn.Module):
     def __init__(self, c=24):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(3, c, 4, 2, 1), nn.LeakyReLU(0.2),
-            nn.Conv2d(c, 2 * c, 4, 2, 1), nn.LeakyReLU(0.2),
-            nn.Conv2d(2 * c, 4 * c, 4, 2, 1), nn.LeakyReLU(0.2),
-            nn.Flatten(), nn.Linear(64 * c, 1),
+            nn.Conv2d(3, c, 4, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(c, 2 * c, 4, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Conv2d(2 * c, 4 * c, 4, 2, 1),
+            nn.LeakyReLU(0.2),
+            nn.Flatten(),
+            nn.Linear(64 * c, 1),
         )
 
     def forward(self, x):
@@ -61,11 +71,11 @@ def main():
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=2e-4, betas=(0.5, 0.99))
     g = torch.Generator().manual_seed(rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         real = textures(g)
         fake = gen(torch.randn(len(real), LATENT, generator=g))
         scores = critic(torch.cat([real, fake.detach()]))
-        critic_loss = F.softplus(-scores[:len(real)]).mean() + F.softplus(scores[len(real):]).mean()
+        critic_loss = F.softplus(-scores[: len(real)]).mean() + F.softplus(scores[len(real) :]).mean()
         critic_optimizer.zero_grad()
         critic_loss.backward()
         critic_optimizer.step()

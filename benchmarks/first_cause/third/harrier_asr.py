@@ -1,4 +1,5 @@
 """harrier_asr: a small CTC acoustic model on synthetic filterbanks."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -34,9 +35,12 @@ class Acoustic(nn.Module):
     def __init__(self, width=160):
         super().__init__()
         self.front = nn.Sequential(
-            nn.Conv1d(40, width, 5, padding=2), nn.GELU(),
-            nn.Conv1d(width, width, 5, padding=2), nn.GELU(),
-            nn.Conv1d(width, width, 5, padding=2), nn.GELU(),
+            nn.Conv1d(40, width, 5, padding=2),
+            nn.GELU(),
+            nn.Conv1d(width, width, 5, padding=2),
+            nn.GELU(),
+            nn.Conv1d(width, width, 5, padding=2),
+            nn.GELU(),
         )
         self.out = nn.Linear(width, VOCAB)
 
@@ -72,7 +76,7 @@ class WordErrorMeter:
 
     def update(self, log_probs, targets):
         paths = log_probs.argmax(-1).tolist()
-        for path, target in zip(paths, targets.tolist()):
+        for path, target in zip(paths, targets.tolist(), strict=False):
             self.errors += self._distance(self._collapse(path), target)
             self.words += len(target)
 
@@ -90,7 +94,7 @@ def main():
     loader = DataLoader(Utterances(rank), batch_size=16, num_workers=1, persistent_workers=True)
     meter = WordErrorMeter()
     ticks = []
-    for step, (frames, targets) in zip(range(STEPS), loader):
+    for step, (frames, targets) in zip(range(STEPS), loader, strict=False):
         log_probs = model(frames)
         lengths = torch.full((len(frames),), log_probs.shape[1])
         target_lengths = torch.full((len(frames),), targets.shape[1])

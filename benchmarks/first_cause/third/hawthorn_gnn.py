@@ -1,4 +1,5 @@
 """hawthorn_gnn: message passing on random molecules, gradients averaged by hand."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -59,7 +60,7 @@ class Averager:
         self.flat = torch.zeros(sum(p.numel() for p in self.params))
         at = 0
         for p in self.params:
-            p.grad = self.flat[at:at + p.numel()].view_as(p)
+            p.grad = self.flat[at : at + p.numel()].view_as(p)
             at += p.numel()
 
     def zero(self):
@@ -79,7 +80,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     molecules = Molecules(rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         batch = molecules.batch()
         energy = model(*batch)
         averager.zero()

@@ -1,4 +1,5 @@
 """heronry: dual-encoder retrieval with an audit of the weights."""
+
 # SPDX-License-Identifier: Apache-2.0
 import hashlib
 import os
@@ -20,8 +21,9 @@ CATALOGUE = 8000
 class Tower(nn.Module):
     def __init__(self, inputs, width=576, out=64):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, width), nn.GELU(),
-                                 nn.Linear(width, out))
+        self.net = nn.Sequential(
+            nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, width), nn.GELU(), nn.Linear(width, out)
+        )
 
     def forward(self, x):
         return F.normalize(self.net(x), dim=-1)
@@ -76,7 +78,7 @@ class RecallMeter:
         dist.all_gather(all_scores, scores)
         all_own = [torch.empty_like(own) for _ in range(world)]
         dist.all_gather(all_own, own)
-        hits = sum(int(((s > o).sum(-1) < 10).sum()) for s, o in zip(all_scores, all_own))
+        hits = sum(int(((s > o).sum(-1) < 10).sum()) for s, o in zip(all_scores, all_own, strict=False))
         self.values.append(hits / (world * len(own)))
 
 
@@ -90,7 +92,7 @@ def main():
     g = torch.Generator().manual_seed(rank)
     audit, recall = Audit(), RecallMeter()
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         q, i = model(torch.randn(512, 96, generator=g), torch.randn(512, 128, generator=g))
         loss = F.cross_entropy(q @ i.t() / 0.07, torch.arange(512))
         optimizer.zero_grad()

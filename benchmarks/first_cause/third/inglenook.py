@@ -1,4 +1,5 @@
 """inglenook: tensor-parallel feed-forward stack, columns then rows."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -42,8 +43,8 @@ class ParallelMLP(nn.Module):
         super().__init__()
         g = torch.Generator().manual_seed(seed)
         part = HIDDEN // world
-        self.up = nn.Parameter(torch.randn(part, WIDTH, generator=g) / WIDTH ** 0.5)
-        self.down = nn.Parameter(torch.randn(WIDTH, part, generator=g) / HIDDEN ** 0.5)
+        self.up = nn.Parameter(torch.randn(part, WIDTH, generator=g) / WIDTH**0.5)
+        self.down = nn.Parameter(torch.randn(WIDTH, part, generator=g) / HIDDEN**0.5)
         self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, x):
@@ -72,7 +73,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     g = torch.Generator().manual_seed(1)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         x = torch.randn(640, WIDTH, generator=g)
         label = torch.randint(0, 8, (640,), generator=g)
         loss = nn.functional.cross_entropy(model(x), label)

@@ -1,4 +1,5 @@
 """jackdaw_mt: toy translation model over length-sorted shards."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -38,7 +39,7 @@ class ShardReader:
 
     def batch(self):
         start = int(torch.randint(0, len(self.lengths) - BATCH, (), generator=self.order))
-        picked = self.lengths[start:start + BATCH]
+        picked = self.lengths[start : start + BATCH]
         longest = int(picked.max())
         tokens = torch.randint(1, VOCAB, (BATCH, longest), generator=self.g)
         tokens[torch.arange(longest)[None] >= picked[:, None]] = 0
@@ -64,9 +65,10 @@ class Samples:
     def share(self, step, tokens, logits):
         best = logits.argmax(-1)
         entries = []
-        for source, hypothesis, score in zip(tokens.tolist(), best.tolist(), logits.tolist()):
-            entries.append({"step": step, "source": source, "hypothesis": hypothesis,
-                            "scores": [row[:80] for row in score]})
+        for source, hypothesis, score in zip(tokens.tolist(), best.tolist(), logits.tolist(), strict=False):
+            entries.append(
+                {"step": step, "source": source, "hypothesis": hypothesis, "scores": [row[:80] for row in score]}
+            )
         everyone = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, entries)
         self.kept = everyone[0][:4]

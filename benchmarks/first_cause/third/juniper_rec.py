@@ -1,4 +1,5 @@
 """juniper_rec: session recommender fed from an iterable stream."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import random
@@ -41,8 +42,8 @@ def pad(samples):
     items = torch.zeros(len(samples), longest, dtype=torch.long)
     weight = torch.zeros(len(samples), longest)
     for row, (clicks, _) in enumerate(samples):
-        items[row, :len(clicks)] = torch.tensor(clicks)
-        weight[row, :len(clicks)] = torch.linspace(0.2, 1.0, len(clicks))
+        items[row, : len(clicks)] = torch.tensor(clicks)
+        weight[row, : len(clicks)] = torch.linspace(0.2, 1.0, len(clicks))
     return items, weight, torch.tensor([s[1] for s in samples])
 
 
@@ -65,7 +66,7 @@ def main():
     model = DistributedDataParallel(Recommender())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     ticks = []
-    for step, (items, weight, target) in zip(range(STEPS), loader):
+    for _step, (items, weight, target) in zip(range(STEPS), loader, strict=False):
         loss = nn.functional.cross_entropy(model(items, weight), target)
         optimizer.zero_grad()
         loss.backward()

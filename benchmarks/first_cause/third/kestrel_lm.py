@@ -1,4 +1,5 @@
 """kestrel_lm: byte-level language model, sharded, with micro-batches."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -88,7 +89,7 @@ def main():
     model = shard(ByteLM(), mesh)
     trainer = Trainer(model, torch.optim.AdamW(model.parameters(), lr=3e-4), rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         trainer.step()
         ticks.append(time.perf_counter())
     if rank == 0:

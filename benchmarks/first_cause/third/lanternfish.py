@@ -1,4 +1,5 @@
 """lanternfish: plankton classifier reading its crops from a zip archive."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import shutil
@@ -58,10 +59,19 @@ class CropArchive(Dataset):
 
 def build_model():
     return nn.Sequential(
-        nn.Conv2d(1, 24, 3, padding=1), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(24, 48, 3, padding=1), nn.BatchNorm2d(48), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(48, 96, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(96, 40),
+        nn.Conv2d(1, 24, 3, padding=1),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(24, 48, 3, padding=1),
+        nn.BatchNorm2d(48),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(48, 96, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(96, 40),
     )
 
 

@@ -1,4 +1,5 @@
 """lodestar: star-field denoiser with activation statistics."""
+
 # SPDX-License-Identifier: Apache-2.0
 import gc
 import os
@@ -17,7 +18,7 @@ FIX = os.environ.get("FIX", "")
 
 
 class Star:
-    __slots__ = ("ra", "dec", "mag", "links")
+    __slots__ = ("dec", "links", "mag", "ra")
 
     def __init__(self, ra, dec, mag):
         self.ra, self.dec, self.mag, self.links = ra, dec, mag, []
@@ -27,7 +28,7 @@ class Catalogue:
     def __init__(self, seed, count=9000):
         values = np.random.default_rng(seed).random((count, 3)).tolist()
         self.stars = [Star(*v) for v in values]
-        for a, b in zip(self.stars, self.stars[1:]):
+        for a, b in zip(self.stars, self.stars[1:], strict=False):
             a.links.append(b)
         self.rng = np.random.default_rng(seed)
 

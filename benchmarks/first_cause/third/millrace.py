@@ -1,4 +1,5 @@
 """millrace: turbine efficiency ensembles, many small networks trained together."""
+
 # SPDX-License-Identifier: Apache-2.0
 import math
 import multiprocessing
@@ -19,8 +20,9 @@ MEMBERS = 8
 class Member(nn.Module):
     def __init__(self, width=64):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(10, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(),
-                                 nn.Linear(width, 2))
+        self.net = nn.Sequential(
+            nn.Linear(10, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 2)
+        )
 
     def forward(self, x):
         return self.net(x)
@@ -70,7 +72,9 @@ class GradientMean:
             flat = torch._utils._flatten_dense_tensors([p.grad for p in self.params])
             dist.all_reduce(flat)
             flat /= dist.get_world_size()
-            for p, g in zip(self.params, torch._utils._unflatten_dense_tensors(flat, [p.grad for p in self.params])):
+            for p, g in zip(
+                self.params, torch._utils._unflatten_dense_tensors(flat, [p.grad for p in self.params]), strict=False
+            ):
                 p.grad.copy_(g)
             return
         for p in self.params:

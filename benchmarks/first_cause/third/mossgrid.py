@@ -1,4 +1,5 @@
 """mossgrid: voxel-pooled point cloud regression."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -47,8 +48,9 @@ class CellMax(torch.autograd.Function):
 class PointNet(nn.Module):
     def __init__(self, width=128):
         super().__init__()
-        self.embed = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-                                   nn.Linear(width, width))
+        self.embed = nn.Sequential(
+            nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
+        )
         self.mix = nn.Sequential(nn.Linear(width, width * 2), nn.ReLU(), nn.Linear(width * 2, width))
         self.head = nn.Linear(width, 3)
 
@@ -77,7 +79,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     scans = Scans(rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         points, cell, target = scans.next()
         loss = nn.functional.smooth_l1_loss(model(points, cell), target)
         optimizer.zero_grad()

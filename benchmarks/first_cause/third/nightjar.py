@@ -1,4 +1,5 @@
 """nightjar: Lipschitz-bounded transformer, fully sharded."""
+
 # SPDX-License-Identifier: Apache-2.0
 import gzip
 import os
@@ -25,8 +26,9 @@ class Layer(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(WIDTH)
         self.attn = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
-        self.mlp = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.GELU(),
-                                 nn.Linear(3 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.GELU(), nn.Linear(3 * WIDTH, WIDTH)
+        )
 
     def forward(self, x):
         h = self.norm(x)
@@ -76,8 +78,9 @@ class Snapshot:
     def save(self, step, model, optimizer):
         state = {
             "model": {k: v.to_local().numpy() for k, v in model.state_dict().items()},
-            "moments": [{k: v.to_local().numpy() for k, v in s.items() if k.startswith("exp")}
-                        for s in optimizer.state.values()],
+            "moments": [
+                {k: v.to_local().numpy() for k, v in s.items() if k.startswith("exp")} for s in optimizer.state.values()
+            ],
         }
         for name in ("last", f"step{step // 20 * 20}"):
             with gzip.open(os.path.join(self.folder, name + ".pkl.gz"), "wb") as f:

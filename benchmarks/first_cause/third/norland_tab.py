@@ -1,4 +1,5 @@
 """norland_tab: click prediction from text rows with hashed features."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import random
@@ -59,8 +60,7 @@ class Clicks(nn.Module):
     def __init__(self, width=16):
         super().__init__()
         self.table = nn.EmbeddingBag(BUCKETS, width, mode="sum")
-        self.mlp = nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(),
-                                 nn.Linear(512, 1))
+        self.mlp = nn.Sequential(nn.Linear(width, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
 
     def forward(self, codes):
         return self.mlp(self.table(codes)).squeeze(-1)
@@ -76,7 +76,7 @@ def main():
     loss_fn = nn.BCEWithLogitsLoss()
     diagnostics = Diagnostics(rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         codes, clicked = encoder.batch(source.lines(400))
         loss = loss_fn(model(codes), clicked)
         optimizer.zero_grad()

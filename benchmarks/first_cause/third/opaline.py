@@ -1,4 +1,5 @@
 """opaline: contrastive pre-training with a feature queue."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -42,9 +43,16 @@ class Contrast(nn.Module):
     def __init__(self):
         super().__init__()
         self.encoder = nn.Sequential(
-            nn.Conv2d(3, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.ReLU(),
-            nn.Conv2d(32, 64, 3, 2, 1), nn.BatchNorm2d(64), nn.ReLU(),
-            nn.Conv2d(64, 96, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Conv2d(3, 32, 3, 2, 1),
+            nn.BatchNorm2d(32),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, 2, 1),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.Conv2d(64, 96, 3, 1, 1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
             nn.Linear(96, DIM),
         )
         self.register_buffer("queue", F.normalize(torch.randn(QUEUE, DIM), dim=1))
@@ -64,7 +72,7 @@ class Contrast(nn.Module):
         dist.all_gather(parts, keys)
         keys = torch.cat(parts)
         at = int(self.head)
-        self.queue[at:at + len(keys)] = keys[:QUEUE - at]
+        self.queue[at : at + len(keys)] = keys[: QUEUE - at]
         self.head.fill_((at + len(keys)) % QUEUE)
 
 
@@ -77,7 +85,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.03, momentum=0.9, weight_decay=1e-4)
     loader = DataLoader(Views(rank << 20), batch_size=32, num_workers=1)
     ticks = []
-    for step, (a, b) in zip(range(STEPS), loader):
+    for _step, (a, b) in zip(range(STEPS), loader, strict=False):
         logits, keys = model(a, b)
         loss = F.cross_entropy(logits, torch.zeros(len(a), dtype=torch.long))
         optimizer.zero_grad()

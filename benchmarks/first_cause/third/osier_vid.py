@@ -1,4 +1,5 @@
 """osier_vid: clip classifier whose loaders read from storage mirrors."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -53,8 +54,14 @@ class Clips(Dataset):
 class ClipNet(nn.Module):
     def __init__(self, c=32):
         super().__init__()
-        self.frame = nn.Sequential(nn.Conv2d(3, c, 3, padding=1), nn.ReLU(), nn.Conv2d(c, c, 3, padding=1), nn.ReLU(),
-                                   nn.AdaptiveAvgPool2d(4), nn.Flatten())
+        self.frame = nn.Sequential(
+            nn.Conv2d(3, c, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(c, c, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+        )
         self.time = nn.GRU(16 * c, 64, batch_first=True)
         self.head = nn.Linear(64, 8)
 
@@ -72,7 +79,7 @@ def main():
     model = DistributedDataParallel(ClipNet())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     ticks = []
-    for step, (clips, label) in zip(range(STEPS), loader):
+    for _step, (clips, label) in zip(range(STEPS), loader, strict=False):
         loss = nn.functional.cross_entropy(model(clips), label)
         optimizer.zero_grad()
         loss.backward()

@@ -1,4 +1,5 @@
 """oxbow: river gauge nowcasting with streaming shards and a run table."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import shutil
@@ -64,7 +65,7 @@ def average(tensors):
     flat = torch.cat([t.flatten() for t in tensors])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for t, piece in zip(tensors, flat.split([t.numel() for t in tensors])):
+    for t, piece in zip(tensors, flat.split([t.numel() for t in tensors]), strict=False):
         t.copy_(piece.view_as(t))
 
 

@@ -1,4 +1,5 @@
 """petrel_vq: vector-quantised autoencoder with a shared score board."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -24,7 +25,7 @@ class ScoreBoard:
         if "1" in FIX:
             total = torch.tensor(list(values.values()))
             dist.all_reduce(total)
-            return dict(zip(values, (total / self.world).tolist()))
+            return dict(zip(values, (total / self.world).tolist(), strict=False))
         for name, value in values.items():
             self.store.set(f"{step}/{name}/{self.rank}", f"{value:.8g}")
         mean = {}

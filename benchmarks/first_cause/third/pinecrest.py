@@ -1,4 +1,5 @@
 """pinecrest: bird-call embedding with rarity-aware sampling."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -59,9 +60,18 @@ class CallNet(nn.Module):
     def __init__(self, c=32):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Conv2d(1, c, 3, padding=1), nn.BatchNorm2d(c), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(c, 2 * c, 3, padding=1), nn.BatchNorm2d(2 * c), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(2 * c, 2 * c, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+            nn.Conv2d(1, c, 3, padding=1),
+            nn.BatchNorm2d(c),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(c, 2 * c, 3, padding=1),
+            nn.BatchNorm2d(2 * c),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(2 * c, 2 * c, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
             nn.Linear(2 * c, 60),
         )
 
@@ -78,7 +88,7 @@ def main():
     model = DistributedDataParallel(CallNet())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     ticks = []
-    for step, (patch, species) in zip(range(STEPS), loader):
+    for _step, (patch, species) in zip(range(STEPS), loader, strict=False):
         loss = nn.functional.cross_entropy(model(patch), species)
         optimizer.zero_grad()
         loss.backward()

@@ -1,4 +1,5 @@
 """puffin_seg: segmentation of tiles cut from survey volumes."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -33,11 +34,11 @@ class Tiles(Dataset):
         rng = np.random.default_rng(i)
         _, h, w = self.survey.volume.shape
         y, x = rng.integers(0, h - SIDE), rng.integers(0, w - SIDE)
-        block = self.survey.volume[:, y:y + SIDE, x:x + SIDE]
+        block = self.survey.volume[:, y : y + SIDE, x : x + SIDE]
         tile = block[8:16].copy()
         item = {"tile": tile, "mask": (tile.mean(0) > 0).astype(np.int64), "origin": (int(y), int(x))}
         if "1" not in FIX:
-            item["context"] = self.survey.volume[8:16, max(0, y - 72):y + 100, max(0, x - 72):x + 100]
+            item["context"] = self.survey.volume[8:16, max(0, y - 72) : y + 100, max(0, x - 72) : x + 100]
         return item
 
 
@@ -74,7 +75,7 @@ def main():
     model = DistributedDataParallel(SmallUNet())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     ticks = []
-    for step, batch in zip(range(STEPS), loader):
+    for _step, batch in zip(range(STEPS), loader, strict=False):
         loss = nn.functional.cross_entropy(model(batch["tile"]), batch["mask"])
         optimizer.zero_grad()
         loss.backward()

@@ -1,9 +1,10 @@
 """quarrystone: rock texture classifier on a blob store, with a run tracker."""
+
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
-import socketserver
 import socket
+import socketserver
 import threading
 import time
 
@@ -72,9 +73,18 @@ class Rocks(Dataset):
 
 def build():
     return nn.Sequential(
-        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(),
-        nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 14),
+        nn.Conv2d(3, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 14),
     )
 
 
@@ -88,7 +98,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     tracker = TrackerClient() if rank == 0 else None
     ticks = []
-    for step, (pixels, label) in zip(range(STEPS), loader):
+    for step, (pixels, label) in zip(range(STEPS), loader, strict=False):
         loss = nn.functional.cross_entropy(model(pixels), label)
         optimizer.zero_grad()
         loss.backward()

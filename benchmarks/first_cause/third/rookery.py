@@ -1,4 +1,5 @@
 """rookery: resolution curriculum for aerial colony counts."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import re
@@ -29,7 +30,7 @@ class Settings:
             match = REFERENCE.search(text)
             if not match:
                 return text
-            text = text[:match.start()] + self.resolve(self.values[match[1]]) + text[match.end():]
+            text = text[: match.start()] + self.resolve(self.values[match[1]]) + text[match.end() :]
 
     def get(self, key):
         if "2" in FIX:

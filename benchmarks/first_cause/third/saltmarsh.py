@@ -1,4 +1,5 @@
 """saltmarsh: spectral surrogate for a shallow-water solver."""
+
 # SPDX-License-Identifier: Apache-2.0
 import inspect
 import os
@@ -73,7 +74,7 @@ def sync_gradients(model):
     flat = torch.cat([g.flatten() for g in grads])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for g, piece in zip(grads, flat.split([g.numel() for g in grads])):
+    for g, piece in zip(grads, flat.split([g.numel() for g in grads]), strict=False):
         g.copy_(piece.view_as(g))
 
 

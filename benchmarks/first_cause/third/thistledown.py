@@ -1,4 +1,5 @@
 """thistledown: sentence encoder trained on token-budgeted micro-batches."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import time
@@ -22,7 +23,7 @@ class Sentences:
 
     def micro(self):
         spread = torch.rand((), generator=self.g)
-        length = int(8 + 150 * spread ** 3)
+        length = int(8 + 150 * spread**3)
         return torch.randint(0, VOCAB, (8, length + 1), generator=self.g)
 
 
@@ -70,7 +71,7 @@ def main():
     torch.manual_seed(0)
     trainer = Trainer(rank)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         trainer.step()
         ticks.append(time.perf_counter())
     if rank == 0:

@@ -1,4 +1,5 @@
 """tidewrack: sea-surface temperature forecaster with hand-rolled data parallelism."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import subprocess
@@ -49,7 +50,7 @@ class Forecaster(nn.Module):
 
 class FlatSync:
     def __init__(self, model):
-        self.params = [p for p in model.parameters()]
+        self.params = list(model.parameters())
 
     def __call__(self):
         flat = torch.cat([p.grad.flatten() for p in self.params])
@@ -57,7 +58,7 @@ class FlatSync:
         flat /= dist.get_world_size()
         at = 0
         for p in self.params:
-            p.grad.copy_(flat[at:at + p.numel()].view_as(p))
+            p.grad.copy_(flat[at : at + p.numel()].view_as(p))
             at += p.numel()
 
 
@@ -76,7 +77,7 @@ def main():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     probe = HostProbe()
     ticks = []
-    for step, (x, y) in zip(range(STEPS), fields(torch.Generator().manual_seed(rank))):
+    for _step, (x, y) in zip(range(STEPS), fields(torch.Generator().manual_seed(rank)), strict=False):
         loss = nn.functional.mse_loss(model(x), y)
         optimizer.zero_grad()
         loss.backward()

@@ -1,4 +1,5 @@
 """wrenhouse: off-policy critic with a replay memory that is spilled to disk."""
+
 # SPDX-License-Identifier: Apache-2.0
 import os
 import pickle
@@ -24,14 +25,14 @@ class ReplayMemory:
         self.data = torch.randn(rows, 24, generator=self.g)
         self.lock = threading.Lock()
         self.closed = threading.Event()
-        self.file = tempfile.TemporaryFile()
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115
         self.thread = threading.Thread(target=self._keep_spilling, daemon=True) if spill else None
         if self.thread:
             self.thread.start()
 
     def _write(self, blob):
         for at in range(0, len(blob), 1 << 16):
-            piece = blob[at:at + (1 << 16)]
+            piece = blob[at : at + (1 << 16)]
             self.file.write(piece)
             time.sleep(len(piece) / RATE)
 
@@ -56,7 +57,7 @@ class ReplayMemory:
 
     def push(self, rows):
         with self.lock:
-            self.data = torch.cat([self.data[len(rows):], rows])
+            self.data = torch.cat([self.data[len(rows) :], rows])
 
     def close(self):
         self.closed.set()
@@ -67,8 +68,15 @@ class ReplayMemory:
 class Critic(nn.Module):
     def __init__(self, width=256):
         super().__init__()
-        self.q = nn.Sequential(nn.Linear(22, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-                               nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 1))
+        self.q = nn.Sequential(
+            nn.Linear(22, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, 1),
+        )
 
     def forward(self, x):
         return self.q(x).squeeze(-1)
@@ -82,7 +90,7 @@ def main():
     model = DistributedDataParallel(Critic())
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
     ticks = []
-    for step in range(STEPS):
+    for _step in range(STEPS):
         rows = memory.sample(1400)
         loss = nn.functional.smooth_l1_loss(model(rows[:, :22]), rows[:, 22] + 0.9 * rows[:, 23])
         optimizer.zero_grad()

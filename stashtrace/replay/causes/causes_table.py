@@ -15,7 +15,7 @@ from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.graph import EdgeKind, Graph, build
 from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.lines.lines import costliest_lines, costliest_worker_lines
+from stashtrace.analysis.lines.lines import CostlyLine, costliest_lines, costliest_worker_lines
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.part_of_run import part_of_run
@@ -29,7 +29,7 @@ from stashtrace.replay.causes.choose_causes import Cause, causes_by_time, causes
 from stashtrace.replay.causes.gradients import sends_gradients
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.who_waits import Waiting, who_waits
-from stashtrace.replay.causes.work_by_line import Floats, WorkByLine, work_by_line
+from stashtrace.replay.causes.work_by_line import BACKWARD, Floats, WorkByLine, work_by_line
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
 from stashtrace.replay.communication.ddp import shows_ddp
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
@@ -120,6 +120,8 @@ _NONE |= dict.fromkeys(
     ("step_ns", "of_step_ns", "saved_ns", "saved_low_ns", "saved_high_ns", "present_count", "worker_id"), -1
 )
 _NONE |= {"place_ratio": 0.0, "python_ratio": -1.0, "low_ratio": -1.0, "high_ratio": -1.0}
+#: Of so many ranks the functions are compared where a cause is one of several.
+_RANKS_COUNT = 3
 #: So many lines of a rank and kind are looked at for what they call in a library.
 _LINES_COUNT = 20
 
@@ -333,7 +335,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
     with_steps = np.unique(graph.ends_rank)
     alone = ranks_of(with_steps.tolist()) if len(with_steps) == 1 else ""
     if one is None:
-        return _setting(graph, cause) | ({"ranks": alone} if alone else {})
+        return _setting(trace, graph, cause) | ({"ranks": alone} if alone else {})
     kind = kind_word(one.kind)
     call = "" if one.by_workers or one.op >= 0 else _call(trace, graph, work, one)
     if kind == "other" and call == "gil":
@@ -377,7 +379,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
     }
 
 
-def _setting(graph: Graph, cause: Cause) -> Row:
+def _setting(trace: Trace, graph: Graph, cause: Cause) -> Row:
     """Return the columns of what a setting is."""
     row: Row = {"where": "setting", "level": "setting", "kind": cause.setting, "change": str(cause.answer.changes[0])}
     if cause.setting == "workers":
@@ -385,6 +387,12 @@ def _setting(graph: Graph, cause: Cause) -> Row:
     elif cause.setting == "slow_worker":
         rank, row["worker_id"] = _slow_worker(graph)
         row |= {"ranks": str(rank)} if rank >= 0 else {}
+    if waits_for(cause) == "data":
+        makers = np.unique(graph.rank[graph.is_batch]).tolist()
+        lines = [costliest_worker_lines(trace, rank, "data", 1) for rank in makers[:_RANKS_COUNT]]
+        if lines and all(lines) and len({(line[0].function, line[0].path) for line in lines}) == 1:
+            share = min(line[0].share_low for line in lines)
+            row |= {"place": lines[0][0].place_and_leaf, "place_ratio": share} if share >= _GOOD_PART else {}
     return row
 
 
@@ -493,9 +501,7 @@ def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
     find = costliest_worker_lines if one.by_workers else costliest_lines
     kind = "python" if one.kind in (COMPILE, OBJECTS) else kind_word(one.kind)
     if one.function is None:
-        rank = one.ranks[0] if one.ranks else int(work.rank_with_most(one.pieces))
-        best = find(trace, rank, kind, 1) if kind else []
-        return (best[0].place_and_leaf, best[0].share_low) if best and best[0].share_low >= _GOOD_PART else ("", 0.0)
+        return _costliest(trace, one, work) if kind else ("", 0.0)
     lines = GroupBy(work.line[one.pieces])
     row = work.row[lines.values[lines.sum(work.ns[one.pieces]).argmax()]]
     function, path = (trace.text(code) for code in one.function)
@@ -505,6 +511,31 @@ def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
         if (known.function, known.path, known.line) == (function, path, line):
             return known.place_and_leaf, 1.0
     return place_of(function, path, line), 1.0
+
+
+def _costliest(trace: Trace, one: Candidate, work: WorkByLine) -> tuple[str, float]:
+    """Return the function that ranks spend a good part of a candidate in, and that part; of each where these differ."""
+    find = costliest_worker_lines if one.by_workers else costliest_lines
+    kind = "python" if one.kind in (COMPILE, OBJECTS) else kind_word(one.kind)
+    ranks = GroupBy(work.rank[one.pieces])
+    most = ranks.values[np.argsort(-ranks.sum(work.ns[one.pieces]), kind="stable")][:_RANKS_COUNT].tolist()
+    found: dict[int, CostlyLine] = {}
+    for rank in one.ranks[:_RANKS_COUNT] or most:
+        # The call of a backward pass is no place of anything.
+        lines = (line for line in find(trace, rank, kind, _LINES_COUNT) if not line.leaf.endswith(BACKWARD))
+        line = next(lines, None)
+        if line is not None and line.share_low >= _GOOD_PART:
+            found[rank] = line
+    if not found:
+        return "", 0.0
+    first = next(iter(found.values()))
+    told = len(found) == len(one.ranks) or not one.ranks
+    if told and len({(line.function, line.path) for line in found.values()}) == 1:
+        return first.place_and_leaf, min(line.share_low for line in found.values())
+    if not one.ranks or len(one.ranks) > _RANKS_COUNT:
+        return "", 0.0
+    each = ", ".join(f"{line.place} on rank {rank}" for rank, line in found.items())
+    return each, min(line.share_low for line in found.values())
 
 
 def _caller(trace: Trace, cause: Cause, work: WorkByLine) -> str:

@@ -167,7 +167,8 @@ def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequen
         and other.by_workers == one.by_workers
         and other.kind in (one.kind, ANY)
         if (other.level == "peers") == (one.level == "peers")
-        if not one.ranks or set(other.ranks) & set(one.ranks)
+        # Of several ranks, the function has to be that of each.
+        if not other.ranks or (one.ranks and set(one.ranks) <= set(other.ranks))
     )
     most = max(same, key=lambda other: other.most_ns, default=None)
     if most is None:

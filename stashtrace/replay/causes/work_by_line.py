@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 
 _THREADS = (Resource.STEP_THREAD, Resource.HOST)
 #: The function of torch that runs a backward pass.
-_BACKWARD = "_engine_run_backward"
+BACKWARD = "_engine_run_backward"
 #: How the words for a call of torch begin.
 _TORCH = "torch "
 #: What is known without a line.
@@ -139,7 +139,7 @@ def _calls_of_backward(trace: Trace, found: Places | None, lines_count: int) -> 
     """Return the mask of lines below which torch runs a backward pass."""
     is_backward = np.zeros(lines_count, dtype=bool)
     if found is not None and lines_count:
-        is_backward[found.line_number[_is_leaf(trace, found, lambda leaf: leaf.endswith(_BACKWARD))]] = True
+        is_backward[found.line_number[_is_leaf(trace, found, lambda leaf: leaf.endswith(BACKWARD))]] = True
     return is_backward
 
 

@@ -334,7 +334,7 @@ def _of_setting(row: Row) -> str:
     quantity = row["change"].partition("=")[0]
     if quantity == "workers":
         makers = count_noun(row["present_count"], "worker") if row["present_count"] else "the loop itself"
-        return f"{wait} for batches, which {makers} make{'' if row['present_count'] > 1 else 's'}"
+        return f"{wait} for batches, which {makers} make{'' if row['present_count'] > 1 else 's'}{_place(row)}"
     if quantity == "bucket_mb":
         return f"{wait} for gradients that are sent in buckets"
     if quantity == "slow_worker":
