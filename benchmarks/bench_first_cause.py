@@ -49,8 +49,8 @@ FIRST_RUNS = {
     "third": (
         "The first run, on a quiet machine: right 20 of the 30 with something planted, nobody blamed in 8 of the 10"
         " others, both of two in 4 of 10. In nine of the twelve misses waits for CPUs came first: two ranks, their"
-        " workers and their backends on two cores. Since then: too few CPUs for ranks and workers is said of the machine"
-        " and is no cause, what is said of several ranks has a function only if it is that of each, and the call of a"
+        " workers and their backends on two cores. Since then: too few CPUs for ranks and workers is no cause, but said"
+        " of the machine, what is said of several ranks has a function only if it is that of each, and the call of a"
         " backward pass is no place."
     ),
 }
