@@ -36,7 +36,9 @@ def window_of(trace: Trace) -> Window | None:
 
 def with_window(trace: Trace, window: Window, origin_ns: int) -> Trace:
     """Return the trace as one that begins there. ``origin_ns``: zero of its clock on the monotonic clock."""
-    facts = {ORIGIN_FACT: str(origin_ns), WINDOW_FACT: window.fact(origin_ns)}
+    facts = {WINDOW_FACT: window.fact(origin_ns)}
+    if not fact_of_run(trace, ORIGIN_FACT):
+        facts[ORIGIN_FACT] = str(origin_ns)
     row = {
         "process_id": np.full(len(facts), -1),
         "key_code": np.array([trace.strings.code(key) for key in facts]),
