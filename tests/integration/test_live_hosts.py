@@ -149,7 +149,7 @@ def test_an_idle_run_is_captured_on_both_hosts(pair: list[Host], tmp_path: Path)
     run, deadline = tmp_path / "shared/run", time.monotonic() + 60
     while time.monotonic() < deadline and len(_states(run)) < 2:
         time.sleep(0.2)
-    # On a busy machine one host wakes dozens of these short steps after the other: both keep enough to have 20 in common.
+    # A busy host wakes dozens of these short steps after the other: both keep enough to have 20 in common.
     answer = stashtrace("capture", "shared/run", "--steps", "500", cwd=tmp_path)
     for launcher in job.launchers:
         launcher.terminate()
