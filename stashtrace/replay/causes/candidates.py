@@ -35,9 +35,9 @@ COMPILE, OBJECTS, QUEUED, ANY = 100, 101, 102, -1
 #: Work that need not be done at all, or not while the step waits for it. Of all else half is taken.
 _GONE = (StallKind.OTHER, StallKind.CHECKPOINT, StallKind.FETCH, COMPILE, OBJECTS)
 _PART_OF: dict[Level, float] = {"gone": 1.0, "half": 0.5}
-#: Time in these is a wait for others, which follows from the edges.
 #: Work that is Python, or operators that Python calls.
 _IN_CODE = (StallKind.COMPUTE, StallKind.PYTHON)
+#: Time in these is a wait for others, which follows from the edges.
 _WAITS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 _ON_THREADS = (Resource.STEP_THREAD, Resource.HOST, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM)
 #: With more cells than this of ranks, steps and places in them, whole steps are compared.
@@ -111,6 +111,10 @@ class Candidate:
     def is_guess(self) -> bool:
         """Whether nobody knows how much of it can go: half of something, or what ranks do unevenly in single steps."""
         return self.level == "half" or (self.level == "even" and not self.ranks)
+
+    def goes_ns(self, work: WorkByLine) -> float:
+        """Return the work of all its ranks that goes at most, in all steps."""
+        return float((work.ns[self.pieces] * self.parts[1]).sum())
 
     def removed(self, work: WorkByLine, count: int) -> tuple[Floats, Floats]:
         """Return the work that goes by node, at least and at most."""

@@ -68,6 +68,7 @@ CAUSES = schema(
         "what is left: gone (nothing), peers (as others), even (alike on all), usual (as mostly), half, or a setting",
     ),
     col.real("python_ratio", "of compute and python: part that is Python, not operators; -1 unknown", missing=-1),
+    col.real("backward_ratio", "of compute: part in backward passes, place is about the rest; -1 unknown", missing=-1),
     col.word("call", "what most of it is: asleep, lock, gil, socket, file, garbage, ...; empty if no such call"),
     col.word("file", "file whose calls are most of it, the longest if of several; else empty"),
     col.word("file_call", "the call on it that takes longest, as read; else empty", width=12),
@@ -119,7 +120,7 @@ _NONE: Row = {column.name: "" if column.dtype.startswith("U") else 0 for column 
 _NONE |= dict.fromkeys(
     ("step_ns", "of_step_ns", "saved_ns", "saved_low_ns", "saved_high_ns", "present_count", "worker_id"), -1
 )
-_NONE |= {"place_ratio": 0.0, "python_ratio": -1.0, "low_ratio": -1.0, "high_ratio": -1.0}
+_NONE |= {"place_ratio": 0.0, "python_ratio": -1.0, "backward_ratio": -1.0, "low_ratio": -1.0, "high_ratio": -1.0}
 #: Of so many ranks the functions are compared where a cause is one of several.
 _RANKS_COUNT = 3
 #: So many lines of a rank and kind are looked at for what they call in a library.
@@ -139,10 +140,11 @@ def causes(trace: Trace) -> Table:
 
     Columns
     -------
-    ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, call, file, file_call, files_count,
-    work_ns, thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns,
-    of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count,
-    every_count, first_step_index, last_step_index, shape, event_ns, change, present_count, worker_id, reason
+    ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, backward_ratio, call, file, file_call,
+    files_count, work_ns, thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks,
+    waiting_ns, step_ns, of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure,
+    steps_count, of_steps_count, every_count, first_step_index, last_step_index, shape, event_ns, change,
+    present_count, worker_id, reason
 
     Raises
     ------
@@ -361,6 +363,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "caller": _caller(trace, cause, work),
         "level": one.level,
         "python_ratio": one.python_ratio,
+        "backward_ratio": _backward_ratio(work, one),
         "call": call,
         "file": file.name,
         "file_call": file.call,
@@ -496,12 +499,14 @@ def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
         return "", 0.0
     if one.op >= 0:
         return called_in(TraceIndex(trace), work, one)
-    if cause.within is not None and cause.within_ratio >= _GOOD_PART:
-        return _place(trace, replace(cause, candidate=cause.within, within=None), work)[0], cause.within_ratio
+    rest_ratio = 1 - max(_backward_ratio(work, one), 0.0)
+    if cause.within is not None and cause.within_ratio >= _GOOD_PART * rest_ratio:
+        part = replace(cause, candidate=cause.within, within=None)
+        return _place(trace, part, work)[0], min(cause.within_ratio / rest_ratio, 1.0)
     find = costliest_worker_lines if one.by_workers else costliest_lines
     kind = "python" if one.kind in (COMPILE, OBJECTS) else kind_word(one.kind)
     if one.function is None:
-        return _costliest(trace, one, work) if kind else ("", 0.0)
+        return _costliest(trace, one, work, rest_ratio) if kind and rest_ratio >= _GOOD_PART else ("", 0.0)
     lines = GroupBy(work.line[one.pieces])
     row = work.row[lines.values[lines.sum(work.ns[one.pieces]).argmax()]]
     function, path = (trace.text(code) for code in one.function)
@@ -513,8 +518,17 @@ def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
     return place_of(function, path, line), 1.0
 
 
-def _costliest(trace: Trace, one: Candidate, work: WorkByLine) -> tuple[str, float]:
-    """Return the function that ranks spend a good part of a candidate in, and that part; of each where these differ."""
+def _backward_ratio(work: WorkByLine, one: Candidate) -> float:
+    """Return which part of all computation backward passes are; -1 unknown, and of what is not all of it."""
+    of_all = one.kind == StallKind.COMPUTE and one.level == "half" and one.function is None
+    return work.backward_ratio(one.pieces) if of_all else -1.0
+
+
+def _costliest(trace: Trace, one: Candidate, work: WorkByLine, rest_ratio: float) -> tuple[str, float]:
+    """Return the function that ranks spend a good part of a candidate in, and that part; of each where these differ.
+
+    ``rest_ratio``: part of it that is in no backward pass, of which the good part is.
+    """
     find = costliest_worker_lines if one.by_workers else costliest_lines
     kind = "python" if one.kind in (COMPILE, OBJECTS) else kind_word(one.kind)
     ranks = GroupBy(work.rank[one.pieces])
@@ -524,18 +538,18 @@ def _costliest(trace: Trace, one: Candidate, work: WorkByLine) -> tuple[str, flo
         # The call of a backward pass is no place of anything.
         lines = (line for line in find(trace, rank, kind, _LINES_COUNT) if not line.leaf.endswith(BACKWARD))
         line = next(lines, None)
-        if line is not None and line.share_low >= _GOOD_PART:
+        if line is not None and line.share_low >= _GOOD_PART * rest_ratio:
             found[rank] = line
     if not found:
         return "", 0.0
     first = next(iter(found.values()))
     told = len(found) == len(one.ranks) or not one.ranks
     if told and len({(line.function, line.path) for line in found.values()}) == 1:
-        return first.place_and_leaf, min(line.share_low for line in found.values())
+        return first.place_and_leaf, min(min(line.share_low for line in found.values()) / rest_ratio, 1.0)
     if not one.ranks or len(one.ranks) > _RANKS_COUNT:
         return "", 0.0
     each = ", ".join(f"{line.place} on rank {rank}" for rank, line in found.items())
-    return each, min(line.share_low for line in found.values())
+    return each, min(min(line.share_low for line in found.values()) / rest_ratio, 1.0)
 
 
 def _caller(trace: Trace, cause: Cause, work: WorkByLine) -> str:

@@ -108,7 +108,7 @@ def causes_of(
         if best is None or (chosen and _computes(best)):  # it is said where nothing else is
             break
         best = _whole_function(best, pool)
-        chosen.append(_with_function(best, everything, chosen))
+        chosen.append(_with_function(best, everything, chosen, work))
         if _computes(best):  # nobody computes twice as quick, and then asks what is next
             break
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
@@ -147,12 +147,12 @@ def causes_by_time(
         best = _best([cause for cause in worth if not _computes(cause)], work)
         if best is None:
             break
-        chosen.append(_with_function(best, everything, chosen))
+        chosen.append(_with_function(best, everything, chosen, work))
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
     return chosen
 
 
-def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequence[Cause]) -> Cause:
+def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequence[Cause], work: WorkByLine) -> Cause:
     """Return a cause with the function that most of its work is in, if it is none itself and none of those before."""
     one = cause.candidate
     if one is None or one.function is not None or one.kind == QUEUED:
@@ -173,7 +173,7 @@ def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequen
     most = max(same, key=lambda other: other.most_ns, default=None)
     if most is None:
         return cause
-    return replace(cause, within=most, within_ratio=min(most.most_ns / max(one.most_ns, 1.0), 1.0))
+    return replace(cause, within=most, within_ratio=min(most.goes_ns(work) / max(one.goes_ns(work), 1.0), 1.0))
 
 
 def without(run: ReplayedRun, causes: Sequence[Cause], work: WorkByLine, buckets: Buckets | None) -> Answer:

@@ -180,7 +180,7 @@ def _what(row: Row, *, short: bool = False) -> str:
         waited = f", waited for{where.removeprefix(',')}" if where else ""
         return f"{what} take {''.join(_amount(row))}{moved}{needless}{waited}"
     if _computes(row):
-        return f"compute bound: {''.join(_amount(row))}{where}"
+        return f"compute bound: {''.join(_amount(row))}{_in_backward(row)}{where}"
     several = not row["ranks"] or len(row["ranks"].split(",")) > 1
     who = _ranks(row["ranks"]) if row["ranks"] else "all ranks"
     if row["where"] == "worker":
@@ -200,6 +200,16 @@ def _what(row: Row, *, short: bool = False) -> str:
     elif when and where and not where.startswith(","):
         where = f",{where}"
     return f"{who} {does} {amount}{than}{when}{where}"
+
+
+def _in_backward(row: Row) -> str:
+    """Return which part of a computation backward passes are; what is said behind it is then about the rest."""
+    if row["backward_ratio"] <= 0:
+        return ""
+    rest = (
+        "; of the rest" if row["place"] and row["place_ratio"] <= _NEARLY_ALL else "; the rest" if row["place"] else ""
+    )
+    return f", {percent_text(row['backward_ratio'])} of it in backward passes{rest}"
 
 
 def _is_python(row: Row) -> bool:
@@ -258,12 +268,8 @@ def _waits(row: Row) -> str:
     inside = _operation(row["waiting_op"])
     where = f" in {inside}" if inside else ""
     through = f", through {_ranks(row['through_ranks'])}" if row["through_ranks"] else ""
-    upto = "up to " if several else ""
-    amount = (
-        f"; without it {upto}{duration_text(row['waiting_ns'])}{_a_step(row)} less" if row["waiting_ns"] > 0 else ""
-    )
     whom = "them" if "," in row["ranks"] else "it"
-    return f"{_ranks(row['waiting_ranks'])} wait{'' if several else 's'} for {whom}{where}{through}{amount}"
+    return f"{_ranks(row['waiting_ranks'])} wait{'' if several else 's'} for {whom}{where}{through}"
 
 
 def _saving(row: Row, path: str) -> str:
