@@ -157,7 +157,7 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
                 assert not late.alarms.is_open
                 # What the early host knows of its ranks is from a moment before.
                 before = copy(early.host.accounts)
-                before.closed = {rank: began + 12 for rank in before.closed}
+                before.closed = dict.fromkeys(before.closed, began + 12)
                 early.alarms.seal_if_ready(before, now_ns, ended=False)
                 assert early.alarms.is_open
     early.round(now_ns, ended=True)
