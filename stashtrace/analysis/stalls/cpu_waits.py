@@ -66,7 +66,7 @@ def cpu_waits(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, 
     # What no kind covers is ``other``.
     spent["other"] = spent["other"] + np.maximum(end - begin - sum(spent.values()), 0)
     left = queued_in(index, thread, begin, end).astype(float)
-    found = {}
+    found: dict[str, int] = {}
     for columns in ([name for name in COLUMNS if name not in _ASLEEP], list(_ASLEEP)):
         whole = np.sum([spent[name] for name in columns], axis=0)
         part = np.minimum(left / np.maximum(whole, 1), 1.0)
