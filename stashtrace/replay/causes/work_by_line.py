@@ -85,7 +85,8 @@ class WorkByLine:
         return float(self.ns[known[self.is_backward[self.line[known]]]].sum() / self.ns[pieces].sum())
 
     def rank_with_most(self, pieces: Int64) -> int:
-        """Return the rank with most of some pieces."""
+        """Return the rank with most of some pieces; transfers are of no rank."""
+        pieces = pieces[self.rank[pieces] >= 0]
         ranks = GroupBy(self.rank[pieces])
         return int(ranks.values[ranks.sum(self.ns[pieces]).argmax()])
 
