@@ -30,7 +30,8 @@ from wait_chains import (
 from stashtrace.analysis.graph import build as build_graph
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.replay.causes import causes
+from stashtrace.errors import MissingDataError
+from stashtrace.replay.causes import causes, without_causes
 from stashtrace.replay.causes.candidates import Candidates
 from stashtrace.replay.causes.work_by_line import work_by_line
 from stashtrace.replay.whatif import ReplayedRun
@@ -190,13 +191,14 @@ def test_both_causes_of_one_rank_are_said() -> None:
     assert [(row["ranks"], row["kind"]) for row in found] == [("0", "workers"), ("0", "other")]
 
 
-def test_reads_from_storage_and_from_memory_are_causes_of_their_own() -> None:
-    """Data in memory saves what blocks, and nothing of the calls that find their data there."""
-    blocked, cached = causes(pipeline_of(4, 8, reads=on(0, 60.0))).rows()
-    assert (blocked["level"], cached["level"]) == ("gone", "half")
-    assert blocked["work_ns"] / MS == pytest.approx(36, rel=0.02)
-    assert cached["work_ns"] / MS == pytest.approx(24, rel=0.02)
-    assert cause_lines(cached, "RUN")[0].startswith("rank 0 reads shard-0000.bin (already in memory) 24.0 ms a step")
+def test_reads_of_one_file_are_one_cause() -> None:
+    """A part of them blocks, and a part is Python: told once with all of their time; saved is what blocks."""
+    trace = pipeline_of(4, 8, reads=on(0, 60.0))
+    (found,) = causes(trace).rows()
+    assert found["work_ns"] / MS == pytest.approx(60, rel=0.02)
+    assert found["saved_ns"] / MS == pytest.approx(36, rel=0.02)
+    with pytest.raises(MissingDataError, match="cause=2: the run has 1 cause"):
+        without_causes(trace, [2])
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 16])

@@ -88,20 +88,28 @@ class OnFile:
     name: str = ""
     call: str = ""
     files_count: int = 0
+    #: All time of these calls in the counted steps, of whatever kind, as a multiple of that within the candidate.
+    whole_ratio: float = 1.0
 
 
-def file_of(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate) -> OnFile:
-    """Return the file whose calls by the step thread are most of a candidate."""
+def file_of(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, steps: Int64) -> OnFile:
+    """Return the file whose calls by the step thread are most of a candidate. ``steps``: the counted ones."""
     rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
     thread = next((thread for thread in step_threads(index.trace) if thread.rank == rank), None)
-    nodes = work.node[one.pieces[work.rank[one.pieces] == rank]]
-    if thread is None or not len(nodes):
+    pieces = one.pieces[work.rank[one.pieces] == rank]
+    if thread is None or not len(pieces):
         return OnFile()
-    time = TimeSet.of(graph.begin_ns[nodes], graph.end_ns[nodes])
-    calls = file_calls(index.trace, thread, time, one.of_steps)
-    if sum(row.amount_ns for row in calls) < POLICY.mostly_ratio * one.told_ratio * one.most_ns:
+    every = np.flatnonzero(graph.is_thread & (graph.rank == rank) & np.isin(graph.step, steps))
+    within, whole = (
+        file_calls(index.trace, thread, TimeSet.of(graph.begin_ns[nodes], graph.end_ns[nodes]), one.of_steps)
+        for nodes in (work.node[pieces], every)
+    )
+    spent_ns = sum(row.amount_ns for row in within)
+    if spent_ns < POLICY.mostly_ratio * one.told_ratio * one.most_ns:
         return OnFile()
-    return OnFile(calls[0].name, calls[0].kind, calls[0].items_count)
+    names = {row.name for row in within}
+    whole_ns = sum(row.amount_ns for row in whole if row.name in names)
+    return OnFile(within[0].name, within[0].kind, within[0].items_count, max(whole_ns / max(spent_ns, 1.0), 1.0))
 
 
 def is_elsewhere(index: TraceIndex, work: WorkByLine, one: Candidate, function: tuple[int, int]) -> bool:

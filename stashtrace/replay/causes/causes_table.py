@@ -118,7 +118,7 @@ _GOOD_PART = 0.3
 #: The columns of a row that says nothing; -1 where nothing is known of a figure.
 _NONE: Row = {column.name: "" if column.dtype.startswith("U") else column.missing for column in CAUSES.columns}
 #: Of causes that are joined, these add up.
-_SUMMED = ("work_ns", "event_ns", "saved_ns", "saved_low_ns", "saved_high_ns", "low_ratio", "high_ratio")
+_SUMMED = ("saved_ns", "saved_low_ns", "saved_high_ns", "low_ratio", "high_ratio")
 #: Of so many ranks the functions are compared where a cause is one of several.
 _RANKS_COUNT = 3
 #: So many lines of a rank and kind are looked at for what they call in a library.
@@ -181,7 +181,10 @@ def _exposed_ns(trace: Trace, one: Candidate) -> float:
 
 
 def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Cause]]]:
-    """Return causes with those joined that are about one file of the same ranks, and of which the same is left."""
+    """Return causes of which none is about a file of the same ranks as one before, which tells all calls on it.
+
+    Where the same is left of both, that one saves what both do.
+    """
     joined: list[tuple[Row, list[Cause]]] = []
     for row, about in rows:
         same = (at for at, (one, _) in enumerate(joined) if row["file"] and _on_one_file(one, row))
@@ -190,13 +193,15 @@ def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Ca
             joined.append((row, about))
             continue
         before, others = joined[at]
+        if before["level"] != row["level"]:
+            continue
         sums = {name: before[name] + row[name] for name in _SUMMED}
         joined[at] = {**before, **sums, "sure": _certainty(sums["saved_low_ns"], sums["saved_high_ns"])}, others + about
     return joined
 
 
 def _on_one_file(one: Row, other: Row) -> bool:
-    return all(one[name] == other[name] for name in ("file", "ranks", "level"))
+    return bool(one["file"] == other["file"] and one["ranks"] == other["ranks"])
 
 
 def _certainty(low_ns: float, high_ns: float) -> str:
@@ -393,7 +398,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "file": file.name,
         "file_call": file.call,
         "files_count": file.files_count,
-        "work_ns": round(min(of_work * spent_ns, _most_ns(trace, one))),
+        "work_ns": round(file.whole_ratio * min(of_work * spent_ns, _most_ns(trace, one))),
         "thread": "other" if call and _is_elsewhere(trace, work, one, cause) else "",
         **_moved(run, work, one),
         **(_who_waits(run, work, one) if found.is_replayed else {}),
@@ -403,7 +408,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "first_step_index": one.first_step,
         "last_step_index": one.last_step,
         "shape": one.shape,
-        "event_ns": round(one.event_ns),
+        "event_ns": round(file.whole_ratio * one.event_ns),
     }
 
 
@@ -443,7 +448,7 @@ def _on_file(trace: Trace, run: ReplayedRun, work: WorkByLine, one: Candidate) -
         return OnFile()
     return guarded(
         "the file of a cause",
-        lambda: file_of(TraceIndex(trace), run.graph, work, one),
+        lambda: file_of(TraceIndex(trace), run.graph, work, one, run.steps),
         lambda line: OnFile(),
     )
 
