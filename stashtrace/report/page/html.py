@@ -22,6 +22,8 @@ from stashtrace.visible import finite, visible_line
 
 #: A cell with a longer text is a sentence, and has room for it.
 _LONG = 40
+#: A cell with a text as short as a number with its unit is never broken.
+_SHORT = 12
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|[mnu]?s\b|[KMGT]?B\b)")
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -188,7 +190,8 @@ def table(
 def _cell(cell: object, at: int, is_number: bool, title: str | None) -> str:
     shown, key = cell if isinstance(cell, tuple) else (cell, None)
     sort_key = None if key is None else str(key)
-    class_ = "n" if is_number and at else "long" if len(str(shown)) > _LONG else None
+    size = len(str(shown))
+    class_ = "n" if is_number and at else "long" if size > _LONG else "short" if title and size <= _SHORT else None
     name, scope = ("th", "row") if at == 0 else ("td", None)
     return tag(name, text(shown), scope=scope, class_=class_, data_key=sort_key, data_title=title)
 
