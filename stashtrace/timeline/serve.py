@@ -123,7 +123,7 @@ class Server:
         trace = f"{origin}{quote(os.fsencode(secret))}"
         self.ui_page = page_address(origin if offline else ONLINE_UI, trace, read_opening(self.path))
         self.page = f"{origin}/{token}"
-        names = {os.fsencode(f"/{token}"): self.ui_page, os.fsencode(secret): self.path}
+        names: dict[bytes, str | Path] = {os.fsencode(f"/{token}"): self.ui_page, os.fsencode(secret): self.path}
         self._server.RequestHandlerClass = _handler(names, self._root, self._done)
         self._thread = threading.Thread(target=self._server.serve_forever, name="stashtrace-view", daemon=True)
 

@@ -29,7 +29,7 @@ from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
 
-#: Verdicts that are open; the others are folded in, as the summary counts them.
+#: Verdicts that are open, of a job that ended well; the others are folded in, as the summary counts them.
 _OPEN = 3
 #: Bars of the budget that are open.
 _GROUPS_OPEN = 4
@@ -63,7 +63,7 @@ def verdict_part(facts: dict[str, Any]) -> list[str]:
     verdicts, counts = claims_of(facts, "verdict"), facts["budget"]["steps_counts"]
     causes = causes_in(facts)
     content = [tag("ol", "".join(_causes(causes)), class_="verdicts causes")] if causes else []
-    is_open = 0 if causes else _OPEN
+    is_open = 0 if causes else 1 if facts["ending"] else _OPEN
     if verdicts[:is_open]:
         content.append(tag("ol", "".join(map(_claim, verdicts[:is_open])), class_="verdicts"))
     if not verdicts and facts["ending"]:

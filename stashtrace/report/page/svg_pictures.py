@@ -69,8 +69,8 @@ def gain_bar(column: str, before: float, after: float, label: str) -> str:
 
 def curve_top(curve: dict[str, Any]) -> int:
     """Return the step time at the upper edge of its picture, ns."""
-    usual_ns = sorted(curve["mean_ns"])[len(curve["mean_ns"]) // 2]
-    return max(round(_CURVE_ROOM * min(max(curve["high_ns"]), _CURVE_USUALS * usual_ns)), 1)
+    usual_ns = int(sorted(curve["mean_ns"])[len(curve["mean_ns"]) // 2])
+    return max(round(_CURVE_ROOM * min(int(max(curve["high_ns"])), _CURVE_USUALS * usual_ns)), 1)
 
 
 def step_curve(curve: dict[str, Any]) -> str:
