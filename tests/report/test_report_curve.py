@@ -88,5 +88,9 @@ def test_the_picture_has_a_stair_for_each_cell_and_cuts_off_what_is_far_above() 
     picture = drawn(found)
     (line,) = re.findall(r'class="line" d="M0 160(.*?)"', picture)
     assert line == "h3v-40h1v40h7v-160h1v160h8"
+    length[::3] = 90_000
+    often = step_curve(steps.replace(end_ns=steps["begin_ns"] + length), Table.empty(SPIKES))
+    assert often is not None
+    assert curve_top(often) == 112_500, "what is so long again and again is shown"
     assert "band" not in picture, "one rank, one step a cell: there is no range"
     assert "longest 90.0 us" in picture

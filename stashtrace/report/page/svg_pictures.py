@@ -20,8 +20,10 @@ _LANE, _TITLE, _BAR, _SCALE = 46, 17, 20, 22
 #: A heat map is so high, and its rows at most so high each.
 _HEAT_HEIGHT, _HEAT_ROW = 160, 24
 _NAME_WIDTH = 44
-#: Heights of the step time in pixels and in units of its paths; longer steps than so many times the usual are cut off.
-_CURVE_HEIGHT, _CURVE_UNITS, _CURVE_USUALS = 100, 200, 4
+#: Heights of the step time in pixels and in units of its paths.
+_CURVE_HEIGHT, _CURVE_UNITS = 100, 200
+#: Longer steps than so many times the usual are cut off, unless they are more than the rest of this part.
+_CURVE_USUALS, _CURVE_KEPT = 4, 0.95
 #: The upper edge of the step time by the longest step drawn: room for its mark and for the scale.
 _CURVE_ROOM = 1.25
 #: What the first words of a lane's title say of its role.
@@ -70,7 +72,9 @@ def gain_bar(column: str, before: float, after: float, label: str) -> str:
 def curve_top(curve: dict[str, Any]) -> int:
     """Return the step time at the upper edge of its picture, ns."""
     usual_ns = int(sorted(curve["mean_ns"])[len(curve["mean_ns"]) // 2])
-    return max(round(_CURVE_ROOM * min(int(max(curve["high_ns"])), _CURVE_USUALS * usual_ns)), 1)
+    longest = sorted(curve["high_ns"])
+    kept_ns = max(_CURVE_USUALS * usual_ns, int(longest[int(_CURVE_KEPT * (len(longest) - 1))]))
+    return max(round(_CURVE_ROOM * min(int(longest[-1]), kept_ns)), 1)
 
 
 def step_curve(curve: dict[str, Any]) -> str:
