@@ -111,7 +111,7 @@ def test_nothing_is_loaded_from_another_host(site: Path, documents: dict[Path, D
 def test_every_page_is_there(site: Path) -> None:
     pages = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if not (site / page).is_file()] == []
-    assert "stashtrace run --out before -- torchrun" in (site / "index.html").read_text(encoding="utf-8")
+    assert "stashtrace run -- torchrun" in (site / "index.html").read_text(encoding="utf-8")
     assert not list(site.rglob("*.py"))
 
 
