@@ -186,6 +186,8 @@ class _Filler(string.Formatter):
     def format_field(self, value: Any, spec: str) -> str:
         one, alternative, several = spec.partition("|")
         if alternative:
+            if hasattr(value, "verb"):  # ranks of a stall, which may be nothing
+                return str(value.verb(one, several))
             return several if is_several(value) else one
         return _WORDS[spec](value) if spec in _WORDS else count_noun(value, spec)
 

@@ -84,7 +84,7 @@ def _ending(row: Row, evidence: list[Row], expected: Expected) -> str:
 def _hidden(evidence: list[Row], truth: Truth) -> str:
     """Batches made while nobody waited: mean over the ranks."""
     known = [rank for rank in truth.ranks.values() if rank.loading_ns >= 0]
-    told = next((e["amount_ns"] for e in evidence if e["kind"] == "loading"), None)
+    told = next((e["amount_ns"] for e in evidence if e.get("kind") == "loading"), None)
     if told is None or not known:
         return ""
     true_ns = sum(r.loading_ns * r.steps_count for r in known) / sum(r.steps_count for r in known)

@@ -360,8 +360,8 @@ def _late(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected
         wrong = ""
         if e["code"] in ("worst_wait", "hung_wait") and truth.waits:
             longest = max((w.late_ns for w in truth.waits if w.for_rank == e["rank"]), default=0)
-            if e["amount_ns"] > (1 + OF_FIGURE) * longest + OF_STEP * rank.step_ns + SLICE_NS:
-                return f"worst wait {e['amount_ns'] / 1e6:.3g} ms, truly {longest / 1e6:.3g} ms"
+            if e["wait_ns"] > (1 + OF_FIGURE) * longest + OF_STEP * rank.step_ns + SLICE_NS:
+                return f"worst wait {e['wait_ns'] / 1e6:.3g} ms, truly {longest / 1e6:.3g} ms"
         if e["code"] == "late_surplus":
             wrong = _surplus(e, rank, truth)
         elif e["code"] == "late_because":
@@ -398,7 +398,7 @@ def _because(e: Row, evidence: list[Row], truth: Truth, expected: Expected) -> s
     """What kept the late rank in the one wait that is shown: its own surplus in that step, where clocks know it."""
     if e["kind"] in expected.late_causes or e["kind"] == "before":
         return ""
-    wait = next((w["amount_ns"] for w in evidence if w["code"] == "worst_wait" and w["rank"] == e["rank"]), -1)
+    wait = next((w["wait_ns"] for w in evidence if w["code"] == "worst_wait" and w["rank"] == e["rank"]), -1)
     own = [w for w in truth.waits if w.for_rank == e["rank"]]
     if wait < 0 or not own:
         return f"late because of {e['kind']}" if expected.late_causes else ""
@@ -409,7 +409,7 @@ def _because(e: Row, evidence: list[Row], truth: Truth, expected: Expected) -> s
     if shown.surplus.get(column, 0.0) >= MATTERS * shown.late_ns:
         return ""
     spent = ", ".join(f"{name} {ns / 1e6:.3g} ms" for name, ns in shown.surplus.items() if abs(ns) > 1e5)
-    return f"late because of {e['kind']} {e['amount_ns'] / 1e6:.3g} ms; in that step it had longer {spent}"
+    return f"late because of {e['kind']} {e['cause_ns'] / 1e6:.3g} ms; in that step it had longer {spent}"
 
 
 def _waited(waited: Mapping[int, float]) -> str:
@@ -430,7 +430,7 @@ def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expect
         if code in ("more_workers", "use_workers") and 0 < shortest < (1 - OF_FIGURE) * rest - OF_STEP * rank.step_ns:
             return f"advice of a step of {shortest / 1e6:.3g} ms, but {rest / 1e6:.3g} ms of it are not wait for data"
     if code == "fewer_larger_batches" and rank.making and "batch_time" in told:
-        busy = sum(rank.making.values()) / max(told["batch_time"]["items_count"], 1)
+        busy = sum(rank.making.values()) / max(told["batch_time"]["workers_count"], 1)
         if busy > ALWAYS * rank.step_ns:
             return f"advice {code}, but each worker makes batches for {busy / rank.step_ns:.0%} of the time"
     if code == "fewer_larger_batches":

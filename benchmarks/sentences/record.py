@@ -110,9 +110,14 @@ def summed_up(trace: Trace, truth_of: Any) -> Recorded:
     facts = gather(trace)
     summary = Summary.of(facts)
     windows = _windows(facts)
-    findings, evidence = list(summary.findings.rows()), list(summary.evidence.rows())
+    findings, evidence = list(summary.findings.rows()), evidence_rows(summary)
     text = render(summary, Look(), "RUN")
     return Recorded(findings, evidence, text, _with_beside(truth_of(windows), facts, truth_of))
+
+
+def evidence_rows(summary: Summary) -> list[dict[str, Any]]:
+    """Rows of ``finding_evidence``, each with its facts as further fields."""
+    return [{**json.loads(row["facts"] or "{}"), **row} for row in summary.evidence.rows()]
 
 
 def _with_beside(truth: Truth, facts: RunFacts, truth_of: Any) -> Truth:

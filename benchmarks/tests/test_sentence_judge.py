@@ -216,10 +216,10 @@ def test_why_a_rank_was_late_is_what_it_did_longer(check: ModuleType, truth: Mod
 
     assert result(evidence("late_surplus", rank=1, kind="asleep", amount_ns=28 * MS)) == "true"
     assert result(evidence("late_surplus", rank=1, kind="compute", amount_ns=28 * MS)) == "false"
-    worst = evidence("worst_wait", rank=1, amount_ns=40 * MS)
-    assert result(worst, evidence("late_because", rank=1, kind="sleep", amount_ns=38 * MS)) == "true"
-    assert result(worst, evidence("late_because", rank=1, kind="cpu_contention", amount_ns=38 * MS)) == "false"
-    assert result(evidence("worst_wait", rank=1, amount_ns=60 * MS)) == "false"
+    worst = evidence("worst_wait", rank=1, wait_ns=40 * MS)
+    assert result(worst, evidence("late_because", rank=1, kind="sleep", cause_ns=38 * MS)) == "true"
+    assert result(worst, evidence("late_because", rank=1, kind="cpu_contention", cause_ns=38 * MS)) == "false"
+    assert result(evidence("worst_wait", rank=1, wait_ns=60 * MS)) == "false"
 
 
 def test_all_had_arrived_needs_all_ranks(check: ModuleType, truth: ModuleType) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 from generated_files import write_or_compare
@@ -19,7 +20,7 @@ PAGE = ROOT / "docs/reference/findings.md"
 RULES = ROOT / "stashtrace/analysis/findings/rules"
 _BEGIN, _END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
 #: What makes a sentence -> the places of its kind or code, and of its template, among the arguments.
-_MAKERS = {"claim": (1, 2), "fact": (0, 1)}
+_MAKERS = {"claim": (1, 2), "fact": (0, 1), "verdict": (0, 1)}
 
 
 def page() -> str:
@@ -39,8 +40,11 @@ def said_by(path: Path) -> dict[str, list[str]]:
     for function in ast.parse(path.read_text(encoding="utf-8")).body:
         calls = [one for one in ast.walk(function) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name)]
         for call in sorted(calls, key=lambda call: call.lineno):
-            if call.func.id in _MAKERS:  # type: ignore[attr-defined]
-                kind, template = (call.args[at] for at in _MAKERS[call.func.id])  # type: ignore[attr-defined]
+            maker, *given = [call.func, *call.args]
+            if isinstance(maker, ast.Name) and maker.id == "partial" and given:
+                maker, *given = given
+            if isinstance(maker, ast.Name) and maker.id in _MAKERS:
+                kind, template = (given[at] for at in _MAKERS[maker.id])
                 for name in _constants(kind):
                     said.setdefault(name, []).extend(filter(None, _templates(template, call.lineno, function)))
     return said
@@ -68,13 +72,38 @@ def _templates(node: ast.expr, line: int, function: ast.stmt) -> list[str]:
     if isinstance(node, ast.Constant):
         return [str(node.value)]
     if isinstance(node, ast.JoinedStr):
-        return ["".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)]
+        return ["".join(_piece(part, line, function) for part in node.values)]
+    if isinstance(node, ast.BinOp):
+        parts = [_templates(one, line, function) or ["…"] for one in (node.left, node.right)]
+        return ["".join(both) for both in product(*parts)]
     if isinstance(node, ast.Name):
-        given = [one for one in ast.walk(function) if isinstance(one, ast.Assign) and one.lineno < line]
-        given = [one for one in given if isinstance(one.targets[0], ast.Name) and one.targets[0].id == node.id]
-        last = max(given, key=lambda one: one.lineno, default=None)
-        return _templates(last.value, last.lineno, function) if last is not None else []
+        given = [one for one in _given(function) if one[0] == node.id and one[1].lineno < line]
+        last = max((value for _, value in given), key=lambda value: value.lineno, default=None)
+        return _templates(last, last.lineno, function) if last is not None else []
     return []
+
+
+def _piece(part: ast.expr, line: int, function: ast.stmt) -> str:
+    """Return a part of a template that is made of others: a text that is known, or ``…``."""
+    if isinstance(part, ast.Constant):
+        return str(part.value)
+    named = part.value if isinstance(part, ast.FormattedValue) else part
+    if not isinstance(named, ast.Name):
+        return "…"
+    known = _templates(named, line, function)
+    stores = [one for one in ast.walk(function) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)]
+    return known[0] if len(known) == 1 and sum(one.id == named.id for one in stores) == 1 else "…"
+
+
+def _given(function: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """Yield each name that is assigned in a function, and what to."""
+    for one in ast.walk(function):
+        if isinstance(one, ast.Assign):
+            target, value = one.targets[0], one.value
+            pairs = [(target, value)]
+            if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                pairs = list(zip(target.elts, value.elts, strict=True))
+            yield from ((name.id, to) for name, to in pairs if isinstance(name, ast.Name))
 
 
 if __name__ == "__main__":

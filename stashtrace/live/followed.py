@@ -44,8 +44,7 @@ from stashtrace.record.look.stack_samples import StackSampler
 from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.template_parts import Finding, findings_of
+from stashtrace.summary.words import Finding, claim_text, findings_of
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text
 

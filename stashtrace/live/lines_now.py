@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stashtrace.analysis.findings.places.line_evidence import longer_lines
+from stashtrace.analysis.findings.rules.stalls.lines import longer_lines
 from stashtrace.analysis.lines.lines import CostlyLine, costliest_of_all
 from stashtrace.analysis.lines.place_times import STEP, WORKER
 from stashtrace.live.state import LATE, MOST, LineNow
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words.template_parts import Finding
+from stashtrace.summary.words import Finding
 
 #: Evidence that a late rank, or its workers, spend longer in a function: whose time it is.
 _LONGER = {"late_made_longer": WORKER, "longer_in": STEP}

@@ -13,8 +13,7 @@ from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.graph import PipelineGraph
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.replay.whatif import MOST_ERROR_RATIO, MOST_GAP_RATIO
-from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.summary.words import claim_text, evidence_texts, findings_of
 from stashtrace.text import wrap
 from stashtrace.units import duration_text, percent_text, range_text
 
@@ -56,9 +55,6 @@ def limit_lines(trace: Trace, graph: Graph) -> list[str]:
     """
     lines: list[str] = []
     for finding in findings_of(*tables_of(limit_claims(trace))):
-        if finding.row["kind"] == "steps":
-            lines += _wrap("! no step is marked: the whole recording counts as one step")
-            continue
         lines += _wrap(f"! {claim_text(finding)}")
         for text in evidence_texts(finding):
             lines += _wrap(f"  {text}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.analysis.findings.places.line_evidence import longer_lines
+from stashtrace.analysis.findings.rules.stalls.lines import longer_lines
 from stashtrace.analysis.lines.lines import costliest_rows
 from stashtrace.analysis.lines.place_times import STEP, WORKER
 from stashtrace.schema.trace import Trace

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.collectives.collective_waits import collective_rows
-from stashtrace.analysis.findings.lateness.costliest_wait import wait_evidence
+from stashtrace.analysis.findings.rules.stalls.costliest_wait import wait_evidence
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
@@ -26,7 +26,6 @@ from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words import wait_text
 from stashtrace.units import duration_text, percent_text, ranks_in
 
 #: Cut-outs of waits in collectives, rows of the table of waits, and rows of ``late`` that both are chosen from.
@@ -89,7 +88,7 @@ def _row(table: Table, at: int) -> dict[str, Any]:
     """Return a row of ``late`` with its sentence."""
     row = {name: table[name][at].item() for name in table.columns}
     row["waiting_count"] = len(ranks_in(row["waiting_ranks"]))
-    row["text"] = wait_text(wait_evidence(table, at))
+    row["text"] = wait_evidence(table, at)[0].text
     return row
 
 

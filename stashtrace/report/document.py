@@ -31,9 +31,8 @@ from stashtrace.report.step_curve import step_curve
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
 from stashtrace.summary.summary_text import WARNINGS
-from stashtrace.summary.words import steps_text
+from stashtrace.summary.words import findings_of
 from stashtrace.summary.words.beside_causes import column_of_cause, details_of, steps_of
-from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.units import ranks_text
 
 T = TypeVar("T")
@@ -198,19 +197,15 @@ def _headline(tables: Summary, findings: list[dict[str, Any]]) -> list[str]:
     """Return the sentences of the summary's first line: ranks and hosts, kinds of steps, warm-up."""
     claims = [f for f in findings_of(tables.findings, tables.evidence) if f.row["section"] == "headline"]
     claims = [f for f in claims if f.row["kind"] not in (*ENDINGS, *WARNINGS)]  # they have lines of their own
-    alone = sum(f.row["kind"] == "steps" for f in claims) == 1
     texts = {f["finding_id"]: f["text"] for f in findings}
-    return [
-        steps_text(f, alone=alone) if f.row["kind"] == "steps" else _headline_text(f, texts[f.row["finding_id"]])
-        for f in claims
-    ]
+    return [_headline_text(f, texts[f.row["finding_id"]]) for f in claims]
 
 
 def _headline_text(finding: Any, text: str) -> str:
     """Return a claim of the headline in words; the one about ranks also says on how many hosts they ran."""
     if finding.row["kind"] != "ranks":
         return text
-    hosts = finding.evidence[0]["items_count"]
+    hosts = finding.evidence[0]["facts"]["items_count"]
     return f"{text} on {hosts} host{'' if hosts == 1 else 's'}" if hosts > 0 else text
 
 

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import tables_of
+from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
 from stashtrace.analysis.findings.spikes.noise import LEAST_STEPS
-from stashtrace.analysis.findings.spikes.spike_claims import claim_of_step
 from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words import evidence_texts
-from stashtrace.summary.words.spikes import what_grew
-from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.summary.words import evidence_texts, findings_of
 
 #: Slow steps listed.
 LISTED = 10
@@ -43,7 +41,7 @@ def slow_steps(trace: Trace, steps: Table, slow: Table) -> dict[str, Any]:
         listed.append(
             {name: int(slow[name][at]) for name in ("step", "length_ns", "usual_ns")}
             | {"excess_ns": int(excess_ns[at]), "begin_ns": int(begin_ns[place]), "end_ns": int(end_ns[place])}
-            | {"texts": [what_grew(said), *evidence_texts(said)]}
+            | {"texts": [said.row["facts"]["grew"], *evidence_texts(said)]}
         )
     return {
         "steps_count": len(by_step),

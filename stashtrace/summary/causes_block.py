@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from stashtrace.schema.table import Table
 from stashtrace.summary.look import Look
+from stashtrace.summary.words import Finding, Row
 from stashtrace.summary.words.beside_causes import details_of, steps_of
 from stashtrace.summary.words.cause_templates import cause_lines
-from stashtrace.summary.words.template_parts import Finding, Row
 
 _INDENT = "  "
 

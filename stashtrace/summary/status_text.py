@@ -11,8 +11,7 @@ from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.steps.step_time import StepTime
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.summary.words import claim_text, evidence_texts, findings_of
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
 

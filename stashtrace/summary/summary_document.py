@@ -8,10 +8,9 @@ from typing import Any
 from stashtrace.analysis.findings import Summary
 from stashtrace.schema.table import Table
 from stashtrace.summary.causes_block import causes_found
-from stashtrace.summary.words import claim_text, evidence_texts, steps_text
+from stashtrace.summary.words import evidence_texts, findings_of
 from stashtrace.summary.words.cause_templates import cause_rows
 from stashtrace.summary.words.headline import headline_text
-from stashtrace.summary.words.template_parts import findings_of
 
 
 def document(tables: Summary, first: Table | None = None, path: str = "RUN") -> dict[str, Any]:
@@ -23,13 +22,10 @@ def document(tables: Summary, first: Table | None = None, path: str = "RUN") -> 
     ``evidence_text``, the sentences below it, and ``evidence``, its rows.
     """
     found = findings_of(tables.findings, tables.evidence)
-    alone = sum(f.row["kind"] == "steps" for f in found) == 1
     claims = []
     for finding in found:
-        kind = finding.row["kind"]
-        text = steps_text(finding, alone=alone) if kind == "steps" else claim_text(finding)
         rows = [{k: v for k, v in row.items() if k != "finding_id"} for row in finding.evidence]
-        claims.append({**finding.row, "text": text, "evidence_text": evidence_texts(finding), "evidence": rows})
+        claims.append({**finding.row, "evidence_text": evidence_texts(finding), "evidence": rows})
     return {
         "headline": headline_text(found, causes_found(first) if len(tables.budgets) else []),
         "do_first": cause_rows(first, path) if first is not None else [],

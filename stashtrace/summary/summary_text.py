@@ -19,9 +19,8 @@ from stashtrace.schema.trace import Trace
 from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.causes_block import causes_block, causes_found
 from stashtrace.summary.look import Look
-from stashtrace.summary.words import claim_text, evidence_texts, steps_text
+from stashtrace.summary.words import Finding, Row, claim_text, evidence_texts, findings_of
 from stashtrace.summary.words.headline import headline_text
-from stashtrace.summary.words.template_parts import Finding, Row, findings_of
 from stashtrace.visible import visible_line
 
 #: Verdicts that are shown; the others are counted.
@@ -173,7 +172,7 @@ def _budgets(table: Table) -> list[Budget]:
 
 
 def _budget(found: Sequence[Finding], ranks: Sequence[Budget], look: Look) -> list[str]:
-    sources = {e["name"] for f in _of(found, "trust") if f.row["kind"] == "measured" for e in f.evidence}
+    sources = {e["facts"]["name"] for f in _of(found, "trust") if f.row["kind"] == "measured" for e in f.evidence}
     return [*budget_lines(ranks, look, sources), ""]
 
 
@@ -209,12 +208,12 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
     warnings = [claim_text(f) for f in found if f.row["kind"] in WARNINGS]
     ranks = by_kind["ranks"][0]
     line = claim_text(ranks)
-    hosts = ranks.evidence[0]["items_count"]
+    hosts = ranks.evidence[0]["facts"]["items_count"]
     if hosts > 0:
         line += f", {hosts} host{_s(hosts)}"
     steps = by_kind.get("steps", [])
     if steps:
-        line += ", " + ", ".join(steps_text(f, alone=len(steps) == 1) for f in steps)
+        line += ", " + ", ".join(map(claim_text, steps))
     if "warmup" in by_kind:
         line += f" ({claim_text(by_kind['warmup'][0])})"
     parts = [*warnings, line, *(claim_text(f) for f in by_kind.get("no_steps", []))]

@@ -12,7 +12,7 @@ from stashtrace.live.lines_now import lines_now
 from stashtrace.live.state import LineNow
 from stashtrace.schema.kinds import StackCause, WaitOp
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words.template_parts import Finding
+from stashtrace.summary.words import Finding
 
 LATE = Finding({"section": "verdict", "kind": "late", "cause_rank": 1}, ({"code": "longer_in"},))
 

@@ -64,7 +64,7 @@ def test_workers_that_start_anew_are_no_more_workers() -> None:
     """One worker in each of four epochs: one number in the findings, the rates and the replay."""
     trace = job(1, epochs=4, steps=24).trace()
     (batch_time,) = [row for row in analyze(trace, "finding_evidence").rows() if row["code"] == "batch_time"]
-    assert batch_time["items_count"] == 1
+    assert json.loads(batch_time["facts"])["workers_count"] == 1
     rates = {row["quantity"]: row["mean"] for row in analyze(trace, "loader_rates").rows()}
     assert rates["workers_count"] == 1
     assert first(trace)["present_count"] == 1

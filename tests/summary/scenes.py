@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.findings.all_claims import claims_of
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence, tables_of
+from stashtrace.analysis.findings.claim_rows import Claim, tables_of
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.template_parts import Finding, findings_of
+from stashtrace.summary.words import claim_text, evidence_texts, findings_of
 
 STEPS = 12
 
@@ -40,12 +39,6 @@ def verdicts(run: Trace | RunFacts) -> list[Verdict]:
 def worded(*claims: Claim) -> list[str]:
     """Claims with their evidence, each as one text."""
     return ["; ".join([claim_text(f), *evidence_texts(f)]) for f in findings_of(*tables_of(claims))]
-
-
-def row_texts(*evidence: Evidence) -> list[str]:
-    """Evidence in words, without its claim."""
-    rows = tables_of([Claim("verdict", "late", evidence=evidence)])[1].rows()
-    return evidence_texts(Finding({}, tuple(rows)))
 
 
 def job(

@@ -6,35 +6,25 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from importers.kineto_files import device, host, launch, step, write
-from scenes import verdicts
+from scenes import job, verdicts
 
 import stashtrace
-from stashtrace.analysis.findings.claim_rows import FINDING_EVIDENCE, FINDINGS
-from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.evidence_templates import EVIDENCE
-from stashtrace.summary.words.template_parts import Finding
+from stashtrace.analysis.findings.rules.stalls.lines import why_no_line
+from stashtrace.analysis.findings.summary_input import RunFacts, gather
 
 PACKAGE = Path(stashtrace.__file__).parent
 OURS = re.compile(r"stashtrace run|stashtrace\.annotate|--kernels|--stacks")
 
 
-def _finding(imported: bool, **fields: Any) -> Finding:
-    row = {**dict.fromkeys(FINDINGS.names, 0), "ranks": "0", "items_count": 1, "call": "", "name": "", **fields}
-    codes = ["of_another_tool"] * imported
-    evidence = [{**dict.fromkeys(FINDING_EVIDENCE.names, 0), "code": code, "kind": "", "name": ""} for code in codes]
-    return Finding(row, tuple(evidence))
-
-
 @pytest.mark.parametrize("imported", [False, True])
-def test_ours_are_advised_for_recordings_of_ours(imported: bool) -> None:
-    perhaps = _finding(imported, kind="host", cause_kind="perhaps", confidence="up_to", high_ns=10**6)
-    for text in (claim_text(perhaps), EVIDENCE["python_unknown"]({"kind": "", "items_count": -1}, perhaps)):
-        assert bool(OURS.search(text)) is not imported
-        assert "recording" in text or not imported
+def test_ours_are_advised_for_recordings_of_ours(imported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RunFacts, "imported", property(lambda _: imported))
+    said = why_no_line(gather(job()[1]), 0, "python").words
+    assert bool(OURS.search(said)) is not imported
+    assert "recording" in said or not imported
 
 
 def test_what_another_tool_recorded_says_so(tmp_path: Path) -> None:
@@ -43,16 +33,19 @@ def test_what_another_tool_recorded_says_so(tmp_path: Path) -> None:
         events += [step(at // 1000, at, 1000), launch(at + 1, at + 5), device("gemm", at + 10, 100, correlation=at + 1)]
         events += [host("aten::mm", at + 1, 20)]
     trace = stashtrace.load(write(tmp_path / "rank0.json", events))
-    assert verdicts(trace)
-    rows = stashtrace.analyze(trace, "finding_evidence")
-    assert "of_another_tool" in rows["code"].tolist()
+    said = [text for verdict in verdicts(trace) for text in (verdict.text, *verdict.evidence)]
+    assert said
+    assert not [text for text in said if OURS.search(text)]
 
 
 def test_words_of_ours_stand_where_recordings_are_told_apart() -> None:
     """Whatever template comes next: an option of ours in its words would be advised for every recording."""
     found = []
-    for path in sorted((PACKAGE / "summary" / "words").glob("*.py")):
-        texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
-        if path.name != "template_parts.py":
-            found += [f"{path.name}: {text}" for text in texts if isinstance(text, str) and OURS.search(text)]
+    for path in [*(PACKAGE / "analysis/findings/rules").rglob("*.py"), *(PACKAGE / "summary/words").glob("*.py")]:
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef):
+                nodes = list(ast.walk(function))
+                texts = [one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+                told_apart = any(isinstance(one, ast.Attribute) and one.attr == "imported" for one in nodes)
+                found += [f"{path.name}: {text}" for text in texts if OURS.search(text) and not told_apart]
     assert found == []

@@ -98,7 +98,7 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
     facts = crowded(0.21)
     tables = Summary.of(facts)
     large = [
-        Claim("verdict", "save", ranks="0", items_count=1, share_ratio=0.3, stall_ns=9 * MS, confidence="exact")
+        Claim("verdict", "save", ranks="0", items_count=1, share_ratio=0.3, stall_ns=9 * MS, text="checkpoints")
         for _ in "abc"
     ]
     claims = [*large, *(claim for claim in claims_of(facts) if claim.section != "verdict"), *contention_claims(facts)]

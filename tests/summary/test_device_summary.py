@@ -12,7 +12,7 @@ import pytest
 from builders import MS, US, TraceBuilder
 from scenes import verdicts
 
-from stashtrace.analysis.findings import device_evidence
+from stashtrace.analysis.findings.rules.stalls import link
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.links.efficiency import ExpectedTransfers
 from stashtrace.errors import ForeignCalibrationWarning
@@ -213,7 +213,7 @@ def test_a_calibration_beside_the_run_says_what_the_link_can_do(monkeypatch: pyt
     trace = job(transfer_ms=10)
     known = np.full(len(trace.collectives), 9.2 * MS)
     answer = ExpectedTransfers(known, known * 0, np.zeros(len(known), dtype=np.int64))
-    monkeypatch.setattr(device_evidence, "expected_transfers", lambda *_: answer)
+    monkeypatch.setattr(link, "expected_transfers", lambda *_: answer)
     found = {f.kind: f for f in verdicts(trace)}
     assert found["link"].evidence[-1].endswith("over 7 transfers, 92 % of what this link can do by its calibration")
 
@@ -222,6 +222,6 @@ def test_a_calibration_of_another_machine_is_not_used(monkeypatch: pytest.Monkey
     def foreign(_: Trace) -> None:
         warnings.warn("measured elsewhere", ForeignCalibrationWarning, stacklevel=2)
 
-    monkeypatch.setattr(device_evidence, "calibration_of", foreign)
+    monkeypatch.setattr(link, "calibration_of", foreign)
     found = {f.kind: f for f in verdicts(job(transfer_ms=10))}
     assert found["link"].evidence[-1].endswith("over 7 transfers")

@@ -3,66 +3,30 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from builders import MS
 
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence, tables_of
-from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.claim_templates import steps_text
+from stashtrace.analysis.findings.claim_rows import Claim, tables_of
+from stashtrace.summary.words import findings_of
 from stashtrace.summary.words.headline import MOST_CHARACTERS, _beginning, headline_text
-from stashtrace.summary.words.template_parts import Finding, findings_of
 
-RANKS = "0,2,5,7,11"
-
-
-def finding(kind: str, cause: str, *evidence: Evidence, low_ms: int = 40, confidence: str = "exact") -> Finding:
-    """Return a verdict about five ranks that lose 40 to 60 of 100 ms; its sentence is too long for a headline."""
-    row = Claim(
-        "verdict",
-        kind,
-        ranks=RANKS,
-        rank=0,
-        items_count=5,
-        share_ratio=0.6,
-        least_ratio=0.4,
-        stall_ns=60 * MS,
-        low_ns=low_ms * MS,
-        high_ns=60 * MS,
-        least_ns=40 * MS,
-        confidence=confidence,
-        cause_kind=cause,
-        evidence=evidence,
-    )
-    (made,) = findings_of(*tables_of([row]))
-    return made
+SHORT = "ranks 0-4 wait 40 to 60 % of a step for other ranks"
+LONG = f"{SHORT} in all-reduce, " + "and so on " * 10
 
 
-@pytest.mark.parametrize(
-    ("kind", "cause", "said", "never"),
-    [
-        ("data", "worker", "for batches", "read"),
-        ("data", "reads", "in reads of files", "batches"),
-        ("host", "launch", "because of the host", "wait "),
-        ("host", "python", "up to 60 % of a step outside forward, backward", "wait"),
-        ("host", "pauses", "pause for", "host"),
-        ("other", "unknown", "no known cause", "wait"),
-        ("other", "gil", "for the GIL", "blocked"),
-        ("other", "no_operator", "no operator", "blocked"),
-    ],
-)
-def test_a_short_form_says_what_the_claim_says(kind: str, cause: str, said: str, never: str) -> None:
-    one = finding(kind, cause)
-    headline = headline_text([one])
-    assert len(headline) <= MOST_CHARACTERS
-    assert said in headline, (headline, claim_text(one))
-    assert never not in headline, headline
+def headline(text: str, **facts: str) -> str:
+    """Return the headline of a run with one verdict."""
+    return headline_text(findings_of(*tables_of([Claim("verdict", "late", text=text, facts=facts)])))
 
 
-def test_bounds_of_one_rank_are_an_upper_one_of_several() -> None:
-    claim = finding("data", "worker", low_ms=30, confidence="between")
-    assert headline_text([claim]).startswith("ranks 0,2,5,7,11 are input bound: up to 60.0 ms a step (up to 60 %)")
+def test_a_sentence_that_is_too_long_has_a_short_form() -> None:
+    assert headline(SHORT, short="another") == SHORT
+    assert headline(LONG, short=SHORT) == SHORT
+    when = "; only from step 20 on"
+    assert headline(f"{LONG}{when}, 5 ms a step there", short=SHORT, plain=LONG, when=when) == f"{SHORT}{when}"
+    assert headline(f"{SHORT}; {LONG}", short=f"{SHORT}; {LONG}") == SHORT
+    too_long = when * 5
+    assert headline(LONG + too_long, short=SHORT, plain=LONG, when=too_long) == SHORT
+    assert len(headline(LONG)) <= MOST_CHARACTERS
 
 
 @pytest.mark.parametrize(
@@ -78,10 +42,3 @@ def test_bounds_of_one_rank_are_an_upper_one_of_several() -> None:
 def test_a_sentence_that_is_too_long_ends_with_a_clause(text: str, said: str) -> None:
     """A short first one says too little: then the text is cut, and marked."""
     assert _beginning(text) == said
-
-
-def test_the_mean_of_growing_steps_need_not_lie_between_the_usual_ones() -> None:
-    row = Claim("headline", "steps", "training", items_count=60, stall_ns=188 * MS)
-    grows = Evidence("steps_grow", low_ns=177 * MS, amount_ns=187 * MS)
-    (made,) = findings_of(*tables_of([replace(row, evidence=(grows,))]))
-    assert steps_text(made, alone=True) == "60 steps, mean 188 ms: the usual step grows from 177 ms to 187 ms"

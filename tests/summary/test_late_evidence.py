@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence, tables_of
-from stashtrace.analysis.findings.lateness.costliest_wait import wait_evidence
+from stashtrace.analysis.findings.rules.stalls.costliest_wait import wait_evidence
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stragglers.causes import CAUSES
 from stashtrace.analysis.stragglers.late import LATE
 from stashtrace.schema.table import Table
-from stashtrace.summary.words import evidence_texts, wait_text
-from stashtrace.summary.words.template_parts import Finding
 
 ROW: dict[str, Any] = {
     "waiting_ranks": "0-2,4-7",
@@ -33,20 +30,16 @@ ROW: dict[str, Any] = {
 
 
 def sentence(row: dict[str, Any]) -> str:
-    """A row of ``late`` in words, by way of its evidence."""
+    """A row of ``late`` in words, which its first evidence has."""
     whole = {c.name: "" if c.dtype.startswith("U") else -1 for c in LATE.columns} | row
-    evidence = wait_evidence(Table.from_rows(LATE, [tuple(whole[name] for name in LATE.names)]), 0)
-    return worded(*evidence)
-
-
-def worded(*evidence: Evidence) -> str:
-    table = tables_of([Claim("verdict", "late", evidence=evidence)])[1]
-    return "; ".join(evidence_texts(Finding({}, tuple(table.rows()))))
+    wait, *reasons = wait_evidence(Table.from_rows(LATE, [tuple(whole[name] for name in LATE.names)]), 0)
+    assert not [one.text for one in reasons if one.text]
+    return wait.text
 
 
 def test_the_worker_and_the_file() -> None:
     assert sentence(ROW) == (
-        "the costliest wait: ranks 0-2,4-7 waited up to 38.0 ms in all-reduce 4182; rank 3 was late:"
+        "ranks 0-2,4-7 waited up to 38.0 ms in all-reduce 4182; rank 3 was late:"
         " its worker 5 spent 41.0 ms reading shard-0117"
     )
 
@@ -74,14 +67,6 @@ def test_the_worker_and_the_file() -> None:
 )
 def test_a_reason_that_is_shorter_than_the_wait_is_said_to_be_a_part_of_it(row: dict[str, Any], said: str) -> None:
     assert sentence(ROW | row).endswith(f"rank 3 was late: {said}")
-
-
-def test_in_a_list_of_waits_none_is_called_the_costliest() -> None:
-    whole = {c.name: "" if c.dtype.startswith("U") else -1 for c in LATE.columns} | ROW | {"cause_kind": "unknown"}
-    evidence = wait_evidence(Table.from_rows(LATE, [tuple(whole[name] for name in LATE.names)]), 0)
-    assert wait_text(evidence) == (
-        "ranks 0-2,4-7 waited up to 38.0 ms in all-reduce 4182; rank 3 was late; the recording does not show why"
-    )
 
 
 def test_a_list_of_ranks_too_long_to_read_is_cut() -> None:
@@ -139,8 +124,5 @@ def test_every_cause_has_words(kind: str) -> None:
 def test_rows_of_the_analysis_fit() -> None:
     build = TraceBuilder()
     build.collective({0: (0, 10 * MS), 1: (9 * MS, 10 * MS)})
-    told = worded(*wait_evidence(analyze(build.trace(), "late"), 0))
-    assert (
-        told
-        == "the costliest wait: rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late; the recording does not show why"
-    )
+    wait, _ = wait_evidence(analyze(build.trace(), "late"), 0)
+    assert wait.text == "rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late; the recording does not show why"

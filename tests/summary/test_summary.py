@@ -12,15 +12,15 @@ from builders import MS, TraceBuilder, trace_from_text
 from scenes import job, verdicts
 
 from stashtrace.analysis.findings import Summary, summarize
+from stashtrace.analysis.findings.claim_rows import Claim
+from stashtrace.analysis.findings.stall_claims import confidence, phrases_of
 from stashtrace.analysis.findings.summary_input import RankFacts, gather
-from stashtrace.analysis.findings.verdicts import confidence
 from stashtrace.analysis.steps.step_kinds import STEP_KINDS
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.summary.bars import _percents
 from stashtrace.summary.look import Look
 from stashtrace.summary.summary_text import render, summary
-from stashtrace.summary.words.template_parts import amount
 
 SCENES: dict[str, dict[str, Any]] = {
     "quiet": {"transfer": 0},
@@ -345,7 +345,8 @@ def test_low_confidence_stands_in_the_first_line() -> None:
 def said_amount(rank: RankFacts, *kinds: str) -> str:
     point, (low, high) = rank.per_step_ns(*kinds), rank.bounds_ns(*kinds)
     figures = {"stall_ns": point, "low_ns": low, "high_ns": high, "least_ns": point, "items_count": 1}
-    return amount({**figures, "confidence": confidence(point, low, high)})
+    claim = Claim("verdict", "data", confidence=confidence(point, low, high), **figures)
+    return str(phrases_of(claim, {"a_step": ""})["amount"])
 
 
 @pytest.mark.parametrize(

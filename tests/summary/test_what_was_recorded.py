@@ -14,10 +14,11 @@ from summary.scenes import verdicts, worded
 
 import stashtrace
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence
+from stashtrace.analysis.findings.claim_rows import Claim
 from stashtrace.analysis.findings.rules.doubts import doubt_claims
 from stashtrace.analysis.findings.rules.files import files_claims
 from stashtrace.analysis.findings.rules.losses import loss_claims
+from stashtrace.analysis.findings.stall_claims import phrases_of, step_words
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.trace import Trace
@@ -92,10 +93,6 @@ def test_a_checkpoint_goes_on_after_its_call(after_ms: int, told: str) -> None:
     assert sentence.endswith(told) if told[-1] != "$" else sentence.endswith(told[:-1])
 
 
-def _link(rank: int) -> Evidence:
-    return Evidence("late_link", rank=112, items_count=1, name=str(rank))
-
-
 UNLIKE_RANKS = f"""
     rank 0 phase : {"FFB.........O" * 8}
     rank 0 cpu   : {"xxx.........x" * 8}
@@ -159,9 +156,8 @@ def test_many_ranks_are_cut() -> None:
     named = "0,64,66,68,70,72,74,76,78,80,82,84,86,88,126"
     lost = dict.fromkeys(("stall_ns", "low_ns", "high_ns", "least_ns"), 1e6)
     claim = Claim("verdict", "save", ranks=named, items_count=15, share_ratio=0.1, least_ratio=0.1, confidence="exact")
-    claim = replace(claim, **lost)
-    (text,) = worded(claim)
-    assert text.startswith("checkpoints stop 15 ranks (0, 64, 66 … 126) for 1.00 ms")
+    words = phrases_of(replace(claim, **lost), step_words(TraceBuilder().trace()))
+    assert (str(words["who"]), words["lost"]) == ("15 ranks (0, 64, 66 … 126)", "1.00 ms a step (10 %)")
 
 
 @pytest.mark.parametrize(("count", "told"), [(1, "1 impossible number"), (3, "3 impossible numbers")])

@@ -7,7 +7,6 @@ Each part of a page is broken in turn. Elsewhere tests see faults raised (``test
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import re
 from collections.abc import Iterator
@@ -20,9 +19,10 @@ from live_states import made_up_state
 from summary.scenes import job
 
 from stashtrace import errors
-from stashtrace.analysis.findings import Summary, all_claims, summarize
+from stashtrace.analysis.findings import Summary, all_claims
 from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.summary_input import budgets, gather
+from stashtrace.analysis.findings.verdicts import _RULES
 from stashtrace.analysis.graph import build
 from stashtrace.cli import main
 from stashtrace.cli.commands.summary import FORMATS
@@ -36,23 +36,21 @@ from stashtrace.report.document import report_facts
 from stashtrace.report.page import markdown, page
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.look import Look
-from stashtrace.summary.summary_document import document
 from stashtrace.summary.summary_text import render, summary
-from stashtrace.summary.words.claim_templates import CLAIMS
-from stashtrace.summary.words.evidence_templates import EVIDENCE
 
 UNSAID = "(a fault of stashtrace; --debug shows the trace)"
 FINDINGS, WORDS, REPORT = "stashtrace.analysis.findings", "stashtrace.summary.words", "stashtrace.report"
 #: Module, name in it, and what of the summary is lost with it.
 OF_THE_SUMMARY = (
     *((f"{FINDINGS}.all_claims", name) for name in ("loss_claims", "contention_claims", "ending_claims", "verdicts")),
-    *((f"{FINDINGS}.all_claims", name) for name in ("in_steps", "change_claims", "spike_claims", "_steps")),
+    *((f"{FINDINGS}.all_claims", name) for name in ("in_steps", "change_claims", "slow_claims", "steps_claims")),
     *((f"{FINDINGS}.summary_input", name) for name in ("straggler_causes", "hidden", "changes_of", "spikes_of")),
     *((f"{FINDINGS}.summary_input", name) for name in ("bounds_of_groups", "blocked_calls", "files_of_ranks", "trust")),
-    *((f"{FINDINGS}.verdicts", name) for name in ("late_claims", "loading", "file_claims")),
-    (f"{FINDINGS}.lateness.costliest_wait", "late"),
+    (f"{FINDINGS}.verdicts", "file_claims"),
+    (f"{FINDINGS}.rules.stalls.late", "roots_of"),
+    (f"{FINDINGS}.rules.stalls.batches", "loading"),
+    (f"{FINDINGS}.rules.stalls.costliest_wait", "late"),
     (f"{WORDS}.headline", "_headline_text"),
-    (f"{WORDS}.claim_templates", "steps_text"),
     ("stashtrace.summary.summary_text", "_next"),
 )
 OF_THE_PAGE = (
@@ -110,17 +108,16 @@ def test_each_detector() -> None:
         assert len(budget_lines(render(Summary(budgets(facts), *tables_of(found)), Look(), "./run"))) == 2
 
 
-def test_the_words_of_each_claim_and_of_each_piece_of_evidence() -> None:
-    tables = summarize(slow_job())
-    for broken, names in ((CLAIMS, tables.findings["kind"]), (EVIDENCE, tables.evidence["code"])):
-        for name in set(names.tolist()) & set(broken) - {"steps"}:  # these have a form of their own: ``steps_text``
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setitem(broken, name, fail)
-                text, found = render(tables, Look(), "./run"), document(tables)
-            assert len(budget_lines(text)) == 2
-            said = json.dumps(found)
-            assert f"not said: the {'claim' if broken is CLAIMS else 'evidence'} '{name}' {UNSAID}" in said
-            assert said.count(UNSAID) <= 2 + (names == name).sum()
+def test_what_is_behind_a_stall() -> None:
+    facts = gather(slow_job())
+    for kind, (_, said) in list(_RULES.items()):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(_RULES, kind, (fail, said))
+            found = all_claims.claims_of(facts)
+        unsaid = [row.text for claim in found for row in claim.evidence if row.code == "not_said"]
+        assert len(unsaid) == sum(claim.kind == kind and claim.section == "verdict" for claim in found)
+        assert all(text.startswith(f"not said: what is behind '{kind}' of rank") for text in unsaid)
+        assert all(claim.text for claim in found if claim.section == "verdict")
 
 
 @pytest.mark.parametrize("name", ["causes", "causes_of", "ReplayedRun.answer"])
@@ -192,7 +189,7 @@ def test_a_command_answers_all_the_same(
 ) -> None:
     run = str(tmp_path / "run")
     assert main(["synth", run, "--ranks", "2", "--steps", "6"]) == 0
-    monkeypatch.setattr(f"{FINDINGS}.all_claims.spike_claims", fail)
+    monkeypatch.setattr(f"{FINDINGS}.all_claims.slow_claims", fail)
     monkeypatch.setattr("stashtrace.analysis.graph.critical_path_tables.CriticalPath.of", fail)
     capsys.readouterr()
     assert main([*words, run]) == 0

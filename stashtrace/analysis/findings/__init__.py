@@ -1,10 +1,10 @@
 """Claims of a summary and their evidence, as rows of tables.
 
-    trace -> facts (numbers of ranks) -> claims, each with its evidence -> tables -> stashtrace.summary words them
+    trace -> facts (numbers of ranks) -> claims, each with its evidence and sentences -> tables -> stashtrace.summary
 
-``summary_input`` takes the numbers, ``verdicts`` chooses the stalls worth a claim, ``loader_evidence``, ``lateness/``
-and ``device_evidence`` find their evidence, ``rules/`` find and word all that is no time, ``all_claims`` puts them into
-reading order.
+``summary_input`` takes the numbers, ``rules/`` find and word: ``rules/stalls`` where the time of a step went, of which
+``verdicts`` chooses what is worth a claim, ``rules/steps`` the steps themselves. ``all_claims`` puts them into reading
+order.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -69,8 +69,7 @@ def finding_evidence(trace: Trace) -> Table:
 
     Columns
     -------
-    finding_id, order, code, source_table, source_index, rank, worker_id, amount_ns, low_ns, high_ns, items_count,
-    of_count, part_ratio, moved_bytes, rate_bytes_per_s, kind, name, text, facts
+    finding_id, order, code, source_table, source_index, text, facts
     """
     return summarize(trace).evidence
 

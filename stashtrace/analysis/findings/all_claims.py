@@ -4,14 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, Evidence, claims_by, not_said
-from stashtrace.analysis.findings.over_time.affected_steps import UNEVEN_STEPS, in_steps
-from stashtrace.analysis.findings.over_time.change_claims import change_claims, steps_evidence
-from stashtrace.analysis.findings.places.line_evidence import computing_claims, with_lines, with_slow_line
+from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, claims_by, not_said
 from stashtrace.analysis.findings.rules.clocks import unordered_claims
 from stashtrace.analysis.findings.rules.contention import contention_claims
 from stashtrace.analysis.findings.rules.doubts import doubt_claims
@@ -31,16 +27,19 @@ from stashtrace.analysis.findings.rules.machine import (
     thinned_claims,
     uneven_claims,
 )
-from stashtrace.analysis.findings.rules.ranks import no_steps_claim, rank_claims, warmup_claims
+from stashtrace.analysis.findings.rules.ranks import no_steps_claim, rank_claims
+from stashtrace.analysis.findings.rules.stalls.lines import computing_claims, with_lines, with_slow_line
 from stashtrace.analysis.findings.rules.start import start_claims
+from stashtrace.analysis.findings.rules.steps.affected import in_steps
+from stashtrace.analysis.findings.rules.steps.changes import change_claims
+from stashtrace.analysis.findings.rules.steps.count import recording_claim, steps_claims
+from stashtrace.analysis.findings.rules.steps.slow import slow_claims
 from stashtrace.analysis.findings.rules.trust import agreement_claims, trust_claims
-from stashtrace.analysis.findings.spikes.spike_claims import spike_claims
+from stashtrace.analysis.findings.stall_claims import one_recording
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.findings.verdicts import verdicts
-from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.errors import guarded
-from stashtrace.schema.kinds import SpanKind
-from stashtrace.schema.trace import WHOLE_RECORDING, Trace
+from stashtrace.schema.trace import Trace
 
 
 def claims_of(facts: RunFacts) -> list[Claim]:
@@ -78,64 +77,17 @@ def _claims_of_steps(facts: RunFacts, claims: list[Claim]) -> list[Claim]:
     before = claims
     claims = guarded("in which steps", lambda: in_steps(facts, before), lambda line: [*before, not_said(line)])
     claims = [with_lines(facts, claim) for claim in claims]
-    of_all = [Evidence("whole_recording", "steps")] if one_recording(trace) else []
-    of_all += [Evidence("of_another_tool", "metadata")] if facts.imported else []
-    claims = [replace(c, evidence=(*c.evidence, *of_all)) if c.section == "verdict" else c for c in claims]
     loading = np.unique(trace.batches["rank"]).tolist()
     claims += claims_by("how the steps change", change_claims, tables["over_time"], loading)
-    slow = claims_by("slow steps", spike_claims, tables["spikes"], tables["over_time"], tables["steps"], loading)
+    slow = claims_by("slow steps", slow_claims, tables["spikes"], tables["over_time"], tables["steps"], loading)
     return [*claims, *(with_slow_line(facts, claim) for claim in slow)]
 
 
 def _headline(facts: RunFacts) -> list[Claim]:
     claims = [*doubt_claims(facts), *rank_claims(facts)]
     if facts.ranks:
-        return [*claims, *claims_by("the steps", _steps, facts)]
+        return [*claims, *claims_by("the steps", steps_claims, facts)]
     return claims if facts.not_said else [*claims, no_steps_claim(facts.trace)]
-
-
-def _steps(facts: RunFacts) -> list[Claim]:
-    """Return one claim per kind of step: number over all ranks, and length."""
-    table = facts.tables["step_kinds"]
-    claims = []
-    for number, row in enumerate(table.rows()):
-        if row["rank"] >= 0:
-            continue
-        name = "recording" if row["kind"] == "marked" and one_recording(facts.trace) else row["kind"]
-        rows = [Evidence("median_step", "step_kinds", number, amount_ns=row["median_ns"])]
-        if row["kind"] in facts.tables["steps"]["kind"] and row["kind"] not in QUIET_KINDS:
-            rows += steps_evidence(facts.tables["over_time"])
-        fewest, most = steps_of_ranks(facts, row["kind"])
-        if most - fewest > UNEVEN_STEPS:
-            rows.append(Evidence("fewest_steps", "step_kinds", number, items_count=fewest))
-        if row["kind"] == "iteration":
-            share = row["rollout_ns"] / max(row["mean_ns"], 1)
-            rows.append(Evidence("rollout", "step_kinds", number, amount_ns=row["rollout_ns"], part_ratio=share))
-        claims.append(
-            Claim(
-                "headline",
-                "steps",
-                name=name,
-                items_count=row["steps_count"],
-                stall_ns=row["mean_ns"],
-                evidence=tuple(rows),
-            )
-        )
-    return claims + warmup_claims(facts)
-
-
-def steps_of_ranks(facts: RunFacts, kind: str) -> tuple[int, int]:
-    """Return the smallest and the largest number of counted steps of a kind that a rank made which made any."""
-    table = facts.tables["step_kinds"]
-    counts = table["steps_count"][(table["kind"] == kind) & (table["rank"] >= 0)]
-    return (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
-
-
-def one_recording(trace: Trace) -> bool:
-    """Return True if nothing marks a step, so that the importer made one of the whole recording."""
-    spans = trace.spans
-    marks = np.isin(spans["kind_code"], (SpanKind.STEP, SpanKind.STEP_MARK))
-    return bool(np.isin(trace.strings.find(WHOLE_RECORDING), spans["name_code"][marks]))
 
 
 #: What further claims are about -> who finds them, in reading order.
@@ -165,7 +117,7 @@ def limit_claims(trace: Trace) -> list[Claim]:
     and no analysis.
     """
     losses = loss_claims(trace)
-    whole = [Claim("headline", "steps", name="recording", items_count=1)] if one_recording(trace) else []
+    whole = [recording_claim()] if one_recording(trace) else []
     return [
         *(claim for claim in losses if claim.section == "headline"),
         *whole,

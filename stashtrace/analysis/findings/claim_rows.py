@@ -1,7 +1,7 @@
 """Claims and their evidence, and the tables made of them.
 
-Everything that a claim states is in its fields, so a test can compare each field with the truth. A rule makes its
-sentences of named facts where it finds these (``claim``, ``fact``); of other claims ``summary.words`` makes them.
+Everything that a claim states is in its fields and facts, so a test can compare each with the truth. A rule makes its
+sentences of named facts where it finds these (``claim``, ``fact``, and ``stall_claims.verdict``).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -13,14 +13,16 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from stashtrace.errors import guarded
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.table import Table
 from stashtrace.units import filled
 
-_TEXT = col.word("text", "the sentence, if a rule makes it; else the summary makes it of the other columns", detail=7)
-_FACTS = col.word("facts", "JSON: named facts of that sentence without a column; empty if there are none", detail=7)
+_TEXT = col.word("text", "the sentence; empty where another one says it", detail=7)
+_FACTS = col.word("facts", "JSON: named facts, with their units; of a claim those without a column", detail=7)
 FINDINGS = schema(
     "findings",
     "What a summary claims, one row per claim; what it rests on stands in finding_evidence",
@@ -53,24 +55,12 @@ FINDINGS = schema(
 )
 FINDING_EVIDENCE = schema(
     "finding_evidence",
-    "What the claims of findings rest on; a code says what the numbers are",
+    "What the claims of findings rest on; a code says which facts there are",
     col.refers("finding_id", "findings.finding_id"),
     col.number("order", "position within the finding, 0 first"),
     col.word("code", "what is said; docs/reference/findings.md lists them", width=32),
     col.word("source_table", "table or analysis that the numbers come from", width=24),
     col.number("source_index", "row of it; -1 for a sum of several", missing=-1),
-    col.rank("rank", "rank that it is about, -1 if none", missing=-1),
-    col.identity("worker_id", "DataLoader worker, -1 if none", missing=-1),
-    col.ns("amount_ns", "a time; -1 if there is none", missing=-1),
-    col.ns("low_ns", "not less than this; -1 if there is no time", missing=-1),
-    col.ns("high_ns", "not more than this; -1 if there is no time", missing=-1),
-    col.number("items_count", "how many; -1 if nothing is counted", missing=-1),
-    col.number("of_count", "of how many; -1 if of none", missing=-1),
-    col.real("part_ratio", "a share or a number per step; -1 if there is none", missing=-1),
-    col.nbytes("moved_bytes", "payload; -1 if there is none", missing=-1),
-    col.real("rate_bytes_per_s", "bandwidth; -1 if there is none", missing=-1),
-    col.word("kind", "kind of time or work; empty if none", width=24),
-    col.word("name", "file, call, stream, operation or text; empty if none"),
     _TEXT,
     _FACTS,
 )
@@ -97,25 +87,16 @@ SECTIONS = ("headline", "verdict", "time", "files", "machine", "beside", "trust"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One row of ``finding_evidence`` without its position; -1 and empty where a field does not apply."""
+    """One row of ``finding_evidence`` without its position; ``row["wait_ns"]`` is its fact of that name."""
 
     code: str
     source_table: str = ""
     source_index: int = -1
-    rank: int = -1
-    worker_id: int = -1
-    amount_ns: float = -1
-    low_ns: float = -1
-    high_ns: float = -1
-    items_count: int = -1
-    of_count: int = -1
-    part_ratio: float = -1.0
-    moved_bytes: float = -1
-    rate_bytes_per_s: float = -1.0
-    kind: str = ""
-    name: str = ""
     text: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.facts[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +131,20 @@ class Claim:
 Facts = dict[str, Any]
 
 
-def fact(code: str, template: str, source_table: str = "", source_index: int = -1, **facts: Any) -> Evidence:
-    """Return evidence whose sentence is a template filled with named facts; empty where the claim says it all.
+def fact(
+    code: str,
+    template: str,
+    source_table: str = "",
+    source_index: int = -1,
+    *,
+    phrases: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> Evidence:
+    """Return evidence whose sentence is a template filled with named facts; empty where another one says it all.
 
-    Facts with the name of a column stand in it, the others in ``facts``. Units end their names, as in ``wait_ns``.
+    Units end the names of facts, as in ``wait_ns``. ``phrases``: what the template names beside them.
     """
-    own, more = _by_column(facts, _EVIDENCE_FIELDS)
-    return Evidence(code, source_table, source_index, text=filled(template, facts), facts=more, **own)
+    return Evidence(code, source_table, source_index, filled(template, {**(phrases or {}), **facts}), facts)
 
 
 def claim(
@@ -166,22 +154,27 @@ def claim(
     evidence: Iterable[Evidence] = (),
     *,
     parts: Sequence[Evidence] = (),
+    phrases: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> Claim:
     """Return a claim whose sentence is a template filled with named facts: its own, and those of its evidence.
 
     ``{parts}`` stands for the sentences of ``parts``; these rows are its first evidence, and are not said again.
+    ``phrases``: what the template names beside facts.
     """
     rows = (*(replace(row, text="") for row in parts), *evidence)
     known = {name: value for row in rows for name, value in row.facts.items()}
-    known |= {"kind": kind, "parts": ", ".join(row.text for row in parts if row.text)}
-    own, more = _by_column(facts, _CLAIM_FIELDS)
+    known |= {"kind": kind, "parts": ", ".join(row.text for row in parts if row.text), **(phrases or {})}
+    own, more = by_column(facts)
     return Claim(section, kind, text=filled(template, {**known, **facts}), facts=more, evidence=rows, **own)
 
 
-def _by_column(facts: Mapping[str, Any], columns: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Part facts into those that have a column and those that have none."""
-    return {n: v for n, v in facts.items() if n in columns}, {n: v for n, v in facts.items() if n not in columns}
+def by_column(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Part facts of a claim into those that have a column and those that have none."""
+    return (
+        {name: value for name, value in facts.items() if name in _CLAIM_FIELDS},
+        {name: value for name, value in facts.items() if name not in _CLAIM_FIELDS},
+    )
 
 
 #: Kind of the claim that something is not said, and code of such evidence; ``name`` is the line that says so.
@@ -200,7 +193,7 @@ def evidence_by(what: str, find: Callable[..., Sequence[Evidence]], *arguments: 
 
 def unsaid(line: str) -> Evidence:
     """Return the evidence that something is not said."""
-    return Evidence(NOT_SAID, name=line, text=line)
+    return Evidence(NOT_SAID, text=line)
 
 
 def not_said(line: str) -> Claim:
@@ -231,5 +224,11 @@ def _values(row: Claim | Evidence, names: Sequence[str]) -> list[object]:
 
 def _cell(name: str, value: Any) -> object:
     if name == "facts":
-        return json.dumps(value, ensure_ascii=False) if value else ""
+        return json.dumps({n: _plain(n, v) for n, v in value.items()}, ensure_ascii=False) if value else ""
     return round(value) if name in _WHOLE else value
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a fact as JSON has it: times and bytes are whole numbers."""
+    plain = value.item() if isinstance(value, np.generic) else value
+    return round(plain) if isinstance(plain, float) and name.endswith(("_ns", "_bytes")) else plain

@@ -15,12 +15,12 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.claim_rows import BUDGETS
+from stashtrace.analysis.findings.one_file import files_of_ranks
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
-from stashtrace.analysis.findings.places.one_file import files_of_ranks
 from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
-from stashtrace.analysis.findings.unexplained_time import blocked_calls
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.agreement import AGREEMENT, agreement
 from stashtrace.analysis.stalls.budget import STRAGGLER_CAUSES, bounds_of_groups, straggler_causes

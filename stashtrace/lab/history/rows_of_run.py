@@ -30,8 +30,7 @@ from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.scrubbing import scrub_arguments, scrub_urls
-from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.summary.words import claim_text, findings_of
 
 #: Values of a series of steps: means of neighbouring ones of longer runs.
 KEPT_STEPS = 128

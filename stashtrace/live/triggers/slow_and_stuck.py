@@ -20,8 +20,8 @@ from stashtrace.analysis.findings.claim_rows import Claim, tables_of
 from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
 from stashtrace.analysis.findings.ending.idle import long_ns
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims, stuck_at_end
+from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
-from stashtrace.analysis.findings.spikes.spike_claims import claim_of_step
 from stashtrace.analysis.findings.spikes.spikes import described, samples_of
 from stashtrace.analysis.stalls.hidden import hidden
 from stashtrace.analysis.steps.steps import WARMUP_STEPS, steps
@@ -31,9 +31,7 @@ from stashtrace.record.look.progress import RUNS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.spikes import NOTHING_LONGER
-from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.summary.words import claim_text, evidence_texts, findings_of
 from stashtrace.units import duration_text, operation, ranks_in, ranks_text
 
 #: No step has ended for so long before the ranks are looked at, and so long between two looks.
@@ -49,8 +47,6 @@ _PARTLY_SEEN = {
     "more in transfers": "more in transfers, or in waits for ranks that are not seen from here",
     "and no rank waits for another": "and no rank that is seen from here waits for another",
 }
-#: Begin of the sentences about what was beside a slow step (``summary.words.spikes``).
-_MEANWHILE = "meanwhile "
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +85,9 @@ def _seen(step: SlowStep, closed: Table, table: Table, window: Trace) -> SlowSte
     waited = (closed["step"] == step.step) & (closed["cause_rank"] == step.rank) & (closed["rank"] != step.rank)
     waited &= closed["straggler_ns"] >= _WORTH_WAIT * longer
     waited_ns = dict(zip(closed["rank"][waited].tolist(), closed["straggler_ns"][waited].tolist(), strict=True))
-    text = "; ".join(_joined(_sentences([claim_of_step(rows, loading, waited_ns)])))
-    if step.rank not in window.ranks:
-        text = text.replace(NOTHING_LONGER, "which is on another host")
+    claim = claim_of_step(rows, loading, waited_ns, is_elsewhere=step.rank not in window.ranks)
+    text = "; ".join(_sentences([claim]))
     return SlowStepSeen(step.step, step.rank, longer, round(step.usual_ns), text)
-
-
-def _joined(lines: Sequence[str]) -> list[str]:
-    """Join what was so meanwhile into one sentence."""
-    beside = [line.removeprefix(_MEANWHILE) for line in lines if line.startswith(_MEANWHILE)]
-    others = [line for line in lines if not line.startswith(_MEANWHILE)]
-    return [*others, _MEANWHILE + " and ".join(beside)] if beside else others
 
 
 @dataclass(slots=True)
@@ -192,7 +180,7 @@ def _waits_for_loop(claim: Claim, window: Trace) -> bool:
 
     It may be a loop without an end or a long computation: nobody can tell from outside.
     """
-    ways = [row.kind for row in claim.evidence if row.code == "still_works"]
+    ways = [row["kind"] for row in claim.evidence if row.code == "still_works"]
     return claim.kind == "awaited" and set(ways) == {RUNS} and claim.stall_ns > max(_LONG_NS, long_ns(window))
 
 

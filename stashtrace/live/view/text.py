@@ -16,6 +16,7 @@ import shlex
 import time
 from collections.abc import Callable, Sequence
 
+from stashtrace.analysis.findings.stall_claims import bounded_time
 from stashtrace.analysis.lines.place_times import STEP
 from stashtrace.errors import guarded
 from stashtrace.live.state import LATE, MOST, Event, LineNow
@@ -23,7 +24,6 @@ from stashtrace.live.view.merged import OLD_ROUNDS, HostView, LiveView, RankView
 from stashtrace.schema.stall_kinds import KIND_LABELS, WORKER_KINDS
 from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.look import Look
-from stashtrace.summary.words.template_parts import bounded_time
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, ranks_text, shortened, span_text
 from stashtrace.visible import visible_line

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace._native import intervals
-from stashtrace.analysis.findings.unexplained_time import blocked_in, file_calls
+from stashtrace.analysis.findings.blocked_calls import blocked_in
+from stashtrace.analysis.findings.rules.stalls.loop_code import file_calls
 from stashtrace.analysis.graph import Graph
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.lines.user_frames import place_of
@@ -104,12 +105,13 @@ def file_of(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, s
         file_calls(index.trace, thread, TimeSet.of(graph.begin_ns[nodes], graph.end_ns[nodes]), one.of_steps)
         for nodes in (work.node[pieces], every)
     )
-    spent_ns = sum(row.amount_ns for row in within)
+    spent_ns = sum(row["spent_ns"] for row in within)
     if spent_ns < POLICY.mostly_ratio * one.told_ratio * one.most_ns:
         return OnFile()
-    names = {row.name for row in within}
-    whole_ns = sum(row.amount_ns for row in whole if row.name in names)
-    return OnFile(within[0].name, within[0].kind, within[0].items_count, max(whole_ns / max(spent_ns, 1.0), 1.0))
+    names = {row["name"] for row in within}
+    whole_ns = sum(row["spent_ns"] for row in whole if row["name"] in names)
+    longest = within[0]
+    return OnFile(longest["name"], longest["kind"], longest["items_count"], max(whole_ns / max(spent_ns, 1.0), 1.0))
 
 
 def is_elsewhere(index: TraceIndex, work: WorkByLine, one: Candidate, function: tuple[int, int]) -> bool:

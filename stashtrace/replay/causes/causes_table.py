@@ -45,7 +45,7 @@ from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary as text_of
-from stashtrace.summary.words.template_parts import Row
+from stashtrace.summary.words import Row
 from stashtrace.text import count_noun
 
 CAUSES = schema(

@@ -7,10 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from stashtrace.schema.stall_kinds import COLUMN_OF
-from stashtrace.summary.words import evidence_texts
-from stashtrace.summary.words.change_templates import steps_of_time
-from stashtrace.summary.words.claim_templates import may_be_waiting
-from stashtrace.summary.words.template_parts import Finding, Row
+from stashtrace.summary.words import Finding, Row, evidence_texts
 
 #: Column of the budget -> evidence that says more of a cause than its own row; of the others the row says it.
 _DETAILS = {
@@ -46,9 +43,8 @@ def details_of(row: Row, found: Sequence[Finding]) -> list[str]:
     column = column_of_cause(row)
     for finding in _about(row, found):
         if finding.row["kind"] == column:
-            doubt = may_be_waiting(finding) if column == "link" else ""
-            if doubt:
-                return [doubt]
+            if finding.row["facts"].get("doubt"):
+                return [finding.row["facts"]["doubt"]]
             known = tuple(one for one in finding.evidence if one["code"] in _DETAILS.get(column, ()))
             return evidence_texts(replace(finding, evidence=known))[:1]
     return []
@@ -60,9 +56,9 @@ def steps_of(row: Row, found: Sequence[Finding]) -> str:
         return _BEHIND[row["shape"]]
     if row["where"] == "setting":  # its own row has no steps
         told = (one for one in _about(row, found) if one.first("only_in_steps") is not None)
-        return next((steps_of_time(one, amounts=False) for one in told), "")
+        return next((one.row["facts"]["when"] for one in told), "")
     fewer = (one for one in _about(row, found) if one.first("fewer_steps") is not None)
-    return next((steps_of_time(one, amounts=False) for one in fewer), "")
+    return next((one.row["facts"]["when"] for one in fewer), "")
 
 
 def column_of_cause(row: Row) -> str:

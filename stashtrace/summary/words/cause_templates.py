@@ -11,7 +11,7 @@ from typing import Any
 
 from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
-from stashtrace.summary.words.template_parts import Row
+from stashtrace.summary.words import Row
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text, duration_text, few_ranks, filled, number, percent_text, range_text, ranks_text
 

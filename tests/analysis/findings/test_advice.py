@@ -14,8 +14,7 @@ from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.schema.events import BATCHES
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
-from stashtrace.summary.words import evidence_texts
-from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.summary.words import evidence_texts, findings_of
 
 
 def told(batch_ms: Callable[[int], int], *, workers: int = 1, epochs: int = 1) -> list[str]:

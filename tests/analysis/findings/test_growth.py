@@ -12,8 +12,7 @@ from wait_chains import data_parallel
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.over_time.detect_changes import Floats, drift, onset, stretches
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words import claim_text
-from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.summary.words import claim_text, findings_of
 
 SEEDS = 12
 

@@ -14,7 +14,7 @@ from wait_chains import Job
 
 from stashtrace.analysis.findings.all_claims import claims_of
 from stashtrace.analysis.findings.claim_rows import Claim, tables_of
-from stashtrace.analysis.findings.lateness.costliest_wait import kind_in_words
+from stashtrace.analysis.findings.rules.stalls.costliest_wait import kind_in_words
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.stragglers.file_calls import longer_on_file
@@ -23,8 +23,8 @@ from stashtrace.replay.causes import causes
 from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+from stashtrace.summary.words import findings_of
 from stashtrace.summary.words.headline import headline_text
-from stashtrace.summary.words.template_parts import findings_of
 
 STEPS, STEP = 24, 100 * MS
 LOG, SHARD = "/logs/train.slowlog", "/data/shard-0000.bin"
@@ -201,7 +201,7 @@ def test_a_call_inside_another_counts_once() -> None:
     (claim, *_) = claims(alone(fill, ran=6 * MS, gap=24 * MS))
     assert claim.stall_ns == pytest.approx(24 * MS)
     calls = [row for row in claim.evidence if row.code == "file_call"]
-    assert sum(row.amount_ns for row in calls) == pytest.approx(24 * MS)
+    assert sum(row["spent_ns"] for row in calls) == pytest.approx(24 * MS)
 
 
 def test_many_files_none_of_which_takes_most() -> None:

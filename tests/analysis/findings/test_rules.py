@@ -7,27 +7,41 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tests" / "architecture"))
 
 from source_tree import docs_script  # noqa: E402
 
 from stashtrace.analysis.findings.claim_rows import claim, fact, tables_of  # noqa: E402
-from stashtrace.summary.words import claim_text, evidence_texts  # noqa: E402
-from stashtrace.summary.words.template_parts import findings_of  # noqa: E402
+from stashtrace.summary.words import (  # noqa: E402
+    claim_text,
+    evidence_texts,
+    findings_of,
+)
 
 RULES = docs_script("generate_findings")
 
 
-def test_facts_stand_in_their_column_or_by_their_name() -> None:
+def test_facts_of_a_claim_stand_in_their_column_or_by_their_name() -> None:
     said = "rank {rank} began with {threads_count:thread} on {cpus_count:CPU}"
     row = fact("threads", said, "counters", rank=3, threads_count=8, cpus_count=1)
     one = claim("machine", "crowded", "{items_count:rank} of {host}: {cpus_count:CPU}", [row], items_count=2, host="n0")
     (finding,), (evidence,) = (list(table.rows()) for table in tables_of([one]))
     assert (finding["text"], finding["items_count"]) == ("2 ranks of n0: 1 CPU", 2)
     assert json.loads(finding["facts"]) == {"host": "n0"}
-    assert (evidence["text"], evidence["rank"]) == ("rank 3 began with 8 threads on 1 CPU", 3)
-    assert json.loads(evidence["facts"]) == {"threads_count": 8, "cpus_count": 1}
+    assert evidence["text"] == "rank 3 began with 8 threads on 1 CPU"
+    assert json.loads(evidence["facts"]) == {"rank": 3, "threads_count": 8, "cpus_count": 1}
+
+
+def test_facts_are_plain_numbers() -> None:
+    row = fact("wait", "{wait_ns:time}", wait_ns=np.float64(1.5e6 + 0.25), calls_count=np.int64(3), part_ratio=0.25)
+    assert json.loads(next(tables_of([claim("machine", "waits", "", [row])])[1].rows())["facts"]) == {
+        "wait_ns": 1_500_000,
+        "calls_count": 3,
+        "part_ratio": 0.25,
+    }
 
 
 def test_parts_of_a_claim_are_said_once() -> None:
@@ -49,5 +63,6 @@ def test_each_code_is_made_by_one_rule() -> None:
         for code in RULES.said_by(path):
             rules.setdefault(code, set()).add(path.stem)
     assert len(rules) > 80
-    # ``hosts`` is the claim about where each rank ran, and the number behind that of the ranks.
-    assert {code for code, names in rules.items() if len(names) > 1} == {"hosts"}
+    # ``hosts`` is the claim about where each rank ran, and a number behind that of the ranks. ``host`` is one of them,
+    # and the stall.
+    assert {code for code, names in rules.items() if len(names) > 1} == {"host", "hosts"}

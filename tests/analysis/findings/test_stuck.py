@@ -16,8 +16,7 @@ from stashtrace.analysis.findings.rules.ending.hangs import stuck_at_end
 from stashtrace.schema.kinds import CollectiveOp, ElementType, SpanKind, TrackKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary
-from stashtrace.summary.words import claim_text, evidence_texts
-from stashtrace.summary.words.template_parts import findings_of
+from stashtrace.summary.words import claim_text, evidence_texts, findings_of
 from stashtrace.units import ranks_in
 
 TP, PP = 0x11, 0x22

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 from builders import MS, TraceBuilder
+from stashtrace.analysis.findings.unexplained_time import blocked_calls
 
 from stashtrace.analysis.findings.rules.contention import contention_claims
 from stashtrace.analysis.findings.summary_input import gather
-from stashtrace.analysis.findings.unexplained_time import blocked_calls
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.stalls.cpu_waits import cpu_waits
 from stashtrace.analysis.stalls.hidden import hidden

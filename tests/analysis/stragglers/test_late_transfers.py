@@ -7,7 +7,7 @@ import pytest
 from builders import MS, TraceBuilder
 from summary.scenes import row_texts
 
-from stashtrace.analysis.findings.lateness.costliest_wait import wait_evidence
+from stashtrace.analysis.findings.rules.stalls.costliest_wait import wait_evidence
 from stashtrace.analysis.registry import analyze
 from stashtrace.schema.trace import Trace
 

@@ -120,20 +120,22 @@ def _rows(trace: Trace, claim: Claim) -> Iterator[tuple[Any, ...]]:
     for row in claim.evidence:
         by_code.setdefault(row.code, []).append(row)
     about = by_code.get("hung_bytes", [Evidence("")])[0].facts
-    inside, through = (by_code.get(code, [Evidence("")])[0].name for code in ("hung_inside", "hung_through"))
+    inside, through = (
+        by_code.get(code, [Evidence("")])[0].facts.get("name", "") for code in ("hung_inside", "hung_through")
+    )
     works, last = (_by_rank(by_code.get(code, ())) for code in ("still_works", "hung_last"))
     own = _by_rank(by_code.get("waits_in", ()))
     is_mismatch = claim.kind == "mismatch"
     for rank in ranks_in(claim.ranks):
         group, operation, sequence = about.get("group", ""), claim.call, claim.items_count
         if rank in own:
-            group, operation, sequence = own[rank].name, own[rank].kind, own[rank].items_count
+            group, operation, sequence = own[rank]["name"], own[rank]["kind"], own[rank]["items_count"]
         if is_mismatch:
             group, operation = claim.name, _called(by_code["called"], rank)
         yield (
             rank,
             "mismatch" if is_mismatch else claim.name,
-            works[rank].kind if rank in works else "",
+            works[rank]["kind"] if rank in works else "",
             group,
             operation,
             sequence,
@@ -141,17 +143,17 @@ def _rows(trace: Trace, claim: Claim) -> Iterator[tuple[Any, ...]]:
             round(claim.stall_ns),
             inside if claim.name not in ("inside", "unseen") else claim.ranks,
             through,
-            last[rank].items_count if rank in last else -1,
+            last[rank]["items_count"] if rank in last else -1,
             *_activity(doing(trace, rank)),
         )
 
 
 def _by_rank(rows: Any) -> Mapping[int, Evidence]:
-    return {row.rank: row for row in rows}
+    return {row["rank"]: row for row in rows}
 
 
 def _called(calls: list[Evidence], rank: int) -> str:
-    return next((row.kind for row in calls if rank in ranks_in(row.name)), "")
+    return next((row["kind"] for row in calls if rank in ranks_in(row["name"])), "")
 
 
 def _activity(rows: list[Evidence]) -> tuple[str, str, str, str, str, str]:
@@ -160,16 +162,16 @@ def _activity(rows: list[Evidence]) -> tuple[str, str, str, str, str, str]:
     workers, unseen = [], []
     for row in rows:
         if row.code == "look_thread" or row.code == "stands_in":
-            activity, target, place = row.kind, row.facts["target"], row.facts["place"]
+            activity, target, place = row["kind"], row["target"], row["place"]
         elif row.code == "ran_since":
-            activity = RUNS if row.part_ratio > STANDS_STILL else UNKNOWN
-            place = row.facts["place"]
+            activity = RUNS if row["part_ratio"] > STANDS_STILL else UNKNOWN
+            place = row["place"]
         elif row.code == "look_gil":
-            holder = row.name
+            holder = row["name"]
         elif row.code == "look_worker":
-            workers.append(f"{row.worker_id} {row.kind} {row.facts['target']}".rstrip())
+            workers.append(f"{row['worker_id']} {row['kind']} {row['target']}".rstrip())
         elif row.code == "look_child":
-            workers.append(f"{row.items_count} ended ({row.name})")
+            workers.append(f"{row['items_count']} ended ({row['name']})")
         elif row.code == "look_unseen":
-            unseen.append(row.name)
+            unseen.append(row["name"])
     return activity, target, place, holder, ", ".join(workers), "; ".join(unseen)

@@ -1,6 +1,6 @@
 """Compilations of torch.compile in the steps, as evidence of a verdict.
 
-A row ``compiles`` says which function was compiled in ``items_count`` of ``steps_count`` steps; ``amount_ns`` is the
+A row ``compiles`` says which function was compiled in ``items_count`` of ``steps_count`` steps; ``spent_ns`` is the
 mean over all of them, ``kind`` is ``again`` if it had been compiled before each time. ``compile_reason`` is what had
 changed at the last one, in torch's words.
 """
@@ -52,15 +52,15 @@ def compilations_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Tabl
             f"{{name}} compiles{' again' if again else ''} in {{items_count}} of {{steps_count:step}}, {{each_ns:time}}"
             " each time"
         )
-        own = Facts(amount_ns=spent_ns / len(own_steps), part_ratio=spent_ns / max(whole_ns, 1), items_count=count)
-        own |= Facts(steps_count=len(own_steps), each_ns=spent_ns / max(count, 1))
-        name, of = trace.text(int(names.values[place])), thread.rank
-        rows.append(fact("compiles", said, "spans", rank=of, kind="again" if again else "", name=name, **own))
+        own = Facts(spent_ns=spent_ns / len(own_steps), part_ratio=spent_ns / max(whole_ns, 1), items_count=count)
+        own |= Facts(steps_count=len(own_steps), each_ns=spent_ns / max(count, 1), kind="again" if again else "")
+        own |= Facts(rank=thread.rank, name=trace.text(int(names.values[place])))
         reason = _reason(trace, spans, compiled.take(mine))
+        rows.append(fact("compiles", said, "spans", **own))
         if reason:
             avoid = "; torch._dynamo.mark_dynamic, dynamic=True, or inputs padded to few sizes would avoid it"
             said = f"{{name}}{avoid if _OF_SHAPES.search(reason) else ''}"
-            rows.append(fact("compile_reason", said, "spans", rank=of, part_ratio=0.0, name=reason))
+            rows.append(fact("compile_reason", said, "spans", rank=thread.rank, part_ratio=0.0, name=reason))
     return rows
 
 

@@ -25,7 +25,7 @@ from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import run_facts
-from stashtrace.units import ranks_text
+from stashtrace.units import percent_text, ranks_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,8 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
     own |= Facts(share_ratio=worst.contention_ratio, counted_as=counted_as)
     if worst.contention_ratio <= POLICY.contention_verdict_ratio:
         return [claim("machine", "contention", said, **own)]
+    who = f"{'rank' if one else 'ranks'} {own['ranks']} {'waits' if one else 'wait'}"
+    own |= Facts(short=f"{who} {percent_text(worst.contention_ratio)} of a step for a CPU")
     rows = [fact("counted_as", "", "hidden", counted_as=counted_as), *_reasons(facts, worst)]
     advice = next((row.code for row in rows if row.code in _CAUSES), "")
     return [claim("verdict", "contention", said, rows, cause_kind=_CAUSES.get(advice, ""), advice_code=advice, **own)]

@@ -7,7 +7,7 @@ one kind of it, ``doubt_most`` that of the rank with most of what no call explai
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from stashtrace.analysis.findings.claim_rows import Claim, claim, fact
+from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.units import ranks_text
@@ -42,5 +42,5 @@ def _unexplained(facts: RunFacts) -> list[Claim]:
     short = "unexplained" in doubts and any(r.contention_ratio > small for r in facts.ranks)
     said += "; it may be more, since CPUs were scarce" if short else ""
     sure = "at_least" if short else "exact"
-    own = {"share_ratio": facts.unexplained_ratio, "most_ratio": most, "most_rank": worst.rank}
+    own = Facts(share_ratio=facts.unexplained_ratio, most_ratio=most, most_rank=worst.rank)
     return [claim("headline", "low_confidence", said, rows, parts=parts, confidence=sure, **own)]

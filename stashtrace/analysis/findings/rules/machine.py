@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
-from stashtrace.analysis.findings.over_time.affected_steps import UNEVEN_STEPS, made_steps
 from stashtrace.analysis.findings.rules.policy import POLICY
+from stashtrace.analysis.findings.rules.steps.affected import made_steps
+from stashtrace.analysis.findings.rules.steps.policy import POLICY as STEPS
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.schema.trace import Trace, run_facts
 from stashtrace.units import ranks_text
@@ -18,7 +19,7 @@ from stashtrace.units import ranks_text
 def uneven_claims(facts: RunFacts) -> list[Claim]:
     """Return a claim about ranks that made fewer steps than others."""
     made = made_steps(facts) if facts.ranks else {}
-    if not made or max(made.values()) - min(made.values()) <= UNEVEN_STEPS:
+    if not made or max(made.values()) - min(made.values()) <= STEPS.uneven_count:
         return []
     ranks: dict[int, list[int]] = {}
     for rank, count in sorted(made.items(), key=lambda item: (-item[1], item[0])):

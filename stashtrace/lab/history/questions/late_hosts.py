@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.verdicts import WORTH_SAYING_RATIO
+from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.lab.history.chances import times_or_more
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.schema import columns as col
@@ -115,7 +115,7 @@ def _runs(totals: RunTotals) -> list[_Run]:
             waits[name] += ns
         worst = max(waits, key=lambda name: (waits[name], name))
         facts = number, int(totals.series[number]), dict(ranks), dict(waits), own.stop - own.start
-        if waits[worst] < WORTH_SAYING_RATIO * totals.step_ns[number]:
+        if waits[worst] < POLICY.worth_saying_ratio * totals.step_ns[number]:
             found.append(_Run(*facts))
             continue
         at = max(range(own.start, own.stop), key=lambda row: (host[row] == worst, wait[row]))

@@ -73,7 +73,7 @@ def failure_claims(trace: Trace, failed: Sequence[Evidence] | None = None) -> li
         who = "{program}" if program in _LAUNCHERS else "the job"
         said = f"{who} ended with exit code {{name}}{first}{starved}"
         return [claim("headline", "ended_with_code", said, [*rows[1:], *of_run], parts=rows[:1], name=code)]
-    return [claim("headline", "failed", "{parts}", rows[1:], parts=rows[:1], rank=rows[0].rank)] if rows else []
+    return [claim("headline", "failed", "{parts}", rows[1:], parts=rows[:1], rank=rows[0]["rank"])] if rows else []
 
 
 def memory_kills_text(count: int, limit_bytes: float) -> str:

@@ -84,7 +84,7 @@ def ending_claims(trace: Trace, *, lives: bool = False) -> list[Claim]:
                 claims += _mismatches(trace, waits)
         still = _still(trace, lives) if may_hang and not claims else []
         return still + claims if failed or not claims or still else claims + first_to_end_claims(trace)
-    first = {row.rank for row in failed if row.code in FAILED_FIRST}
+    first = {row["rank"] for row in failed if row.code in FAILED_FIRST}
     if found.roots and {root.rank for root in found.roots} <= first:
         claims[0] = replace(claims[0], evidence=(*claims[0].evidence, waited_for_it(found)))
         return [*claims, *_mismatches(trace, found)]
@@ -226,14 +226,14 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
     works = _still_work(trace, ranks, since_ns) if own["name"] == NOT_ENTERED else []
     lacking = _lacking(operation, lack, ranks_text(direct), gone)
     if works:
-        ways = {row.kind for row in works}
-        still = _STILL[works[0].kind][len(works) > 1] if len(ways) == 1 else "they still work"
+        ways = {row["kind"] for row in works}
+        still = _STILL[works[0]["kind"]][len(works) > 1] if len(ways) == 1 else "they still work"
         return claim("headline", "awaited", f"{lacking}, but {still}", [*works, *rows], stall_ns=since_ns, **own)
     if gone:
         how = "its process ended before the others, or was stopped"
-        if any(row.code == "look_thread" and row.kind == ENDED for row in rows):
+        if any(row.code == "look_thread" and row["kind"] == ENDED for row in rows):
             how = "its process has ended"
-            rows = [replace(row, text="") if row.kind == ENDED and row.worker_id < 0 else row for row in rows]
+            rows = [replace(row, text="") if _is_of_ended(row) else row for row in rows]
         if len(ranks) == 1:
             failed = [row for row in failed_ranks(trace) if row["rank"] == ranks[0] and row["worker_id"] < 0][:1]
             rows += [replace(failure(row), text="") for row in failed]
@@ -241,6 +241,10 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
         rows += [fact("lives", "", "processes")] if lives else []
         return claim("headline", "hung", f"{lacking}: {how}", rows, stall_ns=since_ns, **own)
     return _stands_still(f": {lacking}", rows, lives, since_ns, **own)
+
+
+def _is_of_ended(row: Evidence) -> bool:
+    return row.facts.get("kind") == ENDED and row.facts.get("worker_id", -1) < 0
 
 
 def _lacking(operation: Operation, lack: str, inside: str, gone: bool) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
@@ -15,12 +16,6 @@ from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: The same as in ``verdicts``: less of a step is not worth a word.
-_WORTH_SAYING_RATIO = 0.03
-#: A kind of time is mostly calls on a file from this part of it on.
-_MOSTLY_RATIO = 0.5
-#: All calls take clearly more than those of one kind if they take this part more.
-_CLEARLY_RATIO = 1.05
 #: Kinds with verdicts of their own. The first two name what blocked, also a file; of the last the cause is the file.
 _BLOCKED, _RAN = (StallKind.FETCH, StallKind.OTHER), StallKind.PYTHON
 
@@ -38,10 +33,10 @@ def files_of_ranks(trace: Trace, steps: Table, kinds: Mapping[int, Mapping[str, 
     for thread, own in ranks_and_steps(index.origin, steps):
         wall_ns = int((own["end_ns"] - own["begin_ns"]).sum())
         spent = {kind: kinds.get(thread.rank, {}).get(kind.name.lower(), 0) for kind in (*_BLOCKED, _RAN)}
-        if max(spent.values()) < _WORTH_SAYING_RATIO * wall_ns:
+        if max(spent.values()) < POLICY.worth_saying_ratio * wall_ns:
             continue
         on = on_file(index, thread, own)
-        if on is None or on.time.total_ns < _WORTH_SAYING_RATIO * wall_ns:
+        if on is None or on.time.total_ns < POLICY.worth_saying_ratio * wall_ns:
             continue
         layers, inside = rank_layers(index, thread), TimeSet.of_rows(own)
         reads = (layers.time_of(StallKind.FETCH) & inside) - batch_waits(index, thread).time
@@ -49,11 +44,11 @@ def files_of_ranks(trace: Trace, steps: Table, kinds: Mapping[int, Mapping[str, 
         mostly = [
             kind
             for kind, ns in spent.items()
-            if ns >= _WORTH_SAYING_RATIO * wall_ns and on.parts_ns.get(kind, 0) >= _MOSTLY_RATIO * ns
+            if ns >= POLICY.worth_saying_ratio * wall_ns and on.parts_ns.get(kind, 0) >= POLICY.mostly_ratio * ns
         ]
         if not mostly:
             continue
         largest = max(mostly, key=lambda kind: on.parts_ns[kind])
-        if largest == _RAN or on.time.total_ns > _CLEARLY_RATIO * on.parts_ns[largest]:
+        if largest == _RAN or on.time.total_ns > POLICY.clearly_ratio * on.parts_ns[largest]:
             found[thread.rank] = on
     return found

@@ -1,9 +1,11 @@
-"""Find the steps that hold the time of a verdict, if it is not spread over all: then its mean is not shown alone.
+"""Which steps hold the time of a verdict, if it is not spread over all: then its mean is not shown alone.
 
-one change of the run    only from step 40 on, only up to step 39, only in every 20th step, growing over the run
-few steps                most of it lies in one step, or in a few
-ranks by turns           each step has it on one of the ranks alone
-fewer steps              the rank made fewer steps than others
+``only_in_steps`` is a row of ``over_time`` whose steps have most of the time: ``where`` is the ``begin``, ``middle`` or
+``end`` of the run, from ``first_step`` to ``last_step``; ``ends``: all other steps; ``period``: every ``every_count``
+steps from the first one on; ``growth``, ``decline``: over the run. ``step_ns`` is the time in such a step (of a drift,
+the change over the run) and ``others_ratio`` what the other steps have of it. ``by_turns``: in each step one of the
+ranks has all of the time. ``in_few_steps`` and ``fewer_steps`` count steps: those that have ``part_ratio`` of the time,
+and those that the ranks made.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,38 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence
-from stashtrace.analysis.findings.over_time.change_claims import how_changed
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
 from stashtrace.analysis.findings.over_time.step_changes import changed_steps
 from stashtrace.analysis.findings.rules.losses import cut_ranks
+from stashtrace.analysis.findings.rules.steps.changes import every_nth
+from stashtrace.analysis.findings.rules.steps.policy import POLICY
+from stashtrace.analysis.findings.stall_claims import all_or_part
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.units import ranks_in, ranks_text
+from stashtrace.units import duration_text, is_several, ranks_in, ranks_text
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-#: A change explains a time if at least this part of it is what the changed steps have more than the others.
-_EXPLAINS_RATIO = 0.5
-#: Steps that have at most this part of what the others have of a time have nothing of it.
-NOTHING_RATIO = 0.1
-#: Ranks of a job that was stopped may be a step apart.
-UNEVEN_STEPS = 1
-#: With fewer steps it is not said that a time lies in few of them.
-_ENOUGH_STEPS = 20
-#: Few steps are at most this part of all, and hold at least that part of the time.
-_FEW_RATIO, _MOST_RATIO = 0.1, 0.8
-#: Ranks have a time by turns if in each step one of them has at least this part of it, ...
-_ALONE_RATIO = 0.9
-#: ... and each of them is that one in at least this part of an equal share of the steps.
-_FAIR_RATIO = 0.5
 #: Kinds of time behind a cause that are not the whole column of its verdict.
 _PARTS = {("data", "reads"): ("fetch",), ("host", "python"): ("python",)}
 
@@ -52,23 +42,41 @@ def few_steps(whole: Floats) -> tuple[npt.NDArray[np.int64], float]:
 
     ``whole``: the time of each step, in ns. No place if it is spread over more steps, or there are too few to tell.
     """
-    longest = np.argsort(-whole, kind="stable")[: int(_FEW_RATIO * len(whole))]
-    most = _MOST_RATIO * whole.sum()
-    if len(whole) < _ENOUGH_STEPS or whole[longest].sum() < most or most <= 0:
+    longest = np.argsort(-whole, kind="stable")[: int(POLICY.few_ratio * len(whole))]
+    most = POLICY.most_ratio * whole.sum()
+    if len(whole) < POLICY.enough_steps_count or whole[longest].sum() < most or most <= 0:
         return longest[:0], 0.0
     few = longest[: int(np.searchsorted(np.cumsum(whole[longest]), most)) + 1]
     return few, float(whole[few].sum() / whole.sum())
 
 
+class _Said(NamedTuple):
+    """In which steps a time lies: as evidence, and in words with and without amounts."""
+
+    row: Evidence
+    words: str
+    short: str
+
+
 def in_steps(facts: RunFacts, claims: Sequence[Claim]) -> list[Claim]:
-    """Return verdicts with evidence of the steps in which their time lies; those about all steps alike as they are."""
+    """Return verdicts that say in which steps their time lies; those about all steps alike as they are.
+
+    ``plain`` among the facts of such a claim is its sentence without this, ``when`` is this without amounts.
+    """
     budget = _Budget(facts)
-    return [
-        replace(claim, evidence=(*budget.where(claim), *claim.evidence))
-        if claim.section == "verdict" and claim.kind in COLUMNS and not claim.name and claim.stall_ns > 0
-        else claim
-        for claim in claims
-    ]
+    return [_said_of(claim, budget.where(claim)) if _is_of_time(claim) else claim for claim in claims]
+
+
+def _is_of_time(claim: Claim) -> bool:
+    return claim.section == "verdict" and claim.kind in COLUMNS and not claim.name and claim.stall_ns > 0
+
+
+def _said_of(claim: Claim, said: Sequence[_Said]) -> Claim:
+    if not said:
+        return claim
+    text = "; ".join([claim.text, *(one.words for one in said)])
+    known = {**claim.facts, "plain": claim.text, "when": "".join(f"; {one.short}" for one in said)}
+    return replace(claim, text=text, facts=known, evidence=(*(one.row for one in said), *claim.evidence))
 
 
 def made_steps(facts: RunFacts) -> dict[int, int]:
@@ -117,8 +125,8 @@ class _Budget:
                 spent[place, at] = facts.on_file_time.within(own["begin_ns"], own["end_ns"])
         return spent
 
-    def where(self, claim: Claim) -> list[Evidence]:
-        """Return evidence of the steps in which the time of a verdict lies."""
+    def where(self, claim: Claim) -> list[_Said]:
+        """Return the steps in which the time of a verdict lies."""
         ranks = sorted(set(ranks_in(claim.ranks)) & set(self._ranks.tolist()))
         if not ranks:
             return []
@@ -136,7 +144,7 @@ class _Budget:
 
     def _change_behind(
         self, claim: Claim, numbers: npt.NDArray[np.int64], whole: Floats, ranks_count: int
-    ) -> list[Evidence]:
+    ) -> list[_Said]:
         """Return the change of the run that most of the time comes from."""
         for place, row in enumerate(self._changes):
             changed = changed_steps(row, self._numbers)[self._at(self._numbers, numbers)]
@@ -146,65 +154,88 @@ class _Budget:
             drifts, more = row["kind"] == "drift", (inside - outside) * (1 if row["delta_ns"] >= 0 else -1)
             # From the mean of one half to that of the other is half of the growth.
             part = 2.0 if drifts else np.count_nonzero(changed if row["delta_ns"] >= 0 else ~changed) / len(whole)
-            if more * part < _EXPLAINS_RATIO * whole.mean():
+            if more * part < POLICY.explains_ratio * whole.mean():
                 continue
             each_ns = (2 * more if drifts else max(inside, outside)) / ranks_count
             part_ratio = min(inside, outside) / max(inside, outside, 1.0)
-            kind, first, last = _which(row)
-            return [
-                Evidence(
-                    "only_in_steps",
-                    "over_time",
-                    place,
-                    items_count=first,
-                    of_count=last,
-                    amount_ns=each_ns,
-                    part_ratio=part_ratio,
-                    kind=kind,
-                    name=how_changed(row),
-                )
-            ]
+            return [_only_in(place, row, each_ns, part_ratio, claim.items_count > 1)]
         return []
 
-    def _by_turns(self, spent: Floats, present: Bools) -> list[Evidence]:
+    def _by_turns(self, spent: Floats, present: Bools) -> list[_Said]:
         """Return that each step has the time on one of several ranks alone."""
         together = spent[:, present.all(axis=0)]
         ranks, steps = together.shape
-        if ranks < 2 or steps < _ENOUGH_STEPS or together.max(axis=0).sum() < _ALONE_RATIO * together.sum():
+        if (
+            ranks < 2
+            or steps < POLICY.enough_steps_count
+            or together.max(axis=0).sum() < POLICY.alone_ratio * together.sum()
+        ):
             return []
         times = np.bincount(together.argmax(axis=0), minlength=ranks)
-        if times.min() < _FAIR_RATIO * steps / ranks:
+        if times.min() < POLICY.fair_ratio * steps / ranks:
             return []
-        return [Evidence("by_turns", "stalls", items_count=ranks, of_count=steps)]
+        words = "they take turns: in each step only one of them"
+        return [_Said(fact("by_turns", "", "stalls", ranks_count=ranks, steps_count=steps), words, words)]
 
-    def _few(self, numbers: npt.NDArray[np.int64], whole: Floats) -> list[Evidence]:
-        few, part = few_steps(whole)
+    def _few(self, numbers: npt.NDArray[np.int64], whole: Floats) -> list[_Said]:
+        few, ratio = few_steps(whole)
         if not len(few):
             return []
-        longest = str(numbers[few[0]])
-        return [
-            Evidence("in_few_steps", "stalls", items_count=len(few), of_count=len(whole), part_ratio=part, name=longest)
-        ]
+        longest, part = int(numbers[few[0]]), all_or_part(ratio)
+        words = f"{part} of it in {len(few)} of {len(whole)} steps"
+        words = f"{part} of it in step {longest} alone" if len(few) == 1 else words
+        own = Facts(steps_count=len(few), of_count=len(whole), part_ratio=ratio, longest_step=longest)
+        return [_Said(fact("in_few_steps", "", "stalls", **own), words, words)]
 
-    def _fewer(self, claim: Claim, ranks: Sequence[int]) -> list[Evidence]:
+    def _fewer(self, claim: Claim, ranks: Sequence[int]) -> list[_Said]:
         """Return that the rank whose time it is made fewer steps than others."""
         whose = [claim.cause_rank] if claim.kind == "late" and claim.cause_rank in self._ranks else ranks
         made = max(self._made.get(rank, 0) for rank in whose)
         most = max(self._made.values(), default=0)
-        if not 0 < made < most - UNEVEN_STEPS:
+        if not 0 < made < most - POLICY.uneven_count:
             return []
-        return [Evidence("fewer_steps", "steps", items_count=made, of_count=most, name=ranks_text(list(whose)))]
+        named = ranks_text(list(whose))
+        words = f"rank{'s' if is_several(named) else ''} {named} made {made} of {most} steps"
+        return [_Said(fact("fewer_steps", "", "steps", steps_count=made, of_count=most, ranks=named), words, words)]
+
+
+def _only_in(place: int, row: dict[str, Any], step_ns: float, others_ratio: float, several: bool) -> _Said:
+    """Say in which steps a time lies. ``step_ns``: in such a step. ``others_ratio``: what the other steps have of that.
+
+    ``several``: whether it is the mean of several ranks.
+    """
+    where, first, last = _which(row)
+    own = Facts(where=where, first_step=first, last_step=last, step_ns=step_ns, others_ratio=others_ratio)
+    if where == "period":
+        own |= Facts(every_count=row["every_count"], together_count=row["together_count"])
+    known = fact("only_in_steps", "", "over_time", place, **own)
+    length = duration_text(step_ns)
+    if where in ("growth", "decline"):
+        verb = "growing" if where == "growth" else "shrinking"
+        return _Said(known, f"{verb} by {length} over the run", f"{verb} over the run")
+    is_only = others_ratio <= POLICY.nothing_ratio
+    only = "only" if is_only else "mostly"
+    about = "about " if row["kind"] == "shift" and row["onset"] != "sudden" else ""
+    which = {
+        "period": f"{only} in {every_nth(first, row['every_count'], row['together_count'])}",
+        "begin": f"{only} up to step {last}",
+        "middle": f"{only} in steps {first} to {last}",
+        "end": f"{only} from {about}step {first} on",
+        "ends": f"{'not' if is_only else 'less'} in steps {first} to {last}",
+    }[where]
+    there, mean = "in the others" if where == "ends" else "there", " on average" if several else ""
+    return _Said(known, f"{which}, {length} a step {there}{mean}", which)
 
 
 def _which(row: dict[str, Any]) -> tuple[str, int, int]:
-    """Return which steps have the time, the first and the last of them; of a period the first, and every how many.
+    """Return which steps have the time, the first and the last of them.
 
     The steps are those of a ``period``, a ``growth`` or a ``decline`` over the run, or the ``begin``, ``middle`` or
     ``end`` of the run; ``ends`` if they are all but those from the first to the last that are returned.
     """
     first, last = row["first_step_index"], row["last_step_index"]
     if row["kind"] == "period":
-        return "period", first, row["every_count"]
+        return "period", first, last
     if row["kind"] == "drift":
         return "growth" if row["delta_ns"] >= 0 else "decline", first, last
     if row["delta_ns"] >= 0:

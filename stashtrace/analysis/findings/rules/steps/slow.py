@@ -1,0 +1,204 @@
+"""Slow steps that take enough of the run: how many, whose time grew in most, what it went to.
+
+``slow_steps`` are rows of ``spikes`` that neither come back nor lie in steps that a change is about: ``stall_ns`` is
+the median of their lengths, ``share_ratio`` what they take longer than usual, of the time of all steps; ``cause_kind``
+is the time that grew in most of them, and ``grew`` says whose. ``grew_in`` has in how many of them ``changed_time`` is
+what grew, ``awaited_slowly`` in how many others wait for a rank of which nothing recorded takes longer,
+``behind_slow`` what the time went to, ``beside_slow`` what was beside so many of them. Of one slow step,
+``made_by_worker`` is the worker of its batch, ``waited_for_slow`` who waited for its rank.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
+from stashtrace.analysis.findings.over_time.step_changes import changed_steps
+from stashtrace.analysis.findings.rules.steps.changes import behind_text, changed_time, time_that_changes
+from stashtrace.analysis.findings.rules.steps.policy import POLICY
+from stashtrace.analysis.steps.step_time import step_lengths
+from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.table import Table
+from stashtrace.text import count_noun
+from stashtrace.units import duration_text, ranks_in, ranks_text
+
+#: Name of the claim about one step of a job that runs.
+AS_IT_RUNS = "as_it_runs"
+_TABLE = "spikes"
+_WAITED = StallKind.STRAGGLER.name.lower()
+_NOBODY = "no kind of time of one rank grows in most of them"
+#: Name in ``spikes.beside`` -> what was so in those steps.
+BESIDE = {
+    "gc": "garbage was collected",
+    "background_save": "a checkpoint was written in the background",
+    "cpu_contention": "the step thread waited for a CPU",
+    "evaluation": "another rank evaluated",
+    "epoch_begin": "a loader ended or began anew",
+    "steal": "the hypervisor took CPU time",
+    "other_cpus": "programs outside the job used CPUs",
+    "io_pressure": "tasks of the host waited for I/O",
+    "memory_pressure": "tasks of the host waited for memory",
+    "sm_clock": "the GPU's clock was lower",
+}
+
+_Row = tuple[int, dict[str, Any]]
+
+
+def slow_claims(slow: Table, changes: Table, counted: Table, loading: Collection[int]) -> list[Claim]:
+    """Return a claim about the slow steps of a run, or none.
+
+    ``slow``: rows of ``spikes``. ``changes``: rows of ``over_time``, whose shifts and periods have claims of their own.
+    ``counted``: the steps that the step time is made of. ``loading``: the ranks with a loader.
+    """
+    numbers = np.unique(counted["step"])
+    told = np.zeros(len(numbers), dtype=bool)
+    for change in changes.rows():
+        told |= changed_steps(change, numbers) if change["kind"] != "drift" else False
+    single = numbers[~told]
+    rows = [pair for pair in enumerate(slow.rows()) if not pair[1]["every_count"] and pair[1]["step"] in single]
+    share = sum(row["length_ns"] - row["usual_ns"] for _, row in rows) / max(float(step_lengths(counted).sum()), 1.0)
+    if not rows or share < POLICY.slow_ratio:
+        return []
+    return [_claim(rows, len(numbers), loading, share=share)]
+
+
+def claim_of_step(
+    slow: Table, loading: Collection[int], waited_ns: Mapping[int, int], *, is_elsewhere: bool = False
+) -> Claim:
+    """Return the claim about one slow step of a job that runs: of which part of the run it is, nobody knows yet.
+
+    ``slow``: one row of ``spikes``. ``waited_ns``: rank -> how long it waited for the rank of that row.
+    ``is_elsewhere``: that rank is on another host, of which nothing is recorded here.
+    """
+    row = next(iter(slow.rows()))
+    claim = _claim([(0, row)], 1, loading, is_elsewhere=is_elsewhere)
+    more = []
+    if row["worker_id"] >= 0 and row["cause_kind"] != "worker":
+        own = Facts(rank=row["rank"], worker_id=row["worker_id"])
+        more.append(fact("made_by_worker", "its worker {worker_id} made that batch", _TABLE, 0, **own))
+    if waited_ns:
+        waiting = ranks_text(sorted(waited_ns))
+        said = "rank {ranks} waits {longest_ns:time} for it"
+        said = said if len(waited_ns) == 1 else "ranks {ranks} wait up to {longest_ns:time} for it"
+        own = Facts(rank=row["rank"], longest_ns=max(waited_ns.values()), ranks=waiting)
+        more.append(fact("waited_for_slow", said, _TABLE, 0, **own))
+    before = [one for one in claim.evidence if one.code != "beside_slow"]
+    beside = [replace(one, text="") for one in claim.evidence if one.code == "beside_slow"]
+    if beside:
+        said = " and ".join(BESIDE[one["name"]] for one in beside)
+        beside[0] = replace(beside[0], text=f"meanwhile {said}")
+    return replace(claim, evidence=(*before, *more, *beside))
+
+
+def _claim(
+    rows: Sequence[_Row], steps_count: int, loading: Collection[int], *, share: float = -1.0, is_elsewhere: bool = False
+) -> Claim:
+    """Return the claim about slow steps. ``share``: their part of the run; -1 of one step of a job that runs."""
+    alike, count = _most_alike(rows), len(rows)
+    named = ", ".join(str(row["step"]) for _, row in rows[: POLICY.slow_named_count])
+    longer_ns = median(row["length_ns"] - row["usual_ns"] for _, row in rows)
+    own = Facts(slow_count=count, steps_count=steps_count, longer_ns=longer_ns, named=named)
+    whose, evidence = _whose(alike, count, loading, is_elsewhere)
+    evidence = [fact("slow_steps", "", _TABLE, rows[0][0], **own), *evidence, *_beside(rows)]
+    longer, mark = f"{duration_text(longer_ns)} longer than others like", ":" if whose else ";"
+    if share < 0:
+        said = f"step {named} took {{stall_ns:time}}, {longer} it{mark} {{grew}}"
+    elif count == 1:
+        said = f"step {named} takes {longer} it, {{share_ratio:percent}} of the time of all steps{mark} {{grew}}"
+    else:
+        more = ", ..." if count > POLICY.slow_named_count else ""
+        which = f"{count} of {count_noun(steps_count, 'step')} ({named}{more})"
+        said = f"{which} take {longer} them (median), {{share_ratio:percent}} of the time of all steps{mark} {{grew}}"
+    first, cause = alike[0][1] if alike else None, _cause(alike)
+    return claim(
+        "time",
+        "slow_steps",
+        said,
+        evidence,
+        name=AS_IT_RUNS if share < 0 else "",
+        ranks=_ranks_of(alike),
+        rank=first["rank"] if first else -1,
+        items_count=count,
+        share_ratio=max(share, 0.0),
+        stall_ns=median(row["length_ns"] for _, row in rows),
+        cause_kind=first["kind"] if first else "",
+        cause_rank=first["rank"] if first else -1,
+        worker_id=int(cause[1]) if cause[0] == "worker" else -1,
+        file=cause[1] if cause[0] == "file" else "",
+        call=cause[1] if cause[0] in ("annotation", "phase") else "",
+        grew=whose or _NOBODY,
+    )
+
+
+def _most_alike(rows: Sequence[_Row]) -> list[_Row]:
+    """Return the rows of the rank and kind, or of the kind, that make most steps slow; none if they are all unlike."""
+    for names in (("kind", "rank"), ("kind",)):
+        of_like = Counter(tuple(row[name] for name in names) for _, row in rows)
+        most, count = of_like.most_common(1)[0]
+        if count >= POLICY.of_most_ratio * len(rows):
+            return [pair for pair in rows if tuple(pair[1][name] for name in names) == most]
+    return []
+
+
+def _ranks_of(alike: Sequence[_Row]) -> str:
+    return ranks_text(sorted({rank for _, row in alike for rank in ranks_in(row["ranks"])}))
+
+
+def _whose(
+    alike: Sequence[_Row], count: int, loading: Collection[int], is_elsewhere: bool
+) -> tuple[str, list[Evidence]]:
+    """Return whose time grew in most slow steps, empty if no one's did, and what it went to."""
+    if not alike:
+        return "", []
+    at, row = alike[0]
+    ranks, some = _ranks_of(alike), "" if len(alike) == count else f"in {len(alike)} of them "
+    own = Facts(rank=row["rank"], slow_count=len(alike), of_count=count)
+    if row["kind"] == _WAITED:
+        whom = f"rank {row['rank']}" if row["rank"] >= 0 else "a rank"
+        untold = "which is on another host" if is_elsewhere else "of which nothing recorded takes longer"
+        return f"{some}others wait for {whom}, {untold}", [fact("awaited_slowly", "", _TABLE, at, **own)]
+    kind = "reads" if row["kind"] == "fetch" and row["rank"] not in loading else row["kind"]
+    extra_ns = median(row["extra_ns"] for _, row in alike)
+    rows = [
+        changed_time(_TABLE, at, rank=row["rank"], longer_ns=extra_ns, kind=kind, ranks=ranks),
+        fact("grew_in", "", _TABLE, **own),
+    ]
+    cause = _cause(alike)
+    if cause[0]:
+        like = [one for _, one in alike if (one["cause_kind"], one["cause_name"]) == cause]
+        spent_ns, whole_ns = (median(one[name] for one in like) for name in ("cause_ns", "extra_ns"))
+        in_some = "" if len(like) == len(alike) else f", in {len(like)} of {len(alike)}"
+        words = {"said": behind_text(*cause, spent_ns, whole_ns)}
+        known = Facts(rank=row["rank"], spent_ns=spent_ns, grew_ns=whole_ns, kind=cause[0], name=cause[1])
+        known |= Facts(slow_count=len(like), of_count=len(alike))
+        known |= Facts(worker_id=int(cause[1]) if cause[0] == "worker" else -1)
+        rows.append(fact("behind_slow", f"{{said}}{in_some}", _TABLE, at, phrases=words, **known))
+    return f"{some}{time_that_changes(kind, ranks, extra_ns, grows=True)}", rows
+
+
+def _cause(alike: Sequence[_Row]) -> tuple[str, str]:
+    """Return kind and name of what the extra time goes to in most of these steps; empty if it is nothing recorded."""
+    causes = Counter((row["cause_kind"], row["cause_name"]) for _, row in alike if row["cause_kind"])
+    if not causes:
+        return "", ""
+    cause, count = causes.most_common(1)[0]
+    return cause if count >= POLICY.of_most_ratio * len(alike) else ("", "")
+
+
+def _beside(rows: Sequence[_Row]) -> list[Evidence]:
+    """Return what was beside most of the slow steps."""
+    names, found = Counter(name for _, row in rows for name in row["beside"].split(", ") if name), list[Evidence]()
+    for name, count in names.items():
+        if count >= POLICY.of_most_ratio * len(rows):
+            some = "all" if count == len(rows) else str(count)
+            said = f"in {some} of these {len(rows)} steps {BESIDE[name]}"
+            said = f"meanwhile {BESIDE[name]}" if len(rows) == 1 else said
+            found.append(fact("beside_slow", said, _TABLE, slow_count=count, of_count=len(rows), name=name))
+    return found
