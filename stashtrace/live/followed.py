@@ -36,7 +36,7 @@ from stashtrace.live.table import LiveFile
 from stashtrace.live.totals import GrowingSum, LiveTotals
 from stashtrace.live.triggers.growth import GrowthTrigger
 from stashtrace.live.triggers.lost_ranks import LostRankTrigger
-from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger, as_seen_from_here
+from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
 from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import WINDOWS_FOLDER, read_run_file, update_host_facts, write_run_file
@@ -275,9 +275,10 @@ class FollowedRun:
         """Say what is slow, stuck or lost, and ask for a window of it."""
         if found.window is None:
             return
-        at_ns = time.monotonic_ns()
-        for slow in self.slow_steps.look(found.closed, found.window) if len(found.closed) else ():
-            event = Event("slow_step", self._worded(slow.text), time.time_ns(), slow.step, slow.rank, slow.cost_ns)
+        at_ns, in_part = time.monotonic_ns(), bool(self.others.lacking())
+        slow_steps = self.slow_steps.look(found.closed, found.window, in_part=in_part) if len(found.closed) else []
+        for slow in slow_steps:
+            event = Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns)
             name = f"step-{slow.step:06}-slow" if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns else ""
             if slow.rank in self.others.told and slow.rank not in self.accounts.closed:
                 self._left.append((event, name, at_ns))
@@ -293,10 +294,10 @@ class FollowedRun:
             return
         last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
         joint = found.window if found.joint is None else found.joint
-        if not ended and self.stuck.look(joint, at_ns, last_ns, *self._of_others(at_ns)):
+        if not ended and self.stuck.look(joint, at_ns, last_ns, *self._of_others(at_ns), in_part=in_part):
             if self.stuck.sentences:
                 newest = max(self.accounts.closed.values(), default=-1)
-                text = self._worded("; ".join(self.stuck.sentences))
+                text = "; ".join(self.stuck.sentences)
                 event = Event("stuck", text, time.time_ns(), newest, min(self.stuck.ranks, default=-1))
                 self.alarms.add(event, f"step-{max(newest, 0):06}-stuck", at_ns, now=True)
                 update_host_facts(self.directory, self.state.host, {LOOKS: self.stuck.looks})
@@ -310,7 +311,7 @@ class FollowedRun:
             for lost in self.lost_ranks.look(found.window, files, at_ns, closed, self.stuck.ranks):
                 event = Event("rank_lost", lost.text, time.time_ns(), lost.last_step, lost.rank)
                 self.alarms.add(event, f"step-{max(lost.last_step, 0):06}-lost", at_ns, now=True)
-        self.state.stuck, self.state.stuck_ranks = self._worded("; ".join(self.stuck.sentences)), list(self.stuck.ranks)
+        self.state.stuck, self.state.stuck_ranks = "; ".join(self.stuck.sentences), list(self.stuck.ranks)
 
     def _tell_what_is_left(self, at_ns: int, ended: bool) -> None:
         """Tell slow steps that the host of the slow rank has not told: it knows more of them, but may see none."""
@@ -324,10 +325,6 @@ class FollowedRun:
         for event, name, _ in due:
             if (event.kind, event.step) not in told:
                 self.alarms.add(event, name, at_ns)
-
-    def _worded(self, text: str) -> str:
-        """Return a sentence as a host may say it: one that does not see all ranks knows less."""
-        return as_seen_from_here(text) if self.others.lacking() else text
 
     def _of_others(self, at_ns: int) -> tuple[Collection[int], Collection[int]]:
         """Return the ranks that other hosts speak for, and those of which something was told."""

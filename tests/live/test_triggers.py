@@ -11,11 +11,14 @@ import pytest
 from growing_files import grow
 from made_job import write_job
 
+from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
+from stashtrace.analysis.findings.spikes.spikes import SPIKES
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger, as_seen_from_here
+from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.looks import with_looks
 from stashtrace.record.look.model import Look, ThreadLook
+from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 SECOND = 1_000_000_000
@@ -73,12 +76,20 @@ def test_a_standstill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(looks) == 2
 
 
-def test_a_host_that_sees_a_part_of_the_ranks_says_so() -> None:
-    """What the summary words of a whole job is worded for the ranks that are seen."""
-    still = "no progress for 12 s: rank 1 gets on with nothing, and no rank waits for another"
-    assert as_seen_from_here(still).endswith("and no rank that is seen from here waits for another")
-    longer = "rank 0 spends 45 s more in transfers"
-    assert as_seen_from_here(longer) == f"{longer}, or in waits for ranks that are not seen from here"
+@pytest.mark.parametrize(
+    ("in_part", "more"), [(False, ""), (True, ", or in waits for ranks that are not seen from here")]
+)
+def test_a_host_that_sees_a_part_of_the_ranks_says_so(in_part: bool, more: str) -> None:
+    """The transfers of a slow step may be waits for ranks that nobody sees."""
+    names, texts = (
+        ("length_ns", "usual_ns", "extra_ns", "cause_ns"),
+        ("step_kind", "cause_kind", "cause_name", "beside"),
+    )
+    row = dict.fromkeys(SPIKES.names, -1) | dict.fromkeys(names, SECOND) | dict.fromkeys(texts, "")
+    row |= {"step": 7, "rank": 0, "ranks": "0", "kind": "network", "usual_ns": SECOND // 2, "every_count": 0}
+    slow = Table.from_rows(SPIKES, [tuple(row[name] for name in SPIKES.names)])
+    claim = claim_of_step(slow, [], {}, in_part=in_part)
+    assert claim.text.endswith(f": rank 0 spends 1.00 s more in transfers{more}")
 
 
 @pytest.mark.parametrize("waits_s", [20.0, 50.0])

@@ -42,11 +42,6 @@ _LONG_NS = 30_000_000_000
 
 #: A wait for the rank that made a step slow is told if it is this part of what the step took longer.
 _WORTH_WAIT = 0.25
-#: What is said of a job all of whose ranks are seen -> of one of which some are.
-_PARTLY_SEEN = {
-    "more in transfers": "more in transfers, or in waits for ranks that are not seen from here",
-    "and no rank waits for another": "and no rank that is seen from here waits for another",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +61,11 @@ class SlowStepTrigger:
 
     _search: SlowSteps = field(default_factory=SlowSteps)
 
-    def look(self, closed: Table, window: Trace) -> list[SlowStepSeen]:
-        """Take in the steps that closed in a round, and return those that are slow."""
+    def look(self, closed: Table, window: Trace, *, in_part: bool = False) -> list[SlowStepSeen]:
+        """Take in the steps that closed in a round, and return those that are slow.
+
+        ``in_part``: the job has ranks that are not seen from here.
+        """
         closed = closed.take(closed["step"] >= WARMUP_STEPS)
         if not len(closed):
             return []
@@ -75,17 +73,18 @@ class SlowStepTrigger:
         row = GroupBy(table["rank"], table["step"]).row_of(closed["rank"], closed["step"])
         closed, row = closed.take(row >= 0), row[row >= 0]
         samples = samples_of(window, table)[row]
-        return [_seen(step, closed, table, window) for step in self._search.add(closed, samples)]
+        return [_seen(step, closed, table, window, in_part) for step in self._search.add(closed, samples)]
 
 
-def _seen(step: SlowStep, closed: Table, table: Table, window: Trace) -> SlowStepSeen:
+def _seen(step: SlowStep, closed: Table, table: Table, window: Trace, in_part: bool) -> SlowStepSeen:
     longer = round(step.length_ns - step.usual_ns)
     rows = described(window, table, hidden(window), [step])
     loading = np.unique(window.batches["rank"]).tolist()
     waited = (closed["step"] == step.step) & (closed["cause_rank"] == step.rank) & (closed["rank"] != step.rank)
     waited &= closed["straggler_ns"] >= _WORTH_WAIT * longer
     waited_ns = dict(zip(closed["rank"][waited].tolist(), closed["straggler_ns"][waited].tolist(), strict=True))
-    claim = claim_of_step(rows, loading, waited_ns, is_elsewhere=step.rank not in window.ranks)
+    is_elsewhere = step.rank not in window.ranks
+    claim = claim_of_step(rows, loading, waited_ns, is_elsewhere=is_elsewhere, in_part=in_part)
     text = "; ".join(_sentences([claim]))
     return SlowStepSeen(step.step, step.rank, longer, round(step.usual_ns), text)
 
@@ -112,12 +111,15 @@ class StuckTrigger:
         last_end_ns: int,
         elsewhere: Collection[int] = (),
         told: Collection[int] = (),
+        *,
+        in_part: bool = False,
     ) -> bool:
         """Look at a job again; return whether it has come to a standstill, or moves again, since the last call.
 
         ``at_ns``: CLOCK_MONOTONIC now. ``last_end_ns``: when the last step ended that has closed, on that clock.
         ``elsewhere``: ranks that their own hosts look at: a job that waits for these alone is stuck if they say so.
-        ``told``: ranks of which other hosts have told at any time.
+        ``told``: ranks of which other hosts have told at any time. ``in_part``: the job has ranks that are not seen
+        from here.
         """
         if at_ns - last_end_ns < _QUIET_NS:
             self.waits = ""
@@ -126,13 +128,13 @@ class StuckTrigger:
             return False
         self._looked_ns = at_ns
         with contextlib.suppress(StashtraceError):  # a run that has no rank yet, or whose files go away
-            sentences, ranks = self._stands_still(window, elsewhere, told)
+            sentences, ranks = self._stands_still(window, elsewhere, told, in_part)
             # Only a step that ends shows that the job moves again: its processes may end instead.
             return self._become(sentences, ranks) if sentences else False
         return False
 
     def _stands_still(
-        self, window: Trace, elsewhere: Collection[int], told: Collection[int]
+        self, window: Trace, elsewhere: Collection[int], told: Collection[int], in_part: bool
     ) -> tuple[list[str], list[int]]:
         ranks, self.waits = ranks_to_look_at(window), ""
         if set(ranks) <= set(elsewhere):
@@ -143,7 +145,7 @@ class StuckTrigger:
         wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(window, rank)}
         seen = look_at(window, self.directory, wanted)
         self.looks = facts_of_looks(seen)
-        endings = ending_claims(seen, lives=True)
+        endings = ending_claims(seen, lives=True, in_part=in_part)
         claims = [claim for claim in endings if claim.kind in ("hung", "mismatch")]
         if not claims:
             self.waits = "; ".join(_sentences([claim for claim in endings if _waits_for_loop(claim, window)]))
@@ -182,13 +184,6 @@ def _waits_for_loop(claim: Claim, window: Trace) -> bool:
     """
     ways = [row["kind"] for row in claim.evidence if row.code == "still_works"]
     return claim.kind == "awaited" and set(ways) == {RUNS} and claim.stall_ns > max(_LONG_NS, long_ns(window))
-
-
-def as_seen_from_here(text: str) -> str:
-    """Word a sentence for a host that does not see all ranks of the job: what it says of others it cannot know."""
-    for whole, part in _PARTLY_SEEN.items():
-        text = text.replace(whole, part)
-    return text
 
 
 def _sentences(claims: Sequence[Claim]) -> list[str]:

@@ -12,6 +12,7 @@ from corpus import corpus
 
 import stashtrace
 from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
+from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
 from stashtrace.loading.looks import with_looks
@@ -241,6 +242,8 @@ def test_ranks_that_stand_still_without_a_collective() -> None:
     assert ranks_to_look_at(trace) == [0, 1]
     lines = describe_stuck(trace, lives=True)
     assert lines[0] == "no progress for 30.0 s: ranks 0,1 get on with nothing, and no rank waits for another"
+    (claim,) = ending_claims(trace, lives=True, in_part=True)
+    assert claim.text.endswith("and no rank that is seen from here waits for another")
     assert [(row["rank"], row["reason"], row["since_ns"]) for row in rows(trace)] == [
         (0, "still", 30 * S),
         (1, "still", 30 * S),

@@ -66,10 +66,10 @@ _STILL = {
 }
 
 
-def ending_claims(trace: Trace, *, lives: bool = False) -> list[Claim]:
+def ending_claims(trace: Trace, *, lives: bool = False, in_part: bool = False) -> list[Claim]:
     """Return claims about how the job failed or stood still; empty for one that ended well, or still runs well.
 
-    Of a job that still ``lives`` no claim says that it hung.
+    Of a job that still ``lives`` no claim says that it hung. ``in_part``: the job has ranks that are not seen here.
     """
     failed = failures(trace)
     claims = failure_claims(trace, failed)
@@ -82,7 +82,7 @@ def ending_claims(trace: Trace, *, lives: bool = False) -> list[Claim]:
             facts = run_facts(trace)
             if waits is not None and "imported" not in facts and not facts.get("steps"):
                 claims += _mismatches(trace, waits)
-        still = _still(trace, lives) if may_hang and not claims else []
+        still = _still(trace, lives, in_part) if may_hang and not claims else []
         return still + claims if failed or not claims or still else claims + first_to_end_claims(trace)
     first = {row["rank"] for row in failed if row.code in FAILED_FIRST}
     if found.roots and {root.rank for root in found.roots} <= first:
@@ -133,14 +133,15 @@ def _stands_still(said: str, evidence: Sequence[Evidence], lives: bool, since_ns
     return claim("headline", "hung", said, evidence, stall_ns=since_ns, **facts)
 
 
-def _still(trace: Trace, lives: bool) -> list[Claim]:
+def _still(trace: Trace, lives: bool, in_part: bool) -> list[Claim]:
     """Return a claim about ranks that stand still without a wait for another."""
     facts = run_facts(trace)
     idle = find_idle(trace) if "imported" not in facts and not facts.get("steps") else None
     if idle is None:
         return []
     rows = [row for rank in idle.ranks[: POLICY.ranks_named_count] for row in doing(trace, rank)]
-    said = ": {ranks:ranks} {ranks:gets|get} on with nothing, and no rank waits for another"
+    nobody = "no rank that is seen from here" if in_part else "no rank"
+    said = f": {{ranks:ranks}} {{ranks:gets|get}} on with nothing, and {nobody} waits for another"
     return [_stands_still(said, rows, lives, idle.since_ns, name="still", ranks=ranks_text(list(idle.ranks)))]
 
 

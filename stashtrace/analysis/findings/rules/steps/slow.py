@@ -25,6 +25,7 @@ from stashtrace.analysis.findings.rules.steps.changes import behind_text, change
 from stashtrace.analysis.findings.rules.steps.policy import POLICY
 from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, ranks_in, ranks_text
@@ -70,15 +71,21 @@ def slow_claims(slow: Table, changes: Table, counted: Table, loading: Collection
 
 
 def claim_of_step(
-    slow: Table, loading: Collection[int], waited_ns: Mapping[int, int], *, is_elsewhere: bool = False
+    slow: Table,
+    loading: Collection[int],
+    waited_ns: Mapping[int, int],
+    *,
+    is_elsewhere: bool = False,
+    in_part: bool = False,
 ) -> Claim:
     """Return the claim about one slow step of a job that runs: of which part of the run it is, nobody knows yet.
 
     ``slow``: one row of ``spikes``. ``waited_ns``: rank -> how long it waited for the rank of that row.
-    ``is_elsewhere``: that rank is on another host, of which nothing is recorded here.
+    ``is_elsewhere``: that rank is on another host, of which nothing is recorded here. ``in_part``: the job has ranks
+    that are not seen from here, so that its transfers may be waits for these.
     """
     row = next(iter(slow.rows()))
-    claim = _claim([(0, row)], 1, loading, is_elsewhere=is_elsewhere)
+    claim = _claim([(0, row)], 1, loading, is_elsewhere=is_elsewhere, in_part=in_part)
     more = []
     if row["worker_id"] >= 0 and row["cause_kind"] != "worker":
         own = Facts(rank=row["rank"], worker_id=row["worker_id"])
@@ -98,7 +105,13 @@ def claim_of_step(
 
 
 def _claim(
-    rows: Sequence[_Row], steps_count: int, loading: Collection[int], *, share: float = -1.0, is_elsewhere: bool = False
+    rows: Sequence[_Row],
+    steps_count: int,
+    loading: Collection[int],
+    *,
+    share: float = -1.0,
+    is_elsewhere: bool = False,
+    in_part: bool = False,
 ) -> Claim:
     """Return the claim about slow steps. ``share``: their part of the run; -1 of one step of a job that runs."""
     alike, count = _most_alike(rows), len(rows)
@@ -106,6 +119,8 @@ def _claim(
     longer_ns = median(row["length_ns"] - row["usual_ns"] for _, row in rows)
     own = Facts(slow_count=count, steps_count=steps_count, longer_ns=longer_ns, named=named)
     whose, evidence = _whose(alike, count, loading, is_elsewhere)
+    if in_part and alike and COLUMN_OF.get(alike[0][1]["kind"]) == "link":
+        whose += ", or in waits for ranks that are not seen from here"
     evidence = [fact("slow_steps", "", _TABLE, rows[0][0], **own), *evidence, *_beside(rows)]
     longer, mark = f"{duration_text(longer_ns)} longer than others like", ":" if whose else ";"
     if share < 0:
