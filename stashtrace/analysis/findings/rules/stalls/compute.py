@@ -1,8 +1,8 @@
 """Runs without a stall worth a word: bound by computing, or not known to be.
 
 ``compute_bound``, ``not_told``: ``least_ratio`` is the lower bound of compute, of the rank that has least;
-``cause_kind`` is ``python`` if the thread ran outside all phases. ``waits_for_cpu`` has the share of the step on the
-rank where it is most. ``work_not_read``: a recording lacks, or hides, work of a device.
+``cause_kind`` is ``python`` if the thread ran outside all phases. ``queued_ratio`` is the share of the step on the
+rank where waiting for a CPU is most. ``work_not_read``: a recording lacks, or hides, work of a device.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from stashtrace.analysis.findings.claim_rows import Claim, fact
+from stashtrace.analysis.findings.claim_rows import Claim, Facts, fact
 from stashtrace.analysis.findings.rules.stalls.blocked import facts_of
 from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, verdict
@@ -33,21 +33,23 @@ def no_stall(run: RunFacts) -> Claim:
     ]
     queued = max(rank.contention_ratio for rank in run.ranks)
     waits = queued >= POLICY.worth_saying_ratio
-    rows = [*([fact("waits_for_cpu", "", "hidden", queued_ratio=queued)] if waits else []), *unread[:1]]
+    queue = Facts(queued_ratio=queued) if waits else Facts()
     base = replace(base, ranks=ranks_text(sorted(r.rank for r in run.ranks)), least_ratio=least)
     if least >= POLICY.compute_bound_ratio and not unread:
         bound = "" if base.confidence == "exact" else f" (at least {int(100 * least)} % of every step)"
         but = f" except waiting for a CPU (up to {percent_text(queued)})" if waits else ""
-        return verdict("compute_bound", f"no stall above 3 %{but}: compute bound{bound}", run, base, rows)
+        return verdict(
+            "compute_bound", f"no stall above 3 %{but}: compute bound{bound}", run, base, unread[:1], **queue
+        )
     if not unread and worst.bounds_ns("compute", "python")[0] >= POLICY.compute_bound_ratio * worst.step_ns:
         said = (
             "no stall above 3 % was seen: the thread of rank {rank} ran all the step; no phase is recorded, so whether"
             " it ran operators or other Python is not known"
         )
-        return verdict("not_told", said, run, base, rows, cause_kind="python")
+        return verdict("not_told", said, run, base, unread[:1], cause_kind="python", **queue)
     low, high = (percent_text(b / max(base.stall_ns, 1) * base.share_ratio) for b in (base.low_ns, base.high_ns))
     said = (
         f"no stall above 3 % was seen, but there may be some: between {low} and {high} of the step of rank {{rank}}"
         " is compute, and this recording cannot tell the rest from it"
     )
-    return verdict("not_told", said, run, base, rows)
+    return verdict("not_told", said, run, base, unread[:1], **queue)

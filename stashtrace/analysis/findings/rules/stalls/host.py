@@ -8,7 +8,7 @@ known, whose share is ``least_ratio``).
 A blocking call may drain a device in each step of every rank. What makes the device stand idle is then what the host
 does between the return of that call and its next launch: ``host_after_calls`` has that time, ``host_before_launch``
 time in which the host was in no blocking call either and that no such call came before. ``host_in_phase`` is the phase
-that covers most of it. ``python_or_blocked``: no clock tells running from blocked.
+that covers most of it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -100,7 +100,6 @@ def _python(run: RunFacts, worst: RankFacts, base: Claim) -> Claim:
     ran_ns, worked_ns = worst.bounds_ns("compute", "python")[0], worst.per_step_ns("compute")
     outside = "in code of the loop outside forward, backward and optimizer"
     if ran_ns < worked_ns + (1 - POLICY.exact_ratio) * spent:  # no clock of the thread says that it ran
-        rows.insert(0, fact("python_or_blocked", "", "stalls", rank=worst.rank))
         outside = "outside forward, backward and optimizer, in code of the loop or blocked"
     several = base.items_count > 1
     point, share = duration_text(base.stall_ns), percent_text(base.share_ratio)

@@ -6,8 +6,7 @@ period the steps from one to the next; ``rank`` and ``cause_kind`` have the time
 
 ``changed_steps`` has the first and the last of them and the usual length, ``level`` one of several lengths and where it
 begins. ``changed_time`` is by how much a ``kind`` of time of the ranks changes, ``changed_file`` the file if that is in
-calls on one, ``behind_it`` what the time goes to. ``beside_changes`` counts other changes: then not all steps outside
-of this one are as usual.
+calls on one, ``behind_it`` what the time goes to. Beside other changes, not all steps outside of this one are as usual.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -83,10 +82,7 @@ def _change(number: int, row: Row, changes_count: int, loading: Collection[int])
     # Without a loader there are no batches to wait for.
     of_kind = "reads" if row["stall_kind"] == "fetch" and row["rank"] not in loading else row["stall_kind"]
     own = Facts(first_step=row["first_step_index"], last_step=row["last_step_index"], usual_ns=row["usual_ns"])
-    own |= Facts(delta_of_step_ns=row["step_delta_ns"], place=row["place"], onset=row["onset"])
-    rows = [fact("changed_steps", "", _TABLE, number, together_count=row["together_count"], **own)]
-    if changes_count > 1:
-        rows.append(beside_changes(changes_count - 1))
+    rows = [fact("changed_steps", "", _TABLE, number, **own)]
     whole_ns, on_file = abs(row["rank_delta_ns"]) if row["rank"] >= 0 else -1, row["stall_kind"] == ON_FILE
     if row["rank"] >= 0:
         known = Facts(rank=row["rank"], longer_ns=whole_ns, kind=of_kind, ranks=row["ranks"])
@@ -122,11 +118,6 @@ def _behind(number: int, row: Row, whole_ns: float) -> Evidence:
     worker = int(row["cause_name"]) if row["cause_kind"] == "worker" else -1
     own = Facts(rank=row["rank"], worker_id=worker, spent_ns=row["cause_ns"], kind=row["cause_kind"])
     return fact("behind_it", "{said}", _TABLE, number, phrases={"said": said}, name=row["cause_name"], **own)
-
-
-def beside_changes(others_count: int) -> Evidence:
-    """Return evidence that a change is not the only one."""
-    return fact("beside_changes", "", _TABLE, others_count=others_count)
 
 
 def changed_time(table: str, number: int, *, rank: int, longer_ns: float, kind: str, ranks: str) -> Evidence:

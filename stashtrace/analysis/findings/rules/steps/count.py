@@ -1,9 +1,9 @@
 """How many steps of each kind count, and how long they are.
 
-``steps``: ``stall_ns`` is their mean length, ``median_step`` has the median; ``name`` is the kind of step, or
-``recording`` if nothing marks a step and the whole recording counts as one. ``rollout`` is the part of an iteration
-that generates. What the headline says of the length beside its mean is the change that costs most: ``usual_steps``,
-``steps_alternate``, ``steps_grow`` or ``steps_change``. ``fewest_steps``: a rank made fewer.
+``steps``: ``stall_ns`` is their mean length, ``median_ns`` the median; ``name`` is the kind of step, or ``recording``
+if nothing marks a step and the whole recording counts as one. ``rollout_ratio`` is the part of an iteration that
+generates, ``fewest_count`` what a rank made of them, if fewer. By the change that costs most, ``usual_ns`` and
+``changed_ns`` are lengths beside the mean, from ``first_step`` to ``last_step`` if it is no period and no drift.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -11,20 +11,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
+from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim
 from stashtrace.analysis.findings.rules.ranks import warmup_claims
-from stashtrace.analysis.findings.rules.steps.changes import beside_changes
 from stashtrace.analysis.findings.rules.steps.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import one_recording
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.table import Table
 from stashtrace.text import plural
-from stashtrace.units import percent_text
 
 Row = dict[str, Any]
 
-_TABLE = "over_time"
 #: Kind of step -> its name in the headline.
 _STEP_WORDS = {
     "train": "training",
@@ -38,8 +35,8 @@ _STEP_WORDS = {
 
 def steps_claims(run: RunFacts) -> list[Claim]:
     """Return one claim per kind of step: number over all ranks, and length."""
-    kinds = [(number, row) for number, row in enumerate(run.tables["step_kinds"].rows()) if row["rank"] < 0]
-    return [_steps(run, number, row, len(kinds) == 1) for number, row in kinds] + warmup_claims(run)
+    kinds = [row for row in run.tables["step_kinds"].rows() if row["rank"] < 0]
+    return [_steps(run, row, len(kinds) == 1) for row in kinds] + warmup_claims(run)
 
 
 def recording_claim() -> Claim:
@@ -47,34 +44,32 @@ def recording_claim() -> Claim:
     return claim("headline", "steps", "no step is marked: the whole recording counts as one step", name="recording")
 
 
-def _steps(run: RunFacts, number: int, row: Row, alone: bool) -> Claim:
+def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
     kind, count, mean_ns, median_ns = row["kind"], row["steps_count"], row["mean_ns"], row["median_ns"]
-    rows = [fact("median_step", "", "step_kinds", number, median_ns=median_ns)]
-    own = Facts(name=kind, items_count=count, stall_ns=mean_ns)
+    own = Facts(name=kind, items_count=count, stall_ns=mean_ns, median_ns=median_ns)
     if kind == "marked" and one_recording(run.trace):
         said = "no step is marked; the whole recording of {stall_ns:time} counts as one"
-        return claim("headline", "steps", said, rows, **{**own, "name": "recording"})
+        return claim("headline", "steps", said, **{**own, "name": "recording"})
     of_mean = " of {stall_ns:time}"
     if abs(median_ns - mean_ns) > POLICY.skewed_ratio * mean_ns:
         of_mean = ", mean {stall_ns:time}, median {median_ns:time}"
     changes = run.tables["over_time"]
     if len(changes) and kind in run.tables["steps"]["kind"] and kind not in QUIET_KINDS:
-        of_mean, beside = _beside_mean(changes)
-        rows += beside
+        of_mean, change = _beside_mean(changes)
+        own |= change
     fewest, most = _steps_of_ranks(run, kind)
     named = "{items_count}"
     if most - fewest > POLICY.uneven_count:
-        rows.append(fact("fewest_steps", "", "step_kinds", number, fewest_count=fewest))
+        own |= Facts(fewest_count=fewest)
         named = "{fewest_count} to {items_count}"
     rollout = ""
     if kind == "iteration":
-        share = row["rollout_ns"] / max(mean_ns, 1)
-        rows.append(fact("rollout", "", "step_kinds", number, rollout_ns=row["rollout_ns"], part_ratio=share))
-        rollout = f" ({percent_text(share)} of it rollout)"
+        own |= Facts(rollout_ns=row["rollout_ns"], rollout_ratio=row["rollout_ns"] / max(mean_ns, 1))
+        rollout = " ({rollout_ratio:percent} of it rollout)"
     word = "" if alone and kind in ("train", "training") else f"{_STEP_WORDS.get(kind, kind.replace('_', ' '))} "
     noun = "iteration" if kind == "iteration" else "{word}step"
     said = f"{named} {noun}{plural(count)}{of_mean}{rollout}"
-    return claim("headline", "steps", said, rows, phrases={"word": word}, **own)
+    return claim("headline", "steps", said, phrases={"word": word}, **own)
 
 
 def _steps_of_ranks(run: RunFacts, kind: str) -> tuple[int, int]:
@@ -84,28 +79,24 @@ def _steps_of_ranks(run: RunFacts, kind: str) -> tuple[int, int]:
     return (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
 
 
-def _beside_mean(changes: Table) -> tuple[str, list[Evidence]]:
-    """Return what is said of the length of the step beside its mean, by the costliest change, and its evidence."""
+def _beside_mean(changes: Table) -> tuple[str, Facts]:
+    """Return what is said of the length of the step beside its mean, by the costliest change, and its facts."""
     row, others = next(changes.rows()), len(changes) - 1
-    beside = [beside_changes(others)] if others else []
     own = Facts(usual_ns=row["usual_ns"], changed_ns=row["changed_ns"])
     every, together = row["every_count"], row["together_count"]
     mean = ", mean {stall_ns:time}"
     if row["kind"] == "period" and 2 * together == every:
         which = "every other step" if every == 2 else f"{together} of {every} steps"
-        turns = fact("steps_alternate", "", _TABLE, 0, together_count=together, every_count=every, **own)
-        return f"{mean}: {{changed_ns:time}} in {which}, {{usual_ns:time}} in the others", [turns, *beside]
+        return f"{mean}: {{changed_ns:time}} in {which}, {{usual_ns:time}} in the others", own
     if row["kind"] == "period":
-        usual = fact("usual_steps", "", _TABLE, 0, every_count=every, **own)
-        return f"{mean}, but {{usual_ns:time}} in {every - 1} of {every} steps", [usual, *beside]
+        return f"{mean}, but {{usual_ns:time}} in {every - 1} of {every} steps", own
     if row["kind"] == "drift":
         verb = "grows" if row["changed_ns"] > row["usual_ns"] else "shrinks"
-        grow = fact("steps_grow", "", _TABLE, 0, **own)
-        return f"{mean}: the usual step {verb} from {{usual_ns:time}} to {{changed_ns:time}}", [grow, *beside]
-    own |= Facts(first_step=row["first_step_index"], last_step=row["last_step_index"], place=row["place"])
+        return f"{mean}: the usual step {verb} from {{usual_ns:time}} to {{changed_ns:time}}", own
+    own |= Facts(first_step=row["first_step_index"], last_step=row["last_step_index"])
     about = "about " if row["onset"] != "sudden" else ""
     when = {"end": f"from {about}step {{first_step}} on", "begin": "up to step {last_step}"}.get(
         row["place"], "in steps {first_step} to {last_step}"
     )
     of = f" of {'usually ' if others else ''}{{usual_ns:time}}, but {{changed_ns:time}} {when} (mean {{stall_ns:time}})"
-    return of, [fact("steps_change", "", _TABLE, 0, **own), *beside]
+    return of, own
