@@ -168,10 +168,22 @@ def number(value: float) -> str:
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 
+def part_text(ratio: float) -> str:
+    """Print a part: ``all``, or its percentage.
+
+    Examples
+    --------
+    >>> part_text(0.997), part_text(0.66)
+    ('all', '66 %')
+    """
+    return "all" if ratio > 0.995 else percent_text(ratio)
+
+
 _WORDS: dict[str, Callable[[Any], str]] = {
     "": str,
     "time": duration_text,
     "percent": percent_text,
+    "part": part_text,
     "number": number,
     "bytes": bytes_text,
     "count": lambda count: f"{count:,}",
@@ -195,8 +207,9 @@ class _Filler(string.Formatter):
 def filled(template: str, facts: Mapping[str, Any]) -> str:
     """Fill the template of a sentence with named facts.
 
-    What stands behind a colon says how: a unit (``time``, ``percent``, ``bytes``, ``number``, ``count``), ``ranks``,
-    ``operation``, ``short``, ``path``, two words of which a count or a list of ranks takes one, or a noun to count.
+    What stands behind a colon says how: a unit (``time``, ``percent``, ``part``, ``bytes``, ``number``, ``count``),
+    ``ranks``, ``operation``, ``short``, ``path``, two words of which a count or a list of ranks takes one, or a noun to
+    count.
 
     Examples
     --------

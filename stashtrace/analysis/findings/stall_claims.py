@@ -177,8 +177,3 @@ def bounded_time(point_ns: float, low_ns: float, high_ns: float) -> str:
 def whose(base: Claim) -> str:
     """Say whose batches these are, where a claim is about several ranks: only those of one were looked at."""
     return f"on rank {base.rank}, " if base.items_count > 1 else ""
-
-
-def all_or_part(ratio: float) -> str:
-    """Word a part: ``all``, or its percentage."""
-    return "all" if percent_text(ratio) == percent_text(1) else percent_text(ratio)

@@ -38,7 +38,7 @@ from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, SpanKind, StallKin
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import bytes_text, duration_text, percent_text, ranks_text
+from stashtrace.units import bytes_text, duration_text, ranks_text
 
 #: Part of the making of a batch -> what follows "5 ms of it".
 PART_WORDS = {
@@ -124,9 +124,9 @@ def loading(run: RunFacts, rank: RankFacts, on: str) -> Loading:
         advice = "persistent_workers" if epochs and epochs["anew_count"] > 0 else ""
         return Loading("epochs", advice_code=advice, evidence=rows + ([slow] if slow else []))
     if handed >= POLICY.part_ratio:
-        said = on + "{part} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
+        said = on + "{part_ratio:part} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
         own = Facts(rank=rank.rank, part_ratio=handed, handed_ns=rank.per_step_ns("handoff"))
-        rows.append(fact("handed_over", said, "stalls", phrases={"part": _part(handed)}, **own))
+        rows.append(fact("handed_over", said, "stalls", **own))
     if making is None:
         unseen = fact("makers_left_no_records", "its workers left no records of their own")
         return Loading("handoff" if handed > POLICY.mostly_ratio else "", evidence=[unseen, *rows])
@@ -179,10 +179,6 @@ def _of_making(
     return Loading(cause, file=slow["name"] if slow else "", evidence=rows)
 
 
-def _part(ratio: float) -> str:
-    return "all" if ratio > 0.995 else percent_text(ratio)
-
-
 def _times(count: int, each_ns: float) -> str:
     """Word how often something happens, up to how long each takes: ``twice in 25 steps, 905 ms each``."""
     often = {1: "once", 2: "twice"}.get(count, f"{count} times")
@@ -198,14 +194,14 @@ def _epoch_rows(rank: RankFacts, epochs: dict[str, Any], between: float, on: str
     )
     own = Facts(rank=rank.rank, each_ns=each_ns, items_count=count, of_count=rank.steps_count, part_ratio=between)
     own |= Facts(workers_count=workers)
-    said = on + f"{{part}} of that lies between epochs: {_times(count, each_ns)}, "
+    said = on + f"{{part_ratio:part}} of that lies between epochs: {_times(count, each_ns)}, "
     if epochs["anew_count"] > 0:
         restarted = "its worker" if workers == 1 else "its {workers_count} workers"
         said += f"to start {restarted} again and make a first batch; persistent_workers=True keeps them"
-        rows = [fact("epochs_start_workers", said, "epoch_begins", phrases={"part": _part(between)}, **own)]
+        rows = [fact("epochs_start_workers", said, "epoch_begins", **own)]
     else:
         said += "for a first batch that no worker had made ahead"
-        rows = [fact("epochs_first_batch", said, "epoch_begins", phrases={"part": _part(between)}, **own)]
+        rows = [fact("epochs_first_batch", said, "epoch_begins", **own)]
     if epochs["workers_end_ns"] >= POLICY.part_ratio * epochs["wait_ns"]:
         which = "each" if count > 1 else "it"
         said = f"{{each_ns:time}} of {which} was spent waiting for the workers of the epoch before to end"
@@ -241,11 +237,11 @@ def _sampler(trace: Trace, rank: int, steps: Table, wait_ns: float, on: str) -> 
         mine = spent[names.number == longest]
         times = int(np.count_nonzero(mine >= POLICY.part_ratio * mine.max()))  # others may only have lost the CPU
         each_ns, part = float(sums[longest]) / times, float(sums[longest]) / max(wait_ns, 1)
-        said = f"{{part}} of that is {{name}}, which says which samples are next: {_times(times, each_ns)}, before a"
+        often = _times(times, each_ns)
+        said = f"{on}{{part_ratio:part}} of that is {{name}}, which says which samples are next: {often},"
         known = Facts(rank=rank, each_ns=each_ns, items_count=times, of_count=len(own), part_ratio=part)
         known |= Facts(name=trace.text(int(names.values[longest])))
-        said = f"{on}{said} batch can be made"
-        return fact("sampler_time", said, "spans", phrases={"part": _part(part)}, **known)
+        return fact("sampler_time", f"{said} before a batch can be made", "spans", **known)
     return None
 
 

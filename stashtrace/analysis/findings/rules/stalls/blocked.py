@@ -38,7 +38,7 @@ from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
 from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text, shortened
+from stashtrace.units import duration_text, part_text, shortened
 
 #: Call that blocks -> what follows "5 ms of it"; the same for parts of the time that a batch takes.
 BLOCKED_WORDS = {
@@ -146,8 +146,7 @@ def _blocked_in(run: RunFacts, base: Claim, call: str, spent_ns: float, cause: s
     lines = call == "gil" or bool(spent_in(run.trace, base, "other"))
     shown = [] if lines else ["the timeline shows where"]
     if cause.removesuffix("_partly") != call:
-        part = spent_ns / max(base.stall_ns, 1)
-        shown.insert(0, f"{'all' if part > 0.995 else percent_text(part)} of it {BLOCKED_WORDS[call]}")
+        shown.insert(0, f"{part_text(spent_ns / max(base.stall_ns, 1))} of it {BLOCKED_WORDS[call]}")
         said = "; ".join(shown)
     else:
         said = "; ".join(text for text in (_ENDS_IT[call], *shown) if text) if call in _ENDS_IT else ""

@@ -22,7 +22,7 @@ from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evid
 from stashtrace.analysis.findings.rules.stalls import costliest_wait
 from stashtrace.analysis.findings.rules.stalls.costliest_wait import kind_in_words
 from stashtrace.analysis.findings.rules.stalls.policy import POLICY
-from stashtrace.analysis.findings.stall_claims import all_or_part, stall_claim, step_words, verdict
+from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -33,7 +33,7 @@ from stashtrace.analysis.stragglers.surplus import GROUP_OF
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.units import operation
+from stashtrace.units import operation, part_text
 
 #: Kind of work, any of ``WORK_NAMES`` -> what a late rank did longer.
 LATE_WORK = {
@@ -72,7 +72,7 @@ def late_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     if first is not None and mostly >= 0:
         victim = next((rank.rank for rank in hit if rank.rank != mostly), hit[0].rank)
         rows += evidence_by("the costliest wait", costliest_wait.worst_wait, run, mostly, victim, call)
-        said += f", {all_or_part(first['part_ratio'])} of it for rank {{cause_rank}}"
+        said += f", {part_text(first['part_ratio'])} of it for rank {{cause_rank}}"
         short = f"{others}mostly for rank {{cause_rank}}"
     own = Facts(cause_rank=mostly, cause_kind=did, call=call)
     return [verdict("late", said, run, base, rows, short=short, phrases=words, **own)]
@@ -89,11 +89,10 @@ def _roots(run: RunFacts, roots: Roots, parts: Int64) -> list[Evidence]:
         if rank >= 0 and shares[at] >= POLICY.root_ratio and len(rows) < POLICY.roots_count:
             did = kinds[by_root.number == at].sum(axis=0)
             work = _work(run, rank, did / max(float(did.sum()), 1.0))
-            why = [f"{LATE_WORK[one['kind']]} longer ({all_or_part(one['part_ratio'])} of that)" for one in work]
-            said = f"rank {{rank}} makes {{part}} of the waiting{': it ' if why else ''}{', '.join(why)}"
+            why = [f"{LATE_WORK[one['kind']]} longer ({part_text(one['part_ratio'])} of that)" for one in work]
+            said = f"rank {{rank}} makes {{part_ratio:part}} of the waiting{': it ' if why else ''}{', '.join(why)}"
             part = float(shares[at])
-            words = {"part": all_or_part(part)}
-            rows += [fact("late_root", said, "straggler_roots", phrases=words, rank=rank, part_ratio=part), *work]
+            rows += [fact("late_root", said, "straggler_roots", rank=rank, part_ratio=part), *work]
     return rows
 
 

@@ -23,12 +23,11 @@ from stashtrace.analysis.findings.over_time.step_changes import changed_steps
 from stashtrace.analysis.findings.rules.losses import cut_ranks
 from stashtrace.analysis.findings.rules.steps.changes import every_nth
 from stashtrace.analysis.findings.rules.steps.policy import POLICY
-from stashtrace.analysis.findings.stall_claims import all_or_part
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.units import duration_text, is_several, ranks_in, ranks_text
+from stashtrace.units import duration_text, is_several, part_text, ranks_in, ranks_text
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -181,7 +180,7 @@ class _Budget:
         few, ratio = few_steps(whole)
         if not len(few):
             return []
-        longest, part = int(numbers[few[0]]), all_or_part(ratio)
+        longest, part = int(numbers[few[0]]), part_text(ratio)
         words = f"{part} of it in {len(few)} of {len(whole)} steps"
         words = f"{part} of it in step {longest} alone" if len(few) == 1 else words
         own = Facts(steps_count=len(few), of_count=len(whole), part_ratio=ratio, longest_step=longest)
