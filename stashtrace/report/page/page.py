@@ -56,7 +56,7 @@ _PARTS: tuple[tuple[str, str, Callable[[dict[str, Any]], list[str]]], ...] = (
     ("waits", "The costliest waits", waits_part),
     ("slow", "Slow steps", slow_part),
     ("links", "Links", links_part),
-    ("losses", "Losses and own cost", losses_part),
+    ("losses", "What was lost, and own cost", losses_part),
     ("machine", "Machine, versions and command", machine_part),
 )
 _FOOTER = (

@@ -100,7 +100,7 @@ def _drift(f: Finding) -> str:
     steps = count_noun(row["items_count"], "step")
     grow = "longer" if row["share_ratio"] >= 0 else "shorter"
     span = f"from {duration_text(at['amount_ns'])} to {duration_text(row['stall_ns'])} over {steps}"
-    return f"each step takes {each} {grow} than the one before, {span}{whose_time(f)}"
+    return f"steps get {each} {grow} each, {span}{whose_time(f)}"
 
 
 def _period(f: Finding) -> str:
