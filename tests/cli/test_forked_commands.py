@@ -23,7 +23,7 @@ PRINT = (
         [],
         ["summary", "nothing"],
         ["run", "--debug"],
-        ["synth", "made", "--ranks", "2", "--steps", "6", "--format", "json"],
+        ["env", "--out", "made", "--format", "json"],
         ["run", "--no-merge", "--out", "made", "--", sys.executable, "-S", "-c", PRINT],
         [
             "run",
