@@ -101,7 +101,7 @@ class FollowedHere:
         state.updated_realtime_ns = at_realtime_ns  # what was written after it is not known
         state.take_totals(self._totals, time.time_ns() - time.monotonic_ns() + self._accounts.origin_ns)
         state.own_cpu_ns = time.process_time_ns()
-        waits = [self._stuck.waits] if self._stuck.waits else []
+        waits = [text] if (text := self._stuck.waits or "; ".join(self._stuck.awaited)) else []
         state.notes = [*self._notes, *waits] if self._accounts.run.files else ["nothing was recorded yet"]
         state.start = self._accounts.start
         state.rounds_count += 1
