@@ -23,7 +23,7 @@ PRINT = (
         [],
         ["summary", "nothing"],
         ["run", "--debug"],
-        ["env", "--out", "made", "--format", "json"],
+        ["export", "csv", "nothing", "-o", "made"],
         ["run", "--no-merge", "--out", "made", "--", sys.executable, "-S", "-c", PRINT],
         [
             "run",
