@@ -119,8 +119,7 @@ def repeat(calls: int, folder: Path) -> dict[str, float]:
         [
             sys.executable,
             "-m",
-            "stashtrace",
-            "synth",
+            "stashtrace.cli.synth",
             run,
             "--ranks",
             "2",

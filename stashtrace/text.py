@@ -3,8 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Collection, Sequence
+
+#: What no line ends within: a word, or what is between backticks with what stands before and behind it. A no-break
+#: space is part of a word.
+_WORD = re.compile(r"(?:`[^`\n]*`|[^\s`]|`(?![^`\n]*`))+", re.ASCII)
 
 
 def plural(count: float) -> str:
@@ -41,10 +45,35 @@ def say_why(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
+def unbroken_words(text: str) -> list[str]:
+    """Split a sentence where a line may end: at blanks, but not within a command, which somebody may copy.
+
+    Examples
+    --------
+    >>> unbroken_words("see `ls -l 'a  b'`, or ask")
+    ['see', "`ls -l 'a  b'`,", 'or', 'ask']
+    """
+    return [found.group() for found in _WORD.finditer(text)]
+
+
 def wrap(text: str, first: str = "  ", *, width: int = 96, rest: int | None = None) -> list[str]:
-    """Wrap a sentence into lines that begin with ``first``, then with ``rest`` blanks (as ``first``, 4 at least)."""
-    indent = " " * (max(len(first), 4) if rest is None else rest)
-    return textwrap.wrap(text, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    """Wrap a sentence into lines that begin with ``first``, then with ``rest`` blanks (as ``first``, 4 at least).
+
+    A line with a command or name that is longer is as long as that.
+    """
+    return fill(unbroken_words(text), first, " " * (max(len(first), 4) if rest is None else rest), width)
+
+
+def fill(words: Sequence[str], first: str, rest: str, width: int) -> list[str]:
+    """Put words into lines of the width; the first begins with ``first``, the others with ``rest``."""
+    lines, line, is_fresh = list[str](), first, True
+    for word in words:
+        if not is_fresh and len(line) + 1 + len(word) > width:
+            lines.append(line)
+            line, is_fresh = rest, True
+        line += word if is_fresh else " " + word
+        is_fresh = False
+    return lines if is_fresh else [*lines, line]
 
 
 def align(

@@ -146,8 +146,10 @@ def ranks_in(text: str) -> list[int]:
 
 
 def is_several(value: object) -> bool:
-    """Whether a count is not one, or a list such as ``0-2,5`` has several ranks."""
-    return "," in value or "-" in value if isinstance(value, str) else value != 1
+    """Whether a count is not printed as one, or a list such as ``0-2,5`` has several ranks."""
+    if isinstance(value, str):
+        return "," in value or "-" in value
+    return number(value) != "1" if isinstance(value, float) else value != 1
 
 
 def few_ranks(ranks: str, width: int = 40) -> str:

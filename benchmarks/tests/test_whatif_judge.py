@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.replay import Change
 
 
@@ -39,7 +39,7 @@ def test_a_prediction_is_held_against_the_mean_of_the_other_job(
 
     options = {"late": ["--late-rank", "2", "--late", "8"], "same": ["--wait", "28"], "longer": ["--forward", "60"]}
     for name, more in options.items():
-        assert main(["synth", str(tmp_path / name / "run"), "--ranks", "4", "--steps", "30", *more]) == 0
+        assert write_synthetic([str(tmp_path / name / "run"), "--ranks", "4", "--steps", "30", *more]) == 0
     late, same, longer = (tmp_path / name for name in options)
     folders = {"late": [late], "same": [same], "both": [same, longer]}
     questions = [("late", "straggler=0", name) for name in ("same", "both", "missing")]

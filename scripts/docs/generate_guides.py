@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stashtrace.cli import main as stashtrace
+from stashtrace.cli.synth import main as write_synthetic
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What a kernel takes in the job called slower; the first one takes 420.
@@ -46,7 +47,7 @@ def gpu_traces() -> None:
 
 def late_ranks() -> None:
     """The job of the page on late ranks: 8 ranks, of which rank 3 takes 40 ms longer in each backward."""
-    output_of("stashtrace synth made-up --ranks 8 --steps 20 --late-rank 3 --late 40")
+    write_synthetic(["made-up", "--ranks", "8", "--steps", "20", "--late-rank", "3", "--late", "40"])
 
 
 def gate() -> None:
@@ -97,8 +98,8 @@ def history() -> None:
 
 def queried() -> None:
     """Two runs of four ranks; in the first, rank 3 takes 40 ms longer in each backward."""
-    output_of("stashtrace synth made-up --ranks 4 --steps 20 --late-rank 3 --late 40")
-    output_of("stashtrace synth other --ranks 4 --steps 20")
+    write_synthetic(["made-up", "--ranks", "4", "--steps", "20", "--late-rank", "3", "--late", "40"])
+    write_synthetic(["other", "--ranks", "4", "--steps", "20"])
 
 
 #: Page -> what makes the files that its commands read.

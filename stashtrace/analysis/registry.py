@@ -136,7 +136,6 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.analysis.findings.rules.start:start",
         "what each rank did before its first counted step",
     ),
-    ("evidence", "stashtrace.analysis.stalls.evidence:evidence", "evidence for the largest stalls"),
     (
         "killed",
         "stashtrace.analysis.findings.ending.killed:killed",
@@ -171,7 +170,6 @@ QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "spikes",
             "stalls",
             "stall_intervals",
-            "evidence",
             "hidden",
             "agreement",
             "lines",

@@ -12,7 +12,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TextIO, cast
 
 from stashtrace.errors import OutputError, StashtraceError, UsageError, is_native_failure, native_failure, raised
@@ -20,40 +20,72 @@ from stashtrace.errors import OutputError, StashtraceError, UsageError, is_nativ
 if TYPE_CHECKING:
     from types import ModuleType
 
-#: (name, one-line help), in the order in which a new user needs them.
-COMMANDS: tuple[tuple[str, str], ...] = (
-    ("run", "Run a command and record where its step time goes"),
-    ("env", "Print the variables that make a job record itself"),
-    ("merge", "Merge the files of a run, and print its summary"),
-    ("summary", "Say what slows a run down, in words"),
-    ("report", "Write one page about a run, to share"),
-    ("log", "Add the answers of a run to W&B, MLflow, TensorBoard, trackio"),
-    ("whatif", "Predict the step time with something changed"),
-    ("info", "Show what a run holds: ranks, steps, devices, records, losses"),
-    ("status", "Show where a run is that is still going, or hanging"),
-    ("live", "Follow a job on the screen: speed, budget, stragglers, events"),
-    ("metrics", "List what a run says to Prometheus; a dashboard for Grafana"),
-    ("capture", "Keep the newest steps of a followed run in a folder"),
-    ("analyze", "Print one analysis as table, JSON or CSV"),
-    ("sql", "Query the tables and analyses of runs in SQL"),
-    ("export", "Write a run in the format of another tool"),
-    ("scrub", "Take secrets out of a run, and names of files and hosts"),
-    ("view", "Open the timeline in the Perfetto UI"),
-    ("diff", "Compare two runs, by stalls or by kernels"),
-    ("check", "Fail if a run is worse than a baseline: a gate for changes"),
-    ("history", "Ask many runs: late hosts, slow commits, neighbours, cost"),
-    ("bisect", "Find the commit that made a job slower, and why"),
-    ("tune", "Try settings on a job, and keep those that make it faster"),
-    ("characterize", "Measure what devices, data and network cost, by experiment"),
-    ("whatif-cache", "Forecast the step time by the cached share of the data"),
-    ("stage", "Copy files to a faster disk, and measure the gain"),
-    ("recommend", "Say which instances to rent for a job, by time and by cost"),
-    ("model", "Fit the cost of communication, to a run or a sweep"),
-    ("layers", "Replay iterations layer by layer, for any number of ranks"),
-    ("synth", "Make up a run of many ranks whose stalls are known"),
-    ("calibrate", "Measure what the links of this machine can do"),
-    ("doctor", "Say what can be measured on this machine, and why"),
+#: What the commands of a group are for -> (name, one-line help) of each; in the order in which a new user needs them.
+GROUPS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+    (
+        "record a job, and read what it says",
+        (
+            ("run", "Run a command and record where its step time goes"),
+            ("summary", "Say what slows a run down, in words"),
+            ("report", "Write one page about a run, to share"),
+            ("view", "Open the timeline in the Perfetto UI"),
+            ("info", "Show what a run holds: ranks, steps, devices, records"),
+        ),
+    ),
+    (
+        "while it runs",
+        (
+            ("live", "Follow a job: speed, budget, who is late, whether it hangs"),
+            ("capture", "Keep the newest steps of a followed run in a folder"),
+            ("metrics", "List what a run says to Prometheus; a dashboard for Grafana"),
+        ),
+    ),
+    (
+        "why, and what if",
+        (
+            ("whatif", "Predict the step time with something changed"),
+            ("analyze", "Print one analysis as table, JSON or CSV"),
+            ("sql", "Query the tables and analyses of runs in SQL"),
+            ("diff", "Compare two runs, by stalls or by kernels"),
+        ),
+    ),
+    (
+        "experiment",
+        (
+            ("tune", "Try settings on a job, and keep those that make it faster"),
+            ("bisect", "Find the commit that made a job slower, and why"),
+            ("characterize", "Measure what devices, data and network cost a job"),
+            ("recommend", "Say which instances to rent for a job, by time and by cost"),
+            ("stage", "Copy files to a faster disk, and measure the gain"),
+            ("whatif-cache", "Forecast the step time by the cached share of the data"),
+            ("model", "Fit the cost of communication, to a run or a sweep"),
+            ("layers", "Replay iterations layer by layer, for any number of ranks"),
+        ),
+    ),
+    (
+        "guard and share",
+        (
+            ("check", "Fail if a run is worse than a baseline: a gate for changes"),
+            ("history", "Ask many runs: late hosts, slow commits, neighbours, cost"),
+            ("log", "Add the answers of a run to W&B, MLflow, TensorBoard, trackio"),
+            ("export", "Write a run in the format of another tool"),
+            ("scrub", "Take secrets out of a run, and names of files and hosts"),
+        ),
+    ),
+    (
+        "the machine",
+        (
+            ("doctor", "Say what can be measured here, and what is not installed"),
+            ("calibrate", "Measure what the links of this machine can do"),
+            ("env", "Print the variables that make a job record itself"),
+            ("merge", "Merge the files of a run, and print its summary"),
+        ),
+    ),
 )
+#: (name, one-line help) of all commands.
+COMMANDS: tuple[tuple[str, str], ...] = tuple(command for _, commands in GROUPS for command in commands)
+#: Names that work and are in no list -> the words that they stand for.
+OTHER_NAMES: dict[str, tuple[str, ...]] = {"status": ("live", "--once")}
 #: Options that every command knows; they may stand before or after its name.
 GLOBAL_OPTIONS: tuple[tuple[str, str], ...] = (
     ("-h, --help", "show this help; after a command, that of the command"),
@@ -73,13 +105,12 @@ def help_text() -> str:
         "usage: stashtrace COMMAND [options]",
         "",
         "Where did each nanosecond of each step of each rank go?",
-        "",
-        "commands:",
     ]
-    lines += [f"  {name:<14}{text}" for name, text in COMMANDS]
-    lines += ["", "options:"]
+    for title, commands in GROUPS:
+        lines += ["", title, *(f"  {name:<14}{text}" for name, text in commands)]
+    lines += ["", "options"]
     lines += [f"  {flags:<14}{text}" for flags, text in GLOBAL_OPTIONS]
-    lines += ["", "first steps:", "  stashtrace run -- torchrun --nproc-per-node 2 train.py", "  stashtrace doctor", ""]
+    lines += ["", "first steps", "  stashtrace run -- torchrun --nproc-per-node 2 train.py", "  stashtrace doctor", ""]
     return "\n".join(lines)
 
 
@@ -100,10 +131,13 @@ def command_module(name: str) -> ModuleType:
     raise UsageError(f"no command named {name!r}", hint=hint)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line and return its exit code; the only caller of the commands."""
+def main(argv: Sequence[str] | None = None, program: Callable[[list[str]], int] | None = None) -> int:
+    """Run one command line and return its exit code; the only caller of the commands.
+
+    ``program``: what is run with the words; by default the command that the first of them names.
+    """
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(list(sys.argv[1:] if argv is None else argv), program or _dispatch)
     finally:
         try:
             if sys.stderr is not None:
@@ -112,10 +146,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], program: Callable[[list[str]], int]) -> int:
     """Run a command line whose output is made visible."""
-    if arguments[:1] in (["-h"], ["--help"], ["-V"], ["--version"]):  # plain text of our own needs no VisibleStream
-        return _answer(arguments)
+    if arguments in (["-h"], ["--help"], ["-V"], ["--version"]):  # plain text of our own needs no VisibleStream
+        return _answer(arguments, program)
     from stashtrace.visible import VisibleStream
 
     streams = sys.stdout, sys.stderr
@@ -123,18 +157,18 @@ def _run(arguments: list[str]) -> int:
     with open(os.devnull, "w", encoding="utf-8") as nobody:
         sys.stdout, sys.stderr = (cast(TextIO, VisibleStream(stream or nobody)) for stream in streams)
         try:
-            return _answer(arguments)
+            return _answer(arguments, program)
         finally:
             sys.stdout, sys.stderr = streams
 
 
-def _answer(arguments: list[str]) -> int:
+def _answer(arguments: list[str], program: Callable[[list[str]], int]) -> int:
     """Run a command line, print its error if it fails, and return the exit code."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     debug = "--debug" in own
     try:
         with raised() if debug else contextlib.nullcontext():
-            code = _dispatch(arguments)
+            code = program(arguments)
         sys.stdout.flush()
         return code
     except StashtraceError as error:
@@ -192,8 +226,7 @@ def _dispatch(arguments: list[str]) -> int:
     while arguments and arguments[0].startswith("-"):
         option = arguments.pop(0)
         if option in ("-h", "--help"):
-            sys.stdout.write(help_text())
-            return 0
+            return _help(arguments[0] if arguments else "")
         if option in ("-V", "--version"):
             from stashtrace import __version__
 
@@ -210,12 +243,19 @@ def _dispatch(arguments: list[str]) -> int:
         return UsageError.exit_code
     name, *rest = arguments
     if name == "help":
-        name, rest = (rest[0], ["--help"]) if rest else ("", [])
-        if not name:
-            sys.stdout.write(help_text())
-            return 0
-    code: int = command_module(name).main([*leading, *rest])
+        return _help(rest[0] if rest else "")
+    name, *words = OTHER_NAMES.get(name, (name,))
+    code: int = command_module(name).main([*leading, *words, *rest])
     return code
+
+
+def _help(name: str) -> int:
+    """Write the help of a command, or of all."""
+    if name and not name.startswith("-"):
+        name, *_ = OTHER_NAMES.get(name, (name,))
+        return int(command_module(name).main(["--help"]))
+    sys.stdout.write(help_text())
+    return 0
 
 
 def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> None:

@@ -30,7 +30,7 @@ from stashtrace.record.directory import (
 )
 from stashtrace.record.remote import deliver
 from stashtrace.record.run import Outcome
-from stashtrace.text import count_noun
+from stashtrace.text import count_noun, list_some
 from stashtrace.visible import visible
 from stashtrace.whole_files import write_whole
 
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
 
 
+#: Files of processes that one warning names.
+_FILES_NAMED = 3
 #: Called with a merged run, its summary and ``causes``.
 AfterMerge = Callable[["Trace", "Summary", "Table | None"], None]
 
@@ -106,7 +108,7 @@ def _write_words(path: Path, text: str) -> None:
 
 
 def pack(directory: Path, progress: Progress, *, run_id: str | None = None, own_host_only: bool = False) -> list[str]:
-    """Rewrite the raw files of processes that have ended; return a sentence for each file that could not be."""
+    """Rewrite the raw files of processes that have ended; return a sentence for each reason why some could not be."""
     from stashtrace.format.compact import compact_run
     from stashtrace.format.liveness import own_boot_id
     from stashtrace.format.reader import open_run
@@ -116,7 +118,10 @@ def pack(directory: Path, progress: Progress, *, run_id: str | None = None, own_
         boot = own_boot_id()
         raw = dataclasses.replace(raw, processes=[p for p in raw.processes if p.metadata.get("boot_id") == boot])
     report = compact_run(raw, progress=lambda done, total: progress.step(done / max(total, 1), "packing"))
-    return [f"{name}: {reason}" for name, reason in report.problems]
+    names: dict[str, list[str]] = {}
+    for name, reason in report.problems:
+        names.setdefault(reason, []).append(name)
+    return [f"{list_some(named, _FILES_NAMED)}: {reason}" for reason, named in names.items()]
 
 
 def _write_timeline(trace: Trace, path: Path) -> list[str]:
@@ -180,9 +185,8 @@ def conclude(
         is_empty = is_here and not outcome.survivors and not _is_anything_recorded(outcome)
         if is_empty and (merge or outcome.is_new):
             say_error("nothing was recorded", f"`stashtrace doctor -- {command[0]}` says whether it can be traced")
-            # A directory that somebody named stays; other launchers of the job may record into it, too.
-            if outcome.is_new and outcome.launch_file is None:
-                discard_run_without_records(outcome.directory)
+            if outcome.launch_file is None:  # else other launchers of the job may record into it
+                discard_run_without_records(outcome.directory, keep_folder=not outcome.is_made)
         elif not is_here or not merge:
             if not merge:
                 screen.say(f"stashtrace: the run is not merged; {later} merges it")

@@ -12,13 +12,14 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from stashtrace.cli.option_values import read_ranks, read_steps, read_window
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.text import wrap
 from stashtrace.visible import visible_line
 
 #: Long names of the option that says where to write; the first is the documented one.
@@ -69,6 +70,15 @@ class Parser(argparse.ArgumentParser):
         stream = sys.stdout if file is None else file
         stream.write(self.format_help())
         stream.flush()
+
+    def hide_all_but(self, names: Collection[str]) -> None:
+        """Leave options out of the help unless they have one of these names; ``--help-all`` shows all of them."""
+        kept = {*names, "--help", "--help-all", "--verbose", "--debug"}
+        hidden = [action for action in self._actions if action.option_strings and not kept & {*action.option_strings}]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        more = f"`{self.prog} --help-all` shows {len(hidden)} more options"
+        self.epilog = f"{self.epilog}\n\n{more}" if self.epilog else more
 
     def add_out(self, metavar: str, text: str, *, default: str | None = None, required: bool = False) -> None:
         """Add the option that says where to write: ``-o`` or ``--out``; ``--output`` is accepted too."""
@@ -132,6 +142,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
         names = [name for name in action.option_strings if name not in OUT_OPTIONS[1:]]
         return f"{', '.join(names)} {value}"
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Return the lines of a help text; argparse would end one within a name with a hyphen, or a command."""
+        return wrap(text, "", width=width, rest=0)
 
 
 def add_value(
@@ -256,6 +270,26 @@ def newest_run() -> str:
     begun = time.strftime(", begun %Y-%m-%d %H:%M:%S", time.localtime(begin_ns / 1e9)) if begin_ns else ""
     Screen().say(f"run: ./{visible_line(str(runs[-1]))}, the newest here{begun}")
     return str(runs[-1])
+
+
+def running_or_newest() -> str:
+    """Return the newest run directory here whose job still runs, whatever its name; without one the :func:`newest_run`.
+
+    Raises MissingDataError if there is neither.
+    """
+    from stashtrace.cli.screen import Screen
+    from stashtrace.record.directory import RUN_FILE, read_run_file
+    from stashtrace.record.launchers import is_running
+
+    begun = []
+    for path in Path().glob(f"*/{RUN_FILE}"):
+        facts = read_run_file(path.parent)
+        if is_running(facts):
+            begun.append((facts.get("begin_realtime_ns") or 0, str(path.parent)))
+    if not begun:
+        return newest_run()
+    Screen().say(f"run: ./{visible_line(max(begun)[1])}, which runs here")
+    return max(begun)[1]
 
 
 def runs_or_newest(paths: Sequence[str]) -> list[str]:

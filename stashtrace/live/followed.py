@@ -15,7 +15,7 @@ from typing import Any
 
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.stalls.sampled_cpus import last_values
-from stashtrace.errors import StashtraceError, guarded
+from stashtrace.errors import MissingDataError, StashtraceError, guarded
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
@@ -439,7 +439,9 @@ def _verdicts_of(window: Trace) -> list[str]:
 
 def _lines_of(window: Trace) -> list[LineNow]:
     found = _findings_of(window)
-    return lines_now(window, found) if found else []
+    with contextlib.suppress(MissingDataError):  # no rank has made a step
+        return lines_now(window, found) if found else []
+    return []
 
 
 def _findings_of(window: Trace) -> list[Finding]:

@@ -208,13 +208,14 @@ def living_processes(directory: Path) -> list[int]:
     return pids
 
 
-def discard_run_without_records(directory: Path) -> None:
-    """Remove the directory that a run made and recorded nothing in."""
+def discard_run_without_records(directory: Path, *, keep_folder: bool = False) -> None:
+    """Remove what a run left that recorded nothing, and its directory unless that is to be kept."""
     if trace_files(directory) or "not_recorded" in read_run_file(directory):  # why there is nothing is worth keeping
         return
     with contextlib.suppress(OSError):  # it is no longer ours to remove; what stays is no run for anybody
         (directory / RUN_FILE).unlink(missing_ok=True)
-        directory.rmdir()
+        if not keep_folder:
+            directory.rmdir()
 
 
 def read_run_file(directory: Path) -> dict[str, Any]:

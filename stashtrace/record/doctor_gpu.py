@@ -55,7 +55,7 @@ class Check:
 
     #: What is checked.
     name: str
-    #: ``ok``, ``measured``, ``inferred``, ``partly``, ``invisible`` or ``broken``.
+    #: ``ok``, ``measured``, ``inferred``, ``partly``, ``invisible`` or ``broken``; of a package, ``not installed``.
     state: str
     #: What was found here.
     detail: str

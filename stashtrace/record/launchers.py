@@ -117,6 +117,12 @@ def is_gone(facts: Mapping[str, Any]) -> bool:
     return facts.get("place") == own_place() and not os.path.exists(f"/proc/{facts.get('launcher_pid')}")
 
 
+def is_running(facts: Mapping[str, Any]) -> bool:
+    """Return True for a launcher of this host and pid namespace that has not ended."""
+    is_ours = facts.get("place") == own_place() and "launcher_pid" in facts
+    return is_ours and "end_realtime_ns" not in facts and not is_gone(facts)
+
+
 def own_place() -> str:
     """Return the boot id and pid namespace, within which a process id means the same; empty if unknown."""
     try:

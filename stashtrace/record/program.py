@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, UsageError
@@ -48,6 +49,38 @@ def find_program(command: Sequence[str]) -> str:
     if Path(name).exists():
         hint = script_hint if name.endswith(".py") else f"`stashtrace run -- ./{name}`, if it is the file here"
     raise UsageError(f"command not found: {name}", hint=hint)
+
+
+#: Programs, and modules of Python, whose first word that ends in ``.py`` is the script that they start.
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "torch.distributed.run", "torch.distributed.launch")
+
+
+def check_script(command: Sequence[str]) -> None:
+    """Raise UsageError if the command is Python, or a launcher of its jobs, and its script does not exist."""
+    script = _script_of(command)
+    if script and not Path(script).exists():
+        near = get_close_matches(Path(script).name, [path.name for path in Path(script).parent.glob("*.py")], 1, 0.7)
+        hint = f"did you mean {Path(script).with_name(near[0])}?" if near else None
+        raise UsageError(f"script not found: {script}", hint=hint)
+
+
+def _script_of(command: Sequence[str]) -> str:
+    """Return the script that a command names; empty where it cannot be told, or names none."""
+    name, words = Path(command[0]).name, iter(command[1:])
+    if _PYTHON_NAME.fullmatch(name):
+        for word in words:
+            if not word.startswith("-"):
+                return word
+            letter = next((at for at in word[1:] if at in "cmWX"), "")
+            if word == "-" or word.startswith("--") or letter == "c":
+                return ""
+            if letter == "m":
+                name = word.partition("m")[2] or next(words, "")
+                break
+            if letter and word.endswith(letter):
+                next(words, "")
+    scripts = (word for word in words if word.endswith(".py") and not word.startswith("-"))
+    return next(scripts, "") if name in _LAUNCHERS else ""
 
 
 def spawn(program: str, command: Sequence[str], environment: Mapping[str, str], mask: Iterable[int]) -> int:

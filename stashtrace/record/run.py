@@ -46,7 +46,7 @@ from stashtrace.record.job import Job, commit_of, job_of
 from stashtrace.record.launchers import RECORDS, announce, own_place
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.processor import processor_name
-from stashtrace.record.program import find_program, preload_obstacle, spawn
+from stashtrace.record.program import check_script, find_program, preload_obstacle, spawn
 from stashtrace.record.remote import check_url, is_url
 from stashtrace.record.staged_files import list_for_run
 from stashtrace.run_facts import GPU_INVENTORY
@@ -103,6 +103,8 @@ class Outcome:
     write_error: CaptureError | None
     #: Whether the run directory was made and named by us.
     is_new: bool
+    #: Whether the run directory was not there before.
+    is_made: bool
     #: Whether we ended the command at the step of ``until_step``; the exit code is 0 then.
     goal_reached: bool = False
     #: Whether another folder has the name of the run directory by now.
@@ -143,6 +145,7 @@ def run_command(
     used.
     """
     program = find_program(command)
+    check_script(command)
     job = job_of(command, os.environ, run_id)
     # Refuses unknown collectors, a missing library and a bad URL before a directory is made.
     environment = traced_environment(os.environ, options, run_dir=".", run_id=job.run_id, library=library)
@@ -155,6 +158,7 @@ def run_command(
         environment = without_library(environment)
         content["not_recorded"] = f"{Path(program).name} ({obstacle})"
     is_new = out is None or bool(url)
+    is_made = is_new or not Path(str(out)).exists()
     with file_rights(options.share):
         records = make_scratch(scratch, job) if scratch is not None or url else None
         directory = prepare_directory(out, job=job, overwrite=overwrite) if records is None or not url else records
@@ -206,8 +210,8 @@ def run_command(
             try:
                 watch.start(program, command, environment)
             except CaptureError:
-                if is_new and launch_file is None:  # else other launchers of the job may record into it
-                    discard_run_without_records(directory)
+                if launch_file is None:  # else other launchers of the job may record into it
+                    discard_run_without_records(directory, keep_folder=not is_made)
                 raise
             watch.wait_for_command()
             end_realtime_ns, end_monotonic_ns = time.time_ns(), time.monotonic_ns()
@@ -267,6 +271,7 @@ def run_command(
         tuple(survivors),
         write_error,
         is_new,
+        is_made,
         reached,
         replaced,
     )

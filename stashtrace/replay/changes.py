@@ -145,6 +145,27 @@ def of_cause(number: int) -> Change:
     return Change("cause", None, None, str(number))
 
 
+def example_of(word: str) -> str:
+    """Return a change of a quantity or column, for a hint; empty if the word is none.
+
+    Examples
+    --------
+    >>> example_of("workers"), example_of("compression"), example_of("data"), example_of("luck")
+    ('workers=8', 'compression=fp16', 'data=x0.5', '')
+    """
+    if word in WORDS:
+        return f"{word}={WORDS[word][0]}"
+    if word in _EXCESS:
+        return f"{word}=0"
+    if word in COUNTS:
+        return f"{word}=8"
+    if word == BUCKET:
+        return f"{word}=50"
+    if word.endswith(".bandwidth"):
+        return f"{word}=x2" if word in LINKS else ""
+    return f"{word}=x0.5" if word in QUANTITIES or _changeable(word) else ""
+
+
 def _changeable(column: str, what: str = "") -> tuple[str, ...]:
     """Return the quantities that a column of the summary stands for; ``what`` is that of a link, as in bandwidth."""
     parts = (f"{kind}.{what}" if what else kind for kind in COLUMNS.get(column, ()))

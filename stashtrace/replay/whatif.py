@@ -129,11 +129,6 @@ class Answer:
         worst = max(stalls, key=stalls.__getitem__, default="compute")
         return worst if stalls.get(worst, 0.0) > _WORTH_NAMING * self.high_ns else "compute"
 
-    def missed_ratio(self, measured_ns: float) -> float:
-        """Return by how much the prediction misses a measurement; 0 inside the interval, below 0 if it is too short."""
-        nearest = min(max(measured_ns, self.low_ns), self.high_ns)
-        return nearest / max(measured_ns, 1.0) - 1
-
     @property
     def error_ratio(self) -> float:
         """Error of the replay of the unchanged run, relative to the measured step time."""

@@ -208,27 +208,3 @@ def _budget(answer: Answer) -> list[str]:
     for name, before, after in rows:
         lines.append("  " + name.ljust(17) + duration_text(before).rjust(12) + duration_text(after).rjust(16))
     return lines
-
-
-def applied_lines(run: Answer, answer: Answer, measured_ns: float) -> list[str]:
-    """Compare a prediction with the job that was run with the change.
-
-    ``run``: without a change. ``answer``: the prediction. ``measured_ns``: mean step of the job with the change.
-    """
-    predicted = range_text(duration_text(answer.low_ns), duration_text(answer.high_ns))
-    rows = [
-        ("as recorded", duration_text(run.measured_ns), ""),
-        ("predicted", predicted, range_text(*(_saved(run, ns) for ns in (answer.high_ns, answer.low_ns)))),
-        ("measured", duration_text(measured_ns), _saved(run, measured_ns)),
-    ]
-    lines = ["", f"{', '.join(map(str, answer.changes))} in a second run of the job:"]
-    width = max(len(row[1]) for row in rows)
-    lines += [f"  {name:<13}{step:>{width}}" + (f"  saves {saved}" if saved else "") for name, step, saved in rows]
-    missed = answer.missed_ratio(measured_ns)
-    if missed:
-        lines.append(f"  the prediction is {percent_text(abs(missed))} too {'short' if missed < 0 else 'long'}")
-    return lines
-
-
-def _saved(run: Answer, ns: float) -> str:
-    return percent_text(1 - ns / run.measured_ns)

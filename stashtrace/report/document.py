@@ -235,7 +235,7 @@ def _commands(made: dict[str, Any], facts: RunFacts, commands: Commands) -> dict
     """Return the command of each part that shows it on the timeline, and those that print its rows."""
     found: dict[str, Any] = {
         "whole": commands.view(),
-        "findings": commands.command("analyze", "finding_evidence"),
+        "findings": commands.command("summary", "--all"),
         "causes": commands.command("analyze", "causes"),
         "budget": commands.command("analyze", "stalls"),
         "steps": commands.command("analyze", "steps"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stashtrace.text import fill, unbroken_words
 from stashtrace.visible import visible_line
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -56,13 +57,4 @@ class Look:
 
         The text has no colour yet: control characters in it are part of a name, and are made visible.
         """
-        lines: list[str] = []
-        line = first
-        fresh = True
-        for word in map(visible_line, text.split()):
-            if not fresh and len(line) + 1 + len(word) > self.width:
-                lines.append(line)
-                line, fresh = rest, True
-            line += word if fresh else " " + word
-            fresh = False
-        return [*lines, line] if not fresh else lines
+        return fill([visible_line(word) for word in unbroken_words(text)], first, rest, self.width)

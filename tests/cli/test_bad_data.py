@@ -61,7 +61,8 @@ def test_a_directory_without_a_trace(run: Run, tmp_path: Path, command: str) -> 
     (tmp_path / "empty/notes.txt").write_text("hello")
     answer = run(*words_of(command, tmp_path / "empty"))
     assert (answer.code, answer.out) == (4, "")
-    assert answer.err.splitlines()[0] == "error: empty holds no trace"
+    what = "run of stashtrace" if command == "status" else "trace"
+    assert answer.err.splitlines()[0] == f"error: empty holds no {what}"
     assert "stashtrace run" in answer.err.splitlines()[2]
     assert fingerprint(tmp_path / "empty").keys() == {"notes.txt"}
 

@@ -143,9 +143,9 @@ def test_what_is_no_object_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", [DEEP, "[1]", '{"begin_realtime_ns": "now", "exit_code": []}'], ids=["deep", "list", "odd"]
 )
-def test_the_status_of_a_run_that_recorded_nothing_yet(
+def test_the_status_of_what_recorded_nothing_and_does_not_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     (tmp_path / "run.json").write_text(text)
-    assert main(["--debug", "status", str(tmp_path)]) == 0
-    assert capsys.readouterr().out.endswith("nothing was recorded yet\n")
+    assert main(["status", str(tmp_path)]) == 4
+    assert f"error: {tmp_path} holds no trace" in capsys.readouterr().err

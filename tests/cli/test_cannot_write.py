@@ -12,6 +12,7 @@ import pytest
 from command_line import environment
 
 from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import CaptureError, OutputError
 
 #: Commands that write, with RUN for a run, and what follows for the place to write to.
@@ -28,7 +29,6 @@ WRITERS = (
     "scrub RUN -o",
     "merge RUN --out",
     "check RUN --save-baseline main --baselines",
-    "synth",
     "calibrate --out",
     "run --out",
     "run --history",
@@ -40,7 +40,7 @@ PYARROW = ("store", "parquet", "arrow", "history")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "run"
-    assert main(["synth", str(folder), "--ranks", "1", "--steps", "6", "--calls-per-batch", "6"]) == 0
+    assert write_synthetic([str(folder), "--ranks", "1", "--steps", "6", "--calls-per-batch", "6"]) == 0
     return folder
 
 

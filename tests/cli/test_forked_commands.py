@@ -23,7 +23,7 @@ PRINT = (
         [],
         ["summary", "nothing"],
         ["run", "--debug"],
-        ["synth", "made", "--ranks", "2", "--steps", "6", "--format", "json"],
+        ["export", "csv", "nothing", "-o", "made"],
         ["run", "--no-merge", "--out", "made", "--", sys.executable, "-S", "-c", PRINT],
         [
             "run",

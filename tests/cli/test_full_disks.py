@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "run"
-    assert main(["synth", str(folder), "--ranks", "2", "--steps", "6", "--calls-per-batch", "6"]) == 0
+    assert write_synthetic([str(folder), "--ranks", "2", "--steps", "6", "--calls-per-batch", "6"]) == 0
     return folder
 
 

@@ -16,6 +16,7 @@ from made_up_history import Fleet, Job, fleet_with_three_plants, write_history
 
 from stashtrace.cli import main
 from stashtrace.cli.commands.history import BY, QUESTIONS, parser
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import MissingDataError, OutputError, UsageError
 from stashtrace.lab.history import answers
 from stashtrace.lab.history.questions import fleet_view
@@ -160,7 +161,7 @@ def test_a_run_is_added_at_its_end(tmp_path: Path) -> None:
 
 def test_a_run_behind_a_url_is_added(tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
-    assert main(["synth", str(tmp_path / "run"), "--ranks", "1", "--steps", "8", "--calls-per-batch", "6"]) == 0
+    assert write_synthetic([str(tmp_path / "run"), "--ranks", "1", "--steps", "8", "--calls-per-batch", "6"]) == 0
     assert main(["history", str(tmp_path / "h"), "--add", f"file://{tmp_path / 'run'}"]) == 0
     assert len(os.listdir(tmp_path / "h")) == 1
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from command_line import environment
 
-from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.loading.load import load_trace
 
 #: Runs `stashtrace merge` and sends itself a signal at the numbered event of a half written file; prints their number.
@@ -46,7 +46,7 @@ def merge(run: Path, at: int, number: int = 0) -> subprocess.CompletedProcess[st
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A made-up run of two ranks, as it was recorded."""
     run = tmp_path_factory.mktemp("made") / "run"
-    assert main(["synth", str(run), "--ranks", "2", "--steps", "20"]) == 0
+    assert write_synthetic([str(run), "--ranks", "2", "--steps", "20"]) == 0
     return run
 
 

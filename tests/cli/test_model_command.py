@@ -13,6 +13,7 @@ from lab.test_layer_study import resnets, study
 from replay.test_communication_model import ALPHA, APART, SIZES, job
 
 from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 
 pytest.importorskip("pyarrow", reason="the run of these tests is a store of Parquet files")
 
@@ -124,7 +125,7 @@ def test_a_run_without_collectives_and_one_of_two_sizes(tmp_path: Path, capsys: 
     from stashtrace.exporters.store import export_store
 
     export_store(job(APART[:2], sizes=SIZES[:2]).trace(), tmp_path / "two.store")
-    assert main(["synth", str(tmp_path / "one"), "--ranks", "1", "--steps", "8"]) == 0
+    assert write_synthetic([str(tmp_path / "one"), "--ranks", "1", "--steps", "8"]) == 0
     for name, said in (("two.store", "2 message sizes of all_reduce"), ("one", "no collective")):
         capsys.readouterr()
         assert main(["model", str(tmp_path / name)]) == 4

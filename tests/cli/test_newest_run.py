@@ -12,6 +12,7 @@ import pytest
 
 from stashtrace.cli import main
 from stashtrace.cli.parsing import existing_run, newest_run, run_directories, runs_or_newest
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import MissingDataError
 
 
@@ -141,7 +142,7 @@ def test_the_hint_of_a_path_that_is_not_there_names_the_newest() -> None:
 
 
 def test_summary_and_sql_of_the_newest_run(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["synth", "stash-made", "--ranks", "2", "--steps", "3"]) == 0
+    assert write_synthetic(["stash-made", "--ranks", "2", "--steps", "3"]) == 0
     capsys.readouterr()
     assert main(["summary", "stash-made"]) == 0
     named = capsys.readouterr().out
@@ -156,7 +157,7 @@ def test_summary_and_sql_of_the_newest_run(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("words", [["info"], ["whatif"], ["analyze", "stalls", "--by", "run"], ["analyze", "summary"]])
 def test_other_commands_take_the_newest_run_too(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["synth", "stash-made", "--ranks", "2", "--steps", "8"]) == 0
+    assert write_synthetic(["stash-made", "--ranks", "2", "--steps", "8"]) == 0
     without_records("stash-other", 10**19)
     capsys.readouterr()
     at = 2 if words[0] == "analyze" else 1
@@ -170,7 +171,7 @@ def test_other_commands_take_the_newest_run_too(words: list[str], capsys: pytest
 
 
 def test_paths_and_options_stand_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["synth", "made", "--ranks", "1", "--steps", "8"]) == 0
+    assert write_synthetic(["made", "--ranks", "1", "--steps", "8"]) == 0
     answers = []
     for words in (
         ["analyze", "stalls", "made", "--by", "run"],

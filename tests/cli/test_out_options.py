@@ -10,6 +10,7 @@ import pytest
 from stashtrace.cli import COMMANDS, command_module, main
 from stashtrace.cli.commands.run import split_command
 from stashtrace.cli.parsing import Parser
+from stashtrace.cli.synth import main as write_synthetic
 
 
 def parsers() -> dict[str, Parser]:
@@ -34,7 +35,7 @@ def test_help_shows_the_documented_one_alone() -> None:
 @pytest.mark.parametrize("option", ["--out", "--output", "-o"])
 def test_export_writes_where_it_was_told(option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run")
-    assert main(["synth", run, "--ranks", "1", "--steps", "3"]) == 0
+    assert write_synthetic([run, "--ranks", "1", "--steps", "3"]) == 0
     assert main(["export", "csv", run, option, str(tmp_path / "stalls.csv"), "--table", "stalls"]) == 0
     assert (tmp_path / "stalls.csv").read_text(encoding="utf-8").startswith("rank,step,kind")
     assert "error" not in capsys.readouterr().err

@@ -39,9 +39,13 @@ def test_a_run_without_records_leaves_no_directory(run: Run, tmp_path: Path, opt
     assert [path.name for path in tmp_path.iterdir() if path.name != "scratch"] == []
 
 
-def test_a_directory_that_was_named_stays(run: Run, tmp_path: Path) -> None:
-    assert run("run", "--out", "mine", "--", "true").err.startswith(NOTHING)
-    assert os.listdir(tmp_path / "mine") == ["run.json"]
+def test_a_directory_that_was_there_stays_and_takes_the_next_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    for name, is_left in (("mine", True), ("made", False)):
+        for _ in range(2):
+            assert run("run", "--out", name, "--", "true").err.startswith(NOTHING)
+            assert (tmp_path / name).exists() == is_left
+    assert os.listdir(tmp_path / "mine") == []
 
 
 def test_a_command_that_cannot_be_started_leaves_no_directory(run: Run, tmp_path: Path) -> None:

@@ -6,23 +6,27 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from command_line import ROOT, Answer
+from command_line import ROOT, Answer, environment
 from corpus import corpus
 
 Run = Callable[..., Answer]
+#: Begin of a command that makes up a run.
+MAKES = "$ python -m stashtrace.cli.synth "
 
 
 def shown(page: str) -> list[tuple[str, list[str]]]:
-    """(command, lines shown below it) of each ``$ stashtrace`` in the blocks of a page."""
+    """(words, lines shown below it) of each command of ours in the blocks of a page."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     found: list[tuple[str, list[str]]] = []
     for block in re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         for line in block.splitlines():
-            if line.startswith("$ stashtrace "):
+            if line.startswith(("$ stashtrace ", MAKES)):
                 found.append((line.removeprefix("$ stashtrace ").partition("   #")[0], []))
             elif found and block.startswith("$ "):
                 found[-1][1].append(line.rstrip())
@@ -34,13 +38,23 @@ def settled(line: str) -> str:
     return re.sub(r"^(wrote .* )\([\d.]+ [KMG]?B\)$", r"\1(SIZE)", line.rstrip())
 
 
+def made(words: str, cwd: Path) -> Answer:
+    """Make up a run as a page says."""
+    command = [sys.executable, "-m", "stashtrace.cli.synth", *shlex.split(words)]
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True)
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
 def check(run: Run, page: str, cwd: Path) -> None:
     """Every line shown comes out, in this order; ``...`` and the end of a page's block may leave some out."""
     commands = shown(page)
     assert commands
     # What is made further down a page is used further up.
-    for command, lines in sorted(commands, key=lambda told: not told[0].startswith("synth")):
-        answer = run(*shlex.split(command), cwd=cwd)
+    for command, lines in sorted(commands, key=lambda told: not told[0].startswith(MAKES)):
+        if command.startswith(MAKES):
+            answer = made(command.removeprefix(MAKES), cwd)
+        else:
+            answer = run(*shlex.split(command), cwd=cwd)
         assert answer.code == 0, (command, answer.err)
         out = iter([settled(line) for line in (answer.out + answer.err).splitlines()])
         for line in lines:

@@ -14,6 +14,7 @@ from types import FrameType
 import pytest
 
 from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.record.directory import run_directory_of, scratch_of
 from stashtrace.record.launchers import own_place
 
@@ -39,7 +40,7 @@ def never_wait() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "run"
-    assert main(["synth", str(folder), "--ranks", "1", "--steps", "6", "--calls-per-batch", "6"]) == 0
+    assert write_synthetic([str(folder), "--ranks", "1", "--steps", "6", "--calls-per-batch", "6"]) == 0
     return folder
 
 

@@ -17,6 +17,7 @@ from command_line import ROOT, Answer, environment, stashtrace
 
 import stashtrace as package
 from stashtrace.analysis.registry import ANALYSES
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import PluginError, PluginWarning, UsageError
 
 EXAMPLE = ROOT / "tests/plugin_package"
@@ -233,7 +234,7 @@ assert "stashtrace.registry" in sys.modules or sys.argv[1] == "--help"
 print("read" if "importlib.metadata" in sys.modules else "not read", file=sys.stderr)
 """
     run = traces.parent / "run"
-    assert stashtrace("synth", run, "--ranks", 2, "--steps", 4).code == 0
+    assert write_synthetic([str(run), "--ranks", "2", "--steps", "4"]) == 0
     for words, expected in (
         ("--help", "not read"),
         (f"analyze stalls {run}", "not read"),
@@ -299,7 +300,7 @@ def broken(tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "run"
-    assert stashtrace("synth", folder, "--ranks", 2, "--steps", 4).code == 0
+    assert write_synthetic([str(folder), "--ranks", "2", "--steps", "4"]) == 0
     return folder
 
 

@@ -185,7 +185,7 @@ def test_several_runs_say_which_row_is_whose(run: Run, one: Path, tmp_path: Path
     assert len(rows) == len(stalls(run, "one")) + len(stalls(run, "two"))
 
 
-@pytest.mark.parametrize("name", ["steps", "hidden", "collectives", "stragglers", "evidence"])
+@pytest.mark.parametrize("name", ["steps", "hidden", "collectives", "stragglers"])
 def test_every_analysis_prints_in_every_format(run: Run, one: Path, name: str) -> None:
     for form in ("table", "json", "csv"):
         answer = run("analyze", name, "one", "--format", form)
@@ -248,18 +248,22 @@ def test_diff_gives_a_verdict(run: Run, one: Path, tmp_path: Path) -> None:
     assert rows[0]["verdict"] == "faster"
 
 
-def test_status_names_the_rank_that_hangs(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [("status",), ("live", "--once"), ("live",)], ids=" ".join)
+def test_live_names_the_rank_that_hangs(run: Run, tmp_path: Path, words: tuple[str, ...]) -> None:
     write_run(tmp_path / "hung", hang=True)
-    answer = run("status", "hung")
+    answer = run(*words, "hung")
     assert (answer.code, answer.err) == (0, "")
     assert (
-        "rank 1 has not entered all-reduce 12 of default_pg, 4.10 KB\n  rank 0 waits in it for 5.00 s\n" in answer.out
+        "  ▶ the job hung: rank 1 has not entered all-reduce 12 of default_pg, 4.10 KB\n"
+        "    rank 0 waits in it for 5.00 s\n" in answer.out
     )
-    assert f"rank 0: {STEPS} steps, the newest 10 of" in answer.out
+    assert f"2 ranks on 1 host, {STEPS} steps" in answer.out
 
 
 def test_status_of_a_run_in_order(run: Run, one: Path) -> None:
-    assert "no rank has waited in a collective for more than a second" in run("status", "one").out
+    answer = run("status", "one")
+    assert answer.out == run("live", "one", "--once").out
+    assert "hung" not in answer.out
 
 
 def test_doctor_says_what_each_line_means(run: Run) -> None:

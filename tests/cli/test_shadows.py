@@ -45,7 +45,6 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "report": (("report", "{run}", "-o", "{tmp}/report.html"), ("report", "{run}", "--format", "markdown")),
     "log": (("log", "{run}", "--to", "tensorboard"),),
     "info": (("info", "{run}"),),
-    "status": (("status", "{run}"),),
     "capture": (("capture", "{run}"),),
     "live": (("live", "{run}", "--once"),),
     "metrics": (("metrics", "--format", "json"),),
@@ -65,7 +64,6 @@ WORK: dict[str, tuple[tuple[str, ...], ...]] = {
     "recommend": (("recommend", "{tmp}/nothing"),),
     "model": (("model", "{run}"),),
     "layers": (("layers", "{run}"),),
-    "synth": (("synth", "--out", "{tmp}/synth"),),
     "calibrate": (("calibrate", "--sizes", "nonsense"),),
     "doctor": (("doctor",),),
 }

@@ -16,6 +16,7 @@ from command_line import environment
 from other_users import ANOTHER, as_another_user, let_others_in, needs_root
 
 from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import CaptureError
 from stashtrace.lab.stage import stage_files as staging
 from stashtrace.lab.stage.stage_files import stage
@@ -290,7 +291,7 @@ def test_a_tier_that_everybody_may_write_to_is_refused(tmp_path: Path, data: str
 
 def test_the_merge_writes_into_no_second_name_of_a_file(tmp_path: Path, victim: Path, capfd) -> None:
     run = tmp_path / "run"
-    assert main(["synth", str(run), "--ranks", "1", "--steps", "4"]) == 0
+    assert write_synthetic([str(run), "--ranks", "1", "--steps", "4"]) == 0
     recorded = next(run.glob("*.stash"))
     os.link(victim, f"{recorded}.tmp")
     main(["merge", str(run)])

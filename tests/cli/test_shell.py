@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from command_line import ROOT, Answer, environment
 
 import stashtrace
-from stashtrace.cli import COMMANDS, command_module, help_text
+from stashtrace.cli import COMMANDS, GROUPS, OTHER_NAMES, command_module, help_text
 
 Run = Callable[..., Answer]
 
@@ -23,6 +24,37 @@ def test_help_names_every_command_once() -> None:
     for name, text in COMMANDS:
         assert sum(line.split()[:1] == [name] and line.endswith(text) for line in lines) == 1
     assert all(len(line) <= 79 for line in lines)
+
+
+def test_help_has_a_group_for_each_kind_of_question() -> None:
+    blocks = {block.splitlines()[0]: block for block in help_text().split("\n\n")}
+    for title, commands in GROUPS:
+        assert [line.split()[0] for line in blocks[title].splitlines()[1:]] == [name for name, _ in commands]
+
+
+def test_the_name_of_a_command_may_stand_behind_help(run: Run) -> None:
+    assert run("--help", "run") == run("help", "run") == run("run", "--help")
+    assert run("-h", "doctor").out.startswith("usage: stashtrace doctor")
+    assert run("--help", "rum").err == "error: no command named 'rum'\n\nhint: did you mean `stashtrace run`?\n"
+
+
+def test_other_names_work_and_are_in_no_list(run: Run) -> None:
+    assert not {name for name, _ in COMMANDS} & {*OTHER_NAMES}
+    assert run("status", "--help").out.startswith("usage: stashtrace live")
+    assert run("status", "nothing").err == run("live", "nothing", "--once").err
+
+
+def test_run_shows_the_ten_options_that_most_people_need(run: Run) -> None:
+    shown, every = run("run", "--help").out, run("run", "--help-all").out
+    own = {"--help", "--help-all", "--verbose", "--debug"}
+    short, full = ({*re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.M)} - own for text in (shown, every))
+    assert short == {
+        *("--out", "--overwrite", "--live", "--steps", "--until-step", "--kernels"),
+        *("--keep-last", "--run-id", "--log", "--history"),
+    }
+    assert short < full
+    assert f"`stashtrace run --help-all` shows {len(full - short)} more options" in shown
+    assert "more options" not in every
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"]])

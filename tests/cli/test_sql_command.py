@@ -20,6 +20,7 @@ from command_line import stashtrace as answer_of
 import stashtrace
 from stashtrace.cli import main
 from stashtrace.cli.commands.sql import _distinct
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.sql import query
 from stashtrace.units import duration_text
 
@@ -32,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Two runs: of two ranks, and of one."""
     folder = tmp_path_factory.mktemp("made")
     for name, ranks in (("two", 2), ("one", 1)):
-        assert main(["synth", str(folder / name), "--ranks", str(ranks), "--steps", "4"]) == 0
+        assert write_synthetic([str(folder / name), "--ranks", str(ranks), "--steps", "4"]) == 0
     return str(folder / "two"), str(folder / "one")
 
 

@@ -11,6 +11,7 @@ import stashtrace
 from stashtrace.analysis.registry import ANALYSES, NEEDS_GPU, QUESTIONS, analyze
 from stashtrace.cli import main
 from stashtrace.cli.commands.analyze import analyses_text
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.loading.load import load_trace
@@ -20,7 +21,7 @@ from stashtrace.loading.load import load_trace
 def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Two ranks without a GPU."""
     folder = str(tmp_path_factory.mktemp("made") / "run")
-    assert main(["synth", folder, "--ranks", "2", "--steps", "6"]) == 0
+    assert write_synthetic([folder, "--ranks", "2", "--steps", "6"]) == 0
     return folder
 
 

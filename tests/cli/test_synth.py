@@ -10,12 +10,13 @@ import pytest
 
 import stashtrace
 from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.lab import synth
 
 
 def test_budget_is_the_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "made"
-    assert main(["synth", str(out), "--ranks", "3", "--steps", "20", "--late-rank", "1", "--late", "4"]) == 0
+    assert write_synthetic([str(out), "--ranks", "3", "--steps", "20", "--late-rank", "1", "--late", "4"]) == 0
     assert "truth.json has the stalls" in capsys.readouterr().err
     truth = json.loads((out / "truth.json").read_text())
     table = stashtrace.analyze(stashtrace.load(out), "stalls", by="rank")
@@ -36,7 +37,7 @@ def test_batches_without_a_whole_file_have_no_calls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder, calls: str
 ) -> None:
     out = tmp_path / "made"
-    assert main(["synth", str(out), "--ranks", "1", "--steps", "3", "--calls-per-batch", calls]) == 0
+    assert write_synthetic([str(out), "--ranks", "1", "--steps", "3", "--calls-per-batch", calls]) == 0
     assert main(["merge", str(out)]) == 0
     assert [str(warning.message) for warning in recwarn] == []
     assert "warning" not in capsys.readouterr().err
@@ -55,13 +56,13 @@ def test_batches_without_a_whole_file_have_no_calls(
     ],
 )
 def test_nonsense(tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    assert main(["synth", str(tmp_path / "x"), *arguments]) == 2
+    assert write_synthetic([str(tmp_path / "x"), *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").write_text("mine")
-    assert main(["synth", str(tmp_path)]) == 3
+    assert write_synthetic([str(tmp_path)]) == 3
     assert "not empty" in capsys.readouterr().err
 
 
@@ -72,6 +73,6 @@ def test_a_file_that_could_not_be_made_whole_is_not_there(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(synth, "_calls", refuse)  # in the middle of the first worker's file
-    assert main(["synth", str(tmp_path / "made"), "--ranks", "1"]) == 3
+    assert write_synthetic([str(tmp_path / "made"), "--ranks", "1"]) == 3
     assert "cannot write" in capsys.readouterr().err
     assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["run.json", "synth.1000.0.stash"]

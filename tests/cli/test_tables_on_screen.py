@@ -21,6 +21,7 @@ from stashtrace.analysis.io.io_tables import IO_PATTERNS, IO_TIMES
 from stashtrace.analysis.stalls.budget import STALLS
 from stashtrace.cli import main
 from stashtrace.cli.print_tables import align_rows, column_details, column_names, named_rows, write_rows
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
@@ -133,7 +134,7 @@ def on_a_terminal(columns: int, *words: str) -> list[str]:
 
 def test_a_terminal_gets_what_fits_and_a_pipe_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run")
-    assert main(["synth", run, "--ranks", "1", "--steps", "3"]) == 0
+    assert write_synthetic([run, "--ranks", "1", "--steps", "3"]) == 0
     capsys.readouterr()
     assert main(["analyze", "io_patterns", run]) == 0
     piped = capsys.readouterr()
@@ -150,7 +151,7 @@ def test_a_terminal_gets_what_fits_and_a_pipe_everything(tmp_path: Path, capsys:
 def test_the_columns_that_were_asked_for_and_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A pipe got every column, and nothing but a script of its own could leave some out."""
     run = str(tmp_path / "run")
-    assert main(["synth", run, "--ranks", "1", "--steps", "3", "--calls-per-batch", "6"]) == 0
+    assert write_synthetic([run, "--ranks", "1", "--steps", "3", "--calls-per-batch", "6"]) == 0
 
     def told(*options: str) -> list[str]:
         capsys.readouterr()

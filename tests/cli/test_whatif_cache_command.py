@@ -13,13 +13,14 @@ import pytest
 
 from stashtrace.cli import main
 from stashtrace.cli.option_values import read_shares, read_size
+from stashtrace.cli.synth import main as write_synthetic
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A made-up run whose workers read half of the time."""
     out = tmp_path_factory.mktemp("whatif") / "made"
-    assert main(["synth", str(out), "--ranks", "2", "--steps", "30"]) == 0
+    assert write_synthetic([str(out), "--ranks", "2", "--steps", "30"]) == 0
     return out
 
 

@@ -13,6 +13,7 @@ from importers.kineto_files import write as write_kineto
 from pipeline_files import two_stages, write
 
 from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.replay.changes import BUCKET, QUANTITIES
 
 
@@ -20,7 +21,7 @@ from stashtrace.replay.changes import BUCKET, QUANTITIES
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A made-up run of 4 ranks, of which rank 2 is 8 ms late in each step; its workers set the pace."""
     out = tmp_path_factory.mktemp("whatif") / "made"
-    assert main(["synth", str(out), "--ranks", "4", "--steps", "30", "--late-rank", "2", "--late", "8"]) == 0
+    assert write_synthetic([str(out), "--ranks", "4", "--steps", "30", "--late-rank", "2", "--late", "8"]) == 0
     return out
 
 
@@ -275,8 +276,7 @@ def test_what_a_pipeline_says_nothing_of(
 
 def made_up(out: Path, *options: str) -> str:
     """A run of 4 ranks: forward 30 ms, backward 50 ms, an all-reduce of 10 ms, an update of 20 ms."""
-    words = ["synth", str(out), "--ranks", "4", "--steps", "30", "--optimizer", "20", *options]
-    assert main(words) == 0
+    assert write_synthetic([str(out), "--ranks", "4", "--steps", "30", "--optimizer", "20", *options]) == 0
     return str(out)
 
 

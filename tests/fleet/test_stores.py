@@ -123,7 +123,7 @@ def test_devices_of_each_rank_are_looked_at_alone(tmp_path: Path) -> None:
 
 def test_whole_store_is_attributed_as_the_run(run: Path, store: Path) -> None:
     before, after = stashtrace.load(run), stashtrace.load(store)
-    for name in ("stalls", "stragglers", "hidden", "io", "evidence"):
+    for name in ("stalls", "stragglers", "hidden", "io"):
         found, wanted = (stashtrace.analyze(t, name) for t in (after, before))
         assert texts(found, after.strings) == texts(wanted, before.strings), name
 

@@ -21,6 +21,7 @@ from mutations import mutated
 
 import stashtrace
 from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import StashtraceError
 from stashtrace.importers import unpack_archive
 from stashtrace.importers.source import Source
@@ -94,7 +95,7 @@ def test_an_archive_is_read_as_its_folder(pack: Pack, job: dict[str, bytes], tmp
 
 @pytest.mark.parametrize("pack", PACKS)
 def test_a_run_of_ours_is_read_from_an_archive(pack: Pack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["synth", str(tmp_path / "made"), "--ranks", "2", "--steps", "8"]) == 0
+    assert write_synthetic([str(tmp_path / "made"), "--ranks", "2", "--steps", "8"]) == 0
     files = {f"made/{path.name}": path.read_bytes() for path in (tmp_path / "made").iterdir()}
     pack(tmp_path / "made.archive", files)
     capsys.readouterr()
@@ -156,7 +157,7 @@ def test_sql_names_the_archives(tmp_path: Path, capsys: pytest.CaptureFixture[st
     pytest.importorskip("duckdb")
     paths = []
     for name in ("one", "two"):
-        assert main(["synth", str(tmp_path / name), "--ranks", "1", "--steps", "8"]) == 0
+        assert write_synthetic([str(tmp_path / name), "--ranks", "1", "--steps", "8"]) == 0
         paths.append(str(tmp_path / f"{name}.zip"))
         packed(Path(paths[-1]), {f"made/{path.name}": path.read_bytes() for path in (tmp_path / name).iterdir()})
     capsys.readouterr()

@@ -50,7 +50,7 @@ def end(job: subprocess.Popen[str]) -> tuple[str, str]:
 def await_followed_status(folder: Path) -> subprocess.CompletedProcess[str]:
     """The answer of `status`, once the followers see steps end: on a busy machine rounds may be far apart."""
     deadline = time.monotonic() + 100
-    while "as followed" not in (answer := stashtrace("status", "run", cwd=folder)).stdout:
+    while "newest" not in (answer := stashtrace("status", "run", cwd=folder)).stdout:
         assert time.monotonic() < deadline, answer.stdout
     return answer
 
@@ -92,11 +92,8 @@ def test_two_viewers(looked_at: Looked) -> None:
 def test_status_is_that_of_the_follower(looked_at: Looked) -> None:
     answer = looked_at[0]["status"]
     assert (answer.returncode, answer.stderr) == (0, "")
-    lines = answer.stdout.splitlines()
-    assert re.fullmatch(r"running, begun [0-9.]+ m?s ago: 1 rank on 1 host with steps, as followed", lines[0]), lines
-    assert re.fullmatch(r"rank 0: \d+ steps, the newest \d+ of [0-9.]+ ms: .*", lines[2]), lines
-    assert lines[4] == "the job moves: no rank is known to keep the others waiting"
-    assert re.fullmatch(r"as of [0-9.]+ (ms|s|us) ago", lines[-1]), lines
+    assert re.search(r"^running: 1 rank on 1 host, \d+ steps$", answer.stdout, re.M), answer.stdout
+    assert "following the run takes" in answer.stdout, "by its follower"
 
 
 def test_a_summary_of_a_run_that_goes_on_says_so(looked_at: Looked) -> None:

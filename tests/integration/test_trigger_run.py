@@ -126,9 +126,8 @@ def test_a_run_on_scratch_is_asked_by_either_path(
     """Its windows lie in the run directory, and stay when the scratch goes."""
     folder, events, _ = triggered
     status, live, capture = (answers[f"{command} of {place}"] for command in ("status", "live", "capture"))
-    assert status.stdout.startswith("running, begun "), status.stderr
-    assert "rank 0: " in status.stdout
-    assert "1 rank on 1 host" in live.stdout, live.stderr
+    for answer in (status, live):
+        assert "1 rank on 1 host" in answer.stdout, answer.stderr
     window = Path(capture.stdout.strip())
     assert window.parent == folder / "run/windows", capture.stderr
     assert any(event.window == str(window) and event.request for event in events)

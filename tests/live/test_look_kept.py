@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from made_job import write_job
 
-from stashtrace.cli.look_if_stuck import look_if_stuck
+from stashtrace.cli.commands.analyze import look_if_stuck
 from stashtrace.loading.load import load_trace
 from stashtrace.loading.looks import with_looks
 from stashtrace.record.look.model import Look, ThreadLook
@@ -31,7 +31,7 @@ def test_what_was_seen_of_a_stuck_job_is_in_its_summary(tmp_path: Path, monkeypa
         return with_looks(trace, dict.fromkeys(wanted, asleep.to_text()))
 
     monkeypatch.setattr("stashtrace.loading.looks.look_at", look_at)
-    monkeypatch.setattr("stashtrace.cli.look_if_stuck.lives", lambda paths, run_id: True)
+    monkeypatch.setattr("stashtrace.cli.commands.analyze._lives", lambda paths, run_id: True)
     monkeypatch.setattr("socket.gethostname", lambda: os.uname().nodename)
     look_if_stuck(load_trace(tmp_path), [str(tmp_path)], None)
     assert in_lock in " ".join(summary(load_trace(tmp_path)).split())

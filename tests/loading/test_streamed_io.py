@@ -62,7 +62,7 @@ def digest(trace: Trace, path: Path, **options: object) -> str:
 
 def test_derived_values_are_those_of_a_trace_in_memory(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, streamed = both(run, monkeypatch)
-    for name in ("stalls", "hidden", "evidence"):
+    for name in ("stalls", "hidden"):
         assert rows(stashtrace.analyze(streamed, name)) == rows(stashtrace.analyze(whole, name)), name
     for name in ("processes", "tracks", "losses", "metadata", "phases", "batches"):
         assert rows(streamed.table(name)) == rows(whole.table(name)), name
@@ -255,7 +255,7 @@ def test_calls_of_a_store_stay_there_if_they_are_many(store: Path, monkeypatch: 
     streamed = load_trace(store)
     assert whole.streamed_io is None
     assert streamed.streamed_io is not None
-    for name in ("stalls", "hidden", "evidence", "late"):
+    for name in ("stalls", "hidden", "late"):
         assert rows(stashtrace.analyze(streamed, name)) == rows(stashtrace.analyze(whole, name)), name
     assert (streamed.io_rows_count, streamed.io_span_ns) == (whole.io_rows_count, whole.io_span_ns)
     listed = list(streamed.io_pieces())

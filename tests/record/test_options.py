@@ -29,7 +29,20 @@ NATIVE_WORDS = {"automatic": "auto", "false": "0", "uint32_t{0}": "all"}
 OWN_DESTINATIONS = {
     "deeper",
     "deeper_budget",
-    *("help", "out", "overwrite", "run_id", "scratch", "no_merge", "grace", "log", "format", "verbose", "debug"),
+    *(
+        "help",
+        "help_all",
+        "out",
+        "overwrite",
+        "run_id",
+        "scratch",
+        "no_merge",
+        "grace",
+        "log",
+        "format",
+        "verbose",
+        "debug",
+    ),
     "history",
     *("live", "keep_last", "keep_bytes", "metrics_file", "metrics_port", "otlp"),  # of the process that follows the run
     *("on_trigger", "into"),

@@ -110,7 +110,7 @@ def test_the_parts_are_in_their_order_and_the_verdict_is_first(reader: Reader) -
         "The costliest waits",
         "Slow steps",
         "Links",
-        "Losses and own cost",
+        "What was lost, and own cost",
         "Machine, versions and command",
     ]
     listed = [attributes["href"] for _, attributes, _ in reader.all("a")][1:]

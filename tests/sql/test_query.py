@@ -12,7 +12,7 @@ import pytest
 import stashtrace
 from stashtrace.analysis.registry import ANALYSES
 from stashtrace.analysis.registry import analyze as real_analyze
-from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
@@ -29,7 +29,7 @@ pytest.importorskip("pyarrow")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks."""
     folder = tmp_path_factory.mktemp("made") / "run"
-    assert main(["synth", str(folder), "--ranks", "2", "--steps", "6"]) == 0
+    assert write_synthetic([str(folder), "--ranks", "2", "--steps", "6"]) == 0
     return folder
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import stashtrace
 from stashtrace.analysis.stalls.budget import STALLS
-from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import UsageError
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
@@ -24,7 +24,7 @@ pytest.importorskip("matplotlib")
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     folder = tmp_path_factory.mktemp("made") / "run"
-    assert main(["synth", str(folder), "--ranks", "3", "--steps", "7", "--late-rank", "1", "--late", "20"]) == 0
+    assert write_synthetic([str(folder), "--ranks", "3", "--steps", "7", "--late-rank", "1", "--late", "20"]) == 0
     return stashtrace.load(str(folder))
 
 

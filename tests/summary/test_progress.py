@@ -9,7 +9,7 @@ from scenes import job
 
 from stashtrace.analysis.findings.ending.newest_row import newest_ns
 from stashtrace.schema.kinds import CollectiveOp, ProcessRole, TrackKind, WaitOp
-from stashtrace.summary.status_text import describe_stuck, newest_steps
+from stashtrace.summary.status_text import describe_stuck
 from stashtrace.summary.summary_text import summary
 
 
@@ -139,11 +139,3 @@ def test_of_a_job_that_broke_off_the_first_rank_to_end_is_named() -> None:
     shown = summary(trace.replace(processes=processes.replace(end_ns=ends)))
     assert "  the records of rank 1 end first, 70.0 ms before those of rank 0\n" in shown
     assert "end first" not in summary(job()[1])
-
-
-def test_budget_of_the_newest_steps() -> None:
-    newest = newest_steps(job(prep={0: 44})[1])[0]
-    assert (newest.made_count, newest.newest_count) == (12, 10)
-    assert 76 * MS < newest.step_ns < 79 * MS
-    assert 0.55 < newest.shares["prep"] < 0.58
-    assert abs(sum(newest.shares.values()) - 1) < 1e-9

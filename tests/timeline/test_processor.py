@@ -14,7 +14,7 @@ import trace_processor
 import trace_processor_shell
 
 import stashtrace
-from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.schema.trace import Trace
 
@@ -25,7 +25,7 @@ _INCREMENTAL_CLOCK = 64
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     """Two ranks of four steps."""
     folder = tmp_path_factory.mktemp("made") / "run"
-    assert main(["synth", str(folder), "--ranks", "2", "--steps", "4", "--late-rank", "1", "--late", "5"]) == 0
+    assert write_synthetic([str(folder), "--ranks", "2", "--steps", "4", "--late-rank", "1", "--late", "5"]) == 0
     return stashtrace.load(str(folder))
 
 

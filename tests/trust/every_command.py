@@ -18,7 +18,7 @@ from stashtrace.exporters.registry import EXPORTERS
 #: Commands that ask nothing of a recording, or more than files: they start jobs, programs or servers, or ask hosts.
 _OTHERS = {
     *("run", "env", "merge", "log", "capture", "live", "metrics", "view", "bisect", "tune", "characterize", "stage"),
-    *("synth", "calibrate", "doctor"),
+    *("calibrate", "doctor"),
 }
 #: Exit codes of an answer, and of a refusal for what is asked or recorded (docs/reference/exit-codes.md).
 _ANSWERED, _REFUSED = (0, 1, 5), (4,)

@@ -27,6 +27,7 @@ from stashtrace.analysis.graph import build
 from stashtrace.cli import main
 from stashtrace.cli.commands.summary import FORMATS
 from stashtrace.cli.merging import _write_timeline
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.live.view.merged import merge_states
 from stashtrace.live.view.text import live_lines
@@ -188,7 +189,7 @@ def test_a_command_answers_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:
     run = str(tmp_path / "run")
-    assert main(["synth", run, "--ranks", "2", "--steps", "6"]) == 0
+    assert write_synthetic([run, "--ranks", "2", "--steps", "6"]) == 0
     monkeypatch.setattr(f"{FINDINGS}.all_claims.slow_claims", fail)
     monkeypatch.setattr("stashtrace.analysis.graph.critical_path_tables.CriticalPath.of", fail)
     capsys.readouterr()

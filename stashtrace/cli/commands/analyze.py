@@ -3,16 +3,19 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import inspect
+import shlex
+import socket
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.find_runs import find_jobs, read_runs
-from stashtrace.cli.look_if_stuck import hang_lines, look_if_stuck
 from stashtrace.cli.option_values import read_names
 from stashtrace.cli.parsing import (
     TABLE_FORMATS,
@@ -30,9 +33,14 @@ from stashtrace.registry import warn
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 
+if TYPE_CHECKING:
+    from stashtrace.schema.trace import Trace
+
 KEEP = ("keep", "drop")
 #: Said in sentences unless a table is asked for; of a job that lives, after a look at its processes.
 HANG = "hang"
+#: What is said of a job that gets on.
+_NOBODY_WAITS = "no rank has waited in a collective for more than a second"
 _HELP_WIDTH = 80
 
 
@@ -163,11 +171,12 @@ def main(argv: Sequence[str]) -> int:
         return print_summary(
             runs_or_newest(arguments.paths), arguments.run, "json" if arguments.format == "json" else "text"
         )
+    _check_order(arguments)
     name, function = arguments.name, find(arguments.name)
     jobs = find_jobs(arguments.paths)
     if name == HANG and arguments.format == "table" and arguments.columns is None and not arguments.wide:
         for parts in jobs:
-            print_lines([*([f"{named(parts[0])}:"] if len(jobs) > 1 else []), *hang_lines(parts, arguments.run)])
+            print_lines([*([f"{named(parts[0])}:"] if len(jobs) > 1 else []), *_hang_lines(parts, arguments.run)])
         return 0
 
     values = {option: getattr(arguments, attribute) for option, attribute in own.items()}
@@ -199,6 +208,20 @@ def main(argv: Sequence[str]) -> int:
         details=column_details(table.schema),
     )
     return 0
+
+
+def _check_order(arguments: Namespace) -> None:
+    """Raise UsageError if a run stands where the name of the analysis belongs."""
+    from stashtrace.analysis.registry import ANALYSES, plugins
+
+    known = {name for name, _, _ in ANALYSES}
+    if arguments.name in known or not Path(arguments.name).exists() or arguments.name in plugins():
+        return
+    run, names = shlex.quote(arguments.name), [word for word in arguments.paths if word in known]
+    hint = f"`stashtrace analyze {names[0] if names else 'stalls'} {run}`"
+    if not names:
+        hint += "; `stashtrace analyze --help` lists the names by question, `stashtrace summary` needs none"
+    raise UsageError(f"{arguments.name} is a run: the name of an analysis stands first", hint=hint)
 
 
 def _chosen(columns: Sequence[str], names: Sequence[str], analysis: str) -> list[str]:
@@ -269,3 +292,45 @@ def _analyze(paths: list[str], name: str, options: dict[str, Any], arguments: Na
     if name == HANG:
         trace = look_if_stuck(trace, paths, arguments.run)
     return analyze(trace, name, **options), trace.strings
+
+
+def look_if_stuck(trace: Trace, paths: Sequence[str], run_id: str | None) -> Trace:
+    """Return the trace, and where its job lives and stands still, with a look at the ranks that the others wait for."""
+    from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
+    from stashtrace.loading.looks import look_at
+
+    for path in paths if _lives(paths, run_id) else ():
+        ranks = ranks_to_look_at(trace)
+        wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(trace, rank)}
+        trace = look_at(trace, path, wanted, run_id=run_id)
+        if wanted:
+            _keep_looks(trace, path)
+    return trace
+
+
+def _keep_looks(trace: Trace, path: str) -> None:
+    """Keep what was seen in the run, as followers do: who reads it when the processes are gone knows it, too."""
+    from stashtrace.loading.looks import facts_of_looks
+    from stashtrace.record.directory import update_host_facts
+    from stashtrace.run_facts import LOOKS
+
+    with contextlib.suppress(OSError):  # the run of another user, or of a file system that is full
+        update_host_facts(Path(path), socket.gethostname(), {LOOKS: facts_of_looks(trace)})
+
+
+def _lives(paths: Sequence[str], run_id: str | None) -> bool:
+    """Return whether a process still records into a run; False for what is no run directory of our own."""
+    from stashtrace.format.liveness import LiveRings
+    from stashtrace.format.reader import open_run
+    from stashtrace.loading.load import is_own_run
+
+    live = LiveRings.look()
+    return any(live.holds(p) for path in paths if is_own_run(path) for p in open_run(path, run_id=run_id).processes)
+
+
+def _hang_lines(paths: Sequence[str], run_id: str | None) -> list[str]:
+    """Return the sentences of `analyze hang`."""
+    from stashtrace.summary.status_text import describe_stuck
+
+    trace = look_if_stuck(read_runs(list(paths), run_id=run_id), paths, run_id)
+    return describe_stuck(trace, lives=_lives(paths, run_id)) or [_NOBODY_WAITS]

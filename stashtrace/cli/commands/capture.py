@@ -6,7 +6,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from stashtrace.cli.parsing import Parser, followed_run
+from stashtrace.cli.parsing import NEWEST, Parser, followed_run, running_or_newest
 from stashtrace.cli.print_results import print_lines
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, OutputError, UsageError
@@ -22,7 +22,8 @@ def parser() -> Parser:
         "steps of the ranks of all hosts that answer.",
         "example: stashtrace capture ./first --steps 20",
     )
-    parser.add_argument("path", metavar="RUN", help="directory of a run that is followed")
+    text = f"directory of a run that is followed (default: that of a job that runs here, else {NEWEST})"
+    parser.add_argument("path", metavar="RUN", nargs="?", help=text)
     parser.add_argument(
         "--steps", metavar="N", type=int, default=5, help="steps that come, after those in memory (default: 5)"
     )
@@ -54,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(
             "--steps cannot be negative, and --timeout must be more than 0", hint="for example --steps 20 --timeout 300"
         )
-    directory = followed_run(arguments.path)
+    directory = followed_run(arguments.path or running_or_newest())
 
     from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
     from stashtrace.live.state import read_states
@@ -74,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
             raise CaptureError(next(iter(asked.refusals.values())))
         raise CaptureError(
             f"no window was sealed: {next(iter(asked.missing.values()))}",
-            hint=f"`stashtrace status {shlex.quote(str(directory))}` shows whether it still makes steps",
+            hint=f"`stashtrace live {shlex.quote(str(directory))}` shows whether it still makes steps",
         )
     for line in asked.lines():
         Screen().say(f"stashtrace: {line}")

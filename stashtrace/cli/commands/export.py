@@ -3,13 +3,24 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from stashtrace.cli.parsing import RUN_OR_FILES, STDOUT, Parser, add_value, configure_logging, existing_run, read_cut
+from stashtrace.cli.parsing import (
+    NEWEST,
+    RUN_OR_FILES,
+    STDOUT,
+    Parser,
+    add_value,
+    configure_logging,
+    existing_run,
+    newest_run,
+    read_cut,
+)
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import rights_of_run
@@ -26,8 +37,9 @@ def parser() -> Parser:
     listed = "\n".join(f"  {name:<14}{text}" for name, _, text in EXPORTERS)
     parser = Parser("export", "Write a run in the format of another tool.", f"formats:\n{listed}")
     parser.add_argument("exporter", metavar="FORMAT", help="one of the formats below")
-    parser.add_argument("path", metavar="PATH", help=f"{RUN_OR_FILES}, or a .stash file")
-    parser.add_out("FILE", "file to write, - for stdout; a folder for store and chakra", required=True)
+    text = f"{RUN_OR_FILES}, or a .stash file (default: {NEWEST})"
+    parser.add_argument("path", metavar="PATH", nargs="?", help=text)
+    parser.add_out("FILE", "file to write, - for stdout; a folder for store and chakra (required)")
     parser.add_cut()
     table = "table of the trace, or analysis (default for csv and arrow: stalls; for parquet: all, as a store)"
     add_value(parser, "--table", "NAME", table)
@@ -46,12 +58,15 @@ def main(argv: Sequence[str]) -> int:
         configure_logging(0)
         added = [f"  {name:<14}from {plugin.package}" for name, plugin in plugins().items()]
         reader.epilog = "\n".join([reader.epilog or "", *added])
-    arguments = reader.read(argv)
+    arguments = reader.read(argv, intermixed=True)
+    _check_order(arguments.exporter, arguments.path)
     known_exporter(arguments.exporter)
+    if arguments.out is None:
+        raise UsageError("-o says where to write, and is missing", hint="as in -o run.pftrace, or -o - for stdout")
     if arguments.out in STDOUT:
         _check_stdout(arguments.exporter, arguments.table)
     end_on_terminate()
-    path = str(existing_run(arguments.path))
+    path = str(existing_run(arguments.path or newest_run()))
 
     from stashtrace.cli.find_runs import read_runs
     from stashtrace.exporters.registry import export
@@ -88,6 +103,15 @@ def main(argv: Sequence[str]) -> int:
     for note in written.notes:
         screen.say(note)
     return 0
+
+
+def _check_order(name: str, path: str | None) -> None:
+    """Raise UsageError if a run stands where the format belongs."""
+    from stashtrace.exporters.registry import EXPORTERS
+
+    if path in [known for known, _, _ in EXPORTERS] and Path(name).exists():
+        hint = f"`stashtrace export {path} {shlex.quote(name)} -o FILE`"
+        raise UsageError(f"{name} is a run: the format stands first", hint=hint)
 
 
 def _check_stdout(name: str, table: str | None) -> None:

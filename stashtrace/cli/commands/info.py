@@ -33,7 +33,7 @@ _ALIKE_AT_MOST = 3
 
 def parser() -> Parser:
     """Return the parser of ``stashtrace info``."""
-    parser = Parser("info", "Show what a run holds: ranks, steps, devices, records, losses.")
+    parser = Parser("info", "Show what a run holds: ranks, steps, devices, records, and what was lost.")
     text = f"{RUN_OR_FILES}, or a .stash file (default: {NEWEST})"
     parser.add_argument("path", metavar="PATH", nargs="?", help=text)
     parser.add_format(TEXT_FORMATS)
@@ -320,12 +320,12 @@ def _records_lines(records: dict[str, int]) -> list[str]:
 def _losses_lines(losses: list[dict[str, Any]]) -> list[str]:
     """Return a line for each loss; of more than three that have advice of their own for one reason, the first three."""
     if not losses:
-        return ["losses      none"]
+        return ["lost        nothing"]
     totals: dict[tuple[str, str, str], Counter[str]] = {}
     for row in losses:
         counts = totals.setdefault((row["collector"], row["reason"], row["severity"]), Counter())
         counts[row["advice"]] += row["lost_count"]
-    lines = ["losses"]
+    lines = ["lost"]
     for (collector, reason, severity), counts in totals.items():
         named = list(counts.items())
         lines += [f"  {n:,} {collector}/{reason} ({severity}): {advice}" for advice, n in named[:_ALIKE_AT_MOST]]

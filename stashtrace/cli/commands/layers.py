@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.option_values import read_length, read_size, read_whole, read_wholes
-from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_value, existing_run
+from stashtrace.cli.parsing import NEWEST, TEXT_FORMATS, Parser, add_value, existing_run, newest_run
 from stashtrace.cli.print_results import print_answer
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
@@ -28,7 +28,7 @@ _RANKS = (1, 2, 4, 8, 16, 32)
 def parser() -> Parser:
     """Return the parser of ``stashtrace layers``."""
     parser = Parser("layers", "Replay training iterations layer by layer, for any number of ranks.", _EPILOG)
-    parser.add_argument("path", metavar="PATH", help="file of layers, or run directory")
+    parser.add_argument("path", metavar="PATH", nargs="?", help=f"file of layers, or run directory (default: {NEWEST})")
     ranks = f"numbers of ranks to predict (default {','.join(map(str, _RANKS))})"
     add_value(parser, "--ranks", "N,N", ranks, read_wholes, default=_RANKS)
     measured = "number of ranks on which the communication in a file was measured"
@@ -74,7 +74,7 @@ def _iterations(arguments: argparse.Namespace) -> tuple[list[Workload], int]:
     """Return the iterations of a file or run, and how many ranks their communication was measured on; 0 if unknown."""
     from stashtrace.replay.ssgd import read_layers
 
-    path = existing_run(arguments.path)
+    path = existing_run(arguments.path or newest_run())
     if path.is_file() and not _is_trace(path):
         return read_layers(path), arguments.measured_ranks
     if arguments.measured_ranks:

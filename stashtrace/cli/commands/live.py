@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from stashtrace.cli.parsing import NEWEST, Parser, add_flag, add_value, followed_run, runs_or_newest
+from stashtrace.cli.parsing import NEWEST, Parser, add_flag, add_value, followed_run, running_or_newest
 from stashtrace.cli.print_results import print_json, print_lines
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
@@ -31,9 +31,12 @@ def parser() -> Parser:
     parser = Parser(
         "live",
         "Follow a job on the screen: how fast its steps are, where their time goes now,\n"
-        "who is waited for and why, what happened. Best beside `stashtrace run --live`.",
+        "who is waited for and why, what happened, whether it hangs. --once prints it\n"
+        "and ends. Best for a job of `stashtrace run --live`.",
     )
-    parser.add_argument("path", metavar="DIR", nargs="?", help=f"run directory (default: {NEWEST})")
+    parser.add_argument(
+        "path", metavar="DIR", nargs="?", help=f"run directory (default: that of a job that runs here, else {NEWEST})"
+    )
     add_flag(parser, "--once", "print what is known now, and end; in a pipe always")
     parser.add_format(("text", "json"))
     add_value(parser, "--interval", "SECONDS", "look again after so long (default: 1)", _read_interval, default=1.0)
@@ -55,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
     """Follow the run until it ends, or until q or Ctrl-C; or print it once."""
     arguments = parser().read(argv)
     end_on_terminate()  # else a signal would leave the terminal as it is
-    [path] = runs_or_newest([arguments.path] if arguments.path else [])
+    path = arguments.path or running_or_newest()
 
     from stashtrace.live.view.sources import Watched
     from stashtrace.summary.look import Look

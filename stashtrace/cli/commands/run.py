@@ -35,6 +35,13 @@ if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
 
 
+#: Options that ``--help`` shows: what most people need; ``--help-all`` shows the others too.
+_MOST_NEEDED = (
+    *("--out", "--overwrite", "--live", "--steps", "--until-step", "--kernels"),
+    *("--keep-last", "--run-id", "--log", "--history"),
+)
+
+
 def parser() -> Parser:
     """Return the parser of ``stashtrace run``."""
     parser = Parser(
@@ -44,6 +51,7 @@ def parser() -> Parser:
         "example: stashtrace run --out ./first -- torchrun --nproc-per-node 2 train.py",
     )
     parser.usage = "stashtrace run [options] -- COMMAND [ARGUMENT ...]"
+    parser.add_argument("--help-all", action="help", help="show all options, also those that few people need")
     parser.add_out(
         "DIR",
         "run directory, or URL of one (s3://...); shared by all hosts of a job or one for each"
@@ -73,7 +81,7 @@ def parser() -> Parser:
     add_flag(
         parser,
         "--live",
-        "say while the job runs when a step is slow or the job is stuck, and why; `stashtrace live DIR` shows more",
+        "say while the job runs when a step is slow or the job is stuck, and why; `stashtrace live` shows more",
     )
     parser.add_argument(
         "--on-trigger",
@@ -123,7 +131,10 @@ def parser() -> Parser:
 def main(argv: Sequence[str]) -> int:
     """Run a command traced; return its exit code."""
     words, command = split_command(list(argv))
-    arguments = parser().read(words)
+    reader = parser()
+    if {"-h", "--help"} & {*words}:
+        reader.hide_all_but(_MOST_NEEDED)
+    arguments = reader.read(words)
     if arguments.overwrite and (arguments.out is None or is_url(arguments.out)):
         raise UsageError("--overwrite needs a directory with --out", hint="for example --out ./first --overwrite")
     if arguments.history is not None and arguments.no_merge:

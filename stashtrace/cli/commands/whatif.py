@@ -3,12 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import argparse
 import contextlib
-import os
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,17 +14,15 @@ from typing import TYPE_CHECKING, Any
 from stashtrace.cli.parsing import (
     TEXT_FORMATS,
     Parser,
-    add_flag,
     runs_or_newest,
-    split_at_dashes,
 )
 from stashtrace.cli.print_results import print_answer
-from stashtrace.errors import CaptureError, MissingDataError, UsageError, guarded
+from stashtrace.errors import MissingDataError, UsageError, guarded
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph import Graph
     from stashtrace.analysis.graph.critical_path_tables import CriticalPath
-    from stashtrace.replay import Answer, Buckets, Change
+    from stashtrace.replay import Answer, Change
     from stashtrace.replay.advice import Advice
     from stashtrace.schema.table import Table
     from stashtrace.schema.trace import Trace
@@ -44,11 +39,7 @@ VALUE is xN for N times as much, or a new value: 0 or 5ms for a time, 10gbit
 for a bandwidth, 8 for a number, fp16 for compression, 1 for
 persistent_workers, false for in_order.
 
-With --apply, COMMAND runs again with the given bucket_mb, or with the one that
-is predicted to be best, and its step is printed beside the prediction. Its
-script needs no edit."""
-#: Variable with the size of buckets that probes of DistributedDataParallel apply.
-_BUCKET_VARIABLE = "STASHTRACE_BUCKET_MB"
+`stashtrace tune` applies settings, bucket_mb too, and measures what they save."""
 
 
 def parser() -> Parser:
@@ -57,10 +48,7 @@ def parser() -> Parser:
         "whatif",
         "Predict the step time of a recorded run with something changed.",
         _EPILOG,
-        usage=(
-            "stashtrace whatif [options] [PATH ...] [QUANTITY=VALUE ...]\n"
-            "       stashtrace whatif [options] [RUN] --apply -- COMMAND [ARGUMENT ...]"
-        ),
+        usage="stashtrace whatif [options] [PATH ...] [QUANTITY=VALUE ...]",
     )
     parser.add_runs(", or a change as for --set")
     parser.add_argument(
@@ -72,15 +60,12 @@ def parser() -> Parser:
         help="change, as in network.bandwidth=x2; may be repeated, and all hold together",
     )
     parser.add_format(TEXT_FORMATS)
-    add_flag(parser, "--apply", "run COMMAND with other buckets, and measure its step")
-    parser.add_out("DIR", "run directory of --apply (default: PATH-bucket-N)")
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
     """Replay the run and print the predictions."""
-    options, command = split_at_dashes(argv)
-    arguments = parser().read(options, intermixed=True)
+    arguments = parser().read(argv, intermixed=True)
     import numpy as np
 
     from stashtrace.analysis.graph import build
@@ -90,9 +75,8 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.replay import Change, known_changes, what_if
     from stashtrace.replay.advice.advice_text import advice_lines, advice_row
     from stashtrace.replay.causes import without_causes
-    from stashtrace.replay.changes import of_cause
+    from stashtrace.replay.changes import example_of, of_cause
     from stashtrace.replay.whatif_text import (
-        applied_lines,
         limit_lines,
         slowdown_lines,
         unreliable,
@@ -101,6 +85,9 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.summary.critical_path_text import critical_lines
 
     words = [word for word in arguments.paths if _is_change(word)]
+    for word in arguments.paths:
+        if not Path(word).exists() and (example := example_of(word)):
+            raise UsageError(f"{word} needs a value", hint=f"as in `stashtrace whatif RUN {example}`")
     causes = _causes_asked([*arguments.changes, *words])
     asked = [] if causes else [Change.parse_all(text) for text in (*arguments.changes, *words)]
     changes = [change for several in asked for change in several]
@@ -109,16 +96,14 @@ def main(argv: Sequence[str]) -> int:
         if names.count(name) > 1:
             raise UsageError(f"{name} is set more than once", hint="each quantity can have one value")
     arguments.paths = [path for path in arguments.paths if path not in words]
-    if arguments.apply or command or arguments.out:
-        _check_apply(arguments, changes, command)
     arguments.paths = runs_or_newest(arguments.paths)
     trace = read_runs(arguments.paths, quiet=True)
     graph = build(trace)
     base = what_if(graph, [])
-    if not base.is_reliable and (changes or causes or arguments.apply):
+    if not base.is_reliable and (changes or causes):
         raise MissingDataError(
             f"this run allows no prediction: {unreliable(base)}",
-            hint="without --set and --apply the command shows what is known of its critical path",
+            hint="without a change the command shows what is known of its critical path",
         )
     changes = [c for several in asked for c in (known_changes(graph, several) if len(several) > 1 else several)]
     unsaid: list[str] = []
@@ -126,16 +111,12 @@ def main(argv: Sequence[str]) -> int:
     if causes:
         answers = [replace(without_causes(trace, causes), changes=tuple(map(of_cause, causes)))]
     elif base.is_reliable:
-        answers = _answers(trace, graph, changes, unsaid, best_buckets=arguments.apply)
-    measured = None
-    if arguments.apply:
-        change = answers[0].changes[-1]
-        measured = measured_with_buckets(command, change.factor or 0.0, _second_run(arguments, change))
+        answers = _answers(trace, graph, changes, unsaid)
     path = guarded("the critical path", partial(CriticalPath.of, trace, graph), unsaid.append)
     limits = guarded("what the recording lacks", partial(limit_lines, trace, graph), lambda line: [f"! {line}"])
     several = len(np.unique(graph.ends_rank)) > 1
     changes = changes or list(answers[0].changes if causes else ())
-    ranking = base.is_reliable and not changes and not arguments.apply
+    ranking = base.is_reliable and not changes
     alike = guarded("ranks that are alike", partial(_alike, graph), unsaid.append) if several and ranking else None
     advice: list[Advice] | None = None
     if ranking:
@@ -151,13 +132,10 @@ def main(argv: Sequence[str]) -> int:
     step = step_time_of(trace)
     if step is not None:
         content["step_time"] = {"mean_ns": step.mean_ns, "steps_count": step.steps_count}
-    lines = whatif_lines(base, answers, step, asked=bool(changes) or arguments.apply, limits=limits)
+    lines = whatif_lines(base, answers, step, asked=bool(changes), limits=limits)
     if alike is not None:
         content["slowdown"] = list(alike.rows())
-    if measured is not None:
-        content["applied"] = {"measured_ns": measured, "error_ratio": answers[0].missed_ratio(measured)}
-        lines += applied_lines(base, answers[0], measured)
-    elif not changes:
+    if not changes:
         content["advice"] = [advice_row(item) for item in advice or ()]
         lines += slowdown_lines(alike, base) if alike is not None else []
         lines += ["", *critical_lines(path)] if path is not None else []
@@ -207,51 +185,14 @@ def _is_change(word: str) -> bool:
     return re.fullmatch(r"[a-z0-9_.]+=[^/]*", word) is not None and not Path(word).exists()
 
 
-def _answers(
-    trace: Trace, graph: Graph, changes: Sequence[Change], unsaid: list[str], *, best_buckets: bool
-) -> list[Answer]:
-    """Predict the changes asked for; without any, those of the best size of buckets, or a ranking of single changes."""
+def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], unsaid: list[str]) -> list[Answer]:
+    """Predict the changes asked for; without any, rank single changes."""
     from stashtrace.replay import BUCKET, buckets_if_any, gradient_buckets, single_changes, what_if
 
     if changes:
         asked = any(change.quantity == BUCKET for change in changes)
         return [what_if(graph, changes, buckets=gradient_buckets(trace, graph) if asked else None)]
-    if best_buckets:
-        return [_best(graph, gradient_buckets(trace, graph))]
     return single_changes(graph, buckets=buckets_if_any(trace, graph, unsaid), unsaid=unsaid)
-
-
-def _check_apply(arguments: argparse.Namespace, changes: Sequence[Change], command: Sequence[str]) -> None:
-    """Raise UsageError unless the options of --apply fit together."""
-    from stashtrace.replay import BUCKET
-
-    example = "`stashtrace whatif RUN --apply -- torchrun --nproc-per-node 2 train.py`"
-    if not arguments.apply:
-        raise UsageError("a command and --out need --apply", hint=example)
-    if not command:
-        raise UsageError("--apply needs the command of the job after --", hint=example)
-    other = [str(change) for change in changes if change.quantity != BUCKET]
-    if other:
-        raise UsageError(f"{other[0]} cannot be applied to a job", hint=f"--apply takes {BUCKET}=N alone")
-    if len(arguments.paths) > 1:
-        raise UsageError("--apply takes one run", hint=example)
-
-
-def _best(graph: Graph, buckets: Buckets) -> Answer:
-    from stashtrace.replay import BUCKET, best_buckets
-
-    answer = best_buckets(graph, buckets)
-    if answer is None:
-        raise MissingDataError(
-            "no other size of buckets is predicted to be better than that of the run",
-            hint=f"to measure one all the same: --set {BUCKET}=25",
-        )
-    return answer
-
-
-def _second_run(arguments: argparse.Namespace, change: Change) -> str:
-    path = Path(arguments.paths[0]).resolve()
-    return str(arguments.out or path.with_name(f"{path.name}-bucket-{change.factor:g}"))
 
 
 def _advice(trace: Trace, graph: Graph) -> list[Advice]:
@@ -277,75 +218,3 @@ def _row(answer: Answer) -> dict[str, Any]:
         "bottleneck": answer.bottleneck,
         "budget_ns": answer.after_ns,
     }
-
-
-def measured_with_buckets(command: Sequence[str], bucket_mib: float, out: str) -> float:
-    """Record ``command`` with another ``bucket_cap_mb``; return its mean step in ns.
-
-    What the command prints goes to stderr: stdout is for the answer.
-
-    ``command``: the job, as `stashtrace run` takes it. ``out``: run directory. Raises CaptureError if the command
-    fails, its script chose the size of a model itself, torch did not take the size, or the command makes no
-    DistributedDataParallel.
-    """
-    from stashtrace.cli.commands import run
-
-    sys.stderr.write(f"stashtrace: running {command[0]} with bucket_cap_mb={bucket_mib:g}, recorded in {out}\n")
-    with _variable(_BUCKET_VARIABLE, f"{bucket_mib:.12g}"), _stdout_to_stderr():
-        code = run.main(["--out", out, "--", *command])
-    if code:
-        raise CaptureError(
-            f"{command[0]} ended with exit code {code}: nothing to compare with", hint=f"what it recorded is in {out}"
-        )
-    from stashtrace.analysis.graph import build
-    from stashtrace.cli.find_runs import read_runs
-    from stashtrace.replay import what_if
-    from stashtrace.replay.communication.ddp import ddp_facts
-
-    trace = read_runs(out, quiet=True) if any(Path(out).glob("*.stash")) else None
-    sources = ddp_facts(trace).sources if trace is not None else ()
-    if "script" in sources:
-        part = (
-            "to one of its models, which kept that" if "applied" in sources else "itself, so that nothing was applied"
-        )
-        raise CaptureError(
-            f"the script gives bucket_cap_mb {part}",
-            hint="take the option out of its DistributedDataParallel(...) call, or set it there",
-        )
-    if "default" in sources:
-        raise CaptureError(
-            f"DistributedDataParallel did not take bucket_cap_mb={bucket_mib:g} and kept torch's default",
-            hint="a size in MiB, as in bucket_mb=25",
-        )
-    if trace is None or "applied" not in sources:
-        raise CaptureError(
-            "the command made no DistributedDataParallel, so that nothing was applied",
-            hint="give the command of the recorded job",
-        )
-    return what_if(build(trace), []).measured_ns
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Send what this process and those that it starts print to stderr."""
-    sys.stdout.flush()
-    own = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        os.dup2(own, 1)
-        os.close(own)

@@ -165,11 +165,11 @@ def machine_hours_text(hours: float) -> str:
 
     Examples
     --------
-    >>> machine_hours_text(0.0123), machine_hours_text(2.289), machine_hours_text(12345.6)
-    ('44 machine seconds', '2.3 machine hours', '12,346 machine hours')
+    >>> machine_hours_text(0.0123), machine_hours_text(0.061), machine_hours_text(2.289), machine_hours_text(12345.6)
+    ('44 machine seconds', '220 machine seconds', '2.3 machine hours', '12,346 machine hours')
     """
     if hours < 0.1:
-        return f"{hours * 3600:.2g} machine seconds"
+        return f"{float(f'{hours * 3600:.2g}'):g} machine seconds"
     return f"{hours:,.{0 if hours >= 100 else 1}f} machine hours"
 
 

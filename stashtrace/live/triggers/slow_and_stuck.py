@@ -102,6 +102,8 @@ class StuckTrigger:
     #: The sentence about ranks that wait long for others of which nothing is seen from here, or which use a CPU and
     #: record nothing; empty if none do.
     waits: str = ""
+    #: The sentences about ranks that others wait for and that get on in something; no alarm, and said to who asks.
+    awaited: list[str] = field(default_factory=list)
     _looked_ns: int = -_PAUSE_NS
 
     def look(
@@ -122,7 +124,7 @@ class StuckTrigger:
         from here.
         """
         if at_ns - last_end_ns < _QUIET_NS:
-            self.waits = ""
+            self.waits, self.awaited = "", []
             return self._become([], [])
         if at_ns - self._looked_ns < _PAUSE_NS:
             return False
@@ -136,7 +138,7 @@ class StuckTrigger:
     def _stands_still(
         self, window: Trace, elsewhere: Collection[int], told: Collection[int], in_part: bool
     ) -> tuple[list[str], list[int]]:
-        ranks, self.waits = ranks_to_look_at(window), ""
+        ranks, self.waits, self.awaited = ranks_to_look_at(window), "", []
         if set(ranks) <= set(elsewhere):
             return [], []
         if ranks and not set(ranks) & {*window.ranks.tolist(), *told, *elsewhere}:
@@ -148,6 +150,7 @@ class StuckTrigger:
         endings = ending_claims(seen, lives=True, in_part=in_part)
         claims = [claim for claim in endings if claim.kind in ("hung", "mismatch")]
         if not claims:
+            self.awaited = _sentences([claim for claim in endings if claim.kind == "awaited"])
             self.waits = "; ".join(_sentences([claim for claim in endings if _waits_for_loop(claim, window)]))
         found = sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
         if any(claim.name == "unseen" for claim in claims):

@@ -36,7 +36,7 @@ CONDITIONS = {
 ORIGINS = {
     "follower": "the processes that `stashtrace run --live` started, one a host",
     "viewer": "this command, which has read what the ranks of this host have written",
-    "recording": "the recording of a run that has ended",
+    "recording": "the recording of a run that has ended, or that other hosts record and nobody follows",
 }
 
 

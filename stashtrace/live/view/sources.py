@@ -1,6 +1,6 @@
 """Where the view of a run comes from: states that its hosts write, what its ranks write, or its recording.
 
-Nothing is written here: a run that nobody follows is followed in memory, as long as somebody looks.
+A run that nobody follows is followed in memory, as long as somebody looks.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -18,19 +18,6 @@ from stashtrace.record.directory import read_run_file, scratch_of
 
 if TYPE_CHECKING:
     from stashtrace.live.view.unfollowed import FollowedHere
-
-
-def view_of_states(path: Path, run_id: str) -> LiveView | None:
-    """Return what those say who follow a run; None if nobody does. ``path``, ``run_id``: as of :class:`Watched`.
-
-    Raises FormatError if the directory is gone, or holds something damaged or from a newer stashtrace.
-    """
-    states = _states(path, run_id)
-    return _merged(states, read_run_file(path), path, "follower") if states else None
-
-
-def _merged(states: Sequence[LiveState], facts: Mapping[str, Any], path: Path, origin: str) -> LiveView:
-    return merge_states(states, facts, path=str(path), origin=origin, now_realtime_ns=time.time_ns())
 
 
 def _states(path: Path, run_id: str) -> list[LiveState]:
@@ -60,12 +47,13 @@ class Watched:
         self._path, self._run_id = path, run_id or ""
         self._here: FollowedHere | None = None
         self._recorded: list[LiveState] = []
+        self._again_s = 0.0
 
     def look(self) -> LiveView:
         """Return what is known of the run now.
 
         Raises FormatError if the directory is gone, or holds something damaged or from a newer stashtrace. Raises
-        MissingDataError if it is no run, or one that cannot be followed from this host.
+        MissingDataError if it is no run.
         """
         facts, states = read_run_file(self._path), _states(self._path, self._run_id)
         if states:
@@ -73,13 +61,17 @@ class Watched:
             return self._view(states, facts, "follower")
         if self._here is not None and self._here.has_ended(facts):
             self._here = None  # a merge rewrites the files: they are read anew
-        if self._here is None and not self._recorded:
-            from stashtrace.live.view.unfollowed import find_unfollowed  # what it loads is not needed for states
+        ended = bool(self._recorded) and self._recorded[0].ended
+        is_due = not self._recorded or (not ended and time.monotonic() >= self._again_s)
+        if self._here is None and is_due:
+            # What this loads is not needed for states.
+            from stashtrace.live.view.unfollowed import AGAIN_S, find_unfollowed
 
+            self._again_s = time.monotonic() + AGAIN_S
             self._here, self._recorded = find_unfollowed(scratch_of(self._path) or self._path, self._run_id, facts)
         if self._here is not None:
             return self._view([self._here.state()], facts, "viewer")
         return self._view(self._recorded, facts, "recording")
 
     def _view(self, states: Sequence[LiveState], facts: Mapping[str, Any], origin: str) -> LiveView:
-        return _merged(states, facts, self._path, origin)
+        return merge_states(states, facts, path=str(self._path), origin=origin, now_realtime_ns=time.time_ns())

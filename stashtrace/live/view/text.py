@@ -160,7 +160,7 @@ def _rate_text(view: LiveView) -> str:
 def _warnings(view: LiveView, look: Look) -> list[str]:
     """Return that the job is stuck, and what is old or missing."""
     lines = []
-    if view.stuck and view.condition != "ended":
+    if view.stuck and (view.condition != "ended" or view.origin == "recording"):
         said, *more = view.stuck.split("; ")
         lines += [look.paint(line, "warn") for line in look.wrap(said, f"{_INDENT}▶ ", _INDENT * 2)]
         lines += [line for part in more for line in look.wrap(part, _INDENT * 2, _INDENT * 3)]

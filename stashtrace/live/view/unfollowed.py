@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shlex
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,29 +26,41 @@ from stashtrace.live.followed import VERDICTS_S, lost_count, said_of
 from stashtrace.live.state import LiveState
 from stashtrace.live.table import wide_rows
 from stashtrace.live.totals import LiveTotals
+from stashtrace.live.triggers.slow_and_stuck import StuckTrigger, as_seen_from_here
 from stashtrace.loading.load import is_foreign, load_trace
-from stashtrace.record.directory import trace_files
+from stashtrace.record.directory import trace_files, update_host_facts
 from stashtrace.record.launchers import own_place
+from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
+from stashtrace.summary.status_text import describe_stuck
 from stashtrace.text import list_some
 
+#: A run of other hosts is read again after so long; its files show it to be alive for as long.
+AGAIN_S = 30.0
 #: Share of one core that looking at a run may take which is followed in memory; rounds are further apart if need be.
 _CPU_RATIO = 0.1
 
 
 class FollowedHere:
-    """A run that this process follows in memory; ``notes``: what to say of that.
+    """A run that this process follows in memory.
 
-    Only the accounting is done: nothing is written, and no window is sealed.
+    ``notes``: what to say of that. ``sees_all``: whether all processes of the run are on this host.
+
+    Only the accounting is done, and the search for a job that is stuck: no window is sealed, and nothing is written but
+    what was seen of the processes of such a job.
     """
 
-    def __init__(self, directory: Path, run_id: str, facts: Mapping[str, Any], notes: Sequence[str]) -> None:
+    def __init__(
+        self, directory: Path, run_id: str, facts: Mapping[str, Any], notes: Sequence[str], *, sees_all: bool = True
+    ) -> None:
         boot_id = own_boot_id()
 
         def is_ours(metadata: Mapping[str, Any]) -> bool:
             return metadata.get("boot_id") == boot_id and metadata.get("run_id") == run_id
 
+        self._sees_all = sees_all
+        self._directory, self._stuck = directory, StuckTrigger(str(directory))
         self._accounts = LiveAccounts(GrowingRun(str(directory), is_ours))
         self._totals, self._notes = LiveTotals(), list(notes)
         self._state = LiveState(os.uname().nodename, run_id, list(facts.get("command", [])))
@@ -79,6 +90,7 @@ class FollowedHere:
                 return
             self._totals.add(found.closed)
             if found.window is not None:
+                self._look_if_stuck(found.window)
                 state.lost_records_count = lost_count(found.window)
                 if self._accounts.closed and time.monotonic() >= self._verdicts_s:
                     state.verdicts, state.lines = said_of(found.window)
@@ -86,16 +98,26 @@ class FollowedHere:
         state.updated_realtime_ns = at_realtime_ns  # what was written after it is not known
         state.take_totals(self._totals, time.time_ns() - time.monotonic_ns() + self._accounts.origin_ns)
         state.own_cpu_ns = time.process_time_ns()
-        state.notes = self._notes if self._accounts.run.files else ["nothing was recorded yet"]
+        waits = [text] if (text := self._stuck.waits or "; ".join(self._stuck.awaited)) else []
+        state.notes = [*self._notes, *waits] if self._accounts.run.files else ["nothing was recorded yet"]
         state.start = self._accounts.start
         state.rounds_count += 1
+
+    def _look_if_stuck(self, window: Trace) -> None:
+        last_ns = max((own.last_end_ns for own in self._totals.ranks.values()), default=-1)
+        if self._stuck.look(window, time.monotonic_ns(), last_ns + self._accounts.origin_ns) and self._stuck.sentences:
+            with contextlib.suppress(OSError):  # the run of another user, or of a file system that is full
+                update_host_facts(self._directory, self._state.host, {LOOKS: self._stuck.looks})
+        text = "; ".join(self._stuck.sentences)
+        self._state.stuck = text if self._sees_all else as_seen_from_here(text)
+        self._state.stuck_ranks = list(self._stuck.ranks)
 
 
 def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[FollowedHere | None, list[LiveState]]:
     """Return a run that still records as one to follow in memory, else the states of its recording.
 
-    ``facts``: of its ``run.json``. Raises MissingDataError if it is no run, or one that cannot be followed from this
-    host.
+    Of one that other hosts record that is what its files hold. ``facts``: of its ``run.json``. Raises MissingDataError
+    if it is no run.
     """
     notes = ["nobody follows this run (`stashtrace run --live` does): this command reads it from its begin on"]
     is_folder = path.is_dir()
@@ -106,7 +128,7 @@ def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[
     if is_foreign(str(path)):
         raise MissingDataError(
             f"{path} holds no run of stashtrace",
-            hint=f"`stashtrace summary {shlex.quote(str(path))}` reads files of other tools as well",
+            hint="give the directory of `stashtrace run --out DIR -- CMD`; `stashtrace summary` reads other files too",
         )
     if not is_folder or not trace_files(path):  # a file of a run, or a store
         return None, _states_of_recording(path, run_id, facts)
@@ -116,28 +138,40 @@ def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[
     here = [file for file in raw.processes if file.metadata.get("boot_id") == own_boot_id()]
     hosts = sorted({str(file.metadata.get("host", "")) for file in raw.processes if file not in here})
     if not here:
-        raise MissingDataError(
-            f"{path} is recorded on {list_some(hosts, 3)}, and nobody follows it there",
-            hint="`stashtrace live` on that host shows it; `stashtrace run --live` shows it on every host",
-        )
+        return None, _states_elsewhere(path, run_id, facts, hosts)
     notes += [f"processes on {list_some(hosts, 3)} are not seen from here"] if hosts else []
-    return FollowedHere(path, raw.run_id, facts, notes), []
+    return FollowedHere(path, raw.run_id, facts, notes, sees_all=not hosts), []
 
 
 def _has_ended(facts: Mapping[str, Any], files: Iterable[StashFile]) -> bool:
-    """Return whether a run has ended; ``facts``: of its ``run.json``, ``files``: of its processes."""
+    """Return whether a run has ended, as far as is known here; ``facts``: of ``run.json``; ``files``: of processes."""
     if "end_realtime_ns" in facts:
         return True
     rings = LiveRings.look()
     if any(rings.holds(file) for file in files):
         return False
     launcher = facts.get("launcher_pid")
-    is_ours = launcher is not None and facts.get("place", own_place()) == own_place()
-    return not (is_ours and os.path.exists(f"/proc/{launcher}"))
+    if launcher is None:
+        return True
+    is_ours = facts.get("place", own_place()) == own_place()  # the process ids of other hosts mean nothing here
+    return is_ours and not os.path.exists(f"/proc/{launcher}")
 
 
-def _states_of_recording(path: Path, run_id: str, facts: Mapping[str, Any]) -> list[LiveState]:
-    """Return the state that each host of a run would have written last."""
+def _states_elsewhere(path: Path, run_id: str, facts: Mapping[str, Any], hosts: Sequence[str]) -> list[LiveState]:
+    """Return the states of a run that others may still record, by what its files hold now."""
+    written_ns = max((file.stat().st_mtime_ns for file in trace_files(path)), default=0)
+    states = _states_of_recording(path, run_id, facts, lives=True)
+    states[0].notes = [
+        f"recorded on {list_some(hosts, 3)}, where nobody follows it: the figures are made of what its files hold"
+        " (`stashtrace live` there says more, and `stashtrace run --live` shows it on every host)"
+    ]
+    for state in states:
+        state.ended, state.updated_realtime_ns, state.interval_s = False, written_ns, AGAIN_S
+    return states
+
+
+def _states_of_recording(path: Path, run_id: str, facts: Mapping[str, Any], *, lives: bool = False) -> list[LiveState]:
+    """Return the state that each host of a run would have written last; ``lives``: whether the run may go on."""
     with _ignore_losses():
         trace = load_trace(path, run_id=run_id or None)
     totals, notes = LiveTotals(), ["nobody followed this run: the figures are made of its recording"]
@@ -162,6 +196,7 @@ def _states_of_recording(path: Path, run_id: str, facts: Mapping[str, Any]) -> l
         state.take_totals(LiveTotals(ranks), zero_ns)
         states.append(state)
     states[0].notes = notes
+    states[0].stuck = "; ".join(line.strip() for line in describe_stuck(trace, lives=lives))
     states[0].verdicts, states[0].lines = said_of(trace)
     states[0].lost_records_count = lost_count(trace)
     return states

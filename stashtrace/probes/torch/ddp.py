@@ -1,6 +1,6 @@
 """DistributedDataParallel: record the size of its buckets and its gradients; set another size if one is asked for.
 
-Installed by ``bootstrap`` when ``torch.nn.parallel.distributed`` has been imported. ``stashtrace whatif --apply`` sets
+Installed by ``bootstrap`` when ``torch.nn.parallel.distributed`` has been imported. ``stashtrace tune`` sets
 ``STASHTRACE_BUCKET_MB``, which replaces torch's default; a size that the script gives stays.
 ``replay/communication/ddp.py`` reads the facts.
 """

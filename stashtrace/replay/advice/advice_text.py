@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from stashtrace.text import wrap
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def advice_lines(advice: Sequence[Advice]) -> list[str]:
     lines = [""] if advice else []
     for item in advice:
         text = advice_text(item)
-        lines += textwrap.wrap(
-            f"advice: {text}", _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-        )
+        lines += wrap(f"advice: {text}", "", width=_WIDTH, rest=2)
     return lines
 
 

@@ -221,7 +221,7 @@ def losses_part(facts: dict[str, Any]) -> list[str]:
         table("What could not be recorded or read", head, rows, sortable=True) if rows else "",
         paragraph(f"{more} more kinds are in the output of the command below.") if more else "",
         how(
-            "losses and own cost",
+            "what was lost, and own cost",
             "What the recorder could not write is counted where it happens; what a file does not hold is counted when"
             " it is read.",
             "Own cost is CPU time of the tracing by that of the job: the lower figure is what was accounted for, the"

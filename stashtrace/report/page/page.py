@@ -63,7 +63,7 @@ _PARTS: tuple[tuple[str, str, str, Callable[[dict[str, Any]], list[str]]], ...] 
     ("waits", "Waits", "The costliest waits", waits_part),
     ("slow", "Slow steps", "Slow steps", slow_part),
     ("links", "Links", "Links", links_part),
-    ("losses", "Losses", "Losses and own cost", losses_part),
+    ("losses", "Lost", "What was lost, and own cost", losses_part),
     ("machine", "Machine", "Machine, versions and command", machine_part),
 )
 _FOOTER = (

@@ -250,7 +250,7 @@ def test_a_drift_has_its_slope() -> None:
     (row,) = over_time(trace).rows()
     assert (row["kind"], row["rank"], row["stall_kind"]) == ("drift", 1, "compute")
     assert abs(row["step_delta_ns"] - MS / 10) < 0.05 * MS / 10
-    assert str(claims(trace)[0]["text"]).startswith("each step takes 100 us longer than the one before, from 9.")
+    assert str(claims(trace)[0]["text"]).startswith("steps get 100 us longer each, from 9.")
 
 
 @pytest.mark.parametrize("steps", [12, 40, 160])

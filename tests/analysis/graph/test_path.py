@@ -22,7 +22,7 @@ import stashtrace
 from stashtrace.analysis.graph import Resource
 from stashtrace.analysis.graph.critical_path_tables import words
 from stashtrace.analysis.registry import analyze
-from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
@@ -325,7 +325,7 @@ def test_names_of_resources_and_kinds_are_whole(kinds: type[IntEnum]) -> None:
 def test_a_rank_made_slow_by_its_worker_is_the_path(tmp_path: Path) -> None:
     """Rank 2 is 8 ms late because its batches come late: a step of the made-up job is one batch by two workers."""
     out = tmp_path / "made"
-    assert main(["synth", str(out), "--ranks", "4", "--steps", "40", "--late-rank", "2", "--late", "8"]) == 0
+    assert write_synthetic([str(out), "--ranks", "4", "--steps", "40", "--late-rank", "2", "--late", "8"]) == 0
     truth = json.loads((out / "truth.json").read_text(encoding="utf-8"))
     trace = stashtrace.load(out)
     path, share = analyze(trace, "critical_path"), analyze(trace, "critical_share")
@@ -340,7 +340,7 @@ def test_a_rank_made_slow_on_its_own_thread_is_the_path_with_its_share(tmp_path:
     """Without workers that hold it up: the late rank's own step, but for the transfer, is all of the path."""
     out = tmp_path / "made"
     times = ["--wait", "0", "--forward", "20", "--backward", "40", "--transfer", "15", "--optimizer", "5"]
-    assert main(["synth", str(out), "--ranks", "3", "--steps", "40", "--late-rank", "1", "--late", "20", *times]) == 0
+    assert write_synthetic([str(out), "--ranks", "3", "--steps", "40", "--late-rank", "1", "--late", "20", *times]) == 0
     truth = json.loads((out / "truth.json").read_text(encoding="utf-8"))
     shares = analyze(stashtrace.load(out), "critical_share")
     transfer = shares.take(shares["resource"] == "transfer")["share_ratio"].sum()

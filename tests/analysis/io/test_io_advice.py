@@ -22,6 +22,7 @@ from stashtrace.analysis.io.staging import choose, io_staging
 from stashtrace.calibration.file import Calibration, Link, Points
 from stashtrace.calibration.fit_link import Fit, Piece
 from stashtrace.cli import main
+from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import DataLossWarning, MissingDataError, UsageError
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.trace import Trace
@@ -386,7 +387,7 @@ def test_a_folder_that_is_asked_for_counts_wherever_it_lies() -> None:
 
 def test_files_option_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run")
-    assert main(["synth", run, "--ranks", "1", "--steps", "5"]) == 0
+    assert write_synthetic([run, "--ranks", "1", "--steps", "5"]) == 0
     capsys.readouterr()
     for name in ("io_staging", "io_cache", "io_reuse"):
         assert main(["analyze", name, run, "--files", "all", "--format", "json"]) == 0
@@ -396,7 +397,7 @@ def test_files_option_on_the_command_line(tmp_path: Path, capsys: pytest.Capture
 
 def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run")
-    assert main(["synth", run, "--ranks", "2", "--steps", "5"]) == 0
+    assert write_synthetic([run, "--ranks", "2", "--steps", "5"]) == 0
     capsys.readouterr()
     assert main(["analyze", "io_patterns", run, "--per", "run", "--format", "json"]) == 0
     assert "consecutive_reads_ratio" in capsys.readouterr().out

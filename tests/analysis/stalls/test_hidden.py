@@ -171,54 +171,6 @@ def test_files_and_directories() -> None:
     assert folders["write_bytes"].tolist() == [0, 7]
 
 
-def test_evidence_of_workers_files_and_late_ranks() -> None:
-    trace = trace_from_text("""
-        rank 0 loader : 000000
-        rank 0 phase  : ......FBBBBBO
-        rank 0 coll   : .........000.
-        rank 0 block  : .........000.
-        rank 0 worker 0: 000000
-        rank 0 worker 0 io path=/d/slow bytes=2000: .bb...
-        rank 1 loader : 00000000000
-        rank 1 worker 0: 00000000000
-        rank 1 phase  : ...........O
-        rank 1 coll   : ...........0
-    """)
-    rows = {(r["rank"], r["detail"], r["name"]): r for r in analyze(trace, "evidence").rows()}
-    assert rows[0, "worker_time", "decode"]["amount_ns"] == 4 * MS
-    assert rows[0, "worker_time", "blocked"]["share_ratio"] == pytest.approx(1 / 3)
-    assert rows[0, "file", "/d/slow"]["rate_bytes_per_s"] == pytest.approx(1e6)
-    late = rows[0, "late_rank", "prep"]
-    assert (late["cause_rank"], late["amount_ns"], late["kind"]) == (1, 2 * MS, "straggler")
-
-
-def saving_job(workers: bool) -> Trace:
-    """Steps that read /d/data for 4 ms, then save for 20 ms, commit for 10 ms, and load for 15 ms."""
-    build = TraceBuilder()
-    rank = build.rank(0)
-    for step in range(4):
-        at = step * 100 * MS
-        maker = rank.worker(0) if workers else rank
-        maker.fetch(step, at, at + 5 * MS).io(at, at + 4 * MS, path="/d/data", blocked=True, result_bytes=1000)
-        rank.batch_wait(step, at, at + 6 * MS, worker=0 if workers else -1)
-        rank.phase("forward", at + 6 * MS, at + 8 * MS).phase("backward", at + 8 * MS, at + 20 * MS)
-        rank.phase("optimizer", at + 20 * MS, at + 22 * MS)
-        saver = rank.thread("saver") if step % 2 else rank
-        saver.phase("checkpoint", at + 25 * MS, at + 50 * MS)
-        saver.io(at + 26 * MS, at + 46 * MS, op=IoOp.WRITE, path="/ckpt/model.pt", blocked=True, result_bytes=1000)
-        saver.io(at + 55 * MS, at + 65 * MS, op=IoOp.FSYNC, path="/ckpt/model.pt", blocked=True)
-        rank.phase("checkpoint_load", at + 70 * MS, at + 90 * MS)
-        rank.io(at + 71 * MS, at + 86 * MS, path="/ckpt/old.pt", blocked=True, result_bytes=1000)
-    return build.trace()
-
-
-@pytest.mark.parametrize("workers", [True, False])
-def test_a_checkpoint_is_no_evidence_of_fetching(workers: bool) -> None:
-    rows = [r for r in analyze(saving_job(workers), "evidence").rows() if r["kind"] == "fetch"]
-    assert [(r["name"], r["share_ratio"]) for r in rows] == [("/d/data", 1.0)]
-    assert rows[0]["rate_bytes_per_s"] == pytest.approx(250_000)
-
-
 def test_rooted_operations_have_no_last_rank_for_the_root() -> None:
     build = TraceBuilder()
     build.collective({0: (5 * MS, 6 * MS), 1: (0, 6 * MS)}, op=CollectiveOp.BROADCAST, peer_rank=0)

@@ -15,7 +15,7 @@ from builders import MS, TraceBuilder
 from stashtrace.analysis.registry import analyze
 from stashtrace.calibration.file import Calibration, Link, Points, calibration_text, host_hash
 from stashtrace.calibration.fit_link import Fit, Piece
-from stashtrace.schema.kinds import BracketFlag, CopyDirection, DeviceCall
+from stashtrace.schema.kinds import BracketFlag, CopyDirection
 
 MB = 1_000_000
 ALL, INSIDE = 7, 9
@@ -130,23 +130,3 @@ def test_steps_that_the_event_budget_left_out_count_in_no_total() -> None:
         if row["kind"] == "h2d":
             assert (row["steps_count"], row["stall_ns"], row["share_ratio"]) == (4, 4 * 20 * MS, 0.2)
             assert row["low_ns"] == row["stall_ns"]
-
-
-def test_evidence_of_a_device() -> None:
-    build = job({50: 5, 100: 10, 150: 15})
-    gpu = build.rank(0).gpu(0)
-    copies = gpu.stream("copy").copy(110 * MS, 112 * MS, size_bytes=40 * MB)
-    copies.copy(120 * MS, 121 * MS, size_bytes=3 * MB, pinned=False)
-    gpu.call(DeviceCall.STREAM_SYNCHRONIZE, 150 * MS, 160 * MS)
-    rows = {(r["kind"], r["name"]): r for r in analyze(build.trace(), "evidence").rows() if r["rank"] == 0}
-    pinned, pageable = rows["h2d", "pinned host_to_device"], rows["h2d", "pageable host_to_device"]
-    assert (pinned["detail"], pinned["amount_ns"], pinned["rate_bytes_per_s"]) == ("copy", 2 * MS, 20e9)
-    assert (pageable["amount_ns"], pageable["share_ratio"]) == (MS, pytest.approx(1 / 3))
-    called = rows["sync", "stream_synchronize on main"]
-    assert (called["detail"], called["amount_ns"]) == ("blocking_call", 10 * MS)
-    across = next(r for (kind, name), r in rows.items() if kind == "network")
-    assert across["name"].startswith("all_reduce, ")
-    assert (across["detail"], across["amount_ns"]) == ("collective", 40 * MS)
-    assert across["rate_bytes_per_s"] == pytest.approx(2 * 2 / 3 * 100 * MB / 40e-3)
-    inside = next(r for (kind, name), r in rows.items() if kind == "interconnect")
-    assert (inside["amount_ns"], inside["rate_bytes_per_s"]) == (30 * MS, pytest.approx(10e9))

@@ -66,7 +66,7 @@ def hang(trace: Trace) -> Table:
 
     Waits are followed through the groups to the ranks at which they end, so a rank that itself waits has no row. A
     rank that still works has one, with ``works``: then nothing hangs. What was not recorded, nor seen by a look at
-    the living processes (``stashtrace analyze hang`` and ``stashtrace status`` take one), is unknown.
+    the living processes (``stashtrace analyze hang`` and ``stashtrace live`` take one), is unknown.
 
     Parameters
     ----------

@@ -102,7 +102,8 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
         of = "these" if of_host == count else "the host's {host_cpus_count}"
         used = f"; other programs used {{others_count:number}} of {of}"
     known = Facts(cpus_count=count, ranks_count=ranks, workers_count=workers, others_count=cpu.others_count)
-    said = f"on average {{threads_count:number}} threads of the job could run at a time, on {{cpus_count:CPU}}{used}"
+    threads_said = "{threads_count:number} {threads_count:thread|threads} of the job"
+    said = f"on average {threads_said} could run at a time, on {{cpus_count:CPU}}{used}"
     threads = Facts(rank=rank.rank, host=rank.host, threads_count=demand.whole, host_cpus_count=of_host)
     rows = [fact("cpu_demand", said, "counters", **known, **threads)]
     # Others are the reason where they hold a good part of what is wanted beyond the CPUs that there are.

@@ -4,7 +4,7 @@ A call is recorded when it returns, so one that never did is not in the records.
 (``did_last``), what came next after that in the steps before (``followed_by``), and whether the thread has run since,
 or waited for a CPU (``ran_since``). ``stands_in`` is the system call (``kind``) that its main thread is in.
 
-A look at the living processes (``stashtrace status``, ``analyze hang``) adds what the step thread was seen to do
+A look at the living processes (``stashtrace live``, ``analyze hang``) adds what the step thread was seen to do
 (``look_thread``: ``kind`` is a system call, ``runs``, ``stopped``, ``ended``, ``kernel`` or ``unknown``), who holds the
 GIL, what workers do that do not simply wait for work, which children have ended, and what could not be looked at.
 ``target`` is a file, pipe, socket or child, ``place`` the function and line of the job's code.

@@ -167,7 +167,7 @@ def _drift(row: Row, beside: bool) -> str:
     each, usual = duration_text(abs(row["step_delta_ns"])), duration_text(row["usual_ns"])
     grow = "longer" if row["delta_ns"] >= 0 else "shorter"
     steps = count_noun(row["changed_count"], "step")
-    return f"each step takes {each} {grow} than the one before, from {usual} to {{stall_ns:time}} over {steps}"
+    return f"steps get {each} {grow} each, from {usual} to {{stall_ns:time}} over {steps}"
 
 
 def _period(row: Row, beside: bool) -> str:

@@ -1,12 +1,14 @@
-"""``stashtrace synth OUT``: make up a run of any size, whose stalls are known."""
+"""``python -m stashtrace.cli.synth OUT``: make up a run of any size whose stalls are known."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from stashtrace import cli
 from stashtrace.cli.parsing import Parser, add_value
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import OutputError, UsageError
@@ -26,11 +28,13 @@ _TIMES = {
 }
 
 _HINT = "choose another directory"
+PROGRAM = "python -m stashtrace.cli.synth"
 
 
 def parser() -> Parser:
-    """Return the parser of ``stashtrace synth``."""
+    """Return the parser of this program."""
     parser = Parser("synth", "Make up a run of many ranks whose stalls are known.", _EPILOG)
+    parser.prog = PROGRAM
     parser.add_argument("out", metavar="OUT", help="directory to make")
     add_value(parser, "--ranks", "N", "number of ranks (default 8)", type=int, default=8)
     add_value(parser, "--steps", "N", "number of steps (default 100)", type=int, default=100)
@@ -45,14 +49,19 @@ def parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code."""
+    return cli.main(argv, _write)
+
+
+def _write(argv: Sequence[str]) -> int:
     """Write the run and its truth."""
     given = parser().read(argv)
     times = {f"{name}_ns": round(getattr(given, name) * 1e6) for name in _TIMES}
     if given.ranks < 1 or given.steps < 1 or min(given.workers, given.calls_per_batch, *times.values()) < 0:
         raise UsageError(
             "a run has at least one rank and one step, and no negative time or count",
-            hint="`stashtrace synth --help` shows the options",
+            hint=f"`{PROGRAM} --help` shows the options",
         )
     if not 0 <= given.fetch_ratio <= 1:
         raise UsageError(f"--fetch-ratio {given.fetch_ratio:g} is not a share", hint="give a number from 0 to 1")
@@ -81,3 +90,7 @@ def main(argv: Sequence[str]) -> int:
         write_whole(out / "truth.json", json.dumps(facts, indent=1) + "\n")
     Screen().say(f"wrote {out}: {job.ranks} ranks, {job.steps} steps, {events} events; truth.json has the stalls")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
