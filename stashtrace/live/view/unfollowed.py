@@ -26,7 +26,7 @@ from stashtrace.live.followed import VERDICTS_S, lost_count, said_of
 from stashtrace.live.state import LiveState
 from stashtrace.live.table import wide_rows
 from stashtrace.live.totals import LiveTotals
-from stashtrace.live.triggers.slow_and_stuck import StuckTrigger, as_seen_from_here
+from stashtrace.live.triggers.slow_and_stuck import StuckTrigger
 from stashtrace.loading.load import is_foreign, load_trace
 from stashtrace.record.directory import trace_files, update_host_facts
 from stashtrace.record.launchers import own_place
@@ -105,11 +105,11 @@ class FollowedHere:
 
     def _look_if_stuck(self, window: Trace) -> None:
         last_ns = max((own.last_end_ns for own in self._totals.ranks.values()), default=-1)
-        if self._stuck.look(window, time.monotonic_ns(), last_ns + self._accounts.origin_ns) and self._stuck.sentences:
+        at_ns, last_ns = time.monotonic_ns(), last_ns + self._accounts.origin_ns
+        if self._stuck.look(window, at_ns, last_ns, in_part=not self._sees_all) and self._stuck.sentences:
             with contextlib.suppress(OSError):  # the run of another user, or of a file system that is full
                 update_host_facts(self._directory, self._state.host, {LOOKS: self._stuck.looks})
-        text = "; ".join(self._stuck.sentences)
-        self._state.stuck = text if self._sees_all else as_seen_from_here(text)
+        self._state.stuck = "; ".join(self._stuck.sentences)
         self._state.stuck_ranks = list(self._stuck.ranks)
 
 
