@@ -10,6 +10,7 @@ import numpy as np
 from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.steps.step_time import StepTime
+from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts
 from stashtrace.summary.words.template_parts import findings_of
@@ -70,9 +71,9 @@ def newest_steps(trace: Trace) -> dict[int, Newest]:
 def newest_text(newest: Newest) -> str:
     """Word how far a rank is, and what its newest steps went to."""
     kinds = sorted(newest.shares.items(), key=lambda item: -item[1])
-    budget = ", ".join(f"{kind} {percent_text(share)}" for kind, share in kinds if share >= 0.005)
+    budget = ", ".join(f"{words_of(kind)} {percent_text(share)}" for kind, share in kinds if share >= 0.005)
     which = f"the newest {newest.newest_count}" if newest.newest_count > 1 else "the newest"
-    return f"{count_noun(newest.made_count, 'step')}, {which} of {duration_text(newest.step_ns)}: {budget}"
+    return f"{count_noun(newest.made_count, 'step')}, {which} of {duration_text(newest.step_ns)}, of which {budget}"
 
 
 def step_time_text(step: StepTime) -> str:

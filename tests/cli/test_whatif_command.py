@@ -42,7 +42,7 @@ def test_what_to_fix_first(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     saved = [float(line.split("%")[1].split()[-1]) for line in lines[5:end]]
     assert saved == sorted(saved, reverse=True)
     assert lines[end + 1].startswith("critical path: ")
-    assert "rank 2 prep" in lines[end + 1]
+    assert "rank 2 data: prep" in lines[end + 1]
     assert max(map(len, lines)) < 80
 
 

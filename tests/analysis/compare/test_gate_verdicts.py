@@ -86,7 +86,7 @@ def test_a_condition_of_no_kind() -> None:
     assert str(caught.value.hint).startswith("did you mean 'fetch'? Choose from step; columns of the summary: compute,")
     with pytest.raises(UsageError, match="unknown kind 'loader'") as caught:
         Condition.of("loader+5%")
-    assert str(caught.value.hint).startswith("did you mean 'data' (fetch + prep + handoff)? ")
+    assert str(caught.value.hint).startswith("did you mean 'data' (storage + prep + hand-off)? ")
 
 
 def test_a_column_of_the_summary_is_the_sum_of_its_kinds() -> None:
@@ -107,7 +107,7 @@ def test_a_column_of_the_summary_is_the_sum_of_its_kinds() -> None:
     )
     told = " ".join(gate_lines(judge(*sides, [Condition.of("link+5%"), Condition.of("data+5%")])))
     assert "link (network + interconnect) per step went from" in told
-    assert "data (fetch + prep + handoff) took no time in either job" in told
+    assert "data (storage + prep + hand-off) took no time in either job" in told
 
 
 def test_a_recording_beside_itself_decides_nothing() -> None:
