@@ -166,18 +166,17 @@ def words_of(name: str) -> str:
 
 
 def word_text(word: str) -> str:
-    """Return a word of an option, with the parts that it sums if these are several, or with what people read for it.
+    """Return a word that an option takes as people read it, with the parts that it sums if these are several.
 
     Examples
     --------
-    >>> word_text("data"), word_text("late"), word_text("straggler")
-    ("'data' (storage + prep + hand-off)", "'late'", "'straggler' (late)")
+    >>> word_text("data"), word_text("late"), word_text("straggler"), word_text("workers")
+    ("'data' (storage + prep + hand-off)", "'late'", "'late'", "'workers'")
     """
     parts = [OPTION_WORDS[kind] for kind in kinds_of_word(word)]
     if len(parts) > 1:
         return f"'{word}' ({' + '.join(parts)})"
-    said = words_of(word)
-    return f"'{word}'" if said == word else f"'{word}' ({said})"
+    return f"'{OPTION_WORDS.get(word, word)}'"
 
 
 def nearest_word(word: str, known: Iterable[str]) -> str:

@@ -171,8 +171,6 @@ def test_the_history_has_words(tmp_path: Path) -> None:
     write_history(folder, fleet_with_three_plants(1))
     for words in ((), ("costs",), ("hosts",), ("commits",)):
         assert found_ids(printed("history", folder, *words)) == [], words
-    printed("history", folder, "--html", tmp_path / "page.html")
-    assert found_ids(re.sub(r"(?s)<style.*?</style>|<[^>]*>", " ", (tmp_path / "page.html").read_text())) == []
 
 
 def test_bisect_has_words() -> None:

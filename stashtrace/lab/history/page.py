@@ -14,7 +14,7 @@ from stashtrace.lab.recommend.recommendation_text import cost_text
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page.html import code_line, listing, paragraph, section, table, tag, text, whole_page
 from stashtrace.report.page.svg_pictures import budget_bar, legend
-from stashtrace.schema.stall_kinds import COLUMNS, words_of
+from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, shortened
 
@@ -76,8 +76,6 @@ def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _cell(name: str, value: Any, currency: str) -> str:
     """Return a value as a person reads it; ``-`` where it is not known."""
-    if isinstance(value, str) and name in ("cause", "kind"):
-        return words_of(value) or "-"
     if isinstance(value, str):
         return (short_commit(value) if name.endswith("commit") else shortened(value, _JOB_WIDTH)) or "-"
     if value == -1 and name in ("cost", "energy_kwh", "energy_ratio", "exit_code", "relative_step_ratio"):
