@@ -193,8 +193,8 @@ def test_live_and_metrics_have_words() -> None:
         assert found_ids(grown.text) == []
         assert grown.text.startswith(words_of(kind.name.lower()))
     help_text = next(one.doc for one in SERIES if "kind" in one.labels)
-    for kind in STALL_KINDS:
-        assert kind.name == kind.words or f"{kind.name} is {kind.words}" in help_text
+    for one in STALL_KINDS:
+        assert one.name == one.words or f"{one.name} is {one.words}" in help_text
 
 
 def test_the_exceptions_are_used_for_what_they_say() -> None:

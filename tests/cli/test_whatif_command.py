@@ -185,7 +185,11 @@ def test_a_quantity_has_one_value(run: Path, capsys: pytest.CaptureFixture[str])
         ("network.bandwith=x2", "cannot change 'network.bandwith'", "did you mean 'network.bandwidth'?"),
         ("compute=fast", "compute cannot be fast", "x0.5"),
         ("network.bandwidth=0", "network.bandwidth cannot be 0", "10gbit"),
-        ("workers", "'workers' is not QUANTITY=VALUE", "compute, launch, python, compile, objects, copy, prep, storage"),
+        (
+            "workers",
+            "'workers' is not QUANTITY=VALUE",
+            "compute, launch, python, compile, objects, copy, prep, storage",
+        ),
     ],
 )
 def test_an_unknown_change_is_one_line_with_what_is_known(
@@ -270,7 +274,7 @@ def test_what_a_pipeline_says_nothing_of(
     assert main(["whatif", pipeline, "--set", change]) == 4
     said = capsys.readouterr().err
     assert what in said
-    assert "interconnect" in said or "links" in said
+    assert "in-host" in said or "links" in said
 
 
 def made_up(out: Path, *options: str) -> str:
