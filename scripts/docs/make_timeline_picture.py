@@ -57,7 +57,8 @@ def main() -> int:
         commands = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": [regex]} for regex in EXPANDED]
         with Server(timeline, offline=True) as server, Browser(SIZE) as browser:
             address = (
-                f"{server.page.partition('&')[0]}&hideSidebar=true&visStart={opening.begin_ns}&visEnd={opening.end_ns}"
+                f"{server.ui_page.partition('&')[0]}&hideSidebar=true"
+                f"&visStart={opening.begin_ns}&visEnd={opening.end_ns}"
             )
             address += f"&startupCommands={quote(json.dumps(commands), safe='')}"
             late = late_collective(trace, opening.begin_ns, opening.end_ns)

@@ -1,16 +1,15 @@
 """Follow a run while it records: ``python -m stashtrace.live.follower DIR``, started by the launcher of each host.
 
-A process of its own, of low priority, so that a fault here costs the job nothing. It ends when its standard input is
+A process of its own, so that a fault here costs the job nothing. It ends when its standard input is
 closed, after one more round: the launcher closes it when the job has ended, and the system does if the launcher dies.
 A byte in it asks for a window (``record.follower``). The time between rounds grows with what a round costs, so that the
-CPU time stays bounded.
+CPU time stays bounded: not by a low priority, with which a follower on a busy host tells nothing for a minute.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import select
 import shlex
@@ -32,7 +31,6 @@ from stashtrace.record.run import FORWARDED
 _LEAST_S, _MOST_S, _CPU_RATIO = 1.0, 10.0, 0.02
 #: Where no step has closed, something may be wrong: the next round comes sooner.
 _QUIET_S = 4.0
-_NICE = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,8 +51,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in FORWARDED:
         if number != signal.SIGCONT:
             signal.signal(number, lambda *_: None)
-    with contextlib.suppress(OSError):
-        os.nice(_NICE)
     try:
         _follow(arguments)
     except Exception as error:  # a fault of ours: one line, and the recording goes on without us

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import FormatError
+from stashtrace.record.launchers import own_place
 from stashtrace.run_facts import json_object
 from stashtrace.whole_files import read_whole, write_whole
 
@@ -125,6 +126,12 @@ class LiveState:
             facts["newest_stall_ns"] = {kind: sum(spent[kind] for _, spent in newest) for kind in own.stall_ns}
             facts["last_end_realtime_ns"] = own.last_end_ns + realtime_of_zero_ns if own.last_end_ns >= 0 else 0
             self.ranks[str(rank)] = facts
+
+    def follower_lives(self) -> bool | None:
+        """Return whether its follower is there; None where that cannot be seen, as on other hosts."""
+        if not self.follower_place or self.follower_place != own_place():
+            return None
+        return os.path.exists(f"/proc/{self.follower_pid}")
 
     def write(self, directory: str | os.PathLike[str]) -> None:
         """Replace the file of this host in one step; errors of the system are raised as they are."""

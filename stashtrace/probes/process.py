@@ -76,6 +76,7 @@ def end() -> None:
 def _forked() -> None:
     # _pid stays the parent's, so that a child that does not use torch again starts no thread.
     recorder.cost.forget()
+    exceptions.forked()
     for action in _in_child:
         action()
 

@@ -27,9 +27,12 @@ from stashtrace.report.links import link_facts, no_links
 from stashtrace.report.machine import NO_LOSSES, loss_rows, machine_facts
 from stashtrace.report.slow_steps import slow_steps
 from stashtrace.report.stalls_by_rank_and_step import heat_maps
+from stashtrace.report.step_curve import step_curve
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
+from stashtrace.summary.summary_text import WARNINGS
 from stashtrace.summary.words import steps_text
+from stashtrace.summary.words.beside_causes import column_of_cause, details_of, steps_of
 from stashtrace.summary.words.template_parts import findings_of
 from stashtrace.units import ranks_text
 
@@ -104,8 +107,9 @@ def report_facts(
     chosen in a directory of several, for the commands. ``calibration``: path of what the links can do; by default
     ``calibration.toml`` in the run directory. Returns plain values alone: ``version``, ``path``, ``ending`` (how the
     job failed or stood still), ``verdict`` (one sentence), ``headline`` (sentences), ``not_said`` (sentences about what
-    could not be made, by a fault of ours), ``do_first`` and ``findings``
-    (those of :func:`stashtrace.summary.summary_document.document`), ``budget``, ``lines``, ``flames``, ``heat``,
+    could not be made, by a fault of ours), ``warnings`` (sentences that put all figures in doubt), ``ranks_count``,
+    ``do_first`` and ``findings`` (those of :func:`stashtrace.summary.summary_document.document`; a cause also has
+    ``column``, of the budget, and ``details``, sentences), ``budget``, ``curve``, ``lines``, ``flames``, ``heat``,
     ``waits``, ``slow``, ``links``, ``losses``, ``machine``. Moments count from the origin that ``--window`` counts
     from; lengths are ns.
     """
@@ -122,9 +126,16 @@ def report_facts(
         "verdict": said["headline"],
         "headline": guarded("the ranks and steps", partial(_headline, tables, findings), lambda line: [line]),
         "not_said": unsaid,
-        "do_first": said["do_first"],
+        "warnings": [f["text"] for f in findings if f["section"] == "headline" and f["kind"] in WARNINGS],
+        "ranks_count": len(trace.ranks),
+        "do_first": guarded(
+            "details of the causes",
+            partial(_with_details, tables, said["do_first"]),
+            lambda line: _without(unsaid, line, [{**one, "column": "", "details": []} for one in said["do_first"]]),
+        ),
         "findings": findings,
         "budget": guarded("the budget", partial(_budget, facts, tables), partial(_no_budget, facts)),
+        "curve": None,
         "lines": None,
         "flames": None,
         "heat": None,
@@ -152,6 +163,7 @@ def _parts_of_steps(
     """Return the name of each part that needs steps, what it is in words, and what makes it."""
     steps, stalls, spikes = (facts.tables[name] for name in ("steps", "stalls", "spikes"))
     return {
+        "curve": ("the step time over the steps", lambda: step_curve(steps, spikes)),
         "lines": ("the costliest lines", lambda: costliest_lines(trace)),
         "flames": ("the flame graphs", lambda: flame_graphs(trace, groups)),
         "heat": ("the heat maps", lambda: heat_maps(stalls, find_steps(trace), ranks_apart(groups))),
@@ -166,10 +178,26 @@ def _without(unsaid: list[str], line: str, nothing: T) -> T:
     return nothing
 
 
+def _with_details(tables: Summary, causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the causes with their column of the budget and what the summary says beside them, every sentence once."""
+    found = findings_of(tables.findings, tables.evidence)
+    told: set[str] = set()
+    rows = []
+    for cause in causes:
+        if cause["reason"]:
+            rows.append({**cause, "column": "", "details": []})
+            continue
+        details = [said for said in details_of(cause, found) if said not in told]
+        told.update(details)
+        known = {"what": cause["what"] + steps_of(cause, found), "column": column_of_cause(cause), "details": details}
+        rows.append({**cause, **known})
+    return rows
+
+
 def _headline(tables: Summary, findings: list[dict[str, Any]]) -> list[str]:
-    """Return the sentences of the summary's first line: warnings, ranks and hosts, kinds of steps, warm-up."""
+    """Return the sentences of the summary's first line: ranks and hosts, kinds of steps, warm-up."""
     claims = [f for f in findings_of(tables.findings, tables.evidence) if f.row["section"] == "headline"]
-    claims = [f for f in claims if f.row["kind"] not in ENDINGS]  # they have lines of their own
+    claims = [f for f in claims if f.row["kind"] not in (*ENDINGS, *WARNINGS)]  # they have lines of their own
     alone = sum(f.row["kind"] == "steps" for f in claims) == 1
     texts = {f["finding_id"]: f["text"] for f in findings}
     return [
@@ -215,6 +243,7 @@ def _commands(made: dict[str, Any], facts: RunFacts, commands: Commands) -> dict
         "findings": commands.command("analyze", "finding_evidence"),
         "causes": commands.command("analyze", "causes"),
         "budget": commands.command("analyze", "stalls"),
+        "steps": commands.command("analyze", "steps"),
         "lines": commands.command("analyze", "lines"),
         "late": commands.command("analyze", "late"),
         "slow": commands.command("analyze", "spikes"),

@@ -46,7 +46,7 @@ def heat_maps(stalls: Table, steps: Table, apart: Sequence[int] = ()) -> dict[st
         return None
     ranks, numbers = GroupBy(inside["rank"]), GroupBy(inside["step"])
     own_rows = [rank for rank in apart if rank in ranks.values][:_APART_AT_MOST] if len(ranks) > RANK_CELLS else []
-    row, column = _rows(ranks.values, sorted(own_rows)), _cells(len(numbers), STEP_CELLS)
+    row, column = _rows(ranks.values, sorted(own_rows)), cells_of(len(numbers), STEP_CELLS)
     shape = (int(row.max()) + 1, int(column[-1]) + 1)
     cell = row[ranks.number] * shape[1] + column[numbers.number]
     wall = np.bincount(cell, inside["stall_ns"], shape[0] * shape[1])
@@ -99,11 +99,11 @@ def _rows(ranks: Ints, apart: list[int]) -> Ints:
     row = np.empty(len(ranks), dtype=np.int64)
     alone = np.isin(ranks, apart)
     row[alone] = np.arange(len(apart))
-    row[~alone] = len(apart) + _cells(len(ranks) - len(apart), RANK_CELLS - len(apart))
+    row[~alone] = len(apart) + cells_of(len(ranks) - len(apart), RANK_CELLS - len(apart))
     return row
 
 
-def _cells(count: int, at_most: int) -> Ints:
+def cells_of(count: int, at_most: int) -> Ints:
     """Return the cell of each of ``count`` neighbours: as even as whole numbers allow."""
     return np.arange(count, dtype=np.int64) * min(count, at_most) // count
 

@@ -29,6 +29,6 @@ def causes_block(causes: Sequence[Row], found: Sequence[Finding], look: Look, pa
         details = [said for said in details_of(row, found) if said not in told]
         told.update(details)
         lines += [look.paint(line, "strong") for line in look.wrap(what, f"{_INDENT}▶ ", _INDENT * 2)]
-        for sentence in (*details, waits, saving):
+        for sentence in (*details, "; ".join(said for said in (waits, saving) if said)):
             lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4) if sentence else []
     return lines

@@ -38,7 +38,7 @@ _IN_FEW = ("slow_steps", "period")
 #: What says more.
 _NEXT = "report, summary --all"
 #: Claims of the first line that put all figures in doubt.
-_WARNINGS = ("records_lost", "low_confidence", "host_timed_steps")
+WARNINGS = ("records_lost", "low_confidence", "host_timed_steps")
 
 
 def summary(
@@ -197,7 +197,7 @@ def _top(found: Sequence[Finding], look: Look, said: str) -> list[str]:
     if said in " ".join(about):
         return about
     line = [look.paint(words, "strong") for words in look.wrap(said)]
-    warned = any(f.row["kind"] in _WARNINGS for f in found)
+    warned = any(f.row["kind"] in WARNINGS for f in found)
     return [*about, "", *line] if warned else [*line, "", *about]
 
 
@@ -206,7 +206,7 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
     by_kind: dict[str, list[Finding]] = {}
     for finding in found:
         by_kind.setdefault(finding.row["kind"], []).append(finding)
-    warnings = [claim_text(f) for f in found if f.row["kind"] in _WARNINGS]
+    warnings = [claim_text(f) for f in found if f.row["kind"] in WARNINGS]
     ranks = by_kind["ranks"][0]
     line = claim_text(ranks)
     hosts = ranks.evidence[0]["items_count"]

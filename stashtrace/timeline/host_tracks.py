@@ -64,7 +64,8 @@ def _step_thread_and_loader(rows: RankRows, tree: TrackTree, root: int) -> list[
     _join_batches(tree, made, made_piece, main, main_piece, phase_piece)
 
     lines = rows.thread_lines(Order.PHASES, "phases · {}", step_title=_of_rank("phases", rows))
-    slices = tree.add(root, lines, [phase_piece, main_piece, _blocked_piece(rows)])
+    imports = _span_piece(rows, SpanKind.LIBRARY)  # before the first step: a track of its own would look empty
+    slices = tree.add(root, lines, [phase_piece, main_piece, _blocked_piece(rows), imports])
     lives = _spans(rows, SpanKind.LOADER)
     iterators = Piece.of(lives, np.zeros_like(lives["value"]), Texts(["iterator"]))
     iterators.ints["batches_count"] = lives["value"]
@@ -169,7 +170,8 @@ def _waits(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
 
 
 def _annotations(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
-    piece = _span_piece(rows, *NAMED_SPANS, SpanKind.COMPILE_REASON, SpanKind.STEP_MARK, SpanKind.EXCEPTION)
+    named = [kind for kind in NAMED_SPANS if kind is not SpanKind.LIBRARY]
+    piece = _span_piece(rows, *named, SpanKind.COMPILE_REASON, SpanKind.STEP_MARK, SpanKind.EXCEPTION)
     return tree.add(root, rows.thread_lines(Order.ANNOTATIONS, "annotations · {}", step_title="annotations"), [piece])
 
 

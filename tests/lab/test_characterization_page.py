@@ -11,7 +11,7 @@ import pytest
 
 from stashtrace.lab.characterize.answer import MEASURED, Characterization, ConfigurationRun
 from stashtrace.lab.characterize.characterization_page import characterization_page, stacks
-from stashtrace.lab.characterize.characterization_text import emulation_text
+from stashtrace.lab.characterize.characterization_text import emulation_text, share_text
 from stashtrace.lab.characterize.run_figures import Figures
 from stashtrace.units import duration_text
 
@@ -67,7 +67,7 @@ def test_the_page_is_whole(found: Characterization) -> None:
     assert "a&lt;b&gt;.py" in page
     assert "a &amp; b" in page
     assert "configuration 5 is emulated" in page
-    assert "<td>2, over an emulated network</td>" in page
+    assert ">2, over an emulated network</td>" in page
     assert "quick: fewer and shorter runs" in page
     assert "://" not in page, "nothing is loaded"
     for name in ("interconnect", "network", "prep", "fetch"):
@@ -78,7 +78,8 @@ def test_negative_stalls_have_no_width_in_the_stack_and_are_said(found: Characte
     page = characterization_page(found)
     stall = found.stalls()["interconnect"].lost_ns.value
     assert stall < 0
-    assert f"<td>{duration_text(stall)}</td>" in page
+    assert f">{duration_text(stall)}</td>" in page
+    assert f"interconnect {duration_text(stall)}, below zero: not drawn" in page
     assert 'width="-' not in page
     parts = dict(dict(stacks(found))["all devices"])
     assert parts["interconnect"] < 0
@@ -86,7 +87,7 @@ def test_negative_stalls_have_no_width_in_the_stack_and_are_said(found: Characte
 
 def spans(page: str, name: str) -> dict[str, tuple[float, float]]:
     """Left end and width, in percent, of what is drawn in the bar of a stall."""
-    row = re.search(rf'<h3>{name}</h3><svg class="share"(.*?)</svg>', page)
+    row = re.search(rf'<h3>{name}</h3><div><svg class="share"(.*?)</svg>', page)
     assert row is not None, page
     filled = re.findall(r'<rect class="([\w-]+)" x="([\d.]+)%" width="([\d.]+)%', row[1])
     drawn = {kind: (float(left), float(width)) for kind, left, width in filled}
@@ -112,6 +113,20 @@ def test_what_reaches_below_nothing_is_drawn_left_of_the_line_of_nothing(found: 
             pytest.approx(100 * (estimate.high - estimate.low) / (1 - low), abs=0.02),
         )
     assert "the upright line is nothing" in page
+
+
+def test_each_bar_has_its_number_and_a_word_where_it_reaches_below_zero(found: Characterization) -> None:
+    page = characterization_page(found).replace("\u00a0", " ")
+    for name, stall in found.stalls().items():
+        said = re.search(rf'<h3>{name}</h3><div><svg.*?</svg><p class="soft">(.*?)</p>', page)
+        assert said is not None
+        assert said[1].startswith(share_text(stall.clean))
+        below = stall.clean.value < 0 and stall.clean.high < 0
+        assert ("below zero, the steps without it were no shorter" in said[1]) == below
+        assert ("it may be nothing" in said[1]) == (stall.clean.low < 0 <= stall.clean.high)
+    steps = page.partition('id="steps"')[2].partition("</section>")[0]
+    assert len(re.findall(r"<li><h3>[\w ,]+: [\d.]+ ms</h3>", steps)) == len(stacks(found))
+    assert '<table class="wraps"' in steps
 
 
 def test_where_all_intervals_are_above_nothing_the_bars_begin_there(found: Characterization) -> None:

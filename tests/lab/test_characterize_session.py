@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.analysis.steps.samples_per_step import JobSamples
 from stashtrace.cli import main
 from stashtrace.errors import CaptureError, UsageError
@@ -33,6 +34,8 @@ class Runs:
         self.made: list[str] = []
         self.tasks: dict[str, list[HostTask]] = {}
         self.failing: dict[str, str | BaseException] = {}
+        #: CPUs that other programs use in runs whose names begin so: in each attempt, the last one from then on.
+        self.others: dict[str, list[float]] = {}
 
     def run(self, tasks: Sequence[HostTask], directory: Path, *rest: Any, **more: Any) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -44,7 +47,10 @@ class Runs:
 
     def figures(self, directory: Path, warmup: int, iterations: int) -> Figures:
         ranks = 1 if "step1" in directory.name else 2
-        return Figures(1e7, iterations, 0, ranks, 1, 0)
+        attempt = self.made.count(directory.name) - 1
+        used = [counts[min(attempt, len(counts) - 1)] for name, counts in self.others.items() if name in directory.name]
+        others = max(used, default=0.1)
+        return Figures(1e7, iterations, 0, ranks, 1, 0, cpus=CpuUse(others * 1e7, others, 0.0))
 
 
 @pytest.fixture
@@ -79,6 +85,31 @@ def test_a_configuration_that_failed_is_tried_again_by_the_next_call(runs: Runs)
     runs.failing, runs.made = {}, []
     assert measured((1, 2)).status(2) == ("measured", "")
     assert sorted(runs.made) == ["step2-0", "step2-1", "step2-2"], "and only what is missing is made"
+
+
+def test_a_run_that_other_programs_disturbed_is_made_again(runs: Runs) -> None:
+    runs.others = {"step2-1": [1.5, 0.12], "step1-0": [1.2, 0.9]}
+    found = measured((1, 2), repeats=2)
+    assert {name: runs.made.count(name) for name in runs.made} == {
+        "look": 1,
+        "step1-0": 2,
+        "step1-1": 1,
+        "step2-0": 1,
+        "step2-1": 2,
+    }
+    said = sorted(note.partition(" of ")[0] for note in found.notes)
+    assert said == [
+        "configuration 1, run 1: other programs used 0.9",
+        "configuration 2, run 2: made again, since other programs used 1.5",
+    ]
+    runs.made = []
+    kept = measured((1, 2), repeats=2)
+    assert runs.made == [], "what is measured stands"
+    assert _others(kept) == _others(found)
+
+
+def _others(found: Characterization) -> dict[str, float]:
+    return {run.directory: run.figures.cpus.others_count for run in found.runs if run.figures and run.figures.cpus}
 
 
 def test_samples_are_those_of_the_loaders_unless_they_are_said(runs: Runs) -> None:

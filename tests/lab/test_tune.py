@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from made_up_runs import made_up_run
 
 from stashtrace.errors import CaptureError, MissingDataError
-from stashtrace.lab.tune.losses import Losses, compare_losses
+from stashtrace.lab.tune.losses import Losses, compare_distributions, compare_losses
 from stashtrace.lab.tune.settings import BUCKET, OMP, Candidate, Settings, environment_of, permanent_lines
-from stashtrace.lab.tune.tune import TunedRun, tune
+from stashtrace.lab.tune.tune import Comparison, TunedRun, tune
+from stashtrace.lab.tune.tune_text import tune_lines
 
 #: Kinds of the step, ms, by the settings of a job.
 Model = Callable[[Settings], Mapping[str, float]]
@@ -138,8 +140,54 @@ def test_rounding_is_for_those_that_do_not_promise_equal_losses(exact: bool, kep
 def test_a_job_that_is_not_deterministic_is_told_before_anything_is_tried() -> None:
     job = MadeUpJob(few_workers, losses=lambda settings, number: {0: (1.0, 0.5 + number)})
     with pytest.raises(MissingDataError, match="two equal runs do not compute the same: the loss of backward pass 2"):
-        tune(job)
+        tune(job, losses="equal")
     assert job.runs == [{}, {}]
+
+
+def augmented(shift_ratio: float, noise_ratio: float = 0.02) -> Callable[[Settings, int], Losses]:
+    """Losses of a job that augments at random: every run has its own; with more workers they are shifted."""
+
+    def losses(settings: Settings, number: int) -> Losses:
+        random = np.random.default_rng(number)
+        level = 2.0 * np.exp(-np.arange(60) / 40) * (1 + shift_ratio * ("num_workers" in settings))
+        return {rank: tuple((level * random.normal(1, noise_ratio, 60)).tolist()) for rank in (0, 1)}
+
+    return losses
+
+
+@pytest.mark.parametrize("losses", ["auto", "distribution"])
+def test_a_job_with_random_augmentation_is_tuned_by_its_mean_losses(losses: Comparison) -> None:
+    tuned = tune(MadeUpJob(few_workers, losses=augmented(0.0)), losses=losses)
+    assert tuned.by_distribution
+    assert tuned.settings == {"num_workers": "4"}
+    assert tuned.trials[0].likeness is not None
+    assert tuned.trials[0].likeness.verdict == "distribution"
+    assert "Equal runs of this job have other losses each" in " ".join(tune_lines(tuned, ["train.py"], []))
+
+
+def test_mean_losses_that_move_are_other_results() -> None:
+    tuned = tune(MadeUpJob(few_workers, losses=augmented(0.2)))
+    assert tuned.settings == {}
+    assert tuned.trials[0].verdict == "other results"
+    assert re.match(r"the losses of backward passes \d+ to \d+ are [\d.]+ on average instead of", tuned.trials[0].why)
+
+
+def test_runs_that_differ_by_much_show_nothing() -> None:
+    tuned = tune(MadeUpJob(few_workers, losses=augmented(0.0, noise_ratio=1.5)))
+    assert tuned.trials[0].verdict == "other results"
+    assert re.match(r"mean losses of [\d.]+ differ by up to [\d.]+ between equal runs", tuned.trials[0].why)
+
+
+def test_equal_distributions_are_seldom_taken_for_others() -> None:
+    """One in twenty is allowed; a shift of 5 % is seen in runs whose losses scatter by 2 %."""
+    verdicts = {shift: [_compared(seed, shift) for seed in range(200)] for shift in (0.0, 0.05)}
+    assert verdicts[0.0].count("different") <= 20
+    assert verdicts[0.05].count("different") >= 190
+
+
+def _compared(seed: int, shift_ratio: float) -> str:
+    runs = [augmented(shift_ratio)({"num_workers": "4"} if at >= 4 else {}, 10 * seed + at) for at in range(8)]
+    return compare_distributions(runs[:4], runs[4:]).verdict
 
 
 def test_a_job_that_differs_later_is_told_too() -> None:

@@ -7,6 +7,7 @@ import errno
 import os
 import subprocess
 import threading
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +126,49 @@ def test_a_window_has_the_ranks_of_all_hosts(tmp_path: Path, paces: tuple[int, i
     assert unequal(table, afterwards(tmp_path / "job"), tolerance_ns=5) == []
     assert not list((tmp_path / "grown").glob("*.request")), "each host has taken its own"
     assert all(not follower.alarms.is_open for follower in followers)
+
+
+def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path: Path) -> None:
+    """Where recording begins with the request, a late host may open and seal its part within one round."""
+    late_job(tmp_path / "job")
+    target = tmp_path / "grown"
+    target.mkdir()
+    early, late = (Follower(Host(target, name), waits=True) for name in NODES)
+    asked, began, told = None, 0, 0
+    for now_ns in grow(tmp_path / "job", target, SECOND // 10):
+        if asked is None:
+            early.host.round(now_ns)
+            late.host.round(now_ns)
+            began = min(early.host.accounts.closed.values(), default=-1)
+            if began >= 40:
+                asked = ask_hosts(target, asked_hosts(target), 10)
+                early.round(now_ns)
+                began = min(early.host.accounts.closed.values())
+        elif told:
+            early.round(now_ns)
+        else:
+            early.host.round(now_ns)
+            late.host.round(now_ns)
+            if min(late.host.accounts.closed.values()) >= began + 30:
+                told = began + 18
+                (request,) = take_requests(target, late.host.name)
+                late.alarms.answer(request, told, now_ns)
+                late.alarms.seal_if_ready(late.host.accounts, now_ns, ended=False)
+                assert not late.alarms.is_open
+                # What the early host knows of its ranks is from a moment before.
+                before = copy(early.host.accounts)
+                before.closed = dict.fromkeys(before.closed, began + 12)
+                early.alarms.seal_if_ready(before, now_ns, ended=False)
+                assert early.alarms.is_open
+    early.round(now_ns, ended=True)
+    assert asked is not None
+    assert told
+    asked.wait(1)
+    (path,) = set(asked.windows.values())
+    table = whole(path)
+    steps = [table["step"][table["rank"] == rank].tolist() for rank in range(4)]
+    assert steps[0] == steps[1] == steps[2] == steps[3]
+    assert max(steps[0]) >= told + 10
 
 
 def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:

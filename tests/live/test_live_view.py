@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -22,6 +23,7 @@ from stashtrace.live.view import merged
 from stashtrace.live.view.merged import LiveView, merge_states
 from stashtrace.live.view.sources import Watched
 from stashtrace.live.view.text import live_lines
+from stashtrace.record.launchers import own_place
 from stashtrace.summary.look import Look
 
 S = 1_000_000_000
@@ -239,6 +241,21 @@ def test_an_old_state_is_marked_after_three_rounds() -> None:
     text = " ".join(text_of(view).split())
     assert "unknown: nobody has written what the job does" in text
     assert "! old: node1 was last seen 6.1 s ago, more than 3 rounds; the figures of ranks 0,1 are as old" in text
+
+
+@pytest.mark.parametrize(
+    ("pid", "said"),
+    [
+        (os.getpid(), "the process that follows the run there goes on, and gets no CPU or waits for the file system"),
+        (2**22 + 1, "the process that follows the run there is gone; the job is recorded all the same"),
+    ],
+)
+def test_an_old_state_of_this_host_tells_whether_its_follower_lives(pid: int, said: str) -> None:
+    made = state()
+    made.follower_pid, made.follower_place = pid, own_place()
+    assert said in " ".join(text_of(view_of(made, after_s=30)).split())
+    made.follower_place = "another host"
+    assert "may be gone" in " ".join(text_of(view_of(made, after_s=30)).split())
 
 
 def test_hosts_are_merged_and_the_old_one_is_named() -> None:

@@ -14,6 +14,7 @@ from traced import PYTHON, ROOT, run_traced
 import stashtrace
 from stashtrace.analysis.registry import analyze
 from stashtrace.probes.ends import exceptions
+from stashtrace.schema.kinds import ProcessRole
 
 pytestmark = pytest.mark.torch
 needs_torch()
@@ -125,6 +126,29 @@ def test_what_is_handled_when_a_child_begins_is_no_end_of_it(tmp_path: Path) -> 
     run = run_traced(HANDLED, tmp_path / "job")
     assert run.stdout == ["0\n"]
     assert [row for row in analyze(run.trace, "endings").rows() if row["exception"]] == []
+
+
+LOADER_ANEW = """
+    import torch
+    from torch.utils.data import DataLoader
+    loader = DataLoader(torch.arange(4), num_workers=1)
+    batches = iter(loader)
+    for _ in range(10):
+        try:
+            next(batches)
+        except StopIteration:
+            batches = iter(loader)
+            next(batches)
+    print("done")
+"""
+
+
+def test_workers_of_a_loader_that_begins_anew_end_well(tmp_path: Path) -> None:
+    """Its iterator is made where StopIteration is handled, and so are the workers forked."""
+    run = run_traced(LOADER_ANEW, tmp_path / "job")
+    assert run.stdout == ["done\n"]
+    assert (run.trace.processes["role_code"] == ProcessRole.WORKER).sum() > 1
+    assert [row["exception"] for row in analyze(run.trace, "endings").rows() if row["exception"]] == []
 
 
 @pytest.mark.thorough

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from summary.scenes import job
+from test_report_slow import job as slow_job
 from timeline.browser import Browser, Page, find_chromium
 
 from stashtrace.report.document import report_facts
@@ -98,6 +99,41 @@ def test_boxes_of_flame_graphs_have_text_where_there_is_room(
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_the_first_screen_holds_causes_budget_and_step_time(browser: Browser, address: str) -> None:
+    shown = show(browser, address, 1400)
+    for name in ("verdict", "budget", "curve"):
+        last = f"document.querySelector('#{name} {'.curve' if name == 'curve' else '.folds'}')"
+        assert shown.evaluate(f"{last}.getBoundingClientRect().bottom") <= 900, name
+
+
+def test_text_is_as_wide_as_pictures(browser: Browser, address: str) -> None:
+    shown = show(browser, address, 1400)
+    width = "document.querySelector('{}').getBoundingClientRect().width"
+    assert shown.evaluate(width.format("#heat > p")) == shown.evaluate(width.format("#heat .maps"))
+
+
+def test_headings_are_larger_than_what_stands_below_them(browser: Browser, address: str) -> None:
+    shown = show(browser, address)
+    sizes = [
+        shown.evaluate(
+            f"Math.max(...[...document.querySelectorAll('{name}')].map(e => parseFloat(getComputedStyle(e).fontSize)))"
+        )
+        for name in ("h1", "h2", ".claim", "main p:not(.claim)")
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+
+
+def test_a_mark_of_a_slow_step_jumps_to_its_wait(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "slow.html"
+    path.write_text(page(report_facts(slow_job({39: 60, 44: 30}), ["./x"])), encoding="utf-8")
+    shown = show(browser, path.as_uri())
+    shown.evaluate("document.querySelector('a.mark').click()")
+    shown.wait_for("location.hash !== ''", 10)
+    seen = "document.querySelector(':target').getBoundingClientRect()"
+    assert shown.evaluate(f"{seen}.top >= -1 && {seen}.top < innerHeight")
+
+
 def test_dark_and_light_are_apart(browser: Browser, address: str) -> None:
     colours = {
         scheme: show(browser, address, scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor")
@@ -135,13 +171,31 @@ def test_a_cell_of_a_heat_map_is_told_under_the_pointer(browser: Browser, addres
           const at = { clientX: box.left + (box.width * (column + 0.5)) / facts.steps.length,
                        clientY: box.top + (box.height * (row + 0.5)) / facts.ranks.length };
           map.dispatchEvent(new PointerEvent("pointermove", at));
-          return [map.parentElement.querySelector(".now").textContent, part.permille[row][column] / 10,
+          return [map.closest(".map").querySelector(".now").textContent, part.permille[row][column] / 10,
                   facts.ranks[row], facts.steps[column]];
         })()"""
     )
     text, share, rank, step = value
     assert text == f"rank {rank}, step {step}: {share:.1f} %"
     assert share > 0
+
+
+def test_a_place_of_the_curve_is_told_under_the_pointer(browser: Browser, address: str) -> None:
+    shown = show(browser, address)
+    said = shown.evaluate(
+        """(() => {
+          const curve = document.querySelector(".curve"), box = curve.getBoundingClientRect();
+          const told = () => curve.parentElement.querySelector(".now").textContent;
+          curve.dispatchEvent(new PointerEvent("pointermove", { clientX: box.left + 1, clientY: box.top + 9 }));
+          const over = told();
+          curve.dispatchEvent(new PointerEvent("pointerleave"));
+          return [over, told(), JSON.parse(document.getElementById("facts").textContent).curve];
+        })()"""
+    )
+    over, after, known = said
+    assert over.startswith(f"step {known['first_steps'][0]}: ")
+    assert over.endswith((" ms)", " ms"))
+    assert after == ""
 
 
 def test_without_script_everything_is_there(browser: Browser, address: str) -> None:
@@ -167,7 +221,7 @@ def test_a_reader_of_screens_has_landmarks_headings_and_named_pictures(browser: 
     roles = [role for role, _ in seen]
     for role in ("banner", "navigation", "main", "contentinfo"):
         assert roles.count(role) == 1, role
-    assert roles.count("region") == 8
+    assert roles.count("region") == 9
     assert all(name for role, name in seen if role in ("region", "heading", "link", "button", "table", "navigation"))
     pictures = [name for role, name in seen if role in ("image", "img", "graphics-document")]
     assert any(name.startswith("Heat map of") for name in pictures)

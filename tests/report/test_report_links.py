@@ -96,8 +96,13 @@ def test_the_longest_transfers_are_listed_and_the_others_counted() -> None:
     assert (facts["begin_ns"], facts["end_ns"]) == (100 * (LISTED + 4) * MS, (100 * (LISTED + 4) + LISTED + 5) * MS)
 
 
-def test_a_rank_alone_has_no_links_and_a_hint() -> None:
-    trace = job(ranks=1)[1]
-    made = page(report_facts(trace.replace(collectives=trace.collectives.take(slice(0, 0)))))
+def page_without_collectives(ranks: int) -> str:
+    trace = job(ranks=ranks)[1]
+    return page(report_facts(trace.replace(collectives=trace.collectives.take(slice(0, 0)))))
+
+
+def test_ranks_without_collectives_have_no_links_and_a_hint() -> None:
+    made = page_without_collectives(2)
+    assert 'id="links"' not in page_without_collectives(1), "a rank alone moves nothing"
     part = made.partition('<section id="links"')[2].partition("</section>")[0]
     assert "<p>No collective was recorded. Run more than one rank with the collector torch_distributed on.</p>" in part

@@ -12,7 +12,7 @@ from test_report_flames import late_job
 
 from stashtrace.report.document import report_facts
 from stashtrace.report.page import markdown
-from stashtrace.report.page.markdown import code, plain
+from stashtrace.report.page.markdown import code, plain, said
 from stashtrace.report.page.page_words import claims_of, finding_how
 
 
@@ -23,7 +23,8 @@ def made() -> str:
 
 def test_the_verdict_is_first_and_the_parts_follow(made: str) -> None:
     said = "the workers of rank 0 prepare batches 53.0 ms a step longer than the others"
-    assert made.startswith(f"## Where the time of run `./stash-0412` went\n\n{said}\n\n3 ranks on 1 host")
+    assert made.startswith("## Where the time of run `./stash-0412` went\n\n3 ranks on 1 host")
+    assert made.count(said) == 1, "the headline is the first cause"
     assert re.search(r"\n  - as fast as the others: may save \d\.\d+ ms a step", made)
     assert made.index("- **the workers of rank 0") < made.index("### Where the time of a step goes")
     assert re.findall(r"^### (.*)$", made, re.M) == [
@@ -94,6 +95,27 @@ def test_only_of_several_ranks_one_is_hit_hardest() -> None:
 )
 def test_names_stay_text(name: str, shown: str) -> None:
     assert plain(name) == shown
+
+
+def test_commands_in_sentences_are_code() -> None:
+    assert said("see `stashtrace info` of a_b") == "see `stashtrace info` of a\\_b"
+    assert said("a ` alone") == "a \\` alone"
+
+
+def test_what_puts_all_figures_in_doubt_stands_at_the_head(made: str) -> None:
+    facts = report_facts(job(ranks=3, prep={0: 13})[1], ["./x"])
+    doubted = markdown({**facts, "warnings": ["LOW CONFIDENCE: 12 % unexplained"]})
+    assert "\n\n**LOW CONFIDENCE: 12 % unexplained**\n\n- **" in doubted
+    assert "LOW CONFIDENCE" not in made
+
+
+def test_evidence_stands_below_its_finding() -> None:
+    facts = report_facts(job(ranks=3, prep={0: 13})[1], ["./x"])
+    facts["findings"] = [
+        {**each, "section": "machine", "text": "files first", "evidence_text": ["one", "two"]}
+        for each in facts["findings"][:1]
+    ]
+    assert "- files first\n  - one\n  - two" in markdown(facts)
 
 
 def test_code_with_backticks_has_a_longer_fence() -> None:

@@ -18,9 +18,10 @@ from summary.scenes import job
 from stashtrace.report.document import report_facts
 from stashtrace.report.page import page
 from stashtrace.report.page.html import embedded_json, prose, table, tag
-from stashtrace.report.page.page_words import KINDS
+from stashtrace.report.page.page_words import KINDS, sentence
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
+from stashtrace.units import duration_text
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x1b]0;"
 _VOID = {"meta", "br", "img", "input"}
@@ -104,6 +105,7 @@ def test_the_parts_are_in_their_order_and_the_verdict_is_first(reader: Reader) -
     assert titles == [
         "What slows it down",
         "Where the time of a step goes",
+        "How long each step takes",
         "Which steps and which ranks",
         "The costliest waits",
         "Slow steps",
@@ -258,9 +260,77 @@ def test_the_title_reads_well_for_any_name_of_a_run(facts: dict[str, Any]) -> No
 
 
 def test_every_part_of_the_time_line_has_its_command(made: str) -> None:
-    for name in ("verdict", "heat", "waits", "links"):
+    for name in ("curve", "heat", "waits", "links"):
         part = made.partition(f'<section id="{name}"')[2].partition("</section>")[0]
         assert "stashtrace view ./stash-0412 --window" in part
+
+
+def main_text(made: str) -> str:
+    whole = "".join(text for _, _, text in Reader(made).all("body"))
+    return whole.split('{"stashtrace_report"')[0].replace("\u00a0", " ")
+
+
+def test_the_headline_is_said_once(facts: dict[str, Any], made: str) -> None:
+    cause = facts["do_first"][0]["what"]
+    assert main_text(made).count(cause) == 1
+    assert facts["verdict"] not in made.partition("<main")[0]
+
+
+def test_each_cause_has_its_saving_and_what_is_left_of_a_step(facts: dict[str, Any], made: str) -> None:
+    causes = [one for one in facts["do_first"] if not one["reason"]]
+    listed = made.partition('<ol class="verdicts causes">')[2].partition("</ol>")[0]
+    drawn = re.findall(r'<svg class="saves".*?aria-label="Without it a step takes (.*?) instead of (.*?)[,;]', listed)
+    assert len(drawn) == sum(one["saved_ns"] > 0 for one in causes) > 0
+    for (_, before), (after, _) in pairwise([("", duration_text(causes[0]["step_ns"])), *drawn]):
+        assert before != after
+    for (_, before), (after, _) in zip(drawn[1:], drawn, strict=False):
+        assert before == after, "a later cause begins where the one before it ended"
+    for one in causes:
+        assert prose(sentence(one["saving"])) in listed
+
+
+def test_what_puts_all_figures_in_doubt_stands_above_the_first_part(facts: dict[str, Any], made: str) -> None:
+    said = "LOW CONFIDENCE: 12 % of the step is unexplained"
+    doubted = page({**facts, "warnings": [said]})
+    head = doubted.partition("<main")[0]
+    assert f'<div class="doubt"><p>{prose(said)}.</p></div>' in head
+    assert head.index('class="doubt"') < head.index("<nav")
+    assert 'class="doubt"' not in made
+
+
+def test_maps_of_kinds_below_a_percent_are_folded_in(facts: dict[str, Any]) -> None:
+    heat = facts["heat"]
+    small = {**heat["kinds"][-1], "share_ratio": 0.004, "most_permille": 640}
+    large = [{**kind, "share_ratio": 0.02} for kind in heat["kinds"][:-1]]
+    made = page({**facts, "heat": {**heat, "kinds": [*large, small]}})
+    part = made.partition('<section id="heat"')[2].partition("</section>")[0]
+    folded = part.partition("<summary>Below 1 % of all steps: ")[2]
+    assert folded.startswith(f"{KINDS[small['kind']]} (up to 64 % of a cell)</summary>")
+    assert f'data-kind="{small["kind"]}"' in folded
+    assert all(f'data-kind="{kind["kind"]}"' not in folded for kind in heat["kinds"][:-1])
+
+
+def test_rows_of_maps_have_the_names_of_their_ranks(facts: dict[str, Any], made: str) -> None:
+    assert "on top<" not in made
+    assert '<div class="names ends-only" aria-hidden="true"><span>rank 0</span><span>11</span></div>' in made
+    few = page(report_facts(job(ranks=2, prep={0: 44})[1], ["./x"]))
+    assert '<div class="names" aria-hidden="true"><span>rank 0</span><span>1</span></div>' in few
+    one = page(report_facts(job(ranks=1, prep={0: 44})[1], ["./x"]))
+    assert 'class="names' not in one
+
+
+def test_more_than_four_bars_are_folded_in(facts: dict[str, Any]) -> None:
+    groups = [{**facts["budget"]["groups"][0], "ranks": str(rank)} for rank in range(6)]
+    made = page({**facts, "budget": {**facts["budget"], "groups": groups}})
+    part = made.partition('<section id="budget"')[2].partition("</section>")[0]
+    before, _, behind = part.partition("<summary>2 more bars</summary>")
+    assert [before.count('class="bar"'), behind.count('class="bar"')] == [4, 2]
+
+
+def test_sentences_begin_with_a_capital_but_for_names_of_code() -> None:
+    assert sentence("half of it") == "Half of it."
+    assert sentence("num_workers=3 instead of 2") == "num_workers=3 instead of 2."
+    assert sentence("") == ""
 
 
 def test_numbers_by_which_a_table_is_sorted_stand_beside_their_text() -> None:

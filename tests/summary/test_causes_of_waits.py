@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 from interleaved import interleaved
 from scenes import verdicts
 from wait_chains import (
+    REST,
     Job,
     data_parallel,
     in_flight_together,
@@ -24,8 +27,14 @@ from wait_chains import (
     two_barriers,
 )
 
+from stashtrace.analysis.graph import build as build_graph
 from stashtrace.analysis.registry import analyze
-from stashtrace.replay.causes import causes
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.errors import MissingDataError
+from stashtrace.replay.causes import causes, without_causes
+from stashtrace.replay.causes.candidates import Candidates
+from stashtrace.replay.causes.work_by_line import work_by_line
+from stashtrace.replay.whatif import ReplayedRun
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary
 from stashtrace.summary.words.cause_templates import cause_lines
@@ -183,9 +192,77 @@ def test_both_causes_of_one_rank_are_said() -> None:
 
 
 def test_reads_of_one_file_are_one_cause() -> None:
-    """A part of them blocks, and a part is Python: told once, with all of their time."""
-    (found,) = causes(pipeline_of(4, 8, reads=on(0, 60.0))).rows()
+    """A part of them blocks, and a part is Python: told once with all of their time; saved is what blocks."""
+    trace = pipeline_of(4, 8, reads=on(0, 60.0))
+    (found,) = causes(trace).rows()
     assert found["work_ns"] / MS == pytest.approx(60, rel=0.02)
+    assert found["saved_ns"] / MS == pytest.approx(36, rel=0.02)
+    with pytest.raises(MissingDataError, match="cause=2: the run has 1 cause"):
+        without_causes(trace, [2])
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 16])
+def test_noise_of_many_ranks_is_no_uneven_work(ranks: int) -> None:
+    """What chance adds in forward says nothing of backward; the slowest of many ranks is longer by chance alone."""
+    random = np.random.default_rng(ranks)
+    job = Job(ranks)
+    for _ in range(40):
+        for rank in range(ranks):
+            job.compute(rank, 10 + 1.5 * abs(random.normal()))
+            job.compute(rank, 10 + 1.5 * abs(random.normal()), "backward")
+        job.meet(range(ranks), group=REST)
+        for rank in range(ranks):
+            job.update(rank)
+    assert {row["level"] for row in causes(job.trace()).rows()} <= {"half"}
+
+
+def test_a_few_steps_show_no_uneven_work() -> None:
+    trace = data_parallel(lambda step, rank: 40.0 * (rank == 1), ranks=4, steps=4)
+    assert {row["level"] for row in causes(trace).rows()} <= {"half", "peers", ""}
+
+
+def test_one_event_may_not_come_again() -> None:
+    trace = data_parallel(lambda step, rank: 900.0 * (rank == 1 and step == 20), kind="sleep")
+    found = first(trace)
+    assert (found["steps_count"], found["saved_low_ns"], found["sure"]) == (1, 0, "perhaps")
+    saving = cause_lines(found, "RUN")[2]
+    assert "saves" in saving
+    assert saving.endswith("of another run only if it comes again")
+    assert "may save" not in saving
+
+
+def test_a_rank_alone_in_its_stage_hides_no_peer_of_another_stage() -> None:
+    job = Job(5)
+    for _ in range(30):
+        for rank in range(5):
+            job.compute(rank, 20 + 15 * (rank == 1))
+            job.compute(rank, 20, "backward")
+        job.meet(range(5), group=REST)
+        for rank in range(5):
+            job.update(rank)
+    graph = build_graph(job.trace())
+    staged = replace(graph, stage_of={0: 0, 1: 0, 2: 0, 3: 0, 4: 1})
+    run = ReplayedRun(staged, budgets=False)
+    work = work_by_line(TraceIndex(job.trace()), staged)
+    found = Candidates(staged, work, run.steps, run.measured_ns).all()
+    assert any(one.level == "peers" and one.ranks == (1,) for one in found)
+
+
+@pytest.mark.parametrize(("collects", "call"), [((0.0, 12.0), "garbage"), ((12.0, 12.0), "")])
+def test_garbage_is_the_cause_only_if_the_others_collect_less(collects: tuple[float, float], call: str) -> None:
+    """Rank 1 runs 15 ms longer, and collects garbage for 12 ms: as the other one does, or not."""
+    job = Job(2)
+    for _ in range(30):
+        for rank in (0, 1):
+            begin = job.now[rank]
+            job.compute(rank, 30 + 15 * rank)
+            if collects[rank]:
+                job.build.rank(rank).gc(begin + MS, begin + MS + round(collects[rank] * MS))
+        job.meet(range(2), group=REST)
+        for rank in (0, 1):
+            job.update(rank)
+    found = first(job.trace())
+    assert (found["ranks"], found["call"]) == ("1", call)
 
 
 def test_a_rank_without_steps_that_all_wait_for_is_not_said_to_compute() -> None:

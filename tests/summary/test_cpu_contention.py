@@ -78,10 +78,7 @@ def contention(facts: RunFacts) -> Verdict:
 
 def test_a_fifth_of_the_step_is_a_verdict_and_less_a_note() -> None:
     found = contention(crowded(0.25))
-    assert found.text == (
-        "CPU contention: the step threads of ranks 0,1 waited for a CPU for up to 25 % of the step"
-        " (counted as compute or link)"
-    )
+    assert found.text == ("CPU contention: the step threads of ranks 0,1 waited for a CPU for up to 25 % of the step")
     shown = render(Summary.of(crowded(0.25)), Look(), "x")
     assert "\n  ▶ CPU contention: the step threads of ranks 0,1 waited" in shown
     little = render(Summary.of(crowded(0.19)), Look(), "x")

@@ -105,6 +105,7 @@ _CAUSE = {
     "place_ratio": 0.0,
     "caller": "",
     "python_ratio": -1.0,
+    "backward_ratio": -1.0,
     "op": "",
     "worker_id": -1,
     "present_count": 2,

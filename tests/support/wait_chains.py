@@ -199,7 +199,9 @@ def data_parallel(extra: Extra, ranks: int = 2, steps: int = 40, kind: str = "co
     job = Job(ranks)
     for step in range(steps):
         for rank in range(ranks):
-            job.compute(rank, 20 + (extra(step, rank) if kind == "compute" else 0))
+            work = 20 + (extra(step, rank) if kind == "compute" else 0)
+            job.compute(rank, work / 2)
+            job.compute(rank, work / 2, "backward")
             if kind == "sleep":
                 job.sleep(rank, extra(step, rank))
         job.meet(range(ranks), group=REST)

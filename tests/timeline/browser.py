@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 _FLAGS = (
     "--headless=new",
@@ -177,6 +178,13 @@ class Page:
             if path.stat().st_size > least_bytes or time.monotonic() > until:
                 return path
             time.sleep(0.25)
+
+
+def unfolded(page: str) -> str:
+    """Address of the UI with all ranks unfolded and nothing pinned; ``page``: its address with the trace."""
+    names = (r"^rank \d+ ·", "^step · rank", "^data loader$")
+    commands = [{"id": "dev.perfetto.ExpandTracksByRegex", "args": [name]} for name in names]
+    return f"{page.partition('&')[0]}&hideSidebar=true&startupCommands={quote(json.dumps(commands), safe='')}"
 
 
 def titles_of(page: Page, wanted: Iterable[str] = (), timeout_s: float = 120) -> list[str]:

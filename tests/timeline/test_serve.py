@@ -53,9 +53,16 @@ def ask(server: Server, path: str, method: str = "GET", **headers: str):
     return answer.status, answer.headers, body
 
 
+def shown_page(server: Server) -> str:
+    """The address of the UI to which the short one leads."""
+    status, headers, _ = ask(server, "/" + server.page.rpartition("/")[2])
+    assert (status, headers["Referrer-Policy"]) == (302, "no-referrer")
+    return str(headers["Location"])
+
+
 def trace_path(server: Server) -> str:
     """Where the page finds the trace."""
-    return "/" + parameters(server.page)["url"].partition("//")[2].partition("/")[2]
+    return "/" + parameters(shown_page(server))["url"].partition("//")[2].partition("/")[2]
 
 
 def parameters(page: str) -> dict[str, str]:
@@ -120,8 +127,10 @@ def test_a_defect_of_the_server_is_logged_as_an_error(
 
 def test_online_serves_the_trace_once_to_the_public_ui_only(timeline: Path) -> None:
     with Server(timeline, port=0) as server:
-        given = parameters(server.page)["url"]
-        assert server.page.startswith("https://ui.perfetto.dev/#!/?url=")
+        given = parameters(shown_page(server))["url"]
+        assert re.fullmatch(rf"http://127\.0\.0\.1:{server.port}/[\w-]{{32}}", server.page), "short enough to copy"
+        assert shown_page(server).startswith("https://ui.perfetto.dev/#!/?url=")
+        assert not server._done.is_set(), "who was led to the page has not got the trace yet"
         assert given == f"http://127.0.0.1:{server.port}{trace_path(server)}"
         assert re.fullmatch(r"/trace/[\w-]{32}/a%20timeline\.pftrace\.gz", trace_path(server))
         status, headers, body = ask(server, trace_path(server), Origin="https://ui.perfetto.dev")
@@ -155,7 +164,15 @@ def test_who_does_not_know_the_address_gets_nothing(timeline: Path, offline: boo
         assert trace_path(server) != trace_path(other)
         name = "a%20timeline.pftrace.gz"
         token = trace_path(server).split("/")[2]
-        wrong = [f"/trace/{name}", f"/trace//{name}", f"/trace/{token[:-1]}/{name}", f"/trace/{token}x/{name}"]
+        wrong = [
+            f"/{token[:-1]}",
+            f"/{token}x",
+            f"/{token}/",
+            f"/trace/{name}",
+            f"/trace//{name}",
+            f"/trace/{token[:-1]}/{name}",
+            f"/trace/{token}x/{name}",
+        ]
         wrong += [f"/trace/{token}/", f"/trace/{token}", f"/trace/{token}/other", trace_path(other), "/trace/%ff%fe"]
         for path in wrong:
             assert ask(server, path)[0] == 404
@@ -176,7 +193,7 @@ def test_listens_on_loopback_only(timeline: Path) -> None:
 @needs_ui
 def test_offline_serves_ui_and_trace_from_one_origin(timeline: Path) -> None:
     with Server(timeline, offline=True) as server:
-        assert server.page.startswith(f"http://127.0.0.1:{server.port}/#!/?url=http%3A%2F%2F127.0.0.1%3A")
+        assert shown_page(server).startswith(f"http://127.0.0.1:{server.port}/#!/?url=http%3A%2F%2F127.0.0.1%3A")
         status, headers, body = ask(server, "/")
         assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
         assert b"Perfetto" in body
@@ -210,15 +227,34 @@ def test_missing_file_and_missing_ui_say_what_to_do(timeline: Path, monkeypatch:
     assert "pip install 'stashtrace[view]'" in str(missing.value.hint)
 
 
-def test_page_opens_on_the_worst_step_with_its_rank_pinned() -> None:
+def commands_of(page: str) -> list[tuple[str, str]]:
+    commands = json.loads(parameters(page)["startupCommands"])
+    return [(command["id"].removeprefix("dev.perfetto."), command["args"][0]) for command in commands]
+
+
+def test_page_opens_on_the_worst_step_with_its_rank_pinned_and_folded_below() -> None:
     page = page_address("https://ui", "http://t", Opening(5, 9, "rank 003 · node01"))
     found = parameters(page)
     assert (found["visStart"], found["visEnd"]) == ("5", "9")
-    commands = json.loads(found["startupCommands"])
-    pins = [c["args"][0] for c in commands if c["id"] == "dev.perfetto.PinTracksByRegex"]
+    pins = [regex for name, regex in commands_of(page) if name == "PinTracksByRegex"]
     assert pins[0] == "^step · rank 003$"
+    (unfolded,) = (regex for name, regex in commands_of(page) if name == "ExpandTracksByRegex")
+    processes = ["rank 002 · node01 7", "rank 003 · node01 8", "rank 030 · node01 9", "without rank · node01"]
+    assert [bool(re.match(unfolded, name)) for name in processes] == [True, False, True, False]
     assert "·" in unquote(page)
     assert set(parameters(page_address("https://ui", "http://t", Opening()))) == {"url"}
+
+
+def test_a_rank_alone_is_unfolded_and_nothing_is_pinned() -> None:
+    names = [name for name, _ in commands_of(page_address("https://ui", "http://t", Opening(5, 9)))]
+    assert set(names) == {"ExpandTracksByRegex"}
+
+
+def test_a_timeline_of_one_rank_names_none_to_look_at(tmp_path: Path, timeline: Path) -> None:
+    assert serve.read_opening(timeline).process_name == ""
+    both = "rank 0 phase : FBOFBO\nrank 1 phase : FBOFBO"
+    two = export(trace_from_text(both), "perfetto", tmp_path / "two.pftrace.gz").path
+    assert serve.read_opening(two).process_name.startswith("rank 00")
 
 
 def test_view_tells_about_the_permission_prompt(timeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,9 +263,13 @@ def test_view_tells_about_the_permission_prompt(timeline: Path, monkeypatch: pyt
 
     def fetch(address: str) -> bool:
         opened.append(address)
-        url = parameters(led_to(address))["url"]
-        port = int(url.split(":")[2].split("/")[0])
+        short = led_to(address)
+        port = int(short.split(":")[2].split("/")[0])
         connection = http.client.HTTPConnection(LOOPBACK, port)
+        connection.request("GET", "/" + short.rpartition("/")[2])
+        answer = connection.getresponse()
+        answer.read()
+        url = parameters(str(answer.headers["Location"]))["url"]
         threading.Thread(
             target=lambda: (
                 connection.request("GET", "/" + url.partition("//")[2].partition("/")[2]),
@@ -251,6 +291,13 @@ BROWSER = """import json, os, re, sys, urllib.parse, urllib.request
 path = urllib.parse.unquote(sys.argv[1].removeprefix("file://"))
 page = json.loads(re.search(r'replace\\((".*")\\)', open(path).read())[1])
 given = open("/proc/self/cmdline", "rb").read().decode()
+class Here(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_):
+        return None
+try:
+    urllib.request.build_opener(Here).open(page, timeout=60)
+except urllib.error.HTTPError as led:
+    page = led.headers["Location"]
 url = urllib.parse.parse_qs(page.partition("#!/?")[2])["url"][0]
 print(json.dumps([path, given, url]), file=open(sys.argv[2], "w"))
 urllib.request.urlopen(url, timeout=60).read()

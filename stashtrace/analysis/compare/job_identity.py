@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.analysis.steps.samples_per_step import JobSamples, LoaderSamples, job_samples, told_samples
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
@@ -103,7 +104,9 @@ def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str]
         "torch": told.of_ranks("torch_version"),
         "backend": told.of_ranks("backend"),
         "threads": told.of_ranks("torch_threads"),
-        "workers": _alike([int(np.sum(workers["rank"] == rank)) for rank in np.unique(ranks["rank"])]),
+        "workers": _alike(
+            [workers_count(workers["worker_id"][workers["rank"] == rank]) for rank in np.unique(ranks["rank"])]
+        ),
         "micro_batches": None if counted is None else int(np.median(counted["sub_steps_count"])),
         "dataset": max((loader.every for loader in loaders), default=0) or None,
         "epoch": samples.epoch_samples or None,

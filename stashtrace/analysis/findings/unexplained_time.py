@@ -16,6 +16,7 @@ from stashtrace.analysis.findings.rules.compilations import compilations_in
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.cpu_waits import cpu_waits
 from stashtrace.analysis.stalls.on_host import compilation_time
 from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
 from stashtrace.analysis.steps.steps import in_steps, ranks_and_steps
@@ -53,7 +54,7 @@ def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: flo
 
     ``trace``: needs steps. ``stalls``, ``steps``: rows of ``stalls``, and counted rows of ``steps``. ``least_ratio``:
     ranks whose ``other`` is a smaller share of their steps are left out. Returns rank -> ``asleep``, ``gil``, ``join``,
-    ``poll``, ``lock``, ``file``, ``socket``, ``pipe`` or ``io`` -> time in the steps.
+    ``poll``, ``lock``, ``file``, ``socket``, ``pipe``, ``io``, or ``cpu`` (runnable without one) -> time in the steps.
     """
     others = (stalls["kind"] == StallKind.OTHER.name.lower()) & in_steps(stalls, steps)
     other_ns, by_rank = stalls["stall_ns"][others], RowsBy(stalls["rank"][others])
@@ -76,7 +77,10 @@ def _of_rank(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, i
     named = np.isin(layer, [i for i, x in enumerate(layers) if x.kind != StallKind.OTHER])
     steps = steps.take(steps["end_ns"] > steps["begin_ns"])
     free = TimeSet.of(steps["begin_ns"], steps["end_ns"]) - TimeSet.of(begin[named], end[named])
-    return blocked_in(index, thread.track_id, free)
+    blocked_ns = blocked_in(index, thread.track_id, free)
+    queued_ns = cpu_waits(index, thread, steps).get("other", 0)
+    queued_ns = min(queued_ns, free.total_ns - sum(blocked_ns.values()))
+    return blocked_ns | ({"cpu": queued_ns} if queued_ns > 0 else {})
 
 
 def blocked_in(index: TraceIndex, track: int, free: TimeSet) -> dict[str, int]:

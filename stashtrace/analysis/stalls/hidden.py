@@ -14,8 +14,9 @@ from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import device_windows, rank_layers
 from stashtrace.analysis.stalls.collective_blocking import Blocked, own_collectives
+from stashtrace.analysis.stalls.cpu_waits import growth_in, queued_in
 from stashtrace.analysis.stalls.device_links import LINK_KINDS
-from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows
+from stashtrace.analysis.stalls.on_host import host_blocked
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
@@ -109,7 +110,7 @@ def _rank(
         "hidden_communication_ns": device.hidden_communication_ns if device.present else on_host,
         "hidden_loading_ns": loading.within(begin, end),
         "hidden_checkpoint_ns": saves.hidden(thread).within(begin, end),
-        "cpu_contention_ns": _contention(index, thread, begin, end),
+        "cpu_contention_ns": queued_in(index, thread, begin, end),
         "steal_ratio": steal.ratio(thread.process_id, begin, end),
         "gc_ns": TimeSet.of_rows(spans, own).within(begin, end),
         "queued_ns": device.queued_ns if device.present else _time_queued(index.in_flight, blocked).within(begin, end),
@@ -152,26 +153,6 @@ def _time_queued(matched: Matched, blocked: Blocked) -> TimeSet:
     return TimeSet.of(begin, blocked.end[behind])
 
 
-def _contention(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
-    """Return the run-queue time in ns of each window, linear between phase boundaries; -1 if unknown."""
-    phases, rows = index.trace.phases, outer_phase_rows(index, thread)
-    at = np.stack([phases["begin_ns"][rows], phases["end_ns"][rows]], axis=1).ravel()
-    queue = np.stack([phases["begin_runqueue_ns"][rows], phases["end_runqueue_ns"][rows]], axis=1).ravel()
-    known = queue >= 0
-    at, queue = at[known], queue[known]
-    if len(at) < 2:
-        return np.full(len(begin), -1, dtype=np.int64)
-    return _growth(at, queue, begin, end)
-
-
-def _growth(at: Int64, value: Int64, begin: Int64, end: Int64) -> Int64:
-    """Return the growth of a cumulative value over windows; relative to the first sample, so floats hold durations."""
-    base = int(at[0])
-    late = np.interp(end - base, at - base, value - value[0])
-    early = np.interp(begin - base, at - base, value - value[0])
-    return int64(np.maximum(np.rint(late - early), 0))
-
-
 class _Steal:
     """CPU time of each host, for each counter from the process with most samples."""
 
@@ -200,7 +181,7 @@ class _Steal:
         samples = self._samples.get(self._host_of.get(process_id, -1), {})
         if any(name not in samples for name in _HOST_CPU):
             return np.full(len(begin), -1.0)
-        growth = {name: _growth(*samples[name], begin, end) for name in _HOST_CPU}
+        growth = {name: growth_in(*samples[name], begin, end) for name in _HOST_CPU}
         total = np.sum(list(growth.values()), axis=0)
         return np.where(total > 0, growth[_STEAL] / np.maximum(total, 1), -1.0)
 

@@ -62,7 +62,7 @@ def _within(trace: Trace, steps: Table) -> Trace:
             continue
         since, until = (table[column] for column in times)
         # What has not ended goes on.
-        kept = (since <= end) & ((until >= begin) | ((until < since) & (since >= begin)))
+        kept = (since <= end) & ((until >= begin) | (until < since))
         if name == "collectives":  # sends and receives are matched in their order: of each rank those of the same steps
             at = by_rank.find(table["rank"])
             kept = np.where(at >= 0, (since >= first[at]) & (since < last[at]), kept)

@@ -27,7 +27,8 @@ DistributedDataParallel, OMP_NUM_THREADS, a share of the CPUs for each rank
 (cpu_affinity), staged_files, and some variables of NCCL. The order is that of
 `stashtrace whatif`. Losses have to stay equal to the bit; OMP_NUM_THREADS,
 bucket_cap_mb and buffers of NCCL may change their rounding unless --exact is
-given. A job whose losses differ from run to run cannot be tuned: exit code 4.
+given. Where equal runs have other losses each, as with random augmentation, the
+mean losses of several runs are compared instead (--losses).
 
 example:
   stashtrace tune --until-step 60 -- torchrun --nproc-per-node 2 train.py"""
@@ -44,6 +45,11 @@ def parser() -> Parser:
     add_value(parser, "--least", "PERCENT", least, read_percent, default=3.0)
     add_value(parser, "--only", "NAMES", "comma list of settings to try (default: all)", read_names, default=())
     add_flag(parser, "--exact", "keep nothing that changes the last bits of a loss")
+    losses = (
+        "how results are compared: equal, loss by loss; distribution, by the mean losses of several runs; auto, as two"
+        " unchanged runs allow (default auto)"
+    )
+    parser.add_argument("--losses", choices=("auto", "equal", "distribution"), default="auto", help=losses)
     add_value(parser, "--staged", "LIST", "also try copies of files: a list that `stashtrace stage` wrote", type=Path)
     add_value(parser, "--most-runs", "N", "begin no setting after so many runs (default 200)", read_whole, default=200)
     parser.add_out("DIR", "folder for the runs (default: ./tune-MMDD-HHMMSS)")
@@ -61,6 +67,8 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.lab.tune.tune import tune
     from stashtrace.lab.tune.tune_text import trial_text, tune_document, tune_lines
 
+    if given.exact and given.losses == "distribution":
+        raise UsageError("--exact and --losses distribution contradict each other", hint="leave one of them out")
     find_program(command)
     names = (*LOADER, BUCKET, OMP, PINNING, FILES, *NCCL)
     for name in given.only:
@@ -86,6 +94,7 @@ def main(argv: Sequence[str]) -> int:
         rounds=given.rounds,
         least_percent=given.least,
         exact=given.exact,
+        losses=given.losses,
         most_runs=given.most_runs,
         on_trial=lambda trial: screen.say(f"stashtrace: {trial_text(trial)}"),
     )

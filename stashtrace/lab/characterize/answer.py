@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.calibration.checked_files import CheckedFile
 from stashtrace.errors import MissingDataError, StashtraceError
 from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall, stalls, step_time
@@ -66,6 +67,7 @@ class ConfigurationRun:
         if "step_ns" in data:
             values = {name: data[name] for name in Figures.__slots__ if name in data}
             values["stalls_ns"] = {kind: tuple(bounds) for kind, bounds in data["stalls_ns"].items()}
+            values["cpus"] = CpuUse(**values["cpus"]) if values.get("cpus") else None
             figures = Figures(**values)
         place = (data["step"], data["repeat"], data["status"], data["directory"])
         return cls(*place, data["why"], figures, data.get("cache", ""))

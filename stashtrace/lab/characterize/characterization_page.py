@@ -20,9 +20,10 @@ from stashtrace.lab.characterize.characterization_text import (
     title,
 )
 from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES
+from stashtrace.lab.number_intervals import Interval
 from stashtrace.lab.plot_helpers import check_plot_file, save_figure
 from stashtrace.report.page.html import code_line, listing, paragraph, section, table, tag, text, whole_page
-from stashtrace.report.page.svg_pictures import budget_bar, legend
+from stashtrace.report.page.svg_pictures import budget_bar, swatch
 from stashtrace.schema.stall_kinds import KIND_COLOURS
 from stashtrace.summary.picture_style import new_figure, plain_axes
 from stashtrace.units import duration_text
@@ -48,14 +49,14 @@ def characterization_page(answer: Characterization) -> str:
         section(
             "steps",
             "Steps",
-            table("Mean step of each configuration", step_head, _configuration_rows(answer)),
+            table("Mean step of each configuration", step_head, _configuration_rows(answer), wraps=True),
             *(paragraph(state, "soft") for state in state_texts(answer)),
             *_stacks(answer),
         ),
         section(
             "stalls",
             "Stalls",
-            table("What the configurations differ by", stall_head, _stall_rows(answer)),
+            table("What the configurations differ by", stall_head, _stall_rows(answer), wraps=True),
             *_shares(answer),
         ),
         "</main>",
@@ -127,13 +128,29 @@ def _stacks(answer: Characterization) -> list[str]:
     bars = []
     for label, parts in columns:
         shares = [{"column": name, "share_ratio": max(ns, 0.0) / longest} for name, ns in parts]
-        bars.append((label, budget_bar(shares, [duration_text(ns) for _, ns in parts], label)))
-    return [legend(list(dict.fromkeys(name for _, parts in columns for name, _ in parts))), _bars_with_titles(bars)]
+        key = "".join(f"<li>{swatch(name)}{text(_part_text(name, ns))}</li>" for name, ns in parts)
+        bar = budget_bar(shares, [duration_text(ns) for _, ns in parts], label)
+        whole = duration_text(sum(ns for _, ns in parts))
+        bars.append((f"{label}: {whole}", bar + tag("ul", key, class_="key")))
+    return [_bars_with_titles(bars)]
+
+
+def _part_text(name: str, ns: float) -> str:
+    """Return a part of a bar in words; one below zero has no width."""
+    return f"{name} {duration_text(ns)}" + (", below zero: not drawn" if ns < 0 else "")
 
 
 def _bars_with_titles(bars: Sequence[tuple[str, str]]) -> str:
-    """Return bars, each below its title."""
-    return tag("ul", "".join(tag("li", tag("h3", text(name)) + bar) for name, bar in bars), class_="groups")
+    """Return bars, each beside its title."""
+    items = (tag("li", tag("h3", text(name)) + tag("div", bar)) for name, bar in bars)
+    return tag("ul", "".join(items), class_="groups")
+
+
+def _beside_zero(share: Interval) -> str:
+    """Say what it means that a share or its interval reaches below zero."""
+    if share.value < 0 and (not share.known or share.high < 0):
+        return ": below zero, the steps without it were no shorter"
+    return ": the interval holds zero, so it may be nothing" if share.known and share.low < 0 else ""
 
 
 def _shares(answer: Characterization) -> list[str]:
@@ -164,7 +181,7 @@ def _shares(answer: Characterization) -> list[str]:
             drawn += line("zero", 0.0, 0.0, 0, _BAR_HEIGHT)
         label = f"{name}: {share_text(share)}"
         svg = tag("svg", drawn, class_="share", width="100%", height=str(_BAR_HEIGHT), role="img", aria_label=label)
-        bars.append((name, svg))
+        bars.append((name, svg + paragraph(share_text(share) + _beside_zero(share), "soft")))
     zero = "the upright line is nothing, the right end" if low < 0 else "a full bar"
     said = paragraph(f"The thin line in each bar is the interval; {zero} is the whole step.", "soft")
     return [_bars_with_titles(bars), said] if bars else []

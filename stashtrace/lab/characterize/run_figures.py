@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from stashtrace.analysis.compare.cpu_use import CpuUse, cpu_use
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.analysis.steps.training_loop import UPDATE_KINDS
@@ -46,6 +47,8 @@ class Figures:
     message_bytes: float = 0.0
     #: Whether ranks used a GPU.
     on_device: bool = False
+    #: Who used the CPUs meanwhile (``compare.cpu_use``); None where the machine was not sampled.
+    cpus: CpuUse | None = None
 
 
 def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
@@ -86,6 +89,7 @@ def step_figures(trace: Trace, warmup: int, iterations: int) -> Figures:
         messages_count=messages / len(rows),
         message_bytes=payload / len(rows),
         on_device=bool(len(trace.devices)) and bool((steps["clock_code"] > 0).any()),
+        cpus=cpu_use(trace, steps.take(rows)),
     )
 
 

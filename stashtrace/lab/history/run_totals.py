@@ -165,6 +165,16 @@ class RunTotals:
         return failed
 
 
+def typical_steps(totals: RunTotals) -> Floats:
+    """Return for each run the median step of the runs of its job; 0 without steps."""
+    out = np.zeros(len(totals.history))
+    for rows in GroupBy(totals.series):
+        steps = totals.step_ns[rows]
+        if (steps > 0).any():
+            out[rows] = np.median(steps[steps > 0])
+    return out
+
+
 def _mean_by(run: Int64, values: Int64, count: int) -> Floats:
     sizes = np.bincount(run, minlength=count)
     return np.bincount(run, weights=values, minlength=count) / np.maximum(sizes, 1)

@@ -21,7 +21,8 @@ from stashtrace.units import duration_text, percent_text, shortened, span_text
 #: Sentences of a question; its table has the rest.
 _MOST = 3
 _COMMIT_DIGITS, _JOB_WIDTH = 10, 60
-_LABELS = KIND_LABELS | {OUTSIDE: "starts, warm-up, validation, ends"}
+#: Cause of the costs -> what a person calls it.
+LABELS = KIND_LABELS | {OUTSIDE: "starts, warm-up, validation, ends"}
 #: Names of the extra kinds of work that a late rank may do.
 _WORK = {"": "an unknown work", "gc": "garbage collection", "cpu_contention": "waits for a CPU"}
 
@@ -111,7 +112,7 @@ def costs_sentences(table: Table, totals: RunTotals) -> list[str]:
         cost = f", {cost_text(row['cost'], totals.currency)}" if row["cost"] >= 0 else ""
         energy = f", {energy_text(row['energy_kwh'])}" if row["energy_kwh"] > 0 else ""
         said.append(
-            f"{_LABELS[row['cause']]}: {machine_hours_text(row['machine_hours'])}"
+            f"{LABELS[row['cause']]}: {machine_hours_text(row['machine_hours'])}"
             f" ({percent_text(row['share_ratio'])} of all){cost}{energy}"
         )
     unknown = int(np.isnan(totals.price).sum())

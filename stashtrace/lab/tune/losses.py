@@ -1,14 +1,23 @@
-"""Whether two runs compute the same, by the losses that ``probes/torch/losses.py`` recorded."""
+"""Whether runs compute the same, by the losses that ``probes/torch/losses.py`` recorded.
+
+A seeded job has equal losses in equal runs, and two runs are compared one loss at a time. Where equal runs differ, as
+with augmentation that draws its own random numbers, the mean losses of several runs on either side are.
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import NormalDist
 from typing import Literal
 
+import numpy as np
+
+from stashtrace.calibration.robust_line import STUDENT, Floats
 from stashtrace.schema.trace import Trace
 
 #: The same in ``probes/torch/losses.py``.
@@ -17,20 +26,31 @@ FACT = "losses"
 Losses = Mapping[int, tuple[float, ...]]
 #: Losses that differ by rounding alone: those of the first passes, before differences grow, by this part at most.
 _FIRST, _ROUNDING_RATIO = 4, 1e-3
+#: Mean losses of several runs are compared in so many parts of them, each of at least so many backward passes.
+_PARTS, _LEAST_PASSES = 4, 2
+#: Chance that equal distributions are taken for different ones.
+_CHANCE_RATIO = 0.05
+#: Means of which a difference of this part would not be seen tell nothing.
+_SEEN_RATIO = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How the losses of two runs compare."""
+    """How the losses of runs compare."""
 
-    #: ``equal`` to the bit, ``rounding``, ``different``, or ``unseen``: there are none that could be compared.
-    verdict: Literal["equal", "rounding", "different", "unseen"]
+    #: ``equal`` to the bit, ``rounding``, ``different``, or ``unseen``: there are none that could be compared. Of the
+    #: means of several runs: ``distribution``, they differ no more than equal runs do, ``different``, or ``unclear``.
+    verdict: Literal["equal", "rounding", "distribution", "different", "unclear", "unseen"]
     #: Losses of a rank that were compared, at least.
     compared_count: int = 0
-    #: First backward pass whose losses are not equal, -1 if all are, and the two losses there.
+    #: First backward pass whose losses are not equal, -1 if all are, and the two losses there; of several runs, the
+    #: first of those whose means differ most, the last of them, and their means.
     differs_at: int = -1
     before: float = 0.0
     after: float = 0.0
+    differs_until: int = -1
+    #: By so much the means of equal runs may differ, with 95 % certainty.
+    error: float = 0.0
 
 
 def losses_of(trace: Trace) -> dict[int, tuple[float, ...]]:
@@ -81,6 +101,52 @@ def compare_losses(before: Losses, after: Losses) -> Likeness:
     )
     number, first, second = min(unlike, key=lambda pair: pair[0])
     return Likeness("rounding" if is_rounding else "different", min(counts), number, first, second)
+
+
+def compare_distributions(before: Sequence[Losses], after: Sequence[Losses]) -> Likeness:
+    """Compare the mean losses of runs, in each quarter of the backward passes that all have.
+
+    ``unclear`` where there are fewer than two runs a side or eight passes, or where means that differ by 5 % would not
+    be told apart.
+
+    Examples
+    --------
+    >>> runs = [{0: tuple(2.0 + 0.01 * ((run * 7 + at) % 5) for at in range(40))} for run in range(6)]
+    >>> compare_distributions(runs[:3], runs[3:]).verdict
+    'distribution'
+    """
+    everything = [*before, *after]
+    if any(set(one) != set(everything[0]) for one in everything) or not everything[0]:
+        return Likeness("unseen")
+    count = min(len(losses) for one in everything for losses in one.values())
+    if count < _PARTS * _LEAST_PASSES or min(len(before), len(after)) < 2:
+        return Likeness("unclear" if count else "unseen", count)
+    edges = np.linspace(0, count, _PARTS + 1).round().astype(int)
+    old, new = (_means(runs, edges) for runs in (before, after))
+    if not (np.isfinite(old).all() and np.isfinite(new).all()):
+        return Likeness("unclear", count)
+    freedom = len(old) + len(new) - 2
+    squares = ((old - old.mean(axis=0)) ** 2).sum(axis=0) + ((new - new.mean(axis=0)) ** 2).sum(axis=0)
+    quantile = NormalDist().inv_cdf
+    student = STUDENT[min(freedom, len(STUDENT)) - 1]
+    student *= quantile(1 - _CHANCE_RATIO / _PARTS / 2) / quantile(1 - _CHANCE_RATIO / 2)
+    error = student * np.sqrt(squares / freedom * (1 / len(old) + 1 / len(new)))
+    first, second = old.mean(axis=0), new.mean(axis=0)
+    differs = np.abs(second - first)
+    if (differs > error).any():
+        worst, verdict = int(np.argmax(differs / np.maximum(error, np.finfo(float).tiny))), "different"
+    else:
+        worst = int(np.argmax(error / np.maximum(np.abs(first), np.finfo(float).tiny)))
+        verdict = "unclear" if error[worst] > _SEEN_RATIO * abs(first[worst]) else "distribution"
+    passes = int(edges[worst]), int(edges[worst + 1]) - 1
+    means = float(first[worst]), float(second[worst])
+    return Likeness(verdict, count, passes[0], *means, passes[1], float(error[worst]))  # type: ignore[arg-type]
+
+
+def _means(runs: Sequence[Losses], edges: np.ndarray) -> Floats:
+    """Return the mean loss over the ranks of each run, in each part of its backward passes."""
+    curves = np.array([[losses[: edges[-1]] for losses in one.values()] for one in runs]).mean(axis=1)
+    return np.stack([curves[:, begin:end].mean(axis=1) for begin, end in pairwise(edges.tolist())], axis=1)
 
 
 def _equal(first: float, second: float) -> bool:

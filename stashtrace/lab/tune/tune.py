@@ -12,12 +12,14 @@ from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError
 from stashtrace.lab.compare_by_turns import Compared, compare_by_turns, stages
-from stashtrace.lab.tune.losses import Likeness, Losses, compare_losses
+from stashtrace.lab.tune.losses import Likeness, Losses, compare_distributions, compare_losses
 from stashtrace.lab.tune.settings import Candidate, Settings
 from stashtrace.units import percent_text
 
 #: Judged after the rounds asked for, and after twice as many.
 _STAGES = 2
+#: How results are compared: loss by loss, by their means over several runs, or as two unchanged runs allow.
+Comparison = Literal["auto", "equal", "distribution"]
 Verdict = Literal["kept", "no better", "inconclusive", "other results", "not applied", "failed"]
 
 
@@ -74,6 +76,8 @@ class Tuned:
     runs_count: int
     #: Whether the limit of runs ended it.
     was_cut: bool
+    #: Whether results were compared by the means of several runs: equal runs have losses of their own.
+    by_distribution: bool
 
     @property
     def change(self) -> Change | None:
@@ -87,17 +91,19 @@ def tune(
     rounds: int = 3,
     least_percent: float = 3.0,
     exact: bool = False,
+    losses: Comparison = "auto",
     most_runs: int = 200,
     on_trial: Callable[[Trial], None] = lambda trial: None,
 ) -> Tuned:
     """Try the candidates of a job, and keep what makes its step shorter by ``least_percent`` beyond doubt.
 
     ``rounds``: runs a side before a candidate is judged. ``exact``: keep nothing that changes the last bits of a loss.
-    ``most_runs``: no candidate is begun after so many. Raises MissingDataError if losses were not seen, or differ
-    between equal runs. Raises CaptureError if the job fails as it is.
+    ``losses``: how results are compared. ``most_runs``: no candidate is begun after so many. Raises MissingDataError if
+    losses were not seen, or differ between equal runs where they have to be equal. Raises CaptureError if the job fails
+    as it is.
     """
     tuner = _Tuner(job, rounds, Condition(STEP, least_percent), exact)
-    before_ns = tuner.require_equal_runs()
+    before_ns = tuner.run_unchanged("equal" if exact else losses)
     tried: set[tuple[str, str]] = set()
     trials: list[Trial] = []
     was_cut = False
@@ -110,7 +116,7 @@ def tune(
         on_trial(trials[-1])
     kept = [trial for trial in trials if trial.verdict == "kept"]
     together = tuner.compare({}) if len(kept) > 1 else kept[0].compared if kept else None
-    return Tuned(dict(tuner.kept), tuple(trials), together, before_ns, tuner.runs_count, was_cut)
+    return Tuned(dict(tuner.kept), tuple(trials), together, before_ns, tuner.runs_count, was_cut, tuner.by_distribution)
 
 
 class _Tuner:
@@ -121,11 +127,14 @@ class _Tuner:
         self.kept: Settings = {}
         self.runs_count = 0
         self._losses: Losses = {}
+        #: Whether several runs a side are compared; then the losses of all that have the results of the job.
+        self.by_distribution = False
+        self._alike: list[Losses] = []
 
-    def require_equal_runs(self) -> float:
+    def run_unchanged(self, losses: Comparison) -> float:
         """Run the job twice as it is; return its step in ns.
 
-        Raises MissingDataError unless both runs have the same losses.
+        Raises MissingDataError where losses have to be equal and both runs do not have the same ones.
         """
         first, second = self._record({}), self._record({})
         likeness = compare_losses(first.losses, second.losses)
@@ -134,8 +143,10 @@ class _Tuner:
                 "no loss of the job was seen, so nothing shows whether a setting changes its results",
                 hint="losses are seen where backward() is called on them",
             )
+        self.by_distribution = losses == "distribution" or (losses == "auto" and likeness.verdict != "equal")
         self._require_equal(likeness)
         self._losses = first.losses
+        self._alike = [first.losses, second.losses]
         return float(second.steps.of(STEP).mean())
 
     def attempt(self, candidate: Candidate) -> Trial:
@@ -151,10 +162,11 @@ class _Tuner:
             seen.append(run)
             if candidate.name in run.not_applied:
                 raise _RefusedError("not applied", run.not_applied[candidate.name])
-            likeness = compare_losses(self._losses, run.losses)
-            if likeness.verdict != "equal":
-                worst = likeness
-            self._require_alike(candidate, likeness)
+            if not self.by_distribution:
+                likeness = compare_losses(self._losses, run.losses)
+                if likeness.verdict != "equal":
+                    worst = likeness
+                self._require_alike(candidate, likeness)
             return run.steps
 
         try:
@@ -165,11 +177,17 @@ class _Tuner:
                 rounds=stages(self._rounds, _STAGES),
                 names=("with it", "without it"),
             )
+            if self.by_distribution:
+                losses = [run.losses for run in seen]
+                worst = compare_distributions(self._alike, losses)
+                if compared.verdict == "worse" and worst.verdict != "distribution":
+                    raise _RefusedError("other results", difference_text(worst))
         except _RefusedError as refused:
             return Trial(candidate, refused.verdict, str(refused), self.runs_count - begun, None, worst)
         if compared.verdict == "worse":  # the job without the setting is worse
             self.kept = changed
             self._losses = seen[-1].losses
+            self._alike += [run.losses for run in seen]
         why = _why(compared, self._condition.percent)
         return Trial(candidate, _verdict(compared), why, self.runs_count - begun, compared, worst)
 
@@ -196,6 +214,7 @@ class _Tuner:
         """Make a run with what is kept, whose losses are known."""
         run = self._record(settings)
         self._require_equal(compare_losses(self._losses, run.losses))
+        self._alike.append(run.losses)
         return run.steps
 
     def _require_alike(self, candidate: Candidate, likeness: Likeness) -> None:
@@ -208,11 +227,11 @@ class _Tuner:
         raise _RefusedError("other results", difference_text(likeness))
 
     def _require_equal(self, likeness: Likeness) -> None:
-        if likeness.verdict != "equal":
+        if likeness.verdict != "equal" and not self.by_distribution:
             raise MissingDataError(
                 f"two equal runs do not compute the same: {difference_text(likeness)}",
                 hint="seed the job (torch.manual_seed, the generators of its data set), so that settings can be"
-                " checked for what they change",
+                " checked for what they change; or compare mean losses of several runs: --losses distribution",
             )
 
 
@@ -226,6 +245,14 @@ class _RefusedError(Exception):
 
 def difference_text(likeness: Likeness) -> str:
     """Say where losses begin to differ."""
+    if likeness.differs_until >= 0:
+        passes = f"{likeness.differs_at + 1} to {likeness.differs_until + 1}"
+        means = f"{likeness.after:.4g} on average instead of {likeness.before:.4g}"
+        if likeness.verdict == "unclear":
+            return f"mean losses of {likeness.before:.4g} differ by up to {likeness.error:.2g} between equal runs"
+        return f"the losses of backward passes {passes} are {means}; equal runs differ by {likeness.error:.2g} at most"
+    if likeness.verdict == "unclear":
+        return "too few runs or backward passes to compare mean losses"
     if likeness.differs_at < 0:
         return "a run has no losses"
     return (

@@ -14,6 +14,10 @@ from stashtrace.text import align, count_noun, wrap
 from stashtrace.units import duration_text, range_text
 
 _WIDTH = 79
+_BY_DISTRIBUTION = (
+    "Equal runs of this job have other losses each, so results are compared by the mean losses of several runs: a"
+    " setting that changes them by less than equal runs differ is not noticed."
+)
 
 
 def trial_text(trial: Trial) -> str:
@@ -37,6 +41,8 @@ def tune_lines(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[str
     if tuned.settings:
         permanent = permanent_lines(tuned.settings, command, loaders)
         lines += ["", "to make it permanent:", *(f"  {line}" for line in permanent)]
+    if tuned.by_distribution:
+        lines += ["", *wrap(_BY_DISTRIBUTION, "", width=_WIDTH)]
     lines += ["", count_noun(tuned.runs_count, "run")]
     if tuned.was_cut:
         lines[-1] += "; further settings were not tried: --most-runs allows more"
@@ -52,6 +58,7 @@ def tune_document(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[
         "permanent": permanent_lines(tuned.settings, command, loaders),
         "runs_count": tuned.runs_count,
         "was_cut": tuned.was_cut,
+        "losses": "distribution" if tuned.by_distribution else "equal",
         "trials": [
             {
                 "name": trial.candidate.name,

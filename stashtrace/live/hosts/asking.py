@@ -18,14 +18,13 @@ from stashtrace.live.capture import Request, new_request_name, put_request
 from stashtrace.live.events import read_events
 from stashtrace.live.state import LiveState, read_states
 from stashtrace.record.directory import WINDOWS_FOLDER, rights_of_run
-from stashtrace.record.launchers import own_place
 from stashtrace.text import list_some
 from stashtrace.units import duration_text
 
 #: A follower that has made no round for so long, and for so many of its rounds, is not waited for.
 _SILENT_S, _SILENT_ROUNDS = 10.0, 3
 #: Somebody who asks gets nothing but the answer, and on a host with more processes than cores a round takes its time. A
-#: follower that is seen to live, which has a low priority, is waited for as long as the user says.
+#: follower that is seen to live is waited for as long as the user says.
 _ASKED_SILENT_S = 30.0
 _POLL_S = 0.2
 _NAMED = 6
@@ -185,7 +184,7 @@ class Asked:
 
     def _why_missing(self, host: str, state: LiveState | None) -> str:
         """Return why a host that has not answered is not to be waited for; empty if it is."""
-        lives = None if state is None or state.ended else _lives(state)
+        lives = None if state is None or state.ended else state.follower_lives()
         if lives is None:
             return self.heard.why_missing(host, state, time.monotonic_ns())
         if lives:
@@ -194,10 +193,3 @@ class Asked:
             return "its follower has ended"
         self._gone.add(host)  # what it said last may not have been read yet
         return ""
-
-
-def _lives(state: LiveState) -> bool | None:
-    """Whether a follower is there; None where that cannot be seen, as on other hosts."""
-    if not state.follower_place or state.follower_place != own_place():
-        return None
-    return os.path.exists(f"/proc/{state.follower_pid}")

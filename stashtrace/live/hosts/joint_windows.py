@@ -43,7 +43,7 @@ from stashtrace.record.directory import RUN_FILE, WINDOWS_FOLDER, update_host_fa
 from stashtrace.run_facts import STACKS, host_file, read_host_facts
 from stashtrace.whole_files import write_whole
 
-#: Fact of a host in the folder of a window that is not sealed yet: the last step that it had closed.
+#: Fact of a host in the folder of a window: the last step that it had closed when it opened its part.
 _NEWEST = "newest_step"
 #: A trigger that another host has told so lately is not told again.
 _TOLD_NS = 120_000_000_000
@@ -316,7 +316,9 @@ class JointWindows:
                 if request.collector:
                     first, files = accounts.files_since(request.first_step)
                 facts = accounts.window_facts(first)
-            part = self._pack(joint.path, files, {**facts, **({STACKS: list(stacks)} if stacks else {})})
+            # A host that has not looked since waits for the steps of this one all the same.
+            facts = {**facts, _NEWEST: joint.newest, **({STACKS: list(stacks)} if stacks else {})}
+            part = self._pack(joint.path, files, facts)
             if not request.collector:  # else another host may take it in by now
                 size = sum(file.stat().st_size for file in part.glob("*.stash"))
                 take_in(joint.path, part)

@@ -79,6 +79,12 @@ CAUSED = Series(
     "Time that other ranks waited in collectives of which this rank was the longest cause",
 )
 LAST_STEP = Series("stashtrace_last_step_timestamp_seconds", "gauge", ("rank",), "When the last closed step ended")
+LAST_LOOK = Series(
+    "stashtrace_last_look_timestamp_seconds",
+    "gauge",
+    (),
+    "When the process that follows the run on this host last looked: the other values are as old",
+)
 STUCK = Series(
     "stashtrace_stuck",
     "gauge",
@@ -99,7 +105,7 @@ RANK = Series(
     "Where a rank runs; what is not known is empty",
 )
 #: In the order in which they are written.
-SERIES = (STALL, STEPS, STEP, CAUSED, LAST_STEP, STUCK, LOST, OWN_CPU, RANK)
+SERIES = (STALL, STEPS, STEP, CAUSED, LAST_STEP, LAST_LOOK, STUCK, LOST, OWN_CPU, RANK)
 
 
 def families_of(state: LiveState) -> list[Family]:
@@ -116,6 +122,7 @@ def families_of(state: LiveState) -> list[Family]:
         STEP: _lengths(state),
         CAUSED: _sums(state, "caused_wait_ns", _NS_PER_S),
         LAST_STEP: _last_ends(state),
+        LAST_LOOK: iter([((), state.updated_realtime_ns / _NS_PER_S)]),
         STUCK: (((rank,), float(int(rank) in stuck)) for rank in _ranks(state)),
         LOST: iter([((), float(state.lost_records_count))]),
         OWN_CPU: iter(

@@ -82,6 +82,8 @@ class HostView:
     interval_s: float
     rounds_count: int
     is_old: bool
+    #: Whether its follower is there; None where that cannot be seen.
+    follower_lives: bool | None
     ended: bool
     #: CPU time of all rounds, and its share of one core since the begin of the run; -1 if unknown.
     own_cpu_ns: int
@@ -198,6 +200,7 @@ def _host(state: LiveState, now_realtime_ns: int) -> HostView:
         interval_s=state.interval_s,
         rounds_count=state.rounds_count,
         is_old=not state.ended and age_s > OLD_ROUNDS * max(state.interval_s, 1.0),
+        follower_lives=state.follower_lives(),
         ended=bool(state.ended),
         own_cpu_ns=state.own_cpu_ns,
         own_cpu_ratio=state.own_cpu_ns / followed_ns if known else -1.0,

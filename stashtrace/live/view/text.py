@@ -176,9 +176,14 @@ def _warnings(view: LiveView, look: Look) -> list[str]:
 
 def _old_text(host: HostView) -> str:
     ranks = f"the figures of rank{'s' if len(host.ranks) > 1 else ''} {ranks_text(host.ranks)} are as old; "
+    why = {
+        True: "the process that follows the run there goes on, and gets no CPU or waits for the file system",
+        False: "the process that follows the run there is gone; the job is recorded all the same",
+        None: "the host or the process that follows the run there may be gone",
+    }
     return (
         f"old: {host.host} was last seen {span_text(host.age_s * 1e9)} ago, more than {OLD_ROUNDS} rounds; "
-        f"{ranks if host.ranks else ''}the host or the process that follows the run there may be gone"
+        f"{ranks if host.ranks else ''}{why[host.follower_lives]}"
     )
 
 

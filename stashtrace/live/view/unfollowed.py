@@ -36,18 +36,15 @@ from stashtrace.text import list_some
 
 #: Share of one core that looking at a run may take which is followed in memory; rounds are further apart if need be.
 _CPU_RATIO = 0.1
-_NICE = 10
 
 
 class FollowedHere:
-    """A run that this process follows in memory, at low priority; ``notes``: what to say of that.
+    """A run that this process follows in memory; ``notes``: what to say of that.
 
     Only the accounting is done: nothing is written, and no window is sealed.
     """
 
     def __init__(self, directory: Path, run_id: str, facts: Mapping[str, Any], notes: Sequence[str]) -> None:
-        with contextlib.suppress(OSError):
-            os.nice(_NICE)
         boot_id = own_boot_id()
 
         def is_ours(metadata: Mapping[str, Any]) -> bool:

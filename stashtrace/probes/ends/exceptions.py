@@ -29,6 +29,9 @@ _FOREIGN = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", 
 #: Where native code raised it, before the message: "[/pytorch/third_party/gloo/pair.cc:537] Connection closed".
 _SOURCE = re.compile(r"^\[[^\]\s]*:\d+\]\s*")
 _recorded_in = 0
+#: The exception that was being handled when this process was forked: it is none of its own, and is handled to its end,
+#: as by a loader that begins anew after StopIteration.
+_inherited: BaseException | None = None
 
 
 def watch() -> None:
@@ -54,17 +57,19 @@ def watch_children() -> None:
 def _watch_own_end(_: object = None) -> None:
     from multiprocessing.util import Finalize
 
-    # A fork within an ``except`` handles that exception to its end, as a loader that begins anew after StopIteration.
-    Finalize(None, look, args=(sys.exc_info()[1],), exitpriority=1)
+    Finalize(None, look, exitpriority=1)
 
 
-def look(handled: BaseException | None = None) -> None:
-    """Record the exception that this process ends with, if it does and none has been recorded.
+def forked() -> None:
+    """Note, right after a fork, which exception the parent was handling."""
+    global _inherited
+    _inherited = sys.exc_info()[1]
 
-    ``handled``: the one that was handled when the process began, and is none of its own.
-    """
+
+def look() -> None:
+    """Record the exception that this process ends with, if it does and none has been recorded."""
     error = sys.exc_info()[1]
-    if error is handled:
+    if error is _inherited:
         error = None
     if error is None and not hasattr(sys, "ps1"):  # at a prompt an exception ends nothing
         error = getattr(sys, "last_value", None)

@@ -40,9 +40,7 @@ def blocking_call(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candid
     below = time
     if one.function is not None:
         below = time & _calls_below(work, track, np.unique(work.line[pieces]))
-    spans, rows = index.trace.spans, index.spans.rows(track)
-    collects = TimeSet.of_rows(spans, rows[spans["kind_code"][rows] == SpanKind.GC]) & below
-    if collects.total_ns > POLICY.mostly_ratio * one.most_ns * one.of_steps:
+    if _collects_garbage(index, graph, work, one, rank, below):
         return "garbage"
     if one.kind not in _BLOCKED:
         return ""
@@ -50,6 +48,36 @@ def blocking_call(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candid
     blocked_ns = blocked_in(index, track, time)
     call = max(blocked_ns, key=blocked_ns.__getitem__, default="")
     return call if blocked_ns.get(call, 0) > POLICY.mostly_ratio * time.total_ns else ""
+
+
+def _collects_garbage(
+    index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, rank: int, below: TimeSet
+) -> bool:
+    """Return whether most of what goes from a rank is the collection of garbage, beyond what its peers collect."""
+    mine = work.rank[one.pieces] == rank
+    nodes, part = work.node[one.pieces[mine]], one.parts[1][mine]
+    collected = _garbage(index, rank) & below
+    goes_ns = float((collected.within(graph.begin_ns[nodes], graph.end_ns[nodes]) * part).sum())
+    if one.level == "peers":
+        goes_ns = float(collected.total_ns) - _garbage_of_others(index, graph, one, rank)
+    return goes_ns > POLICY.mostly_ratio * one.most_ns * one.of_steps
+
+
+def _garbage(index: TraceIndex, rank: int) -> TimeSet:
+    """Return when the step thread of a rank collects garbage."""
+    track = next((thread.track_id for thread in step_threads(index.trace) if thread.rank == rank), -1)
+    spans, rows = index.trace.spans, index.spans.rows(track)
+    return TimeSet.of_rows(spans, rows[spans["kind_code"][rows] == SpanKind.GC])
+
+
+def _garbage_of_others(index: TraceIndex, graph: Graph, one: Candidate, rank: int) -> float:
+    """Return the ns for which the other ranks collect garbage in such work in all steps, median of a few of them."""
+    others = [other for other in np.unique(graph.ends_rank).tolist() if other != rank][: POLICY.lines_count]
+    spent = [0.0]
+    for other in others:
+        nodes = np.flatnonzero(graph.is_thread & (graph.rank == other) & np.isin(graph.kind, (one.kind,)))
+        spent.append(float(_garbage(index, other).within(graph.begin_ns[nodes], graph.end_ns[nodes]).sum()))
+    return float(np.median(spent[1:])) if others else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +105,7 @@ def file_of(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, s
         for nodes in (work.node[pieces], every)
     )
     spent_ns = sum(row.amount_ns for row in within)
-    if spent_ns < POLICY.mostly_ratio * one.most_ns:
+    if spent_ns < POLICY.mostly_ratio * one.told_ratio * one.most_ns:
         return OnFile()
     names = {row.name for row in within}
     whole_ns = sum(row.amount_ns for row in whole if row.name in names)

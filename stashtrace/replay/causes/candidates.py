@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.calibration.robust_line import STUDENT
+from stashtrace.calibration.robust_line import student
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.work_by_line import UNKNOWN, Floats, WorkByLine
 from stashtrace.replay.prediction_intervals import FEW_STEPS, blocks_of, period_of
@@ -35,9 +35,9 @@ COMPILE, OBJECTS, QUEUED, ANY = 100, 101, 102, -1
 #: Work that need not be done at all, or not while the step waits for it. Of all else half is taken.
 _GONE = (StallKind.OTHER, StallKind.CHECKPOINT, StallKind.FETCH, COMPILE, OBJECTS)
 _PART_OF: dict[Level, float] = {"gone": 1.0, "half": 0.5}
-#: Time in these is a wait for others, which follows from the edges.
 #: Work that is Python, or operators that Python calls.
 _IN_CODE = (StallKind.COMPUTE, StallKind.PYTHON)
+#: Time in these is a wait for others, which follows from the edges.
 _WAITS = (StallKind.STRAGGLER, StallKind.NETWORK, StallKind.INTERCONNECT)
 _ON_THREADS = (Resource.STEP_THREAD, Resource.HOST, Resource.STREAM, Resource.DEVICE, Resource.COMPUTE_STREAM)
 #: With more cells than this of ranks, steps and places in them, whole steps are compared.
@@ -70,6 +70,8 @@ class Candidate:
     line: int
     #: Rows of ``WorkByLine``.
     pieces: Int64
+    #: Number of the step of each, among the counted ones.
+    step: Int64
     #: Part of each piece that goes, at least and at most.
     parts: tuple[Floats, Floats]
     #: Mean of a step: the work that goes at most, of the rank with most of it.
@@ -111,6 +113,11 @@ class Candidate:
     def is_guess(self) -> bool:
         """Whether nobody knows how much of it can go: half of something, or what ranks do unevenly in single steps."""
         return self.level == "half" or (self.level == "even" and not self.ranks)
+
+    def goes_ns(self, work: WorkByLine) -> float:
+        """Return the work of all its ranks that goes at most, in all steps; transfers are of no rank."""
+        own = work.rank[self.pieces] >= 0
+        return float((work.ns[self.pieces] * self.parts[1])[own].sum())
 
     def removed(self, work: WorkByLine, count: int) -> tuple[Floats, Floats]:
         """Return the work that goes by node, at least and at most."""
@@ -267,21 +274,34 @@ class Candidates:
         line: int = UNKNOWN,
     ) -> Iterator[Candidate]:
         """Yield the candidates that a group of work of one kind is, by level."""
-        if not self._is_worth(self._work.ns[pieces].sum()):
+        # Without objects to exchange their transfers go, too.
+        moves = self._moves_objects if kind == OBJECTS and function is None else self._moves_objects[:0]
+        every = np.append(pieces, moves)
+        if not self._is_worth(self._work.ns[every].sum()):
             return
         spent = self._spent(pieces)
-        whole, half = np.ones(len(pieces)), np.full(len(pieces), 0.5)
         if kind in _GONE and not (by_workers and kind == StallKind.FETCH):
-            # Without objects to exchange their transfers go, too.
-            every = np.append(pieces, self._moves_objects) if kind == OBJECTS and function is None else pieces
-            parts = np.ones(len(every)), np.ones(len(every))
-            yield self._candidate("gone", (), kind, by_workers, every, parts, spent, function=function, line=line)
-            for rank, own in self._single_ranks(pieces, spent):
-                parts = whole[: len(own)], whole[: len(own)]
+            # Each rank waits for the transfers.
+            spent = spent + GroupBy.numbered(self._step[moves], len(self._steps)).sum(self._work.ns[moves])
+            whole = np.ones(len(every))
+            yield self._candidate(
+                "gone", (), kind, by_workers, every, (whole, whole), spent, function=function, line=line
+            )
+            for rank, own in self._single_ranks(pieces, self._spent(pieces)):
+                whole = np.ones(len(own))
                 yield self._candidate(
-                    "gone", (rank,), kind, by_workers, own, parts, self._spent(own), function=function, line=line
+                    "gone",
+                    (rank,),
+                    kind,
+                    by_workers,
+                    own,
+                    (whole, whole),
+                    self._spent(own),
+                    function=function,
+                    line=line,
                 )
         else:
+            half = np.full(len(pieces), _PART_OF["half"])
             yield self._candidate(
                 "half", (), kind, by_workers, pieces, (half, half), spent, function=function, line=line
             )
@@ -307,7 +327,7 @@ class Candidates:
     def _single_ranks(self, pieces: Int64, spent: Floats) -> Iterator[tuple[int, Int64]]:
         """Yield ranks with their pieces, those with most of the time, if some others have less."""
         mean = spent.mean(axis=1)
-        if len(mean) < 2:
+        if len(mean) < 2 or mean.min() > POLICY.nearly_ratio * mean.max():
             return
         for row in np.argsort(-mean, kind="stable")[: POLICY.lines_count].tolist():
             if mean[row] >= POLICY.worth_ratio * self._step_ns:
@@ -373,12 +393,10 @@ class Candidates:
             yield from self._uneven_stages(pieces, spent.sum(axis=2), kind, by_workers=by_workers)
         if function is None and kind == StallKind.COMPUTE and not self._stages:
             yield from self._uneven_steps(pieces, spent.sum(axis=2), by_workers=by_workers)
-        usual = np.zeros_like(spent)
-        alike = self._stages or [np.flatnonzero(self._has_steps)]
-        if min(map(len, alike)) < 2:
-            return
-        for rows in alike:
-            usual[rows] = _of_others(spent[rows])
+        usual = spent.copy()  # one that is alone in its stage has no others
+        for rows in self._stages or [np.flatnonzero(self._has_steps)]:
+            if len(rows) > 1:
+                usual[rows] = _of_others(spent[rows])
         excess_there = np.where(self._has_steps[:, None, None], spent - usual, 0.0)
         excess = excess_there.sum(axis=2)
         chance = POLICY.chance_ratio / (len(self.ranks) * self._comparisons)
@@ -425,6 +443,8 @@ class Candidates:
         if not self._stages:
             return
         of_stages = np.array([spent[rows].mean(axis=0) for rows in self._stages])
+        if not of_stages.any(axis=1).all():  # a stage that has none of it takes none over
+            return
         excess = of_stages - of_stages.mean(axis=0)
         chance = POLICY.chance_ratio / (len(self._stages) * self._comparisons)
         part = np.zeros_like(spent)
@@ -440,12 +460,36 @@ class Candidates:
             yield self._candidate("even", ranks, kind, by_workers, pieces, parts, np.maximum(over, 0.0)[None])
 
     def _uneven_steps(self, pieces: Int64, spent: Floats, *, by_workers: bool) -> Iterator[Candidate]:
-        """What ranks do longer in a step than all do in the mean of that step, now one rank and now another one."""
+        """What ranks do longer in a step than all do in the mean of that step, now one rank and now another one.
+
+        A batch that costs more does so in all of its step, forward and backward; what chance adds to one of them says
+        nothing of the other.
+        """
         own = np.flatnonzero(self._has_steps)
         over = spent - spent[own].mean(axis=0)
+        common = _common_ratio(*(half[own] - half[own].mean(axis=0) for half in self._halves(pieces)))
+        if not common:
+            return
+        over *= common
         part = np.where(self._has_steps[:, None], over / np.maximum(spent, 1.0), 0.0)
         at = part[self._row[pieces], self._step[pieces]]
         yield self._candidate("even", (), StallKind.COMPUTE, by_workers, pieces, (at, at), over[own].max(axis=0)[None])
+
+    def _halves(self, pieces: Int64) -> Iterator[Floats]:
+        """Yield the time by rank and step of each second node of a step, and of those between."""
+        nodes, of_piece = np.unique(self._work.node[pieces], return_inverse=True)
+        shape = len(self.ranks), len(self._steps)
+        cell = np.zeros(len(nodes), dtype=np.int64)
+        cell[of_piece] = self._row[pieces] * shape[1] + self._step[pieces]
+        order = np.lexsort((self._graph.begin_ns[nodes], cell))
+        cells = GroupBy(cell[order])
+        number = np.zeros(len(nodes), dtype=np.int64)
+        number[order] = np.arange(len(nodes)) - cells.first[cells.number]
+        for half in (0, 1):
+            own = pieces[number[of_piece] % 2 == half]
+            yield np.asarray(
+                GroupBy.cells((self._row[own], self._step[own]), shape).sum(self._work.ns[own] * self._ran[own])
+            )
 
     def _candidate(
         self,
@@ -465,12 +509,14 @@ class Candidates:
         goes = self._work.ns[pieces] * parts[1]
         total = spent.sum(axis=0)
         most = GroupBy(self._row[pieces]).sum(goes).max(initial=0.0) if op < 0 else goes.sum()
+        if kind == OBJECTS:  # transfers are of no rank
+            most = spent.sum(axis=1).max()
         if level == "even" and not ranks:  # what goes from one rank in one step comes in another one
             most = total.sum()
         has = is_long(total)
-        if 2 * total[has].sum() < total.sum():  # some steps have more of what all have
-            has = total > 0
         period = period or period_of(total)
+        if 2 * total[has].sum() < total.sum():  # some steps have more of what all have
+            has, period = total > 0, 0
         period = 0 if period == 1 else period  # steps in a row
         shape, first, last = _EACH if period else _shape(spent, has)
         if not ranks and kind != QUEUED and len(spent) == len(self.ranks):
@@ -487,6 +533,7 @@ class Candidates:
             function,
             line,
             pieces,
+            self._step[pieces],
             parts,
             float(most) / len(self._steps),
             int(has.sum()),
@@ -509,6 +556,7 @@ def _shape(spent: Floats, has: Bools) -> tuple[Shape, int, int]:
 
     ``spent``: by rank and step. ``has``: the steps.
     """
+    spent = spent[spent.any(axis=1)]
     count, ranks = int(has.sum()), len(spent)
     if ranks > 1 and count >= POLICY.turns_count:
         alone = spent[:, has].max(axis=0).sum() >= POLICY.alone_ratio * spent[:, has].sum()
@@ -576,8 +624,7 @@ def error_of_mean(ns: Floats, chance_ratio: float = 0.05) -> float:
     if len(ns) < FEW_STEPS:
         return math.inf
     means = blocks_of(ns, period_of(np.maximum(ns, 0.0)))
-    student = STUDENT[min(len(means) - 1, len(STUDENT)) - 1] * _quantile(chance_ratio) / _quantile(0.05)
-    return student * float(means.std(ddof=1)) / math.sqrt(len(means))
+    return student(len(means) - 1, chance_ratio) * float(means.std(ddof=1)) / math.sqrt(len(means))
 
 
 def _quantile(chance_ratio: float) -> float:
@@ -597,7 +644,7 @@ def _inside_objects(graph: Graph) -> Bools:
     inside = np.zeros(len(graph), dtype=bool)
     if graph.facts is not None:
         members = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
-        inside[graph.target[members]] = graph.facts.pickles[graph.source[members]]
+        np.logical_or.at(inside, graph.target[members], graph.facts.pickles[graph.source[members]])
     return inside & graph.is_transfer
 
 
@@ -621,9 +668,27 @@ def _step_of_nodes(graph: Graph) -> Int64:
 
 
 def _rows_of_stages(graph: Graph, ranks: Int64, rows: Int64) -> list[Int64]:
-    """Return the rows of ranks by stage of their pipeline; empty if they are of one stage, or of none."""
-    stages = GroupBy(int64([graph.stage_of.get(rank, -1) for rank in ranks.tolist()]))
-    return [rows[own] for own in stages] if len(stages.values) > 1 else []
+    """Return the rows of ranks by stage of their pipeline; empty if they are of one stage, or of none.
+
+    A rank of which no stage is known is in none of them.
+    """
+    stage = int64([graph.stage_of.get(rank, -1) for rank in ranks.tolist()])
+    known = np.flatnonzero(stage >= 0)
+    stages = GroupBy(stage[known])
+    return [rows[known[own]] for own in stages] if len(stages.values) > 1 else []
+
+
+def _common_ratio(one: Floats, other: Floats) -> float:
+    """Return which part of what ranks take longer in a step lies in both halves of its work, 0 if by chance.
+
+    ``one``, ``other``: by rank and step, beyond the mean of the ranks. The part is their correlation.
+    """
+    ranks, steps = one.shape
+    if steps < FEW_STEPS or ranks < 2:
+        return 0.0
+    spread = math.sqrt(float((one**2).sum() * (other**2).sum()))
+    common = float((one * other).sum()) / spread if spread else 0.0
+    return common if common > _quantile(POLICY.chance_ratio) / math.sqrt((ranks - 1) * (steps - 1)) else 0.0
 
 
 def _of_others(spent: Floats) -> Floats:

@@ -14,7 +14,7 @@ from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.graph import EdgeKind, Graph, build
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import NEVER, Int64
 from stashtrace.analysis.lines.lines import CostlyLine, costliest_lines, costliest_worker_lines
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -68,6 +68,7 @@ CAUSES = schema(
         "what is left: gone (nothing), peers (as others), even (alike on all), usual (as mostly), half, or a setting",
     ),
     col.real("python_ratio", "of compute and python: part that is Python, not operators; -1 unknown", missing=-1),
+    col.real("backward_ratio", "of compute: part in backward passes, place is about the rest; -1 unknown", missing=-1),
     col.word("call", "what most of it is: asleep, lock, gil, socket, file, garbage, ...; empty if no such call"),
     col.word("file", "file whose calls are most of it, the longest if of several; else empty"),
     col.word("file_call", "the call on it that takes longest, as read; else empty", width=12),
@@ -115,11 +116,9 @@ _MOSTLY_RATIO = 0.6
 #: A line is named of what is no function if at least this part is certainly in it.
 _GOOD_PART = 0.3
 #: The columns of a row that says nothing; -1 where nothing is known of a figure.
-_NONE: Row = {column.name: "" if column.dtype.startswith("U") else 0 for column in CAUSES.columns}
-_NONE |= dict.fromkeys(
-    ("step_ns", "of_step_ns", "saved_ns", "saved_low_ns", "saved_high_ns", "present_count", "worker_id"), -1
-)
-_NONE |= {"place_ratio": 0.0, "python_ratio": -1.0, "low_ratio": -1.0, "high_ratio": -1.0}
+_NONE: Row = {column.name: "" if column.dtype.startswith("U") else column.missing for column in CAUSES.columns}
+#: Of causes that are joined, these add up.
+_SUMMED = ("saved_ns", "saved_low_ns", "saved_high_ns", "low_ratio", "high_ratio")
 #: Of so many ranks the functions are compared where a cause is one of several.
 _RANKS_COUNT = 3
 #: So many lines of a rank and kind are looked at for what they call in a library.
@@ -127,7 +126,7 @@ _LINES_COUNT = 20
 
 
 def causes(trace: Trace) -> Table:
-    """List what makes the steps of a run long, at most three causes, by what the removal of each saves.
+    """List what makes the steps of a run long, at most three causes and waits for CPUs, by what removal of each saves.
 
     Where nothing saves 3 % of a step, one row says so. Where a replay of the unchanged run is not like the run, a row
     says so, and a cause saves at most the time that it takes (``saved_ns`` is -1).
@@ -139,10 +138,11 @@ def causes(trace: Trace) -> Table:
 
     Columns
     -------
-    ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, call, file, file_call, files_count,
-    work_ns, thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks, waiting_ns, step_ns,
-    of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure, steps_count, of_steps_count,
-    every_count, first_step_index, last_step_index, shape, event_ns, change, present_count, worker_id, reason
+    ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, backward_ratio, call, file, file_call,
+    files_count, work_ns, thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks,
+    waiting_ns, step_ns, of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure,
+    steps_count, of_steps_count, every_count, first_step_index, last_step_index, shape, event_ns, change,
+    present_count, worker_id, reason
 
     Raises
     ------
@@ -150,24 +150,26 @@ def causes(trace: Trace) -> Table:
         If no rank has two steps.
     """
     found = _found(trace)
+    rows = [row for row, _ in _worded(trace, found)]
+    if rows:
+        return _table([*rows, *map(_reason, found.unsaid)])
+    saves = "that can be replayed is predicted to save" if found.is_replayed else "takes"
+    return _because(f"no single cause {saves} 3 % of a step or more", *found.unsaid)
+
+
+def _worded(trace: Trace, found: _Found) -> list[tuple[Row, list[Cause]]]:
+    """Return the rows of the causes that are said, each with those that it is about."""
     known = [cause for cause in found.causes if _is_known(trace, cause)]
-    pairs = [(cause, what) for cause in known if (what := _told_or_unsaid(trace, cause, found))]
-    causes, told = [cause for cause, _ in pairs], [what for _, what in pairs]
-    measured_ns, unsaid = found.run.measured_ns, found.unsaid
-    is_replayed = found.is_replayed
-    del found  # the graph is large, and what follows needs memory of its own
-    if not causes:
-        return _because("no single cause that can be replayed is predicted to save 3 % of a step or more", *unsaid)
-    step = step_time_of(trace)
-    step_ns = measured_ns if step is None else step.mean_ns
-    part = _part_of_all(trace)
+    told = [(cause, what) for cause in known if (what := _told_or_unsaid(trace, cause, found))]
+    measured_ns, step = found.run.measured_ns, step_time_of(trace)
+    step_ns, part = measured_ns if step is None else step.mean_ns, _part_of_all(trace)
+    bounded = _bounded(trace, [cause for cause, _ in told])
     rows = [
-        {**_NONE, **what, **_saved(trace, cause, step_ns, part), "of_step_ns": round(measured_ns)}
-        for cause, what in zip(_bounded(trace, causes), told, strict=True)
+        ({**_NONE, **what, **_saved(trace, cause, step_ns, part), "of_step_ns": round(measured_ns)}, [whole])
+        for cause, (whole, what) in zip(bounded, told, strict=True)
     ]
     rows = _of_one_file(rows)
-    rows = rows if is_replayed else [{**row, "saved_ns": -1} for row in rows]
-    return _table([*rows, *map(_reason, unsaid)])
+    return rows if found.is_replayed else [({**row, "saved_ns": -1}, about) for row, about in rows]
 
 
 def _exposed_ns(trace: Trace, one: Candidate) -> float:
@@ -178,14 +180,38 @@ def _exposed_ns(trace: Trace, one: Candidate) -> float:
     return float((own["stall_ns"] / np.maximum(own["steps_count"], 1)).max()) if len(own) else math.inf
 
 
-def _of_one_file(rows: list[Row]) -> list[Row]:
-    """Return causes without those about a file of which one before tells all calls of these ranks."""
-    first = {(row["file"], row["ranks"]): place for place, row in reversed(list(enumerate(rows)))}
-    return [row for place, row in enumerate(rows) if not row["file"] or first[row["file"], row["ranks"]] == place]
+def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Cause]]]:
+    """Return causes of which none is about a file of the same ranks as one before, which tells all calls on it.
+
+    Where the same is left of both, that one saves what both do.
+    """
+    joined: list[tuple[Row, list[Cause]]] = []
+    for row, about in rows:
+        same = (at for at, (one, _) in enumerate(joined) if row["file"] and _on_one_file(one, row))
+        at = next(same, -1)
+        if at < 0:
+            joined.append((row, about))
+            continue
+        before, others = joined[at]
+        if before["level"] != row["level"]:
+            continue
+        sums = {name: before[name] + row[name] for name in _SUMMED}
+        joined[at] = {**before, **sums, "sure": _certainty(sums["saved_low_ns"], sums["saved_high_ns"])}, others + about
+    return joined
+
+
+def _on_one_file(one: Row, other: Row) -> bool:
+    return bool(one["file"] == other["file"] and one["ranks"] == other["ranks"])
+
+
+def _certainty(low_ns: float, high_ns: float) -> str:
+    return "perhaps" if low_ns <= 0 else "sure" if low_ns >= _SURE_RATIO * high_ns else "likely"
 
 
 def without_causes(trace: Trace, numbers: Collection[int]) -> Answer:
     """Predict the step without some of the causes of a run, all at once. ``numbers``: places in ``causes``, from 1.
+
+    Of a run that is too long to be replayed for a summary they are those of the steps that the summary names.
 
     Raises
     ------
@@ -193,15 +219,20 @@ def without_causes(trace: Trace, numbers: Collection[int]) -> Answer:
         As ``causes``; if there is no such cause; if several are asked of which one is a setting or waits for a CPU,
         which a replay changes alone.
     """
+    rows_count = _rows_count(trace)
+    if rows_count > MOST_ROWS:
+        trace = part_of_run(trace, MOST_ROWS / rows_count) or trace
     found = _found(trace, budgets=True)
     if not found.is_replayed:
         raise MissingDataError(
             found.unsaid[0], hint="`stashtrace whatif` shows what is known of the run's critical path all the same"
         )
-    if not 0 < min(numbers) <= max(numbers) <= len(found.causes):
-        known = count_noun(len(found.causes), "cause") if found.causes else "no cause"
-        raise MissingDataError(f"cause={max(numbers)}: the run has {known}", hint="`stashtrace summary` names them")
-    asked = [found.causes[number - 1] for number in sorted(set(numbers))]
+    told = _worded(trace, found)
+    wrong = [number for number in numbers if not 0 < number <= len(told)]
+    if wrong:
+        known = count_noun(len(told), "cause") if told else "no cause"
+        raise MissingDataError(f"cause={wrong[0]}: the run has {known}", hint="`stashtrace summary` names them")
+    asked = [cause for number in sorted(set(numbers)) for cause in told[number - 1][1]]
     return without(found.run, asked, found.work, found.buckets)
 
 
@@ -313,7 +344,7 @@ def _saved(trace: Trace, cause: Cause, step_ns: float, part: float) -> Row:
         "saved_high_ns": round(high),
         "low_ratio": low / max(step_ns, 1.0),
         "high_ratio": high / max(step_ns, 1.0),
-        "sure": "perhaps" if low <= 0 else "sure" if low >= _SURE_RATIO * high else "likely",
+        "sure": _certainty(low, high),
     }
     return columns if cause.candidate is not None else columns | _awaited(trace, cause)
 
@@ -340,7 +371,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
     call = "" if one.by_workers or one.op >= 0 else _call(trace, graph, work, one)
     if kind == "other" and call == "gil":
         kind = "gil"
-    if kind == "checkpoint" and (trace.phases["phase_code"] == Phase.CHECKPOINT_LOAD).any():
+    if kind == "checkpoint" and _loads(trace, run):
         kind = "loads"  # what waits for a load cannot go on without it
     if one.op >= 0 and sends_gradients(trace, graph, one.op):
         kind = "gradients"
@@ -351,6 +382,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
     if one.level == "even" and one.ranks:
         of_work = stages / max(stages - 1, 1)
     file = _on_file(trace, run, work, one)
+    spent_ns = one.most_ns if found.is_replayed else cause.high_ns
     return {
         "ranks": ranks_of(one.ranks) or alone,
         "where": "link" if one.op >= 0 else "worker" if one.by_workers else "step",
@@ -361,11 +393,12 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "caller": _caller(trace, cause, work),
         "level": one.level,
         "python_ratio": one.python_ratio,
+        "backward_ratio": _backward_ratio(work, one),
         "call": call,
         "file": file.name,
         "file_call": file.call,
         "files_count": file.files_count,
-        "work_ns": round(of_work * file.whole_ratio * (one.most_ns if found.is_replayed else cause.high_ns)),
+        "work_ns": round(file.whole_ratio * min(of_work * spent_ns, _most_ns(trace, one))),
         "thread": "other" if call and _is_elsewhere(trace, work, one, cause) else "",
         **_moved(run, work, one),
         **(_who_waits(run, work, one) if found.is_replayed else {}),
@@ -377,6 +410,19 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "shape": one.shape,
         "event_ns": round(file.whole_ratio * one.event_ns),
     }
+
+
+def _most_ns(trace: Trace, one: Candidate) -> float:
+    """Return what the budget has of the kind of a step's work; streams of a device may work at the same time."""
+    return math.inf if one.by_workers or one.op >= 0 else _exposed_ns(trace, one)
+
+
+def _loads(trace: Trace, run: ReplayedRun) -> bool:
+    """Return whether checkpoints are loaded in the counted steps."""
+    phases = trace.phases
+    loads = phases.take(phases["phase_code"] == Phase.CHECKPOINT_LOAD)
+    own = np.isin(run.graph.step, run.steps) & run.graph.is_thread
+    return bool(own.any() and (loads["end_ns"] > run.graph.begin_ns[own].min(initial=NEVER)).any())
 
 
 def _setting(trace: Trace, graph: Graph, cause: Cause) -> Row:
@@ -496,12 +542,14 @@ def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
         return "", 0.0
     if one.op >= 0:
         return called_in(TraceIndex(trace), work, one)
-    if cause.within is not None and cause.within_ratio >= _GOOD_PART:
-        return _place(trace, replace(cause, candidate=cause.within, within=None), work)[0], cause.within_ratio
+    rest_ratio = 1 - max(_backward_ratio(work, one), 0.0)
+    if cause.within is not None and cause.within_ratio >= _GOOD_PART * rest_ratio:
+        part = replace(cause, candidate=cause.within, within=None)
+        return _place(trace, part, work)[0], min(cause.within_ratio / rest_ratio, 1.0)
     find = costliest_worker_lines if one.by_workers else costliest_lines
     kind = "python" if one.kind in (COMPILE, OBJECTS) else kind_word(one.kind)
     if one.function is None:
-        return _costliest(trace, one, work) if kind else ("", 0.0)
+        return _costliest(trace, one, work, rest_ratio) if kind and rest_ratio >= _GOOD_PART else ("", 0.0)
     lines = GroupBy(work.line[one.pieces])
     row = work.row[lines.values[lines.sum(work.ns[one.pieces]).argmax()]]
     function, path = (trace.text(code) for code in one.function)
@@ -513,29 +561,39 @@ def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
     return place_of(function, path, line), 1.0
 
 
-def _costliest(trace: Trace, one: Candidate, work: WorkByLine) -> tuple[str, float]:
-    """Return the function that ranks spend a good part of a candidate in, and that part; of each where these differ."""
+def _backward_ratio(work: WorkByLine, one: Candidate) -> float:
+    """Return which part of all computation backward passes are; -1 unknown, and of what is not all of it."""
+    of_all = one.kind == StallKind.COMPUTE and one.level == "half" and one.function is None
+    return work.backward_ratio(one.pieces) if of_all else -1.0
+
+
+def _costliest(trace: Trace, one: Candidate, work: WorkByLine, rest_ratio: float) -> tuple[str, float]:
+    """Return the function that ranks spend a good part of a candidate in, and that part; of each where these differ.
+
+    ``rest_ratio``: part of it that is in no backward pass, of which the good part is.
+    """
     find = costliest_worker_lines if one.by_workers else costliest_lines
     kind = "python" if one.kind in (COMPILE, OBJECTS) else kind_word(one.kind)
-    ranks = GroupBy(work.rank[one.pieces])
-    most = ranks.values[np.argsort(-ranks.sum(work.ns[one.pieces]), kind="stable")][:_RANKS_COUNT].tolist()
+    pieces = one.pieces[work.rank[one.pieces] >= 0]  # transfers are of no rank
+    ranks = GroupBy(work.rank[pieces])
+    most = ranks.values[np.argsort(-ranks.sum(work.ns[pieces]), kind="stable")][:_RANKS_COUNT].tolist()
     found: dict[int, CostlyLine] = {}
     for rank in one.ranks[:_RANKS_COUNT] or most:
         # The call of a backward pass is no place of anything.
         lines = (line for line in find(trace, rank, kind, _LINES_COUNT) if not line.leaf.endswith(BACKWARD))
         line = next(lines, None)
-        if line is not None and line.share_low >= _GOOD_PART:
+        if line is not None and line.share_low >= _GOOD_PART * rest_ratio:
             found[rank] = line
     if not found:
         return "", 0.0
     first = next(iter(found.values()))
-    told = len(found) == len(one.ranks) or not one.ranks
+    told = len(found) == len(one.ranks or most)
     if told and len({(line.function, line.path) for line in found.values()}) == 1:
-        return first.place_and_leaf, min(line.share_low for line in found.values())
+        return first.place_and_leaf, min(min(line.share_low for line in found.values()) / rest_ratio, 1.0)
     if not one.ranks or len(one.ranks) > _RANKS_COUNT:
         return "", 0.0
     each = ", ".join(f"{line.place} on rank {rank}" for rank, line in found.items())
-    return each, min(line.share_low for line in found.values())
+    return each, min(min(line.share_low for line in found.values()) / rest_ratio, 1.0)
 
 
 def _caller(trace: Trace, cause: Cause, work: WorkByLine) -> str:
@@ -557,12 +615,17 @@ def what_to_do_first(trace: Trace) -> Table:
 def _what_to_do_first(trace: Trace) -> Table:
     if {claim.kind for claim in ending_claims(trace)} - {"ended_by_signal", "awaited"}:
         return _because("the job did not end well: look at that first")
-    tables = (trace.kernels, trace.phases, trace.collectives, trace.batches, trace.waits, trace.device_brackets)
-    rows = sum(map(len, tables))
+    rows = _rows_count(trace)
     try:
         return causes(trace) if rows <= MOST_ROWS else _of_a_part(trace, rows)
     except MissingDataError as error:
         return _because(f"nothing can be predicted: {error}")
+
+
+def _rows_count(trace: Trace) -> int:
+    """Return the rows of the tables that the graph is made of."""
+    tables = (trace.kernels, trace.phases, trace.collectives, trace.batches, trace.waits, trace.device_brackets)
+    return sum(map(len, tables))
 
 
 def _of_a_part(trace: Trace, rows: int) -> Table:
@@ -574,7 +637,7 @@ def _of_a_part(trace: Trace, rows: int) -> Table:
     known = [row for row in found.rows() if not row["reason"]]
     if not known or window is None:
         return found
-    which = f"steps {window.first_step} to {window.last_step}, which are most like all"
+    which = f"steps {window.first_step} to {window.last_step}, whose mean is nearest to that of all"
     reason = f"these are the causes of {which}; `stashtrace analyze causes` replays the whole run, and takes longer"
     return _table([*found.rows(), _reason(reason)])
 

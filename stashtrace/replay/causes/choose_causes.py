@@ -30,6 +30,8 @@ from stashtrace.schema.kinds import CollectiveOp, StallKind
 _SETTINGS = {"workers": "data", KEPT: "start", "slow_worker": "data", IN_ORDER: "data", BUCKET: "link"}
 #: More workers hide what one of them takes longer, and the batches still come in turn: it says more than they do.
 _DETAIL_OF_SETTING, _DETAIL_OF_CURE = 6, 7
+#: Levels of candidates that are all of some work, whatever goes of it.
+_WHOLE_WORK = ("gone", "half")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,6 @@ def causes_of(
     pool += [_of_setting(run, answer) for answer in run.single_changes(buckets, unsaid, only=_SETTINGS)]
     # Less work leaves CPUs to what waited for one. How much of these waits goes with it, no replay tells.
     queued_ns = _queued_ns(run)
-    pool = [cause if _is_guess(cause) else replace(cause, high_ns=cause.high_ns + queued_ns) for cause in pool]
     chosen: list[Cause] = []
     taken = np.zeros(len(graph))
     free = [one for one in asked if one.kind == QUEUED and may_free_cpus]
@@ -108,12 +109,13 @@ def causes_of(
         if best is None or (chosen and _computes(best)):  # it is said where nothing else is
             break
         best = _whole_function(best, pool)
-        chosen.append(_with_function(best, everything, chosen))
+        # Where free CPUs were chosen before, their waits are no longer part of what others save.
+        may_free = not _is_guess(best) and not any(map(_is_queue, [*chosen, best]))
+        told = replace(best, high_ns=best.high_ns + queued_ns) if may_free else best
+        chosen.append(_with_function(told, everything, chosen, work))
         if _computes(best):  # nobody computes twice as quick, and then asks what is next
             break
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
-        if _is_queue(best):  # their removal is no longer part of what others save
-            pool = [cause if _is_guess(cause) else replace(cause, high_ns=cause.high_ns - queued_ns) for cause in pool]
         goes = _waited_for(graph, best) if best.candidate is None else _middle(best.candidate.removed(work, len(graph)))
         taken = np.minimum(taken + goes, graph.work_ns)
         saved_ns = float(run.saved_ns(taken).mean())
@@ -147,12 +149,12 @@ def causes_by_time(
         best = _best([cause for cause in worth if not _computes(cause)], work)
         if best is None:
             break
-        chosen.append(_with_function(best, everything, chosen))
+        chosen.append(_with_function(best, everything, chosen, work))
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
     return chosen
 
 
-def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequence[Cause]) -> Cause:
+def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequence[Cause], work: WorkByLine) -> Cause:
     """Return a cause with the function that most of its work is in, if it is none itself and none of those before."""
     one = cause.candidate
     if one is None or one.function is not None or one.kind == QUEUED:
@@ -166,14 +168,33 @@ def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequen
         and other.function is not None
         and other.by_workers == one.by_workers
         and other.kind in (one.kind, ANY)
-        if (other.level == "peers") == (one.level == "peers")
+        if other.level == one.level or other.level in _WHOLE_WORK
         # Of several ranks, the function has to be that of each.
         if not other.ranks or (one.ranks and set(one.ranks) <= set(other.ranks))
     )
-    most = max(same, key=lambda other: other.most_ns, default=None)
-    if most is None:
-        return cause
-    return replace(cause, within=most, within_ratio=min(most.most_ns / max(one.most_ns, 1.0), 1.0))
+    ratios = [(other, _part_in(one, other, work)) for other in same]
+    most, ratio = max(ratios, key=lambda pair: pair[1], default=(None, 0.0))
+    return cause if most is None or ratio <= 0 else replace(cause, within=most, within_ratio=min(ratio, 1.0))
+
+
+def _part_in(one: Candidate, function: Candidate, work: WorkByLine) -> float:
+    """Return which part of a candidate is in a function: of what a few steps take longer, what that takes longer there.
+
+    Of what a rank takes longer than its peers only a function that is longer itself says something.
+    """
+    if one.level == "peers" and function.level != "peers":
+        return 0.0
+    if one.level != "usual" or function.level == "usual":
+        goes_ns = function.goes_ns(work) * one.told_ratio / function.told_ratio if one.level != "even" else 0.0
+        if one.level == "even":  # it is the work of other functions that other stages have
+            own = np.isin(one.pieces, function.pieces)
+            goes_ns = float((work.ns[one.pieces] * one.parts[1])[own].sum())
+        return goes_ns / max(one.goes_ns(work), 1.0)
+    long = np.unique(one.step[one.parts[1] > 0])
+    own = np.isin(one.pieces, function.pieces)
+    ns, in_long = work.ns[one.pieces[own]], np.isin(one.step[own], long)
+    others = max(one.of_steps - len(long), 1)
+    return float(ns[in_long].sum() - ns[~in_long].sum() * len(long) / others) / max(one.goes_ns(work), 1.0)
 
 
 def without(run: ReplayedRun, causes: Sequence[Cause], work: WorkByLine, buckets: Buckets | None) -> Answer:
@@ -215,12 +236,10 @@ def _of_queue(run: ReplayedRun, one: Candidate, queued: Floats) -> Cause:
 def _doubt_ns(one: Candidate, of_steps: Floats) -> float:
     """Return by how much what is saved may differ in another recording, by the scatter of the steps.
 
-    What comes in a few steps, not regularly, comes more or less often; what came once is said for that once.
+    What comes in a few steps, not regularly, comes more or less often in it, what came once perhaps not at all.
     """
     if one.level in ("peers", "even") or one.steps_count > POLICY.rare_ratio * one.of_steps or one.period:
         return error_of_mean(of_steps) if len(of_steps) >= FEW_STEPS else noise_ns(of_steps)
-    if one.steps_count == 1:
-        return 0.0
     return float(of_steps.mean()) * min(error_of_count(one.steps_count), 1.0)
 
 

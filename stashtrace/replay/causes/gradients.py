@@ -8,6 +8,7 @@ from stashtrace.analysis.intervals import NEVER
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.communication.ddp import shows_ddp
 from stashtrace.replay.communication.messages import gradient_messages
+from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.trace import Trace
 
 #: Most of the bytes.
@@ -16,7 +17,7 @@ _MOSTLY_RATIO = 0.6
 
 def sends_gradients(trace: Trace, graph: Graph, op: int) -> bool:
     """Return True if most bytes of an operation are what DistributedDataParallel sends in backward passes."""
-    if graph.facts is None or not shows_ddp(trace):
+    if graph.facts is None or op != CollectiveOp.ALL_REDUCE or not shows_ddp(trace):
         return False
     try:
         messages = gradient_messages(trace)

@@ -77,8 +77,16 @@ class WorkByLine:
             return -1.0
         return float(np.average(self.holds_gil_count[lines.values][told] / count[told], weights=ns[told]))
 
+    def backward_ratio(self, pieces: Int64) -> float:
+        """Return which part of some pieces is inside backward passes; -1 if the lines of most of it are not known."""
+        known = pieces[self.line[pieces] >= 0]
+        if 2 * self.ns[known].sum() < self.ns[pieces].sum():
+            return -1.0
+        return float(self.ns[known[self.is_backward[self.line[known]]]].sum() / self.ns[pieces].sum())
+
     def rank_with_most(self, pieces: Int64) -> int:
-        """Return the rank with most of some pieces."""
+        """Return the rank with most of some pieces; transfers are of no rank."""
+        pieces = pieces[self.rank[pieces] >= 0]
         ranks = GroupBy(self.rank[pieces])
         return int(ranks.values[ranks.sum(self.ns[pieces]).argmax()])
 

@@ -1,4 +1,4 @@
-"""The first parts of the page: verdict, budget, heat maps. Each is a list of HTML elements, empty if there is none."""
+"""The first parts of the page: verdict and budget. Each is a list of HTML elements, empty if there is none."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -7,15 +7,21 @@ from typing import Any
 
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page import svg_pictures
-from stashtrace.report.page.html import how, how_each, listing, paragraph, see, table, tag, text, unfolding
+from stashtrace.report.page.html import (
+    how,
+    how_each,
+    listing,
+    paragraph,
+    side_by_side,
+    table,
+    tag,
+    text,
+    unfolding,
+)
 from stashtrace.report.page.page_words import (
-    KINDS,
     REPLAYED,
-    binned_text,
     claims_of,
-    class_texts,
     finding_how,
-    listed_text,
     method_text,
     sentence,
 )
@@ -23,8 +29,10 @@ from stashtrace.schema.stall_kinds import COLUMN_LABELS
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
 
-#: Verdicts that are open; the others are folded in, as the summary counts them.
+#: Verdicts that are open, of a job that ended well; the others are folded in, as the summary counts them.
 _OPEN = 3
+#: Bars of the budget that are open.
+_GROUPS_OPEN = 4
 #: A longer list of ranks is folded in.
 _RANKS_WIDTH = 60
 #: More ranks than this are counted beside their list.
@@ -42,39 +50,71 @@ def ending_part(facts: dict[str, Any]) -> list[str]:
     return parts
 
 
+def doubts_part(facts: dict[str, Any]) -> list[str]:
+    """Return what puts all figures in doubt; empty if nothing does."""
+    return (
+        [tag("div", "".join(paragraph(sentence(said)) for said in facts["warnings"]), class_="doubt")]
+        if (facts["warnings"])
+        else []
+    )
+
+
 def verdict_part(facts: dict[str, Any]) -> list[str]:
     verdicts, counts = claims_of(facts, "verdict"), facts["budget"]["steps_counts"]
-    causes = [one for one in facts["do_first"] if not one["reason"]]
-    content = [tag("ol", "".join(map(_cause, causes)), class_="verdicts")] if causes else []
-    is_open = 0 if causes else _OPEN
+    causes = causes_in(facts)
+    content = [tag("ol", "".join(_causes(causes)), class_="verdicts causes")] if causes else []
+    is_open = 0 if causes else 1 if facts["ending"] else _OPEN
     if verdicts[:is_open]:
         content.append(tag("ol", "".join(map(_claim, verdicts[:is_open])), class_="verdicts"))
     if not verdicts and facts["ending"]:
         content = []
     elif not verdicts:
         content = [paragraph("There is no verdict: it needs steps, and none was seen in this recording.", "warn")]
+    content += [paragraph(f"Causes: {sentence(one['text'])}") for one in facts["do_first"] if one["reason"]]
+    beside = claims_of(facts, "files", "machine", "beside")
+    folds = []
     if more := verdicts[is_open:]:
         listed = tag("ol", "".join(map(_claim, more)), class_="verdicts")
         which = "by the time that they are about" if causes else "smaller"
-        content.append(unfolding(f"{count_noun(len(more), 'finding')}, {which}", listed))
-    content += [paragraph(f"Causes: {sentence(one['text'])}") for one in facts["do_first"] if one["reason"]]
-    beside = claims_of(facts, "time", "files", "machine", "beside")
+        folds.append(unfolding(f"{count_noun(len(more), 'finding')}, {which}", listed))
     if beside:
-        content += [tag("h3", "Beside that"), *map(_plain, beside)]
-    known = [(_claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
+        folds.append(unfolding("Files, machine, and what is hidden behind the step", *map(plain_claim, beside)))
+    known = [(claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
     if causes:
-        content.append(how_each("these claims", known, sentence(REPLAYED), command=facts["commands"]["causes"]))
+        folds.append(how_each("these claims", known, sentence(REPLAYED), command=facts["commands"]["causes"]))
     elif known:
-        content.append(how_each("these claims", known))
-    if "worst" in facts["commands"]:
-        content.append(see(facts["commands"]["worst"], "The step that lost most, on the timeline"))
-    return content
+        folds.append(how_each("these claims", known))
+    return [*content, side_by_side(*folds)]
 
 
-def _cause(cause: dict[str, Any]) -> str:
-    """Return a cause with who waits for it and what its removal saves."""
-    known = [sentence(said) for said in (cause["who_waits"], cause["saving"]) if said]
-    return tag("li", paragraph(cause["what"], "claim") + listing(known))
+def causes_in(facts: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the causes, without the rows that say why none is known."""
+    return [one for one in facts["do_first"] if not one["reason"]]
+
+
+def _causes(causes: list[dict[str, Any]]) -> list[str]:
+    """Return each cause with who waits for it, what its removal saves, and what the causes up to it leave of a step."""
+    drawn, left_ns = [], max(cause["step_ns"] for cause in causes)
+    for cause in causes:
+        known = [sentence(said) for said in (cause["saving"], cause["who_waits"], *cause["details"]) if said]
+        said = tag("div", paragraph(cause["what"], "claim") + listing(known))
+        saved_ns = min(max(cause["saved_ns"], 0), left_ns)
+        if saved_ns > 0:
+            said += _gain(cause, left_ns, saved_ns)
+        left_ns -= saved_ns
+        drawn.append(tag("li", said))
+    return drawn
+
+
+def _gain(cause: dict[str, Any], before_ns: int, saved_ns: int) -> str:
+    """Return the picture of what a cause saves; ``before_ns``: the step without the causes before it."""
+    step_ns, after_ns = cause["step_ns"], before_ns - saved_ns
+    before, after = duration_text(before_ns), duration_text(after_ns)
+    sure = {"likely": ", likely", "perhaps": ", perhaps"}.get(cause["sure"], "")
+    words = f"{before} → {after}{sure}"
+    label = f"Without it a step takes {after} instead of {before}{sure}; the whole bar is {duration_text(step_ns)}"
+    picture = svg_pictures.gain_bar(cause["column"], before_ns / step_ns, after_ns / step_ns, label)
+    return tag("div", picture + tag("span", text(words)), class_="gain")
 
 
 def _claim(finding: dict[str, Any]) -> str:
@@ -83,14 +123,14 @@ def _claim(finding: dict[str, Any]) -> str:
     return tag("li", "".join(content), class_="quiet" if finding["kind"] in _QUIET else None)
 
 
-def _claim_sentences(finding: dict[str, Any]) -> list[str]:
+def claim_sentences(finding: dict[str, Any]) -> list[str]:
     """Return the sentences of a claim; of some the evidence alone is told."""
     return [finding["text"], *finding["evidence_text"]] if finding["text"] else (finding["evidence_text"] or [""])
 
 
-def _plain(finding: dict[str, Any]) -> str:
+def plain_claim(finding: dict[str, Any]) -> str:
     """Return a claim beside the verdicts."""
-    first, *rest = _claim_sentences(finding)
+    first, *rest = claim_sentences(finding)
     return paragraph(first) + listing(rest)
 
 
@@ -98,28 +138,30 @@ def budget_part(facts: dict[str, Any]) -> list[str]:
     budget = facts["budget"]
     if budget["missing"]:
         return [paragraph(f"{sentence(budget['missing'])} {sentence(budget['hint'])}", "warn")]
-    kinds = {group["step_kind"] for group in budget["groups"]}
-    present = [name for name in COLUMN_LABELS if any(_column(g, name)["share_ratio"] > 0 for g in budget["groups"])]
-    ranks_count = sum(group["ranks_count"] for group in budget["groups"])
-    parts = [
-        paragraph(
-            "Mean of the counted steps, divided among what each instant went to; each bar adds up to 100 %."
-            + (" Ranks that spend their time alike are one bar." if ranks_count > 1 else "")
-        ),
-        tag("ul", "".join(_group(group, len(kinds) > 1) for group in budget["groups"]), class_="groups"),
-        unfolding("What the columns hold", listing([f"{name}: {COLUMN_LABELS[name]}" for name in present])),
-        how(
-            "the budget",
-            f"Method: {method_text(budget['methods'])}.",
-            "Every nanosecond of a step of a rank goes to exactly one kind, so that the kinds add up to the step."
-            " Overlapping causes are resolved by a fixed order.",
-            "The bounds beside each share are what the recording leaves open; they are in the table of each bar.",
-            f"Ranks are alike if no column differs from the middle of their group by more than"
-            f" {percent_text(budget['alike_ratio'])} of the step, nor their steps in length.",
-            command=facts["commands"]["budget"],
+    groups = budget["groups"]
+    named = len({group["step_kind"] for group in groups}) > 1
+    present = [name for name in COLUMN_LABELS if any(_column(g, name)["share_ratio"] > 0 for g in groups)]
+    shown, more = groups[:_GROUPS_OPEN], groups[_GROUPS_OPEN:]
+    rest = tag("ul", "".join(_group(group, named) for group in more), class_="groups")
+    return [
+        tag("ul", "".join(_group(group, named) for group in shown), class_="groups"),
+        unfolding(f"{count_noun(len(more), 'more bar')}", rest) if more else "",
+        side_by_side(
+            unfolding("What the columns hold", listing([f"{name}: {COLUMN_LABELS[name]}" for name in present])),
+            unfolding("Times and bounds", *(_bounds(group, named) for group in groups)),
+            how(
+                "the budget",
+                "A bar is the mean of the counted steps, divided among what each instant went to; it adds up to 100 %."
+                f" Ranks are one bar if no column differs from the middle of their group by more than"
+                f" {percent_text(budget['alike_ratio'])} of the step, nor their steps in length.",
+                f"Method: {method_text(budget['methods'])}.",
+                "Every nanosecond of a step of a rank goes to exactly one kind, so that the kinds add up to the step."
+                " Overlapping causes are resolved by a fixed order.",
+                "The bounds beside each share are what the recording leaves open.",
+                command=facts["commands"]["budget"],
+            ),
         ),
     ]
-    return parts
 
 
 def _column(group: dict[str, Any], name: str) -> dict[str, Any]:
@@ -137,90 +179,34 @@ def group_title(group: dict[str, Any], *, named_kind: bool) -> str:
     return f"{who}{count}{mixed}: {kind}step of {duration_text(group['step_ns'])}"
 
 
-def _group(group: dict[str, Any], named_kind: bool) -> str:
-    title = group_title(group, named_kind=named_kind)
+def _shares(group: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
+    """Return the columns of a group that are shown, each with its share in words."""
     shares = percents([column["share_ratio"] for column in group["columns"]])
-    shown = [
+    return [
         (column, share)
         for column, share in zip(group["columns"], shares, strict=True)
         if column["share_ratio"] > 0 or column["high_ns"] > 0 or column["column"] in ("compute", "other")
     ]
-    key = "".join(f"<li>{svg_pictures.swatch(c['column'])}{c['column']} {text(share)}</li>" for c, share in shown)
-    rows = [
-        (
-            column["column"],
-            share,
-            duration_text(column["stall_ns"]),
-            duration_text(column["low_ns"]),
-            duration_text(column["high_ns"]),
-        )
-        for column, share in shown
-    ]
-    long = len(group["ranks"]) > _RANKS_WIDTH
-    return tag(
-        "li",
-        tag("h3", text(title))
-        + svg_pictures.budget_bar(group["columns"], shares, title)
-        + tag("ul", key, class_="key")
-        + (unfolding("Its ranks", paragraph(group["ranks"]), subject=title) if long else "")
-        + unfolding(
-            "Times and bounds",
-            table(
-                f"Mean per step and rank over {count_noun(group['steps_count'], 'step')}, and its bounds",
-                ("time", "share", "a step", "at least", "at most"),
-                rows,
-                numbers=4,
-            ),
-            subject=title,
-            class_="how",
-        ),
+
+
+def _group(group: dict[str, Any], named_kind: bool) -> str:
+    """Return the bar of a group of ranks below its title, with the share of each column."""
+    title = group_title(group, named_kind=named_kind)
+    key = "".join(
+        f"<li>{svg_pictures.swatch(c['column'])}{c['column']} {text(share)}</li>" for c, share in _shares(group)
     )
+    bar = svg_pictures.budget_bar(group["columns"], percents([c["share_ratio"] for c in group["columns"]]), title)
+    return tag("li", tag("h3", text(title)) + tag("div", bar + tag("ul", key, class_="key")))
 
 
-def heat_part(facts: dict[str, Any]) -> list[str]:
-    heat = facts["heat"]
-    if not heat:
-        return []
-    key = "".join(f"<li>{svg_pictures.class_swatch(at)}{text(name)}</li>" for at, name in enumerate(class_texts()))
-    maps = "".join(_map(part, heat) for part in heat["kinds"])
-    small = [KINDS[kind] for kind in heat["small"]]
-    return [
-        paragraph(f"Share of the step that each kind of time takes. {binned_text(heat)}"),
-        tag("ul", key, class_="key"),
-        tag("div", maps, class_="maps"),
-        paragraph(f"Below 1 % in every cell, and not drawn: {listed_text(small)}.") if small else "",
-        how(
-            "the heat maps",
-            "The cells are sums of the same attribution as the budget, before any step is left out.",
-            f"Method: {method_text(facts['budget']['methods'])}.",
-            "Bounds of each step of each rank are columns of the analysis.",
-            command=facts["commands"]["budget"],
-        ),
-    ]
-
-
-def _map(part: dict[str, Any], heat: dict[str, Any]) -> str:
-    name, ranks, steps = KINDS[part["kind"]], heat["ranks"], heat["steps"]
+def _bounds(group: dict[str, Any], named_kind: bool) -> str:
+    """Return the table of the times of a group, and its ranks where the title only counts them."""
+    title = group_title(group, named_kind=named_kind)
     rows = [
-        (label, *("-" if value < 0 else f"{value / 10:.1f}" for value in row))
-        for label, row in zip(ranks, part["permille"], strict=True)
+        (column["column"], share, *(duration_text(column[name]) for name in ("stall_ns", "low_ns", "high_ns")))
+        for column, share in _shares(group)
     ]
-    most = (
-        f"{percent_text(part['share_ratio'])} of all steps; most in rank {part['most_ranks']}, step"
-        f" {part['most_steps']}: {part['most_permille'] / 10:.1f} %"
-    )
-    cells = table(f"{name}: percent of the step, by rank and step", ("rank", *steps), rows, numbers=len(steps))
-    content = [
-        tag("h3", text(name)),
-        tag("div", f"<span>rank {text(ranks[0])} on top</span>", class_="ends") if len(ranks) > 1 else "",
-        svg_pictures.heat_map(part, ranks, steps),
-        tag(
-            "div",
-            f"<span>step {text(steps[0])}</span><span>step {text(steps[-1])}</span>",
-            class_="ends",
-        ),
-        paragraph(most, "now"),
-        unfolding("As a table", cells.replace("<table>", '<table class="cells">', 1), subject=name),
-        see(part["command"], "The largest cell"),
-    ]
-    return tag("div", "".join(content), class_="map")
+    caption = f"{title}; mean over {count_noun(group['steps_count'], 'step')} of its ranks, and its bounds"
+    listed = unfolding("Its ranks", paragraph(group["ranks"]), subject=title)
+    shown = table(caption, ("time", "share", "a step", "at least", "at most"), rows, numbers=4)
+    return shown + (listed if len(group["ranks"]) > _RANKS_WIDTH else "")

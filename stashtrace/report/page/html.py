@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import zip_longest
 from typing import Any
 
 from stashtrace.schema.stall_kinds import COLUMNS, STALL_KINDS
@@ -21,6 +22,8 @@ from stashtrace.visible import finite, visible_line
 
 #: A cell with a longer text is a sentence, and has room for it.
 _LONG = 40
+#: A cell with a text as short as a number with its unit is never broken.
+_SHORT = 12
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|[mnu]?s\b|[KMGT]?B\b)")
 _POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
@@ -114,6 +117,11 @@ def unfolding(summary: str, *content: str, subject: str = "", class_: str | None
     return tag("details", tag("summary", told) + "".join(filter(None, content)), class_=class_)
 
 
+def side_by_side(*foldings: str) -> str:
+    """Return elements that open on click in one line; an open one takes a line of its own."""
+    return tag("div", "".join(filter(None, foldings)), class_="folds") if any(foldings) else ""
+
+
 def how(subject: str, *sentences: str, content: str = "", command: str = "") -> str:
     """Return how the numbers of ``subject`` are known: method, bounds, and the command that prints their rows."""
     rows = [paragraph("It prints the rows that these numbers come from:"), code_line(command)] if command else []
@@ -137,26 +145,41 @@ def see(command: str, what: str = "On the timeline") -> str:
 
 
 def table(
-    caption: str, head: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: int = 0, sortable: bool = False
+    caption: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    numbers: int = 0,
+    sortable: bool = False,
+    ids: Sequence[str] = (),
+    wraps: bool = False,
 ) -> str:
     """Return a table of plain texts whose first column names the rows.
 
     ``head``: titles of the columns. ``rows``: a cell is a text, or a pair of a text and the number by which it is
     sorted. ``numbers``: so many columns at the end are numbers, which stand to the right. ``sortable``: whether the
-    script may add buttons that sort.
+    script may add buttons that sort. ``ids``: anchors of the rows. ``wraps``: cells break their lines
+    instead of making the table wide, and in a narrow window each row is a list of titles and cells.
     """
     first_number = len(head) - numbers
     titles = "".join(
         tag("th", text(name), scope="col", class_="n" if at >= first_number else None) for at, name in enumerate(head)
     )
     lines = "".join(
-        "<tr>" + "".join(_cell(cell, at, at >= first_number) for at, cell in enumerate(row)) + "</tr>\n" for row in rows
+        tag(
+            "tr",
+            "".join(_cell(cell, at, at >= first_number, head[at] if wraps else None) for at, cell in enumerate(row)),
+            id=name,
+        )
+        + "\n"
+        for row, name in zip_longest(rows, ids)
     )
     whole = f"{tag('caption', text(caption))}<thead><tr>{titles}</tr></thead><tbody>\n{lines}</tbody>"
+    classes = " ".join(filter(None, ("sortable" if sortable else "", "wraps" if wraps else ""))) or None
     # A wide table scrolls by itself; the focus lets a keyboard scroll it.
     return tag(
         "div",
-        tag("table", whole, class_="sortable" if sortable else None),
+        tag("table", whole, class_=classes),
         class_="scroll",
         tabindex="0",
         role="group",
@@ -164,13 +187,13 @@ def table(
     )
 
 
-def _cell(cell: object, at: int, is_number: bool) -> str:
+def _cell(cell: object, at: int, is_number: bool, title: str | None) -> str:
     shown, key = cell if isinstance(cell, tuple) else (cell, None)
     sort_key = None if key is None else str(key)
-    class_ = "n" if is_number and at else "long" if len(str(shown)) > _LONG else None
-    if at == 0:
-        return tag("th", text(shown), scope="row", class_=class_, data_key=sort_key)
-    return tag("td", text(shown), class_=class_, data_key=sort_key)
+    size = len(str(shown))
+    class_ = "n" if is_number and at else "long" if size > _LONG else "short" if title and size <= _SHORT else None
+    name, scope = ("th", "row") if at == 0 else ("td", None)
+    return tag(name, text(shown), scope=scope, class_=class_, data_key=sort_key, data_title=title)
 
 
 def embedded_json(document: Any) -> str:

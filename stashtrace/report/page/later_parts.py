@@ -22,7 +22,7 @@ def waits_part(facts: dict[str, Any]) -> list[str]:
             " drawn."
         )
     ]
-    content += [_cut_out(cut) for cut in waits["cut_outs"]]
+    content += [_cut_out(cut, f"wait-{at}") for at, cut in enumerate(waits["cut_outs"])]
     if waits["listed"]:
         rows = [
             (
@@ -57,7 +57,7 @@ def waits_part(facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _cut_out(cut: dict[str, Any]) -> str:
+def _cut_out(cut: dict[str, Any], name: str) -> str:
     kinds = list(dict.fromkeys(piece["kind"] for lane in cut["lanes"] for piece in lane["pieces"]))
     rows = [
         (lane["label"], svg_pictures.piece_text(piece), duration_text(piece["begin_ns"]), duration_text(_length(piece)))
@@ -76,7 +76,7 @@ def _cut_out(cut: dict[str, Any]) -> str:
         ),
         see(cut["command"]),
     ]
-    return tag("div", "".join(content), class_="wait")
+    return tag("div", "".join(content), class_="wait", id=name)
 
 
 def _length(piece: dict[str, Any]) -> int:
@@ -108,12 +108,12 @@ def slow_part(facts: dict[str, Any]) -> list[str]:
         )
         for row in slow["listed"]
     ]
-    head = ("step", "what is longer", "length", "longer by")
+    head, ids = ("step", "what is longer", "length", "longer by"), [f"slow-{row['step']}" for row in slow["listed"]]
     which = "The costliest slow steps" if slow["slow_count"] > len(rows) else "Slow steps, the costliest first"
     commands = [tag("li", f"step {row['step']}: {tag('code', text(row['command']))}") for row in slow["listed"]]
     return [
         paragraph(slow_lead(slow)),
-        table(f"{which}, and what is longer in them", head, rows, numbers=2, sortable=True),
+        table(f"{which}, and what is longer in them", head, rows, numbers=2, sortable=True, ids=ids),
         unfolding("On the timeline", tag("ul", "".join(commands)), subject="slow steps"),
         known,
     ]
@@ -131,6 +131,8 @@ def slow_lead(slow: dict[str, Any]) -> str:
 
 def links_part(facts: dict[str, Any]) -> list[str]:
     links = facts["links"]
+    if links["missing"] and facts["ranks_count"] <= 1:
+        return []  # a rank alone moves nothing
     if links["missing"]:
         return [paragraph(f"{sentence(links['missing'])} {sentence(links['hint'])}")]
     calibrated = any(row["efficiency_ratio"] >= 0 for row in links["transfers"])

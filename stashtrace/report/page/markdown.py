@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from stashtrace.analysis.findings.claim_rows import NOT_SAID
 from stashtrace.analysis.lines.place_times import STEP
 from stashtrace.errors import guarded
 from stashtrace.report.budget_groups import percents
-from stashtrace.report.page.first_parts import group_title
+from stashtrace.report.page.first_parts import causes_in, claim_sentences, group_title
 from stashtrace.report.page.later_parts import slow_lead
 from stashtrace.report.page.page_words import REPLAYED, claims_of, finding_how, method_text, title_around
 from stashtrace.schema.stall_kinds import COLUMN_LABELS, KIND_LABELS, WORKER_KINDS
@@ -30,8 +31,8 @@ def markdown(facts: dict[str, Any]) -> str:
     parts: dict[str, Callable[[], list[str]]] = {
         "the title": lambda: ["## " + code(facts["path"]).join(title_around(facts))],
         "how the job ended": lambda: _ending(facts),
-        "the verdict": lambda: [] if facts["ending"] else [plain(facts["verdict"])],
-        "the headline": lambda: [plain(", ".join(facts["headline"])), *map(plain, facts["not_said"])],
+        "the headline": lambda: [said(", ".join(facts["headline"])), *map(said, facts["not_said"])],
+        "what puts it in doubt": lambda: [f"**{said(line)}**" for line in facts["warnings"]],
         "what slows it down": lambda: _verdicts(facts),
         "the budget": lambda: _budget(facts["budget"], facts["commands"]["budget"]),
         "the costliest lines": lambda: _lines(facts),
@@ -50,10 +51,28 @@ def plain(value: object) -> str:
     return markdown_text(str(value))
 
 
+def said(value: object) -> str:
+    """Return a sentence as Markdown, in which what stands between backticks is code."""
+    parts = str(value).split("`")
+    if len(parts) % 2 == 0:  # a backtick without its other one is a part of a name
+        return plain(value)
+    return "".join(code(part) if at % 2 else plain(part) for at, part in enumerate(parts))
+
+
+def _cell(value: object) -> str:
+    """Return a sentence as a cell of a table: a bar would end it even in code."""
+    return re.sub(r"(?<!\\)\|", r"\\|", said(value))
+
+
+def _claim(text: str, below: Sequence[str], *, strong: bool = False) -> list[str]:
+    """Return a claim as an item of a list, and below it what is known of it."""
+    return [f"- **{said(text)}**" if strong else f"- {said(text)}", *(f"  - {said(one)}" for one in below if one)]
+
+
 def _table(head: Sequence[str], rows: Sequence[Sequence[object]], numbers: int) -> str:
     first = len(head) - numbers
     line = "|" + "|".join("---" if at < first else "---:" for at in range(len(head))) + "|"
-    lines = ["| " + " | ".join(plain(cell) for cell in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
     return "\n".join(["| " + " | ".join(head) + " |", line, *lines])
 
 
@@ -64,32 +83,29 @@ def _fold(summary: str, content: str) -> str:
 def _ending(facts: dict[str, Any]) -> list[str]:
     lines = []
     for claim in facts["ending"]:
-        lines.append(f"**{plain(claim['text'])}**")
-        lines += [f"- {plain(sentence)}" for sentence in claim["evidence_text"]]
+        lines += _claim(claim["text"], claim["evidence_text"], strong=True)
     return ["\n".join(lines)] if lines else []
 
 
 def _verdicts(facts: dict[str, Any]) -> list[str]:
     verdicts = claims_of(facts, "verdict")
-    causes = [one for one in facts["do_first"] if not one["reason"]]
+    causes = causes_in(facts)
     lines = []
     for one in causes:
-        lines.append(f"- **{plain(one['what'])}**")
-        lines += [f"  - {plain(said)}" for said in (one["who_waits"], one["saving"]) if said]
+        lines += _claim(one["what"], (one["saving"], one["who_waits"], *one["details"]), strong=True)
     shown = [] if causes else verdicts[:_OPEN]
     for each in shown:
-        lines.append(f"- **{plain(each['text'])}**")
-        lines += [f"  - {plain(said)}" for said in each["evidence_text"]]
+        lines += _claim(each["text"], each["evidence_text"], strong=True)
     if len(verdicts) > len(shown):
         which = "more" if causes else "smaller"
         lines.append(f"- {len(verdicts) - len(shown)} {which}: {code(facts['commands']['findings'])}")
-    lines += [f"- causes: {plain(one['text'])}" for one in facts["do_first"] if one["reason"]]
-    beside = claims_of(facts, "time", "files", "machine", "beside")
-    for each in beside:
-        lines += [f"- {plain(said)}" for said in ([each["text"]] if each["text"] else []) + each["evidence_text"]]
+    lines += [f"- causes: {said(one['text'])}" for one in facts["do_first"] if one["reason"]]
+    for each in claims_of(facts, "time", "files", "machine", "beside"):
+        first, *rest = claim_sentences(each)
+        lines += _claim(first, rest)
     known = [f"- {plain(REPLAYED)}: {code(facts['commands']['causes'])}"] if causes else []
     known += [
-        f"- {plain(each['text'])}: {plain(' '.join(finding_how(each, facts['budget']['steps_counts'])))}"
+        f"- {said(each['text'])}: {plain(' '.join(finding_how(each, facts['budget']['steps_counts'])))}"
         for each in shown
     ]
     return ["\n".join(lines), _fold("How do you know?", "\n".join(known)) if known else ""]
@@ -97,7 +113,7 @@ def _verdicts(facts: dict[str, Any]) -> list[str]:
 
 def _budget(budget: dict[str, Any], command: str) -> list[str]:
     if budget["missing"]:
-        return [f"{plain(budget['missing'])}: {plain(budget['hint'])}"]
+        return [f"{said(budget['missing'])}: {said(budget['hint'])}"]
     groups = budget["groups"]
     shown = [
         at
@@ -153,7 +169,7 @@ def _waits(facts: dict[str, Any]) -> list[str]:
     waits = facts["waits"]
     if not waits or not waits["cut_outs"]:
         return []
-    lines = [f"- {plain(cut['text'])}  \n  {code(cut['command'])}" for cut in waits["cut_outs"][:_WAITS]]
+    lines = [f"- {said(cut['text'])}  \n  {code(cut['command'])}" for cut in waits["cut_outs"][:_WAITS]]
     return ["### The costliest waits", "\n".join(lines)]
 
 
@@ -185,7 +201,7 @@ def _links(facts: dict[str, Any]) -> list[str]:
 
 
 def _trust(facts: dict[str, Any]) -> list[str]:
-    lines = [f"- {plain(each['text'])}" for each in claims_of(facts, "trust", "loss") if each["kind"] != NOT_SAID]
+    lines = [f"- {said(each['text'])}" for each in claims_of(facts, "trust", "loss") if each["kind"] != NOT_SAID]
     return ["### How far to trust it", "\n".join(lines)] if lines else []
 
 

@@ -160,7 +160,17 @@ def claims_of(facts: dict[str, Any], *sections: str) -> list[dict[str, Any]]:
     return [finding for finding in facts["findings"] if finding["section"] in sections]
 
 
+def place_of_step(facts: dict[str, Any], step: int) -> str:
+    """Return the anchor of what made a step slow: the picture of a wait in it, else its row; empty if it has none."""
+    cut_outs = (facts["waits"] or {}).get("cut_outs", ())
+    drawn = next((f"wait-{at}" for at, cut in enumerate(cut_outs) if cut["step"] == step), "")
+    listed = any(row["step"] == step for row in (facts["slow"] or {}).get("listed", ()))
+    return drawn or (f"slow-{step}" if listed else "")
+
+
 def sentence(said: str) -> str:
-    """Return a phrase as a sentence."""
+    """Return a phrase as a sentence; a name of code at its begin keeps its letters."""
     said = said.strip()
-    return said and said[0].upper() + said[1:] + ("" if said.endswith((".", "?", "!")) else ".")
+    first = said.partition(" ")[0]
+    begin = said[:1] if {"_", "=", "("} & set(first) else said[:1].upper()
+    return said and begin + said[1:] + ("" if said.endswith((".", "?", "!")) else ".")

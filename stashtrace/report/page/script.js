@@ -1,5 +1,5 @@
 "use strict";
-// The page is whole without this: it adds buttons that sort tables, and the value of a heat map under the pointer.
+// The page is whole without this: it adds buttons that sort tables, and what is under the pointer in maps and the curve.
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
@@ -22,13 +22,13 @@ for (const table of document.querySelectorAll("table.sortable")) {
   });
 }
 const facts = JSON.parse(document.getElementById("facts").textContent);
+const at = (place, size, count) => Math.min(Math.max(Math.floor((place / size) * count), 0), count - 1);
 for (const map of document.querySelectorAll("svg.heat")) {
   const part = facts.heat.kinds.find((kind) => kind.kind === map.dataset.kind);
-  const now = map.parentElement.querySelector(".now");
+  const now = map.closest(".map").querySelector(".now");
   const empty = now.textContent;
   map.addEventListener("pointermove", (event) => {
     const box = map.getBoundingClientRect();
-    const at = (place, size, count) => Math.min(Math.max(Math.floor((place / size) * count), 0), count - 1);
     const row = at(event.clientY - box.top, box.height, facts.heat.ranks.length);
     const column = at(event.clientX - box.left, box.width, facts.heat.steps.length);
     const value = part.permille[row][column];
@@ -36,4 +36,18 @@ for (const map of document.querySelectorAll("svg.heat")) {
     now.textContent = `rank ${facts.heat.ranks[row]}, step ${facts.heat.steps[column]}: ${share}`;
   });
   map.addEventListener("pointerleave", () => { now.textContent = empty; });
+}
+const curve = document.querySelector(".curve");
+if (curve) {
+  const now = curve.parentElement.querySelector(".now");
+  const known = facts.curve;
+  const ms = (ns) => Number((ns / 1e6).toPrecision(3)) + " ms";
+  curve.addEventListener("pointermove", (event) => {
+    const box = curve.getBoundingClientRect();
+    const cell = at(event.clientX - box.left, box.width, known.mean_ns.length);
+    const range = known.low_ns[cell] < known.high_ns[cell] ? ` (${ms(known.low_ns[cell])} to ${ms(known.high_ns[cell])})` : "";
+    const from = known.steps_per_cell > 1 ? "steps from " : "step ";
+    now.textContent = `${from}${known.first_steps[cell]}: ${ms(known.mean_ns[cell])}${range}`;
+  });
+  curve.addEventListener("pointerleave", () => { now.textContent = ""; });
 }

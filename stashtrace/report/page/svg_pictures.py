@@ -20,6 +20,12 @@ _LANE, _TITLE, _BAR, _SCALE = 46, 17, 20, 22
 #: A heat map is so high, and its rows at most so high each.
 _HEAT_HEIGHT, _HEAT_ROW = 160, 24
 _NAME_WIDTH = 44
+#: Heights of the step time in pixels and in units of its paths.
+_CURVE_HEIGHT, _CURVE_UNITS = 100, 200
+#: Longer steps than so many times the usual are cut off, unless they are more than the rest of this part.
+_CURVE_USUALS, _CURVE_KEPT = 4, 0.95
+#: The upper edge of the step time by the longest step drawn: room for its mark and for the scale.
+_CURVE_ROOM = 1.25
 #: What the first words of a lane's title say of its role.
 _ROLES = {
     "file": "",
@@ -50,6 +56,60 @@ def budget_bar(columns: list[dict[str, Any]], shares: list[str], label: str) -> 
     return tag(
         "svg", "".join(parts), class_="bar", width="100%", height="22", role="img", aria_label=f"{label}: {told}"
     )
+
+
+def gain_bar(column: str, before: float, after: float, label: str) -> str:
+    """Return the bar of a step with what the removal of a cause saves; ``before`` and ``after`` are parts of the step.
+
+    ``column``: of the budget, or empty.
+    """
+    left, width = _percent(after, 1), _percent(before - after, 1)
+    saved = f'<rect class="k-{column or "cause"}" x="{left}" width="{width}" height="14"/>'
+    drawn = f'<rect class="ground" width="100%" height="14"/><rect class="left" width="{left}" height="14"/>'
+    return tag("svg", drawn + saved, class_="saves", width="100%", height="14", role="img", aria_label=label)
+
+
+def curve_top(curve: dict[str, Any]) -> int:
+    """Return the step time at the upper edge of its picture, ns."""
+    usual_ns = int(sorted(curve["mean_ns"])[len(curve["mean_ns"]) // 2])
+    longest = sorted(curve["high_ns"])
+    kept_ns = max(_CURVE_USUALS * usual_ns, int(longest[int(_CURVE_KEPT * (len(longest) - 1))]))
+    return max(round(_CURVE_ROOM * min(int(longest[-1]), kept_ns)), 1)
+
+
+def step_curve(curve: dict[str, Any]) -> str:
+    """Return the picture of the step time: the range of the ranks as a band, their mean as a line."""
+    top_ns, count = curve_top(curve), len(curve["mean_ns"])
+
+    def heights(name: str) -> list[int]:
+        return [round(_CURVE_UNITS * (1 - min(ns / top_ns, 1))) for ns in curve[name]]
+
+    low, mean, high = (heights(name) for name in ("low_ns", "mean_ns", "high_ns"))
+    back = f"V{low[-1]}{_stairs(low[::-1], -1)}z"
+    paths = f'<path class="band" d="M0 {high[0]}{_stairs(high, 1)}{back}"/>' if low != high else ""
+    paths += f'<path class="line" d="M0 {mean[0]}{_stairs(mean, 1)}"/>'
+    label = (
+        f"Step time of {curve['steps_count']:,} steps, {curve['first_steps'][0]} to {curve['last_step']}, on a scale"
+        f" from 0 to {duration_text(top_ns)}: mean {duration_text(curve['whole_mean_ns'])}, shortest"
+        f" {duration_text(min(curve['low_ns']))}, longest {duration_text(max(curve['high_ns']))};"
+        f" {curve['slow_count']:,} slow"
+    )
+    drawn = (
+        f'<svg width="100%" height="100%" viewBox="0 0 {count} {_CURVE_UNITS}" preserveAspectRatio="none"'
+        f' x="0" aria-hidden="true">{paths}</svg>'
+    )
+    scale = tag("text", text(duration_text(top_ns)), class_="scale", x="2", y="12")
+    scale += tag("text", "0", class_="scale", x="2", y=str(_CURVE_HEIGHT - 4))
+    return tag("svg", drawn + scale, width="100%", height=str(_CURVE_HEIGHT), role="img", aria_label=label)
+
+
+def _stairs(heights: list[int], way: int) -> str:
+    """Return a path over cells of one unit, from the height of the first; ``way``: 1 to the right, -1 to the left."""
+    parts, at = [], heights[0]
+    for height, cells in groupby(heights):
+        parts.append((f"v{height - at}" if height != at else "") + f"h{way * len(list(cells))}")
+        at = height
+    return "".join(parts)
 
 
 def heat_map(part: dict[str, Any], ranks: list[str], steps: list[str]) -> str:

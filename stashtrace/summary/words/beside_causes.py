@@ -43,7 +43,7 @@ def details_of(row: Row, found: Sequence[Finding]) -> list[str]:
         ]
     if row["kind"] == "handoff":  # the making of a batch says nothing of how it is handed over
         return []
-    column = _column(row)
+    column = column_of_cause(row)
     for finding in _about(row, found):
         if finding.row["kind"] == column:
             doubt = may_be_waiting(finding) if column == "link" else ""
@@ -65,14 +65,15 @@ def steps_of(row: Row, found: Sequence[Finding]) -> str:
     return next((steps_of_time(one, amounts=False) for one in fewer), "")
 
 
-def _column(row: Row) -> str:
+def column_of_cause(row: Row) -> str:
+    """Return the column of the budget that the time of a cause is part of; empty if it is of none alone."""
     return "link" if row["where"] == "link" else _COLUMN_OF.get(row["kind"], COLUMN_OF.get(row["kind"], ""))
 
 
 def _about(row: Row, found: Sequence[Finding]) -> Iterator[Finding]:
     """Yield the findings about the same time: of its column and ranks, or about waits for one of these."""
     ranks = {int(rank) for rank in row["ranks"].split(",") if rank}
-    column = _column(row)
+    column = column_of_cause(row)
     for finding in found:
         own = finding.row["kind"] == column and (not ranks or finding.row["rank"] in ranks)
         if own or (finding.row["kind"] == "late" and finding.row["cause_rank"] in ranks):

@@ -180,7 +180,7 @@ def _what(row: Row, *, short: bool = False) -> str:
         waited = f", waited for{where.removeprefix(',')}" if where else ""
         return f"{what} take {''.join(_amount(row))}{moved}{needless}{waited}"
     if _computes(row):
-        return f"compute bound: {''.join(_amount(row))}{where}"
+        return f"compute bound: {''.join(_amount(row))}{_in_backward(row)}{where}"
     several = not row["ranks"] or len(row["ranks"].split(",")) > 1
     who = _ranks(row["ranks"]) if row["ranks"] else "all ranks"
     if row["where"] == "worker":
@@ -192,7 +192,9 @@ def _what(row: Row, *, short: bool = False) -> str:
     if not row["kind"] and row["level"] == "half":
         does = f"({'they make' if several else 'it makes'} no steps) {does}"
     if row["file"]:
-        does = f"{_on_file(row['file_call'], several)} {_files(row)}"
+        # Calls that do not block find their data in memory.
+        cached = " (already in memory)" if row["kind"] == "python" and "read" in row["file_call"] else ""
+        does = f"{_on_file(row['file_call'], several)} {_files(row)}{cached}"
     than = _THAN.get(row["level"], "") if row["ranks"] or row["level"] != "even" else _UNEVENLY
     amount, when = _amount(row, short=short)
     if row["thread"] and where:
@@ -200,6 +202,16 @@ def _what(row: Row, *, short: bool = False) -> str:
     elif when and where and not where.startswith(","):
         where = f",{where}"
     return f"{who} {does} {amount}{than}{when}{where}"
+
+
+def _in_backward(row: Row) -> str:
+    """Return which part of a computation backward passes are; what is said behind it is then about the rest."""
+    if row["backward_ratio"] <= 0:
+        return ""
+    rest = (
+        "; of the rest" if row["place"] and row["place_ratio"] <= _NEARLY_ALL else "; the rest" if row["place"] else ""
+    )
+    return f", {percent_text(row['backward_ratio'])} of it in backward passes{rest}"
 
 
 def _is_python(row: Row) -> bool:
@@ -233,7 +245,7 @@ def _a_step(row: Row) -> str:
 def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
     """Return how long it is, of a step; of what comes in few steps, how long in one of these, and in which."""
     several = not row["ranks"] or "," in row["ranks"]
-    upto = "up to " if several and row["where"] != "link" and not short else ""
+    upto = "up to " if several and row["where"] != "link" else ""
     event = upto + duration_text(row["event_ns"])
     if row["level"] != "half" and row["every_count"] > 1:
         return event, f" in every {_ordinal(row['every_count'])} step"
@@ -258,12 +270,8 @@ def _waits(row: Row) -> str:
     inside = _operation(row["waiting_op"])
     where = f" in {inside}" if inside else ""
     through = f", through {_ranks(row['through_ranks'])}" if row["through_ranks"] else ""
-    upto = "up to " if several else ""
-    amount = (
-        f"; without it {upto}{duration_text(row['waiting_ns'])}{_a_step(row)} less" if row["waiting_ns"] > 0 else ""
-    )
     whom = "them" if "," in row["ranks"] else "it"
-    return f"{_ranks(row['waiting_ranks'])} wait{'' if several else 's'} for {whom}{where}{through}{amount}"
+    return f"{_ranks(row['waiting_ranks'])} wait{'' if several else 's'} for {whom}{where}{through}"
 
 
 def _saving(row: Row, path: str) -> str:
@@ -272,6 +280,9 @@ def _saving(row: Row, path: str) -> str:
         most = f"{duration_text(row['saved_high_ns'])}{_a_step(row)} ({percent_text(row['high_ratio'])})"
         return f"{_do(row)}: saves at most {most}"
     share = percent_text(row["saved_ns"] / row["step_ns"]) if row["step_ns"] > 0 else ""
+    if row["steps_count"] == 1 and row["of_steps_count"] > 1:
+        saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} of this run ({share})"
+        return f"{_do(row)}: saves {saved}; of another run only if it comes again"
     least, most = (duration_text(row[name]) for name in ("saved_low_ns", "saved_high_ns"))
     another = f"{range_text(least, most)} in another run" if row["saved_low_ns"] > 0 else f"up to {most} in another run"
     command = f"; `stashtrace whatif {path} {row['change']}`" if row["change"] else ""
@@ -309,7 +320,9 @@ def _place(row: Row) -> str:
 
 def _operation(name: str) -> str:
     """Return an operation as people write it; a send is one with its receive."""
-    return "sends and receives" if name in ("send", "recv") else name.replace("_", "-")
+    if name in ("send", "receive"):
+        return "sends and receives"
+    return "" if name == "other" else name.replace("_", "-")
 
 
 def _ranks(ranks: str) -> str:
@@ -330,7 +343,9 @@ def _of_setting(row: Row) -> str:
     wait = f"{duration_text(row['work_ns'])} a step"
     if row["step_ns"] > 0:
         wait += f" ({percent_text(row['work_ns'] / row['step_ns'])})"
-    wait = f"{_ranks(row['ranks'])} waits {wait}" if row["ranks"] else f"all ranks wait up to {wait}"
+    several = not row["ranks"] or "," in row["ranks"]
+    who = _ranks(row["ranks"]) if row["ranks"] else "all ranks"
+    wait = f"{who} {'wait up to' if several else 'waits'} {wait}"
     quantity = row["change"].partition("=")[0]
     if quantity == "workers":
         makers = count_noun(row["present_count"], "worker") if row["present_count"] else "the loop itself"

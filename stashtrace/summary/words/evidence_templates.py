@@ -52,6 +52,7 @@ BLOCKED_WORDS = {
     "socket": "in calls of sockets (recv, send, connect)",
     "pipe": "in calls of pipes",
     "io": "in calls of devices",
+    "cpu": "waiting for a CPU",
 }
 #: Call that blocks -> who ends the wait; empty where nobody in particular does.
 _ENDS_IT = {
@@ -62,6 +63,7 @@ _ENDS_IT = {
     "socket": "the process at the other end of the connection keeps it waiting",
     "pipe": "the process at the other end of the pipe keeps it waiting",
     "io": "",
+    "cpu": "",
 }
 PART_WORDS = {
     "cpu": "on the CPU (decoding, transforming, collating)",

@@ -92,6 +92,14 @@ def test_what_ranks_say_differently(trace: Trace) -> None:
     assert (facts["torch"], facts["device"]) == ("2.12.0 and 2.13.0", "A100 and H200")
 
 
+def test_workers_of_each_epoch_are_those_of_one_loader(trace: Trace) -> None:
+    """A loader that starts its workers again with each of three epochs has 3, not 9."""
+    processes = trace.processes
+    workers = processes.take(processes["role_code"] == ProcessRole.WORKER)
+    again = [workers.replace(process_id=workers["process_id"] + 1000 * epoch) for epoch in (1, 2)]
+    assert job_facts(trace.replace(processes=Table.concat(TABLES["processes"], [processes, *again])))["workers"] == 3
+
+
 def test_what_nobody_says(trace: Trace) -> None:
     facts = job_facts(told(trace, {}, {}, {}))
     assert (facts["ranks"], facts["hosts"], facts["workers"]) == (2, 1, 3)

@@ -52,6 +52,7 @@ def test_known_numbers(form: str) -> None:
     assert value("caused_wait_seconds_total", rank="1") == 0.75
     assert value("caused_wait_seconds_total", rank="0") == 0
     assert value("last_step_timestamp_seconds", rank="0") == 1_700_000_009
+    assert value("last_look_timestamp_seconds") == made_up_state().updated_realtime_ns / S
     assert (value("stuck", rank="0"), value("stuck", rank="1")) == (0, 1)
     assert value("lost_records_total") == 3
     assert value("own_cpu_seconds_total", part="follower") == 2.5
@@ -102,7 +103,7 @@ def test_a_rank_without_a_step_is_there() -> None:
     state.ranks, state.gpus = {}, {}
     samples = read_samples(state)
     assert samples["stashtrace_stuck", (("rank", "1"),)] == 1
-    assert not [name for name, _ in samples if name.startswith(("stashtrace_steps", "stashtrace_last"))]
+    assert not [name for name, _ in samples if name.startswith(("stashtrace_steps", "stashtrace_last_step"))]
 
 
 def test_a_job_that_is_stuck_on_an_unknown_rank_sets_all() -> None:
@@ -118,7 +119,8 @@ def test_sums_of_an_ended_job_stay_and_what_is_true_now_goes() -> None:
     state.ended = True
     names = {name for name, _ in read_samples(state)}
     assert {"stashtrace_steps_total", "stashtrace_stall_seconds_total", "stashtrace_step_seconds_sum"} <= names
-    assert not names & {"stashtrace_stuck", "stashtrace_last_step_timestamp_seconds", "stashtrace_rank_info"}
+    running = {"stuck", "last_step_timestamp_seconds", "last_look_timestamp_seconds", "rank_info"}
+    assert not names & {f"stashtrace_{name}" for name in running}
 
 
 def test_an_end_that_is_not_known_is_left_out() -> None:

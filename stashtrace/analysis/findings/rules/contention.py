@@ -17,8 +17,11 @@ from stashtrace.analysis.findings.batch_making import OTHERS_RATIO
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
+from stashtrace.analysis.stalls.cpu_waits import cpu_waits
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import HostCpu, thread_demand
 from stashtrace.analysis.steps.epochs import workers_count
+from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import run_facts
@@ -46,14 +49,12 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
     if not crowded:
         return []
     worst = max(crowded.values(), key=lambda rank: rank.contention_ratio)
-    in_loop = worst.per_step_ns("python") > POLICY.contention_noted_ratio * worst.step_ns
-    columns = ["compute", *(["host"] if in_loop else []), *(["link"] if facts.ranks_count > 1 else [])]
-    counted_as = " or ".join(filter(None, (", ".join(columns[:-1]), columns[-1])))
+    counted_as = _counted_as(facts, worst)
     one = len(crowded) == 1
     whose = "rank {rank}'s step thread" if one else "the step threads of ranks {ranks}"
     said = (
         f"CPU contention: {whose} waited for a CPU for {'' if one else 'up to '}{{share_ratio:percent}} of the step"
-        " (counted as {counted_as})"
+        f"{' (counted as {counted_as})' if counted_as else ''}"
     )
     own = Facts(ranks=ranks_text(sorted(crowded)), rank=worst.rank, items_count=len(crowded))
     own |= Facts(share_ratio=worst.contention_ratio, counted_as=counted_as)
@@ -62,6 +63,18 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
     rows = [fact("counted_as", "", "hidden", counted_as=counted_as), *_reasons(facts, worst)]
     advice = next((row.code for row in rows if row.code in _CAUSES), "")
     return [claim("verdict", "contention", said, rows, cause_kind=_CAUSES.get(advice, ""), advice_code=advice, **own)]
+
+
+def _counted_as(facts: RunFacts, rank: RankFacts) -> str:
+    """Return the columns of the budget that hold most of these waits of a rank, the longest first."""
+    index = TraceIndex(facts.trace)
+    for thread, steps in ranks_and_steps(index.origin, facts.tables["steps"]):
+        if thread.rank == rank.rank:
+            waits = cpu_waits(index, thread, steps)
+            least_ns = POLICY.contention_part_ratio * sum(waits.values())
+            columns = sorted((name for name in waits if waits[name] > least_ns), key=lambda name: -waits[name])
+            return " and ".join(filter(None, (", ".join(columns[:-1]), *columns[-1:])))
+    return ""
 
 
 #: Code of evidence -> what holds the CPUs.

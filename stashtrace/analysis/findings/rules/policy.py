@@ -14,6 +14,8 @@ class Policy:
     #: job, and from the second on no other figure of the step means much.
     contention_noted_ratio: float = 0.05
     contention_verdict_ratio: float = 0.2
+    #: A column of the budget with less of these waits than this is not named beside the others.
+    contention_part_ratio: float = 0.1
     #: A thread that could run for less of the time only starts others, or waits for them.
     busy_thread_ratio: float = 0.1
     #: Workers that are fewer of the threads that could run are not why the others wait.

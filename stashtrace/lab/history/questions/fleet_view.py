@@ -14,7 +14,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64
 from stashtrace.lab.history.energy import OUTSIDE
-from stashtrace.lab.history.run_totals import CAUSES, RunTotals
+from stashtrace.lab.history.run_totals import CAUSES, RunTotals, typical_steps
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.groupby import GroupBy
@@ -47,7 +47,7 @@ def fleet_view(totals: RunTotals, by: str = "job") -> Table:
     """Return the fleet by one of :data:`BY`."""
     runs, names, weights = _groups(totals, by)
     shares = _columns(totals)
-    typical = _typical_steps(totals)
+    typical = typical_steps(totals)
     rows = []
     for name, own in GroupBy(names).items():
         mine, part = runs[own], weights[own]
@@ -97,13 +97,3 @@ def _columns(totals: RunTotals) -> np.ndarray:
     groups = [*COLUMNS.values(), (OUTSIDE,)]
     places = {name: at for at, name in enumerate(CAUSES)}
     return np.stack([totals.shares[:, [places[kind] for kind in kinds]].sum(axis=1) for kinds in groups], axis=1)
-
-
-def _typical_steps(totals: RunTotals) -> np.ndarray:
-    """Return for each run the median step of the runs of its job; 0 without steps."""
-    out = np.zeros(len(totals.history))
-    for rows in GroupBy(totals.series):
-        steps = totals.step_ns[rows]
-        if (steps > 0).any():
-            out[rows] = np.median(steps[steps > 0])
-    return out
