@@ -1,7 +1,8 @@
 """Tables on stdout: aligned text for people, JSON and CSV for scripts.
 
 JSON and CSV hold the columns as documented, times in integer ns; a text behind a string code is written
-under the name without ``_code``. The aligned form rounds times and bytes to what a person compares.
+under the name without ``_code``. The aligned form rounds times and bytes to what a person compares, and names kinds
+of time in the words of the summary.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from stashtrace.schema.columns import Schema
+from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.text import align
@@ -32,6 +34,8 @@ _SHORTEST = 24
 NO_DETAILS: Mapping[str, int] = {}
 #: Columns whose name alone would mislead -> title of the aligned form.
 _TITLES = {"caused_wait_ns": "wait caused"}
+#: Columns with ids of kinds of time.
+_KINDS = ("kind", "rival_kind", "cause_kind")
 
 
 def named_rows(table: Table, strings: StringPool, extra: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
@@ -59,12 +63,13 @@ def write_rows(
     notes: TextIO | None = None,
     keep_all: bool = False,
     details: Mapping[str, int] = NO_DETAILS,
+    keep_ids: bool = False,
 ) -> None:
     """Write rows as ``table``, ``json`` or ``csv``.
 
     An aligned table leaves out columns to fit into ``width`` characters, if that is given; which ones is said in one
     line on ``notes`` (stderr). It also leaves out columns in which no row says anything, unless ``keep_all``: then
-    somebody asked for just these columns.
+    somebody asked for just these columns. With ``keep_ids`` it has the ids of kinds of time, as a query compares them.
     """
     if format_name == "json":
         # One row a line: a list that json.load takes and grep does too.
@@ -75,7 +80,7 @@ def write_rows(
         writer.writeheader()
         writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
     else:
-        text, left_out = align_rows(rows, columns, width, keep_all, details)
+        text, left_out = align_rows(rows, columns, width, keep_all, details, keep_ids)
         stream.write(text)
         if left_out:
             stream.flush()
@@ -90,6 +95,7 @@ def align_rows(
     width: int | None = None,
     keep_all: bool = False,
     details: Mapping[str, int] = NO_DETAILS,
+    keep_ids: bool = False,
 ) -> tuple[str, tuple[str, ...]]:
     """(text, columns that it leaves out to fit into ``width`` characters).
 
@@ -99,9 +105,10 @@ def align_rows(
     if not rows:
         return "no rows\n", ()
     titles = _titles(columns)
+    said = () if keep_ids else _KINDS
     parts = []
     for name, title in zip(columns, titles, strict=True):
-        cells = [visible_line(_cell(name, row[name])) for row in rows]
+        cells = [visible_line(_cell(name, words_of(row[name]) if name in said else row[name])) for row in rows]
         if keep_all or any(cell != "-" for cell in cells):
             right = any(isinstance(row[name], int | float) for row in rows)
             parts.append(_Part(name, right, [visible_line(title), *cells]))

@@ -9,7 +9,7 @@ import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.errors import MissingDataError
-from stashtrace.replay.changes import Change
+from stashtrace.replay.changes import Change, quantity_words
 from stashtrace.replay.scenario import Floats, Scenario, Unknowns
 from stashtrace.schema.kinds import StallKind
 
@@ -77,7 +77,7 @@ def require_time(graph: Graph, change: Change) -> None:
     known = [quantity for quantity in _NAMES if quantity not in absent]
     raise MissingDataError(
         f"{change}: no {_NAMES[change.quantity]} was recorded",
-        hint=f"times that this run has: {', '.join(known)}" if known else "",
+        hint=f"times that this run has: {', '.join(map(quantity_words, known))}" if known else "",
     )
 
 
@@ -123,7 +123,7 @@ def _factor(scenario: Scenario, change: Change, spent: Floats) -> float:
     """Return the factor of a time, of which each node took ``spent``."""
     if change.factor is not None:
         return change.factor
-    graph = scenario.graph
+    graph, words = scenario.graph, quantity_words(change.quantity)
     counted = graph.ends_counted if graph.ends_counted.any() else np.ones(len(graph.ends), dtype=bool)
     steps = np.isin(graph.step, graph.ends_step[counted]) & ~graph.is_batch
     batches = graph.is_batch & (spent > 0)
@@ -132,11 +132,11 @@ def _factor(scenario: Scenario, change: Change, spent: Floats) -> float:
     if present <= 0 and (graph.resource == Resource.DEVICE).any():
         raise MissingDataError(
             f"{change}: devices timed by events show waits, not the length of the work that causes them",
-            hint=f"{change.quantity}=x0.5, or 0",
+            hint=f"{words}=x0.5, or 0",
         )
     if present <= 0:
         raise MissingDataError(
-            f"{change}: the steps of this run have no {change.quantity}, so it cannot be set to {change.text}",
+            f"{change}: the steps of this run have no {words}, so it cannot be set to {change.text}",
             hint="only times that a run has can be changed",
         )
     return change.factor_from(present)

@@ -19,7 +19,7 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.calibration.fit_link import bytes_factor
 from stashtrace.calibration.robust_line import robust_line
 from stashtrace.errors import MissingDataError
-from stashtrace.replay.changes import Change
+from stashtrace.replay.changes import Change, quantity_words
 from stashtrace.replay.scenario import Bools, Floats, Scenario, counted_span
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, StallKind
@@ -80,7 +80,8 @@ def _set_latency_ns(graph: Graph, chosen: Bools, change: Change) -> Floats:
     """Return the latency of each chosen transfer with the changed latency of a hop, 0 for other nodes."""
     if graph.facts is None or change.amount is None:
         raise MissingDataError(
-            f"{change}: the number of hops of this run's transfers is unknown", hint=f"{change.quantity}=x0.5"
+            f"{change}: the number of hops of this run's transfers is unknown",
+            hint=f"{quantity_words(change.quantity)}=x0.5",
         )
     return np.where(chosen, change.amount * _hops(graph.facts.op, graph.facts.members), 0.0)
 
@@ -97,7 +98,7 @@ def _present_bits_per_s(scenario: Scenario, chosen: Bools, fixed: Floats, change
         if sized
         else "the bytes that the steps of this run moved over it are unknown"
     )
-    raise MissingDataError(f"{change}: {why}", hint=f"{change.quantity}=x2")
+    raise MissingDataError(f"{change}: {why}", hint=f"{quantity_words(change.quantity)}=x2")
 
 
 def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:

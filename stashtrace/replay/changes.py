@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from stashtrace.errors import UsageError
-from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS, nearest_word, word_text
+from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS, OPTION_WORDS, kinds_of_word, nearest_word, word_text
 
 #: Times; ``0`` takes one away.
 TIMES = (
@@ -72,15 +72,21 @@ class Change:
         ------
         UsageError
             For an unknown quantity, or a value that it cannot have.
+
+        Examples
+        --------
+        >>> Change.parse("in-host.bandwidth=x2").quantity, Change.parse("late=0").quantity
+        ('interconnect.bandwidth', 'straggler')
         """
-        quantity, equals, value = (part.strip() for part in text.partition("="))
+        typed, equals, value = (part.strip() for part in text.partition("="))
+        quantity = _quantity_of(typed)
         if equals and quantity == BUCKET:
             return cls(quantity, _size_mib(value))
         if not equals or quantity not in QUANTITIES:
-            known = f"quantities that can be changed: {', '.join((*QUANTITIES, BUCKET))}"
+            known = f"quantities that can be changed: {', '.join(map(quantity_words, (*QUANTITIES, BUCKET)))}"
             if not equals:
                 raise UsageError(f"{text!r} is not QUANTITY=VALUE, as in network.bandwidth=x2", hint=known)
-            raise UsageError(f"cannot change {quantity!r}", hint=_hint(quantity) or known)
+            raise UsageError(f"cannot change {typed!r}", hint=_hint(typed) or known)
         if quantity in WORDS:
             if value not in WORDS[quantity]:
                 raise UsageError(f"{quantity} cannot be {value or 'nothing'}", hint=" or ".join(WORDS[quantity]))
@@ -88,13 +94,13 @@ class Change:
         if value == "0" and quantity in TIMES:
             return cls(quantity, 0.0, None, value)
         if quantity in _EXCESS:
-            raise UsageError(f"{quantity}={value}: {_EXCESS[quantity]} can only be taken away", hint=f"{quantity}=0")
+            raise UsageError(f"{typed}={value}: {_EXCESS[quantity]} can only be taken away", hint=f"{typed}=0")
         number = re.fullmatch(r"x(\d+(?:\.\d*)?|\.\d+)", value)
         if number and 0 < float(number.group(1)) < math.inf:
             return cls(quantity, float(number.group(1)), None, value)
         amount = _amount(quantity, value)
         if amount is None:
-            raise UsageError(f"{quantity} cannot be {value or 'nothing'}", hint=f"as in {_RANGE[quantity]}")
+            raise UsageError(f"{typed} cannot be {value or 'nothing'}", hint=f"as in {_RANGE[quantity]}")
         return cls(quantity, None, amount, value)
 
     @classmethod
@@ -104,7 +110,7 @@ class Change:
         Examples
         --------
         >>> [str(change) for change in Change.parse_all("data=x0.5")]
-        ['fetch=x0.5', 'prep=x0.5']
+        ['storage=x0.5', 'prep=x0.5']
         """
         word, equals, value = (part.strip() for part in text.partition("="))
         column, dot, what = word.partition(".")
@@ -114,8 +120,8 @@ class Change:
         changes = tuple(cls.parse(f"{part}={value}") for part in parts)
         if len(parts) > 1 and any(change.amount is not None for change in changes) and not dot:
             raise UsageError(
-                f"{text}: {word} is the sum of {' and '.join(parts)}, so it takes a factor or 0",
-                hint=f"{word}=x0.5, or a time for one of them: {parts[0]}={value}",
+                f"{text}: {word} is the sum of {' and '.join(map(quantity_words, parts))}, so it takes a factor or 0",
+                hint=f"{word}=x0.5, or a time for one of them: {quantity_words(parts[0])}={value}",
             )
         return changes
 
@@ -126,12 +132,22 @@ class Change:
         assert self.amount is not None
         return self.amount / present
 
-    def __str__(self) -> str:
+    @property
+    def option(self) -> str:
+        """The change with the id of what it changes, for programs."""
+        return f"{self.quantity}={self._value}"
+
+    @property
+    def _value(self) -> str:
         if self.text:
-            return f"{self.quantity}={self.text}"
+            return self.text
         if self.quantity == BUCKET:
-            return f"{BUCKET}={self.factor:g}"
-        return f"{self.quantity}={'0' if self.factor == 0 else f'x{self.factor:g}'}"
+            return f"{self.factor:g}"
+        return "0" if self.factor == 0 else f"x{self.factor:g}"
+
+    def __str__(self) -> str:
+        """In the words of the summary; these can be typed too."""
+        return f"{quantity_words(self.quantity)}={self._value}"
 
 
 def of_cause(number: int) -> Change:
@@ -153,17 +169,37 @@ def example_of(word: str) -> str:
     >>> example_of("workers"), example_of("compression"), example_of("data"), example_of("luck")
     ('workers=8', 'compression=fp16', 'data=x0.5', '')
     """
-    if word in WORDS:
-        return f"{word}={WORDS[word][0]}"
-    if word in _EXCESS:
+    quantity = _quantity_of(word)
+    if quantity in WORDS:
+        return f"{word}={WORDS[quantity][0]}"
+    if quantity in _EXCESS:
         return f"{word}=0"
-    if word in COUNTS:
+    if quantity in COUNTS:
         return f"{word}=8"
-    if word == BUCKET:
+    if quantity == BUCKET:
         return f"{word}=50"
-    if word.endswith(".bandwidth"):
-        return f"{word}=x2" if word in LINKS else ""
-    return f"{word}=x0.5" if word in QUANTITIES or _changeable(word) else ""
+    if quantity.endswith(".bandwidth"):
+        return f"{word}=x2" if quantity in LINKS else ""
+    return f"{word}=x0.5" if quantity in QUANTITIES or _changeable(quantity) else ""
+
+
+def quantity_words(quantity: str) -> str:
+    """Return a quantity in the words that people read and type.
+
+    Examples
+    --------
+    >>> quantity_words("straggler"), quantity_words("interconnect.latency"), quantity_words("workers")
+    ('late', 'in-host.latency', 'workers')
+    """
+    name, dot, what = quantity.partition(".")
+    return f"{OPTION_WORDS.get(name, name)}{dot}{what}"
+
+
+def _quantity_of(typed: str) -> str:
+    """Return the quantity that a word stands for; the word itself if it is another, or stands for several."""
+    name, dot, what = typed.partition(".")
+    kinds = kinds_of_word(name)
+    return f"{kinds[0]}{dot}{what}" if len(kinds) == 1 else typed
 
 
 def _changeable(column: str, what: str = "") -> tuple[str, ...]:
@@ -175,11 +211,13 @@ def _changeable(column: str, what: str = "") -> tuple[str, ...]:
 def _hint(word: str) -> str:
     """Return what else to change for a word that is no quantity; empty if nothing is near."""
     known = (*QUANTITIES, BUCKET, *(column for column in COLUMNS if _changeable(column)))
-    column = word if word in COLUMNS else COLUMN_OF.get(word, "")
+    kinds = kinds_of_word(word)
+    column = COLUMN_OF[kinds[0]] if kinds else ""
     if column == "link":
         return f"of a link: {' or '.join(f'{word}.{what}' for what in _OF_A_LINK)}"
     if column and _changeable(column):
-        return f"of {column}, {' and '.join(_changeable(column))} can be changed: {column}=x0.5 changes them together"
+        parts = " and ".join(map(quantity_words, _changeable(column)))
+        return f"of {column}, {parts} can be changed: {column}=x0.5 changes them together"
     near = nearest_word(word, known)
     return f"did you mean {word_text(near)}?" if near else ""
 

@@ -36,6 +36,7 @@ from stashtrace.replay.scenario import Bools, Floats, Links, Scenario, Unknowns
 from stashtrace.replay.sharing import crowded_hosts, replayed, shared
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import words_of
 
 #: Changes are not predicted from a replay with a larger error, or with more time that no edge explains.
 MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
@@ -222,14 +223,14 @@ def _require_known(graph: Graph, change: Change) -> None:
     if isinstance(graph, PipelineGraph) and on_hosts:
         raise MissingDataError(
             f"{change}: only operations of the devices were recorded, nothing of their hosts",
-            hint="compute, straggler and the links of its transfers can be changed",
+            hint="compute, late and the links of its transfers can be changed",
         )
     link = change.quantity.partition(".")[0]
     if link in LINKS and not over_link(graph, link).any():
-        known = [name for name in LINKS if over_link(graph, name).any()]
+        words = [words_of(name) for name in LINKS if over_link(graph, name).any()]
         raise MissingDataError(
-            f"{change}: no transfer of this run is known to have used the {link}",
-            hint=f"its transfers count as {' and '.join(known)}" if known else "it has no transfers",
+            f"{change}: no transfer of this run is known to count as {words_of(link)}",
+            hint=f"its transfers count as {' and '.join(words)}" if words else "it has no transfers",
         )
     if change.quantity == "straggler":
         _require_peers(graph, change)

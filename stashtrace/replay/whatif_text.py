@@ -36,16 +36,6 @@ _WORTH_A_ROW, _WORTH_A_LINE = 0.005, 0.1
 _WIDTH = 79
 #: A smaller saving counts as none.
 _NOTHING = 0.0005
-_NAMES = {
-    "compute": "computes",
-    "data": "waits for batches",
-    "link": "waits for transfers",
-    "late": "waits for late ranks",
-    "copy": "waits for copies",
-    "save": "writes checkpoints",
-    "host": "waits for the host",
-    "other": "asleep or blocked",
-}
 
 
 def limit_lines(trace: Trace, graph: Graph) -> list[str]:
@@ -106,7 +96,7 @@ def whatif_lines(
         return [*lines, *_wrap(f"no change is predicted: {unreliable(run)}")]
     if not answers:
         return [*lines, "", "no single change would make a step shorter by 0.5 % or more"]
-    head = ("change", "step", "+/-", "saves", "largest stall then")
+    head = ("change", "step", "+/-", "saves of step", "largest part then")
     rows = [head, *(_cells(answer) for answer in answers)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
     lines.append("")
@@ -187,7 +177,7 @@ def _cells(answer: Answer) -> tuple[str, ...]:
     step = range_text(duration_text(answer.low_ns), duration_text(answer.high_ns))
     change = ", ".join(map(str, answer.changes))
     noise = percent_text(answer.noise_ns / max(answer.middle_ns, 1.0))
-    return change, step, noise, range_text(*saved), _NAMES[answer.bottleneck]
+    return change, step, noise, range_text(*saved), answer.bottleneck
 
 
 def _saving(ratio: float) -> str:

@@ -10,6 +10,7 @@ from stashtrace.analysis.compare.change import Side
 from stashtrace.analysis.compare.gate_verdict import Gate
 from stashtrace.analysis.lines.between_runs import lines_of_gate
 from stashtrace.analysis.lines.user_frames import place_of
+from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.table import Table
 from stashtrace.units import duration_text, range_text
 from stashtrace.visible import visible_line
@@ -57,7 +58,8 @@ def with_sign(ns: float) -> str:
 def _sentence(kind: str, change_ns: float, rows: list[dict[str, Any]]) -> str:
     workers = ", in its workers" if rows[0]["where"] == "worker" else ""
     more = f"; {len(rows) - _NAMED_AT_MOST} more" if len(rows) > _NAMED_AT_MOST else ""
-    return f"{kind} {with_sign(change_ns)} a step{workers}: {'; '.join(map(_function, rows[:_NAMED_AT_MOST]))}{more}"
+    functions = "; ".join(map(_function, rows[:_NAMED_AT_MOST]))
+    return f"{words_of(kind)} {with_sign(change_ns)} a step{workers}: {functions}{more}"
 
 
 def _function(row: dict[str, Any]) -> str:

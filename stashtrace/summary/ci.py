@@ -56,7 +56,7 @@ def annotation_lines(gate: Gate) -> list[str]:
     return [
         _command(
             _LEVELS[one.verdict],
-            f"stashtrace check: {one.condition} {one.verdict}",
+            f"stashtrace check: {one.condition.words} {one.verdict}",
             "\n".join([condition_sentence(gate, one), *functions * (one.verdict == "worse")]),
         )
         for one in gate.judged

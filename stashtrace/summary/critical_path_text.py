@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph.node_names import LATER
+from stashtrace.schema.stall_kinds import words_of
 from stashtrace.text import wrap
 from stashtrace.units import percent_text
 
@@ -25,9 +26,8 @@ _MAJORITY = 0.5
 _WIDTH = 79
 #: A space at which no line ends.
 _KEPT = "\u00a0"
-#: Groups that are not a kind of stall; kinds that are printed in other words.
+#: Groups that are not a kind of stall.
 _UNEXPLAINED, _LATER = "unexplained", "began later than the first rank"
-_WORDS = {"other": "asleep or blocked", "python": "code of the loop", "handoff": "hand-off of batches"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Group:
 
     def __str__(self) -> str:
         if self.is_transfer:
-            return self.name.replace("_", "-") or f"{self.kind} transfers"
-        word = _WORDS.get(self.kind, self.kind)
+            return self.name.replace("_", "-") or words_of(self.kind)
+        word = words_of(self.kind)
         return f"rank {self.rank} {word}" if self.rank >= 0 else f"{word} of {self.ranks_count} ranks in turn"
 
     def rows(self, table: Table) -> npt.NDArray[np.bool_]:
@@ -71,7 +71,7 @@ def critical_sentence(path: CriticalPath) -> str:
     """Return a sentence with the at most three largest parts of the critical path; empty if no step counts.
 
     They are in their usual order if most steps have one. Percents are of the time of the path in the counted steps:
-    ``critical path: 41 % rank 3 prep -> 22 % all-reduce 0 -> 12 % rank 3 compute``
+    ``critical path: 41 % rank 3 data: prep -> 22 % all-reduce 0 -> 12 % rank 3 compute``
     """
     return _sentence(path)
 

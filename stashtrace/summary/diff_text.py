@@ -10,6 +10,7 @@ from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL,
 from stashtrace.analysis.compare.cpu_use import OtherWork
 from stashtrace.analysis.compare.job_identity import FIELDS, Difference, Fact, changed_words, differences
 from stashtrace.analysis.compare.steps_of_run import STEP
+from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.table import Table
 from stashtrace.summary.between_runs_text import with_sign
 from stashtrace.text import align
@@ -110,7 +111,7 @@ def verdict(table: Table, before: str, after: str, functions: Sequence[str] = ()
         )
     if kinds:
         worst = sorted(kinds, key=lambda row: -abs(row["change_ns"]))[:_NAMED_AT_MOST]
-        lines.append("by kind: " + ", ".join(_change(row["kind"], row) for row in worst))
+        lines.append("by kind of time, " + ", ".join(_change(words_of(row["kind"]), row) for row in worst))
     lines += functions
     fewest = min(step["before_steps_count"], step["after_steps_count"])
     if fewest < 20:

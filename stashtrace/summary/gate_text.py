@@ -16,6 +16,7 @@ from stashtrace.analysis.compare.gate_verdict import Gate, Judged
 from stashtrace.analysis.compare.job_identity import Fact
 from stashtrace.analysis.compare.needs import MOST_RUNS
 from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
+from stashtrace.schema.stall_kinds import OPTION_WORDS, words_of
 from stashtrace.summary.between_runs_text import functions_document, functions_of_gate
 from stashtrace.summary.diff_text import SAME_RECORDING, difference_texts, jobs_lines, other_work_text
 from stashtrace.text import align
@@ -76,7 +77,7 @@ def sentence(judged: Judged, step_ns: float) -> str:
     """
     change, condition = judged.change, judged.condition
     is_step = condition.kind == STEP
-    allows = f"{condition} allows {condition.percent:g} %{'' if is_step else ' of the step'}"
+    allows = f"{condition.words} allows {condition.percent:g} %{'' if is_step else ' of the step'}"
     what = "the step" if is_step else f"{_name(condition.kind)} per step"
     if not change.before_ns and not change.after_ns:
         return f"{judged.verdict}: {_name(condition.kind)} took no time in either job; {allows}"
@@ -108,9 +109,9 @@ def _to_decide(command: Command) -> str:
 
 
 def _name(kind: str) -> str:
-    """Name a kind; a column of several kinds with what it sums."""
-    parts = parts_of(kind)
-    return kind if len(parts) == 1 else f"{kind} ({' + '.join(parts)})"
+    """Name a kind in words; a column of several parts with what it sums."""
+    parts = [OPTION_WORDS.get(part, part) for part in parts_of(kind)]
+    return words_of(kind) if len(parts) == 1 else f"{kind} ({' + '.join(parts)})"
 
 
 def _where(judged: Judged) -> str:
@@ -141,7 +142,9 @@ def notes(gate: Gate) -> list[str]:
         own = "the differences of runs made by turns" if first.change.source == "rounds" else "the means of the runs"
         lines = [f"run-to-run allowance: none needed, as the bounds are those of {own}"]
     lines.insert(0, base)
-    seen = [f"{one.condition}: {_percent(one.detectable_ns, step_ns)}" for one in gate.judged if _is_known(one.change)]
+    seen = [
+        f"{one.condition.words}: {_percent(one.detectable_ns, step_ns)}" for one in gate.judged if _is_known(one.change)
+    ]
     if seen:
         lines.append(f"smallest growth that would be called worse in four of five such comparisons: {', '.join(seen)}")
     return lines
@@ -241,7 +244,7 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
     step_ns = _step_ns(gate)
     rows = [
         (
-            str(one.condition),
+            one.condition.words,
             *_cells(one.change, step_ns),
             f"{one.condition.percent:g} %",
             _percent(one.detectable_ns, step_ns) if _is_known(one.change) else "-",
@@ -253,7 +256,7 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
     for change in gate.changes:
         most = max(change.before_ns, change.after_ns, abs(change.change_ns))
         if change.kind not in named and most >= _WORTH_SHOWING * step_ns:
-            rows.append((change.kind, *_cells(change, step_ns), "-", "-", "-"))
+            rows.append((words_of(change.kind), *_cells(change, step_ns), "-", "-", "-"))
     return rows
 
 

@@ -5,25 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stashtrace.schema.stall_kinds import COLUMN_SGR
 from stashtrace.text import fill, unbroken_words
 from stashtrace.visible import visible_line
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _ASCII = str.maketrans({"▶": ">", "→": "-", "±": "+", "µ": "u", "×": "x", "…": "."})
 #: SGR codes by meaning; colour only repeats what the words say.
-STYLES = {
-    "compute": "32",
-    "data": "33",
-    "link": "36",
-    "late": "35",
-    "copy": "34",
-    "save": "34",
-    "host": "31",
-    "other": "31",
-    "strong": "1",
-    "faint": "2",
-    "warn": "1;33",
-}
+STYLES = {**COLUMN_SGR, "strong": "1", "faint": "2", "warn": "1;33"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from stashtrace.analysis.stalls.budget import OUTSIDE_STEPS, STALL_TOTALS, STALLS
 from stashtrace.errors import UsageError
+from stashtrace.schema.stall_kinds import KIND_COLOURS, words_of
 from stashtrace.schema.table import Table
 from stashtrace.summary.picture_style import (
     FAINT,
-    KIND_COLOURS,
     duration_axis,
     new_figure,
     plain_axes,
@@ -84,7 +84,7 @@ def _draw_bars(
         total = np.bincount(rank_at[chosen], weights=table["stall_ns"][chosen], minlength=len(ranks))
         mean = total / np.maximum(counts, 1)
         colour = KIND_COLOURS.get(kind, FAINT)
-        axes.barh(place, mean, 1.0 if many else 0.8, left=left, color=colour, label=kind, lw=0)
+        axes.barh(place, mean, 1.0 if many else 0.8, left=left, color=colour, label=words_of(kind), lw=0)
         left += mean
     _rank_axis(axes, ranks)
     axes.set_xlim(0, left.max() * 1.02 or 1)

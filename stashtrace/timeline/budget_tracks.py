@@ -17,41 +17,39 @@ from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
-from stashtrace.schema.stall_kinds import KIND_NAMES
+from stashtrace.schema.stall_kinds import KIND_LABELS, KIND_NAMES, words_of
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.timeline.rows_by_rank import TraceRows, Window
 from stashtrace.timeline.tracks import Ints, Line, Piece, Texts, TrackTree, coded, numbered, value_where
 
 KINDS = list(KIND_NAMES)
-# Viewers colour a slice by the hash of its correlation id. These ids hash to colours that can be told apart: green
-# for compute, red for straggler, orange and yellow for links, blue and violet for data, pink for checkpoints.
+_WORDS = Texts([words_of(kind) for kind in KINDS])
+# Viewers colour a slice by the hash of its correlation id: its hue by that of the id, its lightness by that of the id
+# and an x. With these numbers behind the words the hues are those of the columns in reports (green compute, amber data,
+# blue link, purple late, violet copy, olive save, red host), in a shade for each kind; grey cannot be had, so other is
+# teal.
 COLOURS = {
-    "compute": 200,
-    "straggler": 326,
-    "network": 202,
-    "interconnect": 95,
-    "h2d": 24,
-    "fetch": 127,
-    "prep": 423,
-    "handoff": 659,
-    "checkpoint": 105,
-    "sync": 495,
-    "launch": 189,
-    "python": 283,
-    "other": 81,
+    "compute": 536,
+    "fetch": 181,
+    "prep": 114,
+    "handoff": 744,
+    "network": 354,
+    "interconnect": 345,
+    "straggler": 828,
+    "h2d": 57,
+    "checkpoint": 215,
+    "sync": 880,
+    "launch": 951,
+    "python": 688,
+    "other": 13,
 }
-_ABOUT = (
-    "Where each nanosecond of the step went. compute: the phases ran; straggler: waited for a late rank; network, "
-    "interconnect: bytes moved between hosts, inside one; fetch: a batch was waited for and its worker read storage; "
-    "prep: it decoded; handoff: the batch was on its way; checkpoint: saving; python: code of the loop outside the "
-    "phases; other: none of these."
-)
+_ABOUT = f"Where each nanosecond of the step went: {'; '.join(KIND_LABELS.values())}."
 
 
 def coloured(kinds: Sequence[str]) -> Texts:
     """Return the correlation ids that give the kinds their colours."""
-    return Texts([f"{kind} #{COLOURS[kind]}" for kind in kinds])
+    return Texts([f"{words_of(kind)} #{COLOURS[kind]}" for kind in kinds])
 
 
 class Budget:
@@ -125,7 +123,13 @@ def _step_piece(table: Table, parts: _Parts) -> Piece:
 
 
 def _part_piece(parts: _Parts) -> Piece:
-    piece = Piece(np.zeros(len(parts.kind), dtype=np.int64), parts.begin_ns, parts.end_ns, parts.kind, Texts(KINDS))
+    piece = Piece(
+        np.zeros(len(parts.kind), dtype=np.int64),
+        parts.begin_ns,
+        parts.end_ns,
+        parts.kind,
+        _WORDS,
+    )
     piece.correlation = (parts.kind, coloured(KINDS))
     piece.ints["late_rank"] = value_where(parts.cause_rank >= 0, parts.cause_rank)
     return piece

@@ -23,6 +23,7 @@ from stashtrace.analysis.intervals import NEVER
 from stashtrace.analysis.registry import analyze
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.timeline.host_tracks import OPS
@@ -251,9 +252,9 @@ def reason(row: dict[str, Any]) -> str:
     Examples
     --------
     >>> reason({"cause_kind": "fetch", "cause_ns": 38_000_000, "cause_worker_id": 5, "cause_name": "/data/shard-0117"})
-    'fetch 38.0 ms longer, worker 5, shard-0117'
+    'data: storage 38.0 ms longer, worker 5, shard-0117'
     """
-    parts = [f"{row['cause_kind']} {duration_text(row['cause_ns'])} longer"]
+    parts = [f"{words_of(row['cause_kind'])} {duration_text(row['cause_ns'])} longer"]
     parts += [f"worker {row['cause_worker_id']}"] if row["cause_worker_id"] >= 0 else []
     name = row["cause_name"]
     parts += [os.path.basename(name) if name.startswith("/") else shortened(name, _NAME_WIDTH)] if name else []

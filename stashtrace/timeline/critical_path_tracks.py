@@ -16,6 +16,7 @@ from stashtrace import _native
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.timeline.budget_tracks import coloured
@@ -98,6 +99,7 @@ def _piece(table: Table, key: Ints) -> Piece:
 
 def _label(rank: int, kind: str, name: str) -> str:
     """Return a label such as ``rank 3 backward (compute)``, ``all_reduce 0``, ``rank 3 other``."""
+    words = words_of(kind)
     if rank < 0:
-        return name or kind
-    return f"rank {rank} {name} ({kind})" if name else f"rank {rank} {kind}"
+        return name or words
+    return f"rank {rank} {name} ({words})" if name else f"rank {rank} {words}"

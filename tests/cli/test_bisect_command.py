@@ -86,7 +86,7 @@ def test_the_commit_is_named_with_its_evidence(bisect: Callable[..., tuple[int, 
     sha = git(repository, "rev-parse", f"v{PLANTED}").strip()
     lines = out.splitlines()
     assert lines[0] == f"FIRST BAD COMMIT: {sha[:10]} change {PLANTED}"
-    assert "interconnect per step went from 9." in out
+    assert "link: in-host per step went from 9." in out
     assert f"change {BROKEN} is broken" in err
     assert all(len(line) <= 120 for line in lines)
     assert sorted(path.name for path in Path("runs").iterdir() if path.is_dir())[0].endswith("-0")

@@ -77,12 +77,12 @@ def test_a_late_rank_is_named(check: Check) -> None:
     before, after = record("old", 1, spread_ratio=0.005), record("new", 1, late_rank=1, late_ns=40_000_000)
     code, out, _ = check(after, "--against", before, "--fail-if", "straggler+10%", "--fail-if", "compute+10%")
     assert code == 1
-    straggler, compute = (next(line for line in out.splitlines() if f"{k}+10% allows" in line) for k in KINDS)
+    straggler, compute = (next(line for line in out.splitlines() if f"{k}+10% allows" in line) for k in WORDS)
     assert "most on rank 0, by 40" in straggler
     assert "most on rank 1, by 40" in compute
 
 
-KINDS = ("straggler", "compute")
+WORDS = ("late", "compute")
 
 
 @pytest.mark.parametrize("stdout", ["| true", ">&-"])

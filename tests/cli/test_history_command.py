@@ -44,10 +44,10 @@ def test_all_questions_in_sentences(history: Path, capsys: pytest.CaptureFixture
     assert err == ""
     assert "60 runs of 2 jobs on 12 hosts" in out
     assert "node07 late in " in out
-    assert "always fetch" in out
+    assert "always by data: storage; the others wait" in out
     assert "0303030303 made `torchrun train.py` slower: the step went from " in out
     assert "checkpoints of `torchrun writer.py` made reads of `torchrun train.py` " in out
-    assert "waits for storage (fetch): " in out
+    assert "data: storage (batches wait for reads): " in out
     assert "USD" in out
     content = json.loads(said(capsys, "history", history, "--format", "json")[0])
     assert set(QUESTIONS) - {"runs"} < set(content)

@@ -241,7 +241,7 @@ def test_diff_gives_a_verdict(run: Run, one: Path, tmp_path: Path) -> None:
     assert lines[1].startswith("a step takes ")
     assert lines[2].startswith("two is faster: the median step takes ")
     assert "20.0 ms" in lines[2]
-    assert "by kind: " in answer.out
+    assert "by kind of time, " in answer.out
     assert "both sides are the same recording" in run("diff", "one", "one").out.splitlines()[1]
     rows = json.loads(run("diff", "one", "two", "--format", "json").out)
     assert rows[0]["kind"] == "step"

@@ -87,7 +87,7 @@ def test_details_go_before_the_rest() -> None:
 def test_columns_of_zeros_go_first() -> None:
     made = [(rank, step, "fetch", 0, "host", 0, 9 + rank, -1, -1.0) for rank in range(2) for step in range(3)]
     rows, columns = rows_of(Table.from_rows(STALLS, made))
-    text, left_out = align_rows(rows, columns, 30, details=column_details(STALLS))
+    text, left_out = align_rows(rows, columns, 39, details=column_details(STALLS))
     assert left_out[:1] == ("stall_ns",)
     assert "high" in titles(text)
 

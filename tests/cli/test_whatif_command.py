@@ -36,14 +36,14 @@ def test_what_to_fix_first(run: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert lines[0] == "a step takes 123 ms on average over 25 steps"
     assert lines[1].startswith("a replay of the unchanged run is off by 0 %; ")
     assert lines[2].endswith("other recordings may differ by 4 %, with a change by +/-")
-    assert lines[4].split() == ["change", "step", "+/-", "saves", "largest", "stall", "then"]
+    assert lines[4].split() == ["change", "step", "+/-", "saves", "of", "step", "largest", "part", "then"]
     # The summary of this run advises three workers: so does the ranking.
-    assert {"prep=x0.5", "fetch=0", "workers=3"} == {line.split()[0] for line in lines[5:8]}
+    assert {"prep=x0.5", "storage=0", "workers=3"} == {line.split()[0] for line in lines[5:8]}
     end = lines.index("", 5)
     saved = [float(line.split("%")[1].split()[-1]) for line in lines[5:end]]
     assert saved == sorted(saved, reverse=True)
     assert lines[end + 1].startswith("critical path: ")
-    assert "rank 2 prep" in lines[end + 1]
+    assert "rank 2 data: prep" in lines[end + 1]
     assert max(map(len, lines)) < 80
 
 
@@ -182,11 +182,15 @@ def test_a_quantity_has_one_value(run: Path, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        ("speed=x2", "cannot change 'speed'", "compute, launch, python, compile, objects, h2d"),
+        ("speed=x2", "cannot change 'speed'", "compute, launch, python, compile, objects, copy, prep, storage"),
         ("network.bandwith=x2", "cannot change 'network.bandwith'", "did you mean 'network.bandwidth'?"),
         ("compute=fast", "compute cannot be fast", "x0.5"),
         ("network.bandwidth=0", "network.bandwidth cannot be 0", "10gbit"),
-        ("workers", "'workers' is not QUANTITY=VALUE", "compute, launch, python, compile, objects, h2d"),
+        (
+            "workers",
+            "'workers' is not QUANTITY=VALUE",
+            "compute, launch, python, compile, objects, copy, prep, storage",
+        ),
     ],
 )
 def test_an_unknown_change_is_one_line_with_what_is_known(
@@ -262,7 +266,7 @@ def test_changes_of_a_pipeline(pipeline: str, change: str, step_ms: float, capsy
         ("prep=x0.5", "nothing of their hosts"),
         ("fetch=0", "nothing of their hosts"),
         ("launch=x0.5", "nothing of their hosts"),
-        ("network.bandwidth=x2", "used the network"),
+        ("network.bandwidth=x2", "known to count as link: network"),
     ],
 )
 def test_what_a_pipeline_says_nothing_of(
@@ -271,7 +275,7 @@ def test_what_a_pipeline_says_nothing_of(
     assert main(["whatif", pipeline, "--set", change]) == 4
     said = capsys.readouterr().err
     assert what in said
-    assert "interconnect" in said or "links" in said
+    assert "in-host" in said or "links" in said
 
 
 def made_up(out: Path, *options: str) -> str:

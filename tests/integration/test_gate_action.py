@@ -142,7 +142,7 @@ def test_a_worse_run_fails_the_job(action: Action, tmp_path: Path) -> None:
     assert answer.code == 1
     assert answer.outputs == {"verdict": "worse", "exit-code": "1"}
     assert "::error title=stashtrace check%3A step+5%25 worse::worse beyond doubt" in answer.text
-    assert "| interconnect+10% |" in answer.summary
+    assert "| link: in-host+10% |" in answer.summary
     assert ElementTree.parse(tmp_path / "tests.xml").getroot().get("failures") == "1"
 
 

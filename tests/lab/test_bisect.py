@@ -193,7 +193,7 @@ def test_a_machine_that_is_always_disturbed_in_turns(bisect: Bisect) -> None:
 
 
 def test_the_last_commit_is_not_worse(bisect: Bisect) -> None:
-    with pytest.raises(MissingDataError, match=r"nothing to find, .* is not worse: fetch per step went from"):
+    with pytest.raises(MissingDataError, match=r"nothing to find, .* is not worse: data: storage per step went from"):
         bisect(exact(99), "fetch+12%")
 
 
@@ -230,7 +230,7 @@ def test_the_answer(bisect: Bisect) -> None:
     assert lines[0].startswith("FIRST BAD COMMIT: ")
     assert lines[0].endswith(" change 17")
     assert "half of what grew most from the good commit to the bad one" in " ".join(line.strip() for line in lines)
-    assert any(line.strip().startswith("worse beyond doubt: fetch per step went from ") for line in lines)
+    assert any(line.strip().startswith("worse beyond doubt: data: storage per step went from ") for line in lines)
     assert lines[-1] == f"{found.runs_count} runs for 29 commits"
     document = bisect_document(found, 29)
     assert document["first_bad"]["subject"] == "change 17"
@@ -255,7 +255,7 @@ def test_the_function_that_the_commit_made_slower_is_named(bisect: Bisect) -> No
     found = bisect(run_of)
     (sentence,) = (line for line in bisect_lines(found, COMMITS - 1) if "decode" in line)
     assert re.fullmatch(
-        rf"  fetch \+[45]\d\.\d ms a step: decode \(data.py:{10 + PLANTED_AT}\) \+49.* to 50.* ms", sentence
+        rf"  data: storage \+[45]\d\.\d ms a step: decode \(data.py:{10 + PLANTED_AT}\) \+49.* to 50.* ms", sentence
     )
     evidence = bisect_document(found, COMMITS - 1)["judged"][-1]["gate"]["functions"]
     assert {row["function"] for row in evidence} <= {"decode"}

@@ -21,6 +21,7 @@ from stashtrace.lab.history.questions.slow_commits import slow_commits
 from stashtrace.lab.history.run_totals import RunTotals, job_name
 from stashtrace.lab.history.sentences import hosts_sentences, interference_sentences
 from stashtrace.lab.recommend.instance_catalog import load_catalog
+from stashtrace.schema.stall_kinds import words_of
 
 pytest.importorskip("pyarrow")
 
@@ -47,7 +48,8 @@ def test_a_late_host_is_named_with_its_cause(tmp_path: Path, seed: int, kind: st
     assert (first["host"], first["cause"], first["cause_count"]) == ("node07", kind, first["late_count"])
     assert 25_000_000 < first["wait_ns"] < 45_000_000
     said = hosts_sentences(late_hosts(totals), totals)
-    assert said[0].startswith(f"node07 late in {first['late_count']} of {first['runs_count']} runs, always {kind}: ")
+    late = f"node07 late in {first['late_count']} of {first['runs_count']} runs"
+    assert said[0].startswith(f"{late}, always by {words_of(kind)}; ")
 
 
 @pytest.mark.parametrize("seed", range(2))

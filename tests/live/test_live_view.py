@@ -68,7 +68,7 @@ def test_numbers_of_a_state_are_shown() -> None:
 
 def test_the_costliest_line_is_shown_with_its_kind_and_bounds() -> None:
     made = state(lines=[LineNow(MOST, -1, "step", "python", "parse (a.py:4)", 20 * MS, 18 * MS, 24 * MS)])
-    said = "costliest line: parse (a.py:4), 18.0 to 24.0 ms a step (host Python: the loop's code outside its operators)"
+    said = "costliest line: parse (a.py:4), 18.0 to 24.0 ms a step (host: Python)"
     assert said in " ".join(text_of(view_of(made)).split())
     assert "costliest" not in text_of(view_of(state())), "no stacks"
 
@@ -79,11 +79,11 @@ def test_the_line_of_a_late_rank_and_of_workers_are_shown() -> None:
         LineNow(LATE, 1, "step", "other", "hook (a.py:9)", 20 * MS, 20 * MS, 20 * MS),
     ]
     text = text_of(view_of(state(lines=lines)), 100)
-    assert "  costliest line: decode (a.py:4), 80.0 ms a batch of the workers (making batches)\n" in text
-    assert "  rank 1 is late: 20.0 ms a step longer in hook (a.py:9) (other: blocked or asleep)\n" in text
+    assert "  costliest line: decode (a.py:4), 80.0 ms a batch of the workers (data: prep)\n" in text
+    assert "  rank 1 is late: 20.0 ms a step longer in hook (a.py:9) (other)\n" in text
     of_worker = LineNow(LATE, 1, "worker", "fetch", "read (a.py:9)", 20 * MS, 20 * MS, 20 * MS)
     text = text_of(view_of(state(lines=[of_worker])), 100)
-    assert "rank 1 is late: its workers spend 20.0 ms a batch longer in read (a.py:9) (waiting for storage)\n" in text
+    assert "rank 1 is late: its workers spend 20.0 ms a batch longer in read (a.py:9) (data: storage)\n" in text
 
 
 def test_of_many_hosts_the_costliest_line_is_shown_unless_it_is_old() -> None:

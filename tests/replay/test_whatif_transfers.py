@@ -107,7 +107,7 @@ def test_a_latency_is_set_whatever_it_was(change: str, step_ms: tuple[float, flo
 def test_a_bandwidth_is_not_set_where_nobody_knows_what_it_was() -> None:
     with pytest.raises(MissingDataError, match="may be latency alone") as raised:
         asked(job(sizes=(8 * MB,)), "interconnect.bandwidth=16gbit")
-    assert raised.value.hint == "interconnect.bandwidth=x2"
+    assert raised.value.hint == "in-host.bandwidth=x2"
     with pytest.raises(MissingDataError, match="the bytes that the steps of this run moved"):
         asked(job(sizes=(0, 0)), "interconnect.bandwidth=16gbit")
 
@@ -202,9 +202,9 @@ def test_the_quick_ones_of_each_size() -> None:
 
 
 def test_a_link_that_nothing_went_over() -> None:
-    with pytest.raises(MissingDataError, match="used the network") as raised:
+    with pytest.raises(MissingDataError, match="known to count as link: network") as raised:
         asked(job(), "network.bandwidth=x2")
-    assert raised.value.hint == "its transfers count as interconnect"
+    assert raised.value.hint == "its transfers count as link: in-host"
 
 
 def test_ranks_may_be_multiplied() -> None:

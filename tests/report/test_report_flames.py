@@ -152,7 +152,7 @@ def test_names_that_look_like_elements_are_text(name: str) -> None:
 def test_each_box_says_what_it_is_and_of_what_its_percent_is() -> None:
     svg = svg_of(flames_of(late_job(ranks=1, slow=0)))
     told = [element.findtext("title") or "" for element in svg if element.tag == "svg"]
-    assert "hook (late.py:11), other: blocked or asleep: 20.0 ms a step, 20 % of 100 ms" in told
+    assert "hook (late.py:11), other (blocked or asleep): 20.0 ms a step, 20 % of 100 ms" in told
     assert any(re.fullmatch(r"compute: \S+ ms a step, \d+ % of 100 ms; \d+ samples", title) for title in told)
     assert svg.attrib["aria-label"] == "a label"
 

@@ -3,7 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import math
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,13 @@ from stashtrace.errors import UsageError
 from stashtrace.replay.changes import Change
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import (
+    BUDGET_COLUMNS,
     COLUMN_LABELS,
     COLUMNS,
     KIND_NAMES,
+    OPTION_WORDS,
     STALL_KINDS,
+    KindOfTime,
     hint_for,
     kinds_of_word,
     nearest_word,
@@ -42,6 +47,40 @@ def test_words_stand_for_kinds() -> None:
     assert kinds_of_word("loader") == kinds_of_word("step") == ()
 
 
+@pytest.mark.parametrize("kind", STALL_KINDS)
+def test_what_people_read_can_be_typed(kind: KindOfTime) -> None:
+    for word in (kind.name, kind.words, OPTION_WORDS[kind.name], kind.words.upper()):
+        assert kinds_of_word(word) == (kind.name,), word
+
+
+def hue_of(colour: str) -> float:
+    """Hue in degrees, as seen: two colours of one hue differ in lightness alone."""
+    linear = [(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5)]
+    red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in linear)
+    cones = (
+        0.4122214708 * red + 0.5363325363 * green + 0.0514459929 * blue,
+        0.2119034982 * red + 0.6806995451 * green + 0.1073969566 * blue,
+        0.0883024619 * red + 0.2817188376 * green + 0.6299787005 * blue,
+    )
+    long, medium, short = (one ** (1 / 3) for one in cones)
+    a = 1.9779984951 * long - 2.4285922050 * medium + 0.4505937099 * short
+    b = 0.0259040371 * long + 0.7827717662 * medium - 0.8086757660 * short
+    return math.degrees(math.atan2(b, a)) % 360
+
+
+@pytest.mark.parametrize("ground", ["colour", "on_dark"])
+def test_a_column_is_one_hue_and_its_kinds_are_shades(ground: str) -> None:
+    hues = {
+        column: [hue_of(getattr(kind, ground)) for kind in STALL_KINDS if kind.column == column]
+        for column in COLUMNS
+        if column != "other"  # grey
+    }
+    assert all(max(own) - min(own) < 8 for own in hues.values()), hues
+    middles = sorted(sum(own) / len(own) for own in hues.values())
+    assert min(after - before for before, after in pairwise(middles)) > 30
+    assert len({getattr(kind, ground) for kind in STALL_KINDS}) == len(STALL_KINDS)
+
+
 @pytest.mark.parametrize(
     ("word", "meant"),
     [("loader", "data"), ("nccl", "link"), ("ckpt", "save"), ("Disk", "fetch"), ("straglers", "straggler"), ("x", "")],
@@ -52,7 +91,7 @@ def test_an_unknown_word_is_answered_with_the_right_one(word: str, meant: str) -
 
 def test_the_hint_lists_every_word() -> None:
     hint = hint_for("loader", more=["step"])
-    assert hint.startswith("did you mean 'data' (fetch + prep + handoff)? Choose from step; ")
+    assert hint.startswith("did you mean 'data' (storage + prep + hand-off)? Choose from step; ")
     assert set(re.findall(r"\w+", hint.partition("? ")[2])) >= {"step", *COLUMNS, *KIND_NAMES}
 
 
@@ -61,6 +100,7 @@ def test_the_hint_lists_every_word() -> None:
     [
         ("data=x0.5", ["fetch=x0.5", "prep=x0.5"]),
         ("data=0", ["fetch=0", "prep=0"]),
+        ("data: storage=0", ["fetch=0"]),
         ("late=0", ["straggler=0"]),
         ("copy=5ms", ["h2d=5ms"]),
         ("save=0", ["checkpoint=0"]),
@@ -72,17 +112,17 @@ def test_the_hint_lists_every_word() -> None:
     ],
 )
 def test_a_column_changes_all_its_kinds(text: str, changes: list[str]) -> None:
-    assert [str(change) for change in Change.parse_all(text)] == changes
+    assert [change.option for change in Change.parse_all(text)] == changes
 
 
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("loader=0", "did you mean 'data' (fetch + prep + handoff)?"),
-        ("handoff=0", "of data, fetch and prep can be changed: data=x0.5 changes them together"),
+        ("loader=0", "did you mean 'data' (storage + prep + hand-off)?"),
+        ("handoff=0", "of data, storage and prep can be changed: data=x0.5 changes them together"),
         ("link=x2", "of a link: link.bandwidth or link.latency"),
         ("network=x2", "of a link: network.bandwidth or network.latency"),
-        ("data=5ms", "data=x0.5, or a time for one of them: fetch=5ms"),
+        ("data=5ms", "data=x0.5, or a time for one of them: storage=5ms"),
         ("worker=2", "did you mean 'workers'?"),
     ],
 )
@@ -92,12 +132,12 @@ def test_what_cannot_be_changed_says_what_can(text: str, hint: str) -> None:
     assert caught.value.hint == hint
 
 
-def table_of(page: str) -> list[tuple[str, list[str]]]:
-    """(column, kinds) of each row of the page's table of columns."""
-    rows = re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|", (ROOT / page).read_text(encoding="utf-8"), re.M)
-    return [(column, re.findall(r"`(\w+)`", kinds)) for column, kinds in rows]
-
-
-@pytest.mark.parametrize("page", ["docs/concepts/stalls.md", "docs/glossary.md"])
-def test_pages_have_the_same_table(page: str) -> None:
-    assert table_of(page) == [(column, list(kinds)) for column, kinds in COLUMNS.items()]
+def test_the_glossary_has_the_one_table_of_words() -> None:
+    expected = []
+    for column in BUDGET_COLUMNS:
+        kinds = [kind for kind in STALL_KINDS if kind.column == column.name]
+        name = kinds[0].name if len(kinds) == 1 else column.name
+        expected.append(f"| **{column.name}** | `{name}` | {column.label} |")
+        expected += [f"| {kind.words} | `{kind.name}` | {kind.about} |" for kind in kinds if kind.part]
+    page = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    assert "\n".join(["| what you read | id | what it is |", "|---|---|---|", *expected, ""]) in page

@@ -44,12 +44,12 @@ def test_largest_stretches_in_the_order_of_the_path() -> None:
         (0, "other", "sleep", 7),
     ]
     assert critical_sentence(path_of([step] * 4)) == (
-        "critical path: 41 % rank 3 prep -> 16 % rank 3 compute -> 22 % all-reduce 0"
+        "critical path: 41 % rank 3 data: prep -> 16 % rank 3 compute -> 22 % all-reduce 0"
     )
     # Without an order that most steps have it is by size.
     turned = [*step[3:], *step[:3]]
     assert critical_sentence(path_of([step, step, turned, turned])) == (
-        "critical path: 41 % rank 3 prep, 22 % all-reduce 0, 16 % rank 3 compute"
+        "critical path: 41 % rank 3 data: prep, 22 % all-reduce 0, 16 % rank 3 compute"
     )
     assert " -> " in critical_sentence(path_of([step, step, step, turned]))
 
@@ -67,16 +67,12 @@ def test_ranks_that_take_turns_are_one() -> None:
     steps: list[list[Stretch]] = [
         [(rank, "compute", "forward", 90), (-1, "interconnect", f"all_reduce {rank}", 10)] for rank in range(4)
     ]
-    assert critical_sentence(path_of(steps)) == (
-        "critical path: 90 % compute of 4 ranks in turn -> 10 % interconnect transfers"
-    )
+    assert critical_sentence(path_of(steps)) == ("critical path: 90 % compute of 4 ranks in turn -> 10 % link: in-host")
 
 
 def test_a_sleep_is_told_from_what_nothing_explains() -> None:
     step: list[Stretch] = [(0, "other", "gap", 70), (0, "other", "sleep", 30)]
-    assert (
-        critical_sentence(path_of([step])) == "critical path: 70 % rank 0 unexplained -> 30 % rank 0 asleep or blocked"
-    )
+    assert critical_sentence(path_of([step])) == "critical path: 70 % rank 0 unexplained -> 30 % rank 0 other"
 
 
 def test_no_small_share_is_named() -> None:
@@ -89,7 +85,7 @@ def test_no_small_share_is_named() -> None:
     [
         ([(1, "compute"), (1, "compute")], "rank 1 compute"),
         ([(1, "compute"), (2, "prep")], "mostly rank 1 compute"),
-        ([(-1, "network"), (-1, "network")], "network transfers"),
+        ([(-1, "network"), (-1, "network")], "link: network"),
     ],
 )
 def test_what_the_clocks_cannot_tell_is_said(rivals: list[tuple[int, str]], told: str) -> None:

@@ -16,6 +16,7 @@ from stashtrace.analysis.compare.change import Side
 from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.analysis.compare.gate_verdict import Condition, Gate, judge, other_work
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
+from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.ci import annotation_lines, junit_xml
 from stashtrace.summary.diff_text import jobs_lines, other_work_lines
 from stashtrace.summary.gate_text import Command, document, gate_lines, markdown, sentences
@@ -58,7 +59,7 @@ def test_sentences_say_what_the_bounds_allow() -> None:
     said = {"worse": 0, "not worse": 0, "inconclusive": 0}
     for one in random_gates():
         step_ns = one.changes[0].before_ns
-        by_condition = {str(judged.condition): judged for judged in one.judged}
+        by_condition = {judged.condition.words: judged for judged in one.judged}
         for text in sentences(one):
             name = next((n for n in by_condition if f"{n} allows" in text), None)
             if name is None:
@@ -70,7 +71,10 @@ def test_sentences_say_what_the_bounds_allow() -> None:
             said[judged.verdict] += 1
             low, high, limit = (100 * ns / step_ns for ns in (change.low_ns, change.high_ns, judged.limit_ns))
             if not change.before_ns and not change.after_ns:
-                assert text == f"not worse: {change.kind} took no time in either job; {name} allows 10 % of the step"
+                assert (
+                    text
+                    == f"not worse: {words_of(change.kind)} took no time in either job; {name} allows 10 % of the step"
+                )
             elif text.startswith("worse beyond doubt: "):
                 assert low > limit
                 assert low - (1 if low >= 100 else 0.1) < number(r"at least ([+-][\d.,]+) %", text) <= low

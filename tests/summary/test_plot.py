@@ -13,10 +13,10 @@ from stashtrace.analysis.stalls.budget import STALLS
 from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import UsageError
 from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.stall_kinds import KIND_COLOURS, words_of
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary import picture_style
-from stashtrace.summary.picture_style import KIND_COLOURS
 
 pytest.importorskip("matplotlib")
 
@@ -38,8 +38,10 @@ def test_bars_are_means_of_steps(trace: Trace) -> None:
     above, below = stalls.plot().axes[:2]
     inside = stalls[stalls["step"] >= 0]
     drawn = bars(above)
-    assert set(drawn) == set(inside["kind"].tolist())
-    for kind, lengths in drawn.items():
+    words = {words_of(kind): kind for kind in inside["kind"].tolist()}
+    assert set(drawn) == set(words)
+    for name, lengths in drawn.items():
+        kind = words[name]
         own = inside[inside["kind"] == kind]
         assert lengths == pytest.approx([own["stall_ns"][own["rank"] == rank].sum() / 7 for rank in range(3)])
     assert above.get_title(loc="left").endswith("mean of 7 steps")

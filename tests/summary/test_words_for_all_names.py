@@ -25,11 +25,11 @@ from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.analysis.stragglers.causes import CAUSES
 from stashtrace.live.view import text as live_text
 from stashtrace.live.view.merged import CONDITIONS
-from stashtrace.replay import BUCKET, change_times, whatif_text
+from stashtrace.replay import BUCKET, change_times
 from stashtrace.replay.changes import IN_ORDER, KEPT, TIMES
 from stashtrace.report.page.page_words import KINDS
 from stashtrace.schema.kinds import StallKind
-from stashtrace.schema.stall_kinds import COLUMNS, KIND_NAMES
+from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.summary.words.cause_templates import cause_text
 
 
@@ -118,9 +118,8 @@ def test_causes(level: str, kind: str) -> None:
             assert "fault of stashtrace" not in said
 
 
-def test_kinds_columns_and_conditions() -> None:
+def test_kinds_and_conditions() -> None:
     assert set(KIND_NAMES) <= set(KINDS)
-    assert set(COLUMNS) <= set(whatif_text._NAMES)
     assert set(CONDITIONS) - {"quiet", "ended"} <= set(live_text._CONDITION_WORDS)
     timed = set(TIMES) - {"straggler", "slow_worker"}
     assert timed <= set(change_times._NAMES)

@@ -117,7 +117,10 @@ def test_budget_fills_each_step(exported) -> None:
     )
     assert len(sums) == len(steps(trace))
     assert all(whole == parts for whole, parts in sums)
-    assert lines(processor, "step · rank 000", 1)[:2] == [("fetch", 0, 2 * MS), ("prep", 2 * MS, 3 * MS)]
+    assert lines(processor, "step · rank 000", 1)[:2] == [
+        ("data: storage", 0, 2 * MS),
+        ("data: prep", 2 * MS, 3 * MS),
+    ]
     args = dict(
         processor.rows(
             "select key, int_value from args join slice using (arg_set_id) "

@@ -29,4 +29,4 @@ def test_a_wait_says_what_kept_the_late_rank(tmp_path: Path) -> None:
     processor = TraceProcessor.of(result.path)
     assert processor.rows(
         "select slice.name, display_value from args join slice using (arg_set_id) where key = 'debug.late_because'"
-    ) == [("wait for rank 1", "fetch 40.0 ms longer, worker 3, shard-0117")]
+    ) == [("wait for rank 1", "data: storage 40.0 ms longer, worker 3, shard-0117")]

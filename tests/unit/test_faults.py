@@ -170,11 +170,11 @@ def test_a_section_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_change_of_a_what_if(monkeypatch: pytest.MonkeyPatch) -> None:
     graph, unsaid = build(slow_job()), list[str]()
     known = [str(answer.changes[0]) for answer in single_changes(graph)]
-    assert "straggler=0" in known
+    assert "late=0" in known
     monkeypatch.setattr(whatif, "_require_peers", fail)
     found = [str(answer.changes[0]) for answer in single_changes(graph, unsaid=unsaid)]
-    assert found == [change for change in known if change != "straggler=0"]
-    assert unsaid == [f"not said: what straggler=0 would save {UNSAID}"]
+    assert found == [change for change in known if change != "late=0"]
+    assert unsaid == [f"not said: what late=0 would save {UNSAID}"]
 
 
 def test_one_setting_of_what_to_do_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from stashtrace.analysis.compare.job_identity import DECIDING, Difference, diffe
 from stashtrace.analysis.compare.needs import NO_NEEDS, Needs, needs_of, runs_without_other_work
 from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.schema.stall_kinds import hint_for, kinds_of_word
+from stashtrace.schema.stall_kinds import hint_for, id_of_word, words_of
 
 #: What is judged if nothing is asked for: above the run-to-run allowance, so that equal runs can pass.
 DEFAULT_CONDITION = "step+5%"
@@ -36,14 +36,14 @@ Verdict = Literal["worse", "not worse", "inconclusive", "not comparable"]
 #: Exit codes; see docs/reference/exit-codes.md.
 EXIT_CODES: Mapping[Verdict, int] = {"not worse": 0, "worse": 1, "not comparable": 4, "inconclusive": 5}
 
-_CONDITION = re.compile(r"\s*([a-z0-9_]+)\s*\+\s*(\d{1,4}(?:\.\d{1,4})?)\s*%\s*")
+_CONDITION = re.compile(r"\s*([a-z0-9_][a-z0-9_: -]*?)\s*\+\s*(\d{1,4}(?:\.\d{1,4})?)\s*%\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
     """Growth of a kind that is allowed."""
 
-    #: ``step``, a kind of stall, or a column of the summary, which sums its kinds.
+    #: ``step``, the id of a kind of stall, or a column of the summary, which sums its kinds.
     kind: str
     #: Of the step before.
     percent: float
@@ -58,13 +58,21 @@ class Condition:
         --------
         >>> Condition.of("network+2.5%")
         Condition(kind='network', percent=2.5)
+        >>> Condition.of("data: hand-off + 2%")
+        Condition(kind='handoff', percent=2.0)
         """
         match = _CONDITION.fullmatch(text.lower())
         if match is None:
             raise UsageError(f"--fail-if {text} is not of the form KIND+N%", hint="for example --fail-if step+5%")
-        if match[1] != STEP and not kinds_of_word(match[1]):
+        kind = STEP if match[1] == STEP else id_of_word(match[1])
+        if not kind:
             raise UsageError(f"--fail-if {text}: unknown kind '{match[1]}'", hint=hint_for(match[1], more=[STEP]))
-        return cls(match[1], float(match[2]))
+        return cls(kind, float(match[2]))
+
+    @property
+    def words(self) -> str:
+        """The condition in the words of the summary, which can be typed too."""
+        return f"{words_of(self.kind)}+{self.percent:g}%"
 
     def __str__(self) -> str:
         return f"{self.kind}+{self.percent:g}%"

@@ -178,6 +178,7 @@ def _document(found: Sequence[Answer], totals: RunTotals) -> dict[str, Any]:
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row of an aligned table: commits and commands shortened, and ``-`` for what is not known."""
     from stashtrace.lab.history.sentences import short_commit
+    from stashtrace.schema.stall_kinds import words_of
     from stashtrace.units import shortened
 
     row = {name: "-" if name in _UNKNOWN and value == -1 else value for name, value in row.items()}
@@ -187,4 +188,6 @@ def _shown(row: dict[str, Any]) -> dict[str, Any]:
     for name in ("job", "other_job", "group"):
         if name in row:
             row[name] = shortened(row[name], _JOB_WIDTH)
+    if "cause" in row:
+        row["cause"] = words_of(row["cause"])
     return row

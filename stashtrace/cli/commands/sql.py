@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     ]
     width = None if arguments.wide else screen_width()
     details = column_details(*database.schemas)
-    write_rows(rows, names, arguments.format, sys.stdout, width=width, keep_all=True, details=details)
+    write_rows(rows, names, arguments.format, sys.stdout, width=width, keep_all=True, details=details, keep_ids=True)
     return 0
 
 

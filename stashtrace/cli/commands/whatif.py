@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
 
 _EPILOG = """Without --set, single changes are ranked by what they save. QUANTITY is
-compute, launch, python, compile, objects, h2d, prep, fetch, checkpoint, other,
-straggler, slow_worker, workers, persistent_workers, in_order, ranks,
-compression, network.bandwidth, network.latency, interconnect.bandwidth,
-interconnect.latency, bucket_mb (bucket_cap_mb of DistributedDataParallel), or
-cause: cause=1 takes the first cause of the summary away, cause=2 the second.
-A column of the summary changes all of its kinds: data, late, copy, save, host,
-link.bandwidth, link.latency.
+compute, late (or straggler), copy (h2d), save (checkpoint), other, storage
+(fetch), prep, launch, python, compile, objects, slow_worker, workers,
+persistent_workers, in_order, ranks, compression, network.bandwidth,
+network.latency, in-host.bandwidth (interconnect.bandwidth), in-host.latency,
+bucket_mb (bucket_cap_mb of DistributedDataParallel), or cause: cause=1 takes
+the first cause of the summary away, cause=2 the second. A column of the summary
+changes all of its parts: data, host, link.bandwidth, link.latency.
 VALUE is xN for N times as much, or a new value: 0 or 5ms for a time, 10gbit
 for a bandwidth, 8 for a number, fp16 for compression, 1 for
 persistent_workers, false for in_order.
@@ -75,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.replay import Change, known_changes, what_if
     from stashtrace.replay.advice.advice_text import advice_lines, advice_row
     from stashtrace.replay.causes import without_causes
-    from stashtrace.replay.changes import example_of, of_cause
+    from stashtrace.replay.changes import example_of, of_cause, quantity_words
     from stashtrace.replay.whatif_text import (
         limit_lines,
         slowdown_lines,
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     names = [change.quantity for change in changes]
     for name in names:
         if names.count(name) > 1:
-            raise UsageError(f"{name} is set more than once", hint="each quantity can have one value")
+            raise UsageError(f"{quantity_words(name)} is set more than once", hint="each quantity can have one value")
     arguments.paths = [path for path in arguments.paths if path not in words]
     arguments.paths = runs_or_newest(arguments.paths)
     trace = read_runs(arguments.paths, quiet=True)
@@ -182,7 +182,7 @@ def _causes_asked(texts: Sequence[str]) -> list[int]:
 
 def _is_change(word: str) -> bool:
     """Return True for a word that reads like QUANTITY=VALUE and is not the name of a file."""
-    return re.fullmatch(r"[a-z0-9_.]+=[^/]*", word) is not None and not Path(word).exists()
+    return re.fullmatch(r"[a-z0-9_.-]+=[^/]*", word) is not None and not Path(word).exists()
 
 
 def _answers(trace: Trace, graph: Graph, changes: Sequence[Change], unsaid: list[str]) -> list[Answer]:
@@ -206,7 +206,7 @@ def _advice(trace: Trace, graph: Graph) -> list[Advice]:
 
 def _row(answer: Answer) -> dict[str, Any]:
     return {
-        "changes": [str(change) for change in answer.changes],
+        "changes": [change.option for change in answer.changes],
         "measured_ns": answer.measured_ns,
         "replayed_ns": answer.replayed_ns,
         "error_ratio": answer.error_ratio,

@@ -9,6 +9,7 @@ from typing import Any
 from stashtrace.lab.bisect.commits import Commit
 from stashtrace.lab.bisect.find_commit import Found, Judged
 from stashtrace.lab.compare_by_turns import Compared
+from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.between_runs_text import functions_of_gate
 from stashtrace.summary.gate_text import document, sentences
 from stashtrace.text import align, count_noun, wrap
@@ -30,7 +31,9 @@ def bisect_lines(found: Found, commits_count: int) -> list[str]:
     """
     lines = [_headline(found), ""]
     chosen = ", half of what grew most from the good commit to the bad one" if found.chosen else ""
-    lines += wrap(f"a commit is bad if a run has more than {', '.join(map(str, found.conditions))}{chosen}", "")
+    lines += wrap(
+        f"a commit is bad if a run has more than {', '.join(one.words for one in found.conditions)}{chosen}", ""
+    )
     lines += ["", *align(_rows(found), (0, 1, 2, 5)), ""]
     if found.first_bad is None:
         lines += ["the first bad commit is one of:", *(f"  {_named(commit)}" for commit in found.left), ""]
@@ -94,7 +97,7 @@ def _growth(compared: Compared | None) -> tuple[str, str]:
     step, *kinds = compared.gate.changes
     grown = sorted((kind for kind in kinds if kind.low_ns > 0), key=lambda kind: -kind.change_ns)
     share = percent_text(abs(step.change_ns) / step.before_ns)
-    return f"{'-' if step.change_ns < 0 else '+'}{share}", ", ".join(kind.kind for kind in grown) or "-"
+    return f"{'-' if step.change_ns < 0 else '+'}{share}", ", ".join(words_of(kind.kind) for kind in grown) or "-"
 
 
 def _sentences(one: Judged) -> list[str]:

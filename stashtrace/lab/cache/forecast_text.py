@@ -17,8 +17,9 @@ from stashtrace.lab.cache.cache_model import (
 )
 from stashtrace.lab.cache.forecast import Inputs
 from stashtrace.lab.plot_helpers import check_plot_file, save_figure
+from stashtrace.schema.stall_kinds import KIND_COLOURS
 from stashtrace.schema.table import Table
-from stashtrace.summary.picture_style import FAINT, KIND_COLOURS, new_figure, plain_axes
+from stashtrace.summary.picture_style import FAINT, new_figure, plain_axes
 from stashtrace.text import align, count_noun, wrap
 from stashtrace.units import bytes_text, duration_text, percent_text
 

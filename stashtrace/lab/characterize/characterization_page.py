@@ -24,7 +24,8 @@ from stashtrace.lab.number_intervals import Interval
 from stashtrace.lab.plot_helpers import check_plot_file, save_figure
 from stashtrace.report.page.html import code_line, listing, paragraph, section, table, tag, text, whole_page
 from stashtrace.report.page.svg_pictures import budget_bar, swatch
-from stashtrace.summary.picture_style import KIND_COLOURS, new_figure, plain_axes
+from stashtrace.schema.stall_kinds import KIND_COLOURS
+from stashtrace.summary.picture_style import new_figure, plain_axes
 from stashtrace.units import duration_text
 
 #: Height of a bar in pixels, as in the report.

@@ -15,8 +15,8 @@ from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.lab.history.sentences import short_commit
 from stashtrace.lab.plot_helpers import check_plot_file, save_figure
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.summary.picture_style import COLOURS, FAINT, KIND_COLOURS, MARKERS, new_figure, plain_axes
+from stashtrace.schema.stall_kinds import COLUMN_COLOURS
+from stashtrace.summary.picture_style import COLOURS, FAINT, MARKERS, new_figure, plain_axes
 from stashtrace.units import shortened
 
 #: Hosts and jobs drawn, those with the most late runs and machine hours first; days, the newest.
@@ -43,7 +43,7 @@ def _draw_days(axes: Any, totals: RunTotals) -> None:
     table = fleet_view(totals, "day")
     table = table.take(slice(max(len(table) - _DAYS, 0), len(table)))
     place, bottom = np.arange(len(table)), np.zeros(len(table))
-    colours = {name: KIND_COLOURS[kinds[0]] for name, kinds in COLUMNS.items()} | {OUTSIDE: _OUTSIDE_COLOUR}
+    colours = COLUMN_COLOURS | {OUTSIDE: _OUTSIDE_COLOUR}
     for name, colour in colours.items():
         hours = table["machine_hours"] * table[f"{name}_ratio"]
         if hours.any():
@@ -63,7 +63,7 @@ def _draw_hosts(axes: Any, totals: RunTotals) -> None:
     place = np.arange(len(table))
     named = np.isin(table["verdict"], NAMED)
     axes.bar(place, table["runs_count"], 0.7, color="#EEEEEE", label="runs")
-    axes.bar(place, table["late_count"], 0.7, color=np.where(named, KIND_COLOURS["straggler"], "#BBBBBB"))
+    axes.bar(place, table["late_count"], 0.7, color=np.where(named, COLUMN_COLOURS["late"], "#BBBBBB"))
     axes.plot(place, table["expected_count"], "_", ms=14, color="#000000", label="late runs to expect")
     axes.set_xticks(place, [str(host) for host in table["host"]], fontsize=7, rotation=30, ha="right")
     axes.set_xlim(-0.6, max(len(table), 6) - 0.4)

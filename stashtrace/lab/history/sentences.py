@@ -13,7 +13,7 @@ from stashtrace.lab.history.energy import OUTSIDE
 from stashtrace.lab.history.questions.late_hosts import NAMED
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.lab.recommend.recommendation_text import cost_text
-from stashtrace.schema.stall_kinds import KIND_LABELS
+from stashtrace.schema.stall_kinds import KIND_LABELS, words_of
 from stashtrace.schema.table import Table
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, shortened, span_text
@@ -53,12 +53,12 @@ def hosts_sentences(table: Table, totals: RunTotals) -> list[str]:
 
 def _late_host(row: dict[str, Any], totals: RunTotals) -> str:
     count, late = row["cause_count"], row["late_count"]
-    work = _WORK.get(row["cause"], row["cause"])
-    how = f"always {work}" if count == late else f"mostly {work} ({count} of {late})"
+    work = _WORK.get(row["cause"], words_of(row["cause"]))
+    how = f"always by {work}" if count == late else f"mostly by {work} ({count} of {late})"
     cost = f", {cost_text(row['cost'], totals.currency)}" if row["cost"] >= 0 else ""
     return (
-        f"{row['host']} late in {late} of {count_noun(row['runs_count'], 'run')}, {how}: the others wait"
-        f" {duration_text(row['wait_ns'])} a step ({percent_text(row['wait_ratio'])}) for it,"
+        f"{row['host']} late in {late} of {count_noun(row['runs_count'], 'run')}, {how}; the others wait"
+        f" {duration_text(row['wait_ns'])} a step ({percent_text(row['wait_ratio'])} of it) for that,"
         f" {machine_hours_text(row['lost_hours'])}{cost} in all"
     )
 
@@ -78,7 +78,7 @@ def commits_sentences(table: Table, totals: RunTotals) -> list[str]:
 
 
 def _commit(row: dict[str, Any]) -> str:
-    kind = f", mostly {row['kind']}" if row["kind"] else ""
+    kind = f", mostly in {words_of(row['kind'])}" if row["kind"] else ""
     low, high = sorted((row["low_ratio"], row["high_ratio"]))
     return (
         f"{short_commit(row['commit'])} made {_job(row['job'])} {row['verdict']}: the step went from"
@@ -113,7 +113,7 @@ def costs_sentences(table: Table, totals: RunTotals) -> list[str]:
         energy = f", {energy_text(row['energy_kwh'])}" if row["energy_kwh"] > 0 else ""
         said.append(
             f"{LABELS[row['cause']]}: {machine_hours_text(row['machine_hours'])}"
-            f" ({percent_text(row['share_ratio'])}){cost}{energy}"
+            f" ({percent_text(row['share_ratio'])} of all){cost}{energy}"
         )
     unknown = int(np.isnan(totals.price).sum())
     if unknown:

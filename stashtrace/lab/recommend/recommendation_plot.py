@@ -11,7 +11,8 @@ from stashtrace.lab.number_intervals import Interval
 from stashtrace.lab.plot_helpers import Name, check_plot_file, place_names, save_figure
 from stashtrace.lab.recommend.candidates import UNKNOWN, Candidate, faster
 from stashtrace.lab.recommend.recommend import Recommendation
-from stashtrace.summary.picture_style import FAINT, KIND_COLOURS, new_figure, plain_axes
+from stashtrace.schema.stall_kinds import KIND_COLOURS
+from stashtrace.summary.picture_style import FAINT, new_figure, plain_axes
 
 _COLOURS = {**KIND_COLOURS, UNKNOWN: "#777777"}
 

@@ -15,8 +15,11 @@ from typing import Literal
 
 from stashtrace.live.state import LiveState
 from stashtrace.live.totals import STEP_BOUNDS_S
+from stashtrace.schema.stall_kinds import STALL_KINDS
 
 _NS_PER_S = 1e9
+#: What the values of the label ``kind`` are called in the summary, where that is another word.
+_KINDS_TEXT = ", ".join(f"{kind.name} is {kind.words}" for kind in STALL_KINDS if kind.name != kind.words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ STALL = Series(
     "stashtrace_stall_seconds",
     "counter",
     ("rank", "kind"),
-    "Time of closed steps by what it was spent on; the kinds of a rank, compute among them, add up to its steps",
+    f"Time of closed steps by kind; those of a rank add up to its steps. In the summary {_KINDS_TEXT}",
 )
 STEPS = Series("stashtrace_steps", "counter", ("rank",), "Steps that have closed")
 STEP = Series("stashtrace_step_seconds", "histogram", ("rank",), "Length of closed steps")

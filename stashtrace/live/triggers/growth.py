@@ -23,7 +23,7 @@ from stashtrace.analysis.steps.steps import WARMUP_STEPS
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
-from stashtrace.schema.stall_kinds import STALL_KINDS
+from stashtrace.schema.stall_kinds import STALL_KINDS, words_of
 from stashtrace.schema.table import Table
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, ranks_text
@@ -37,7 +37,6 @@ BLOCK_STEPS, NEWEST_BLOCKS, LEAST_BLOCKS, MOST_BLOCKS = 20, 3, 10, 30
 WORTH_RATIO, SPREADS = 0.05, 4.0
 #: Computing is no stall.
 _KINDS = tuple(kind.name for kind in STALL_KINDS if kind.code != StallKind.COMPUTE)
-_LABELS = {kind.name: kind.label for kind in STALL_KINDS}
 _STRAGGLER = StallKind.STRAGGLER.name.lower()
 _COLUMNS = [KIND_COLUMNS[kind] for kind in _KINDS]
 
@@ -61,9 +60,9 @@ class Growth:
         """A sentence."""
         where = f"rank{'s' if len(self.ranks) > 1 else ''} {ranks_text(list(self.ranks))}"
         part = percent_text((self.now_ns - self.before_ns) / self.usual_step_ns)
-        cause = f", for rank {self.cause_rank}" if self.cause_rank >= 0 else ""
+        cause = f", waiting for rank {self.cause_rank}" if self.cause_rank >= 0 else ""
         return (
-            f"{_LABELS[self.kind]} grew on {where} since step {self.since_step:,}{cause}: "
+            f"{words_of(self.kind)} grew on {where} since step {self.since_step:,}{cause}: "
             f"{duration_text(self.before_ns)} -> {duration_text(self.now_ns)} a step, {part} of a usual step more, "
             f"over {count_noun(NEWEST_BLOCKS * BLOCK_STEPS, 'step')}"
         )

@@ -21,7 +21,7 @@ from stashtrace.analysis.lines.place_times import STEP
 from stashtrace.errors import guarded
 from stashtrace.live.state import LATE, MOST, Event, LineNow
 from stashtrace.live.view.merged import OLD_ROUNDS, HostView, LiveView, RankView
-from stashtrace.schema.stall_kinds import KIND_LABELS, WORKER_KINDS
+from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.look import Look
 from stashtrace.text import count_noun
@@ -239,7 +239,7 @@ def _line_text(line: LineNow, host: str) -> str:
     """Word a line; ``host``: which it is about, empty where that needs no word."""
     whose = f" on {host}" if host else ""
     time = bounded_time(line.time_ns, line.low_ns, line.high_ns)
-    kind = KIND_LABELS.get(line.kind, line.kind) if line.where == STEP else WORKER_KINDS.get(line.kind, line.kind)
+    kind = words_of(line.kind)
     if line.why == MOST:
         of = "a step" if line.where == STEP else "a batch of the workers"
         return f"costliest line{whose}: {line.place}, {time} {of} ({kind})"
