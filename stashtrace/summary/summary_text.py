@@ -36,6 +36,8 @@ _BETWEEN_EPOCHS = ("persistent_workers",)
 _IN_FEW = ("slow_steps", "period")
 #: What says more.
 _NEXT = "report, summary --all"
+#: Waits for other ranks that no cause explains are told from this part of a step on; less is seen in the table alone.
+_WAITS_RATIO = 0.1
 #: Claims of the first line that put all figures in doubt.
 WARNINGS = ("records_lost", "low_confidence", "host_timed_steps")
 
@@ -91,6 +93,10 @@ def _page_of_causes(
     crowded = [one for one in verdicts if one.row["kind"] == "contention"]
     # Steps of validation and inference are no part of the replay.
     changes += [one for one in verdicts if one.row["name"] and one not in crowded][:1]
+    # Waits for other ranks that no cause explains, and what a pipeline waits for in any case.
+    waits = [one for one in verdicts if one.row["kind"] == "late" and not one.row["name"]]
+    waits = [one for one in waits if one.row["share_ratio"] >= _WAITS_RATIO]
+    waits = [] if any(row["waiting_ranks"] for row in causes) else waits[:1]
     machine = [*crowded, *_of(found, "machine")]
     machine = [one for one in machine if one.row["kind"] not in {*_IN_ALL, *said}]
     warnings = [one for one in _of(found, "beside") if one.row["kind"] == "staged" and one.row["items_count"] == 0]
@@ -106,6 +112,7 @@ def _page_of_causes(
         *lines_of("the causes", lambda: causes_block(causes, found, look, path)),
         *lines_of("changes of the steps", lambda: _claims(changes, look)),
         "",
+        *lines_of("waits for other ranks", lambda: _claims(waits, look)),
         *lines_of("the machine", lambda: _plain([*machine, *warnings], look)),
         *lines_of("how far to trust it", lambda: _trust(limits, look)),
         *lines_of("what was lost", lambda: _losses(_of(found, "loss"), look)),

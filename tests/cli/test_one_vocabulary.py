@@ -122,7 +122,6 @@ def test_words_of_the_summary_are_the_words_of_the_others(runs: tuple[Path, Path
     assert "data: prep +" in printed("diff", before, after)
     assert re.search(r"^  link: in-host +10\.", printed("check", after, "--against", before), re.MULTILINE)
     assert re.search(r"^  storage=x0\.5 |^  storage=0 ", printed("whatif", after), re.MULTILINE)
-    assert re.search(r"rank 0: .* late \d+ %", printed("status", after))
     assert re.search(r" data: hand-off +200 us", printed("analyze", "stalls", after))
 
 

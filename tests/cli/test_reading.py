@@ -217,7 +217,7 @@ def test_summary_of_the_merge(run: Run, one: Path) -> None:
     assert (answer.code, answer.out) == (0, "")
     words = " ".join(answer.err.split())
     assert "rank 0 prepares batches 20.0 ms a step (33 %) longer than the others" in words
-    assert "rank 1 waits for it in all-reduce; as fast as the others: " in words
+    assert "rank 1 waits for it in all-reduce; without it: " in words
     assert (one / "summary.txt").read_text() == answer.err.lstrip("\n")
 
 

@@ -67,6 +67,7 @@ _CAUSE = {
     "caller": "",
     "python_ratio": -1.0,
     "backward_ratio": -1.0,
+    "excess_ratio": 0.0,
     "op": "",
     "worker_id": -1,
     "present_count": 2,

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """Say whether runs are worse than earlier ones, by intervals. KIND+N% allows the
 mean of a kind of time over ranks and steps to grow by N % of the step before,
-step+N% the step itself; KIND is a column of the summary (data, link, late, ...)
-or a part of one (prep, network, ...), by its word or its id (straggler). Exit
+step+N% the step itself; KIND is a column of the summary (data, link, late) or
+a part of one (prep, network), by its word or its id (straggler). Exit
 codes: 0 not worse, 1 worse beyond doubt, 4 not comparable, 5 inconclusive."""
 _EPILOG = """BASELINE is a name in the folder of --baselines, a baseline file, a run
 directory, or the URL of one of these. With --rerun, the job before (--before,

@@ -27,8 +27,8 @@ DistributedDataParallel, OMP_NUM_THREADS, a share of the CPUs for each rank
 (cpu_affinity), staged_files, and some variables of NCCL. The order is that of
 `stashtrace whatif`. Losses have to stay equal to the bit; OMP_NUM_THREADS,
 bucket_cap_mb and buffers of NCCL may change their rounding unless --exact is
-given. Where equal runs have other losses each, as with random augmentation, the
-mean losses of several runs are compared instead (--losses).
+given. Where equal runs differ in their losses, as by random augmentation, mean
+losses of several runs are compared instead (--losses).
 
 example:
   stashtrace tune --until-step 60 -- torchrun --nproc-per-node 2 train.py"""

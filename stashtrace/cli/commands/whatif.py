@@ -33,8 +33,8 @@ compute, late (or straggler), copy (h2d), save (checkpoint), other, storage
 persistent_workers, in_order, ranks, compression, network.bandwidth,
 network.latency, in-host.bandwidth (interconnect.bandwidth), in-host.latency,
 bucket_mb (bucket_cap_mb of DistributedDataParallel), or cause: cause=1 takes
-the first cause of the summary away, cause=2 the second. A column of the summary
-changes all of its parts: data, host, link.bandwidth, link.latency.
+the first cause of the summary away, cause=2 the second. A column of it changes
+all of its parts: data, host, link.bandwidth, link.latency.
 VALUE is xN for N times as much, or a new value: 0 or 5ms for a time, 10gbit
 for a bandwidth, 8 for a number, fp16 for compression, 1 for
 persistent_workers, false for in_order.

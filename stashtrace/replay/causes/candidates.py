@@ -515,7 +515,7 @@ class Candidates:
             most = total.sum()
         has = is_long(total)
         period = period or period_of(total)
-        if 2 * total[has].sum() < total.sum():  # some steps have more of what all have
+        if total[has].sum() < POLICY.nearly_ratio * total.sum():  # some steps have more of what all have
             has, period = total > 0, 0
         period = 0 if period == 1 else period  # steps in a row
         shape, first, last = _EACH if period else _shape(spent, has)

@@ -68,6 +68,7 @@ CAUSES = schema(
         "what is left: gone (nothing), peers (as others), even (alike on all), usual (as mostly), half, or a setting",
     ),
     col.real("python_ratio", "of compute and python: part that is Python, not operators; -1 unknown", missing=-1),
+    col.real("excess_ratio", "of peers and usual: part of its own time that is beyond theirs; else 0", detail=2),
     col.real("backward_ratio", "of compute: part in backward passes, place is about the rest; -1 unknown", missing=-1),
     col.word("call", "what most of it is: asleep, lock, gil, socket, file, garbage, ...; empty if no such call"),
     col.word("file", "file whose calls are most of it, the longest if of several; else empty"),
@@ -119,6 +120,8 @@ _GOOD_PART = 0.3
 _NONE: Row = {column.name: "" if column.dtype.startswith("U") else column.missing for column in CAUSES.columns}
 #: Of causes that are joined, these add up.
 _SUMMED = ("saved_ns", "saved_low_ns", "saved_high_ns", "low_ratio", "high_ratio")
+#: Levels at which what others take, or other steps, stays.
+_BEYOND = ("peers", "usual")
 #: Of so many ranks the functions are compared where a cause is one of several.
 _RANKS_COUNT = 3
 #: So many lines of a rank and kind are looked at for what they call in a library.
@@ -138,10 +141,10 @@ def causes(trace: Trace) -> Table:
 
     Columns
     -------
-    ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, backward_ratio, call, file, file_call,
-    files_count, work_ns, thread, operations_count, moved_bytes, waiting_ranks, waiting_op, through_ranks,
-    waiting_ns, step_ns, of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio, sure,
-    steps_count, of_steps_count, every_count, first_step_index, last_step_index, shape, event_ns, change,
+    ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, excess_ratio, backward_ratio, call,
+    file, file_call, files_count, work_ns, thread, operations_count, moved_bytes, waiting_ranks, waiting_op,
+    through_ranks, waiting_ns, step_ns, of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio,
+    sure, steps_count, of_steps_count, every_count, first_step_index, last_step_index, shape, event_ns, change,
     present_count, worker_id, reason
 
     Raises
@@ -393,6 +396,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "caller": _caller(trace, cause, work),
         "level": one.level,
         "python_ratio": one.python_ratio,
+        "excess_ratio": one.goes_ns(work) / max(work.ns[one.pieces].sum(), 1.0) if one.level in _BEYOND else 0.0,
         "backward_ratio": _backward_ratio(work, one),
         "call": call,
         "file": file.name,

@@ -17,7 +17,8 @@ class Policy:
     mostly_ratio: float = 0.5
     #: What half of some work saves counts this much beside what goes whole: how much of it can go is a guess.
     guess_ratio: float = 0.5
-    #: A line stands for its function if it saves at least this part of what that does.
+    #: A line stands for its function if it saves at least this part of what that does; and some steps stand for all if
+    #: they have this part of a time.
     nearly_ratio: float = 0.8
     #: In such a part of all runs one of the differences between their ranks is taken for more than chance, but is none.
     chance_ratio: float = 0.05

@@ -36,8 +36,8 @@ _DOES = {
     "prep": ("prepares batches", "prepare batches"),
     "fetch": ("waits for storage", "wait for storage"),
     "handoff": (
-        "takes over batches that are ready (queue, unpickling, pinning)",
-        "take over batches that are ready (queue, unpickling, pinning)",
+        "waits for the hand-off of batches (sampler, queue, unpickling, pinning)",
+        "wait for the hand-off of batches (sampler, queue, unpickling, pinning)",
     ),
     "checkpoint": ("writes checkpoints", "write checkpoints"),
     "loads": ("is in loads and saves of checkpoints", "are in loads and saves of checkpoints"),
@@ -86,7 +86,7 @@ _AS = {
 #: Half of what is all that is left to say.
 _HALF = {
     "compute": "no other change is predicted to save 3 %; computing twice as fast",
-    "handoff": "half of it (fewer or larger objects in a batch, tensors instead of Python objects)",
+    "handoff": "half of it (fewer or larger objects in a batch, tensors instead of Python objects, a cheaper sampler)",
     "launch": "half as long between launches (CUDA graphs or torch.compile may)",
 }
 _SETTINGS = {
@@ -100,6 +100,8 @@ _SHAPES = {
     "within": "in steps {first_step_index} to {last_step_index}",
 }
 _NEARLY_ALL = 0.9
+#: Transfers of less take as long as the operation does, whatever their bytes: gloo's and NCCL's latency over bandwidth.
+_SMALL_BYTES = 1 << 16
 _SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save"}
 #: What a line calls in a library, within its place.
 _LEAF = re.compile(r", in [^()]*\)$")
@@ -178,7 +180,7 @@ def _what(row: Row, *, short: bool = False) -> str:
         between = f" between {_ranks(row['ranks'])}" if "," in row["ranks"] else ""
         what = f"transfers{f' of {operation}' if operation else ''}{between}"
         waited = f", waited for{where.removeprefix(',')}" if where else ""
-        return f"{what} take {''.join(_amount(row))}{moved}{needless}{waited}"
+        return f"{what} are in flight {''.join(_amount(row))}{moved}{needless}{waited}"
     if _computes(row):
         return f"compute bound: {''.join(_amount(row))}{_in_backward(row)}{where}"
     several = not row["ranks"] or len(row["ranks"].split(",")) > 1
@@ -298,11 +300,16 @@ def _do(row: Row) -> str:
     if row["where"] == "link":
         if row["level"] == "gone":
             return "without them" + (" (of buffers: broadcast_buffers=False)" if row["op"] == "broadcast" else "")
+        each_bytes = row["moved_bytes"] / max(row["operations_count"], 1)
+        if 0 < each_bytes < _SMALL_BYTES:
+            return "half of that (fewer operations: they are too small for their bytes to matter)"
         return f"half of that ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
     if row["level"] == "gone":
         return _GONE.get(row["call"] if row["call"] == "asleep" else kind, "without it")
     if row["level"] == "even" and not row["ranks"]:
         return _EVENLY
+    if row["level"] in ("peers", "usual") and row["excess_ratio"] > _NEARLY_ALL:
+        return "without it"
     if row["level"] in _AS:
         return _AS[row["level"]]
     if kind == "compute" and _is_python(row):

@@ -59,12 +59,24 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
     own = Facts(ranks=ranks_text(sorted(crowded)), rank=worst.rank, items_count=len(crowded))
     own |= Facts(share_ratio=worst.contention_ratio, counted_as=counted_as)
     if worst.contention_ratio <= POLICY.contention_verdict_ratio:
-        return [claim("machine", "contention", said, **own)]
+        shared = _shared(facts, worst)
+        return [claim("machine", "contention", f"{said}{_SHARED}" if shared else said, **own, **shared)]
     who = f"{'rank' if one else 'ranks'} {own['ranks']} {'waits' if one else 'wait'}"
     own |= Facts(short=f"{who} {percent_text(worst.contention_ratio)} of a step for a CPU")
     rows = [fact("counted_as", "", "hidden", counted_as=counted_as), *_reasons(facts, worst)]
     advice = next((row.code for row in rows if row.code in _CAUSES), "")
     return [claim("verdict", "contention", said, rows, cause_kind=_CAUSES.get(advice, ""), advice_code=advice, **own)]
+
+
+_SHARED = "; {ranks_count:rank} share {cpus_count:CPU}"
+
+
+def _shared(facts: RunFacts, rank: RankFacts) -> Facts:
+    """Return how many ranks and CPUs the host of a rank has, if there are more ranks; else nothing."""
+    cpu = facts.trust.hosts.get(rank.host)
+    ranks = sum(other.host == rank.host for other in facts.ranks)
+    count = _usable_count(facts, cpu) if cpu is not None else ranks
+    return Facts(ranks_count=ranks, cpus_count=count) if ranks > count else Facts()
 
 
 def _counted_as(facts: RunFacts, rank: RankFacts) -> str:
