@@ -249,6 +249,7 @@ def test_an_old_state_is_marked_after_three_rounds() -> None:
         (os.getpid(), "the process that follows the run there goes on, and gets no CPU or waits for the file system"),
         (2**22 + 1, "the process that follows the run there is gone; the job is recorded all the same"),
     ],
+    ids=["lives", "gone"],
 )
 def test_an_old_state_of_this_host_tells_whether_its_follower_lives(pid: int, said: str) -> None:
     made = state()

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 from builders import MS, TraceBuilder
-from stashtrace.analysis.findings.unexplained_time import blocked_calls
 
+from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.rules.contention import contention_claims
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.stalls.budget import stalls
