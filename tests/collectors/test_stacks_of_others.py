@@ -160,7 +160,7 @@ def test_others_are_compared_while_nothing_waits(tmp_path: Path) -> None:
     found = Stacks(tmp_path / "run")
     computing = [sample for sample in found.samples if "computes" in sample.names]
     compared = [sample for sample in computing if StackFlag.AROUND in sample.flags]
-    assert 3 <= len(compared) <= 12
+    assert 3 <= len(compared) <= 2 * 12, "on a slow machine a wait is looked at twice"
     assert not any(StackFlag.BLOCKED in sample.flags for sample in compared)
     assert by_tid(found, "<lambda>")
 

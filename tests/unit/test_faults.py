@@ -154,9 +154,9 @@ def test_a_section_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = page(facts)
     assert "fault of stashtrace" not in whole + markdown(facts)
     page_module = importlib.import_module("stashtrace.report.page.page")
-    titles = [title for _, title, _ in page_module._PARTS]
+    titles = [title for *_, title, _ in page_module._PARTS]
     for broken in range(len(titles)):
-        parts = [(n, t, fail if at == broken else make) for at, (n, t, make) in enumerate(page_module._PARTS)]
+        parts = [(*part[:-1], fail if at == broken else part[-1]) for at, part in enumerate(page_module._PARTS)]
         with monkeypatch.context() as patch:
             patch.setattr(page_module, "_PARTS", parts)
             text = page(facts)

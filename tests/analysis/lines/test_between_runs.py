@@ -196,7 +196,7 @@ def loads(seed: int, decode_ms: int) -> StepsOfRun:
 
 def test_longer_batches_are_named_by_what_workers_do() -> None:
     (text,) = sentences(loads(1, 30), loads(2, 70))
-    assert text.startswith("prep +")
+    assert text.startswith("data: prep +")
     assert " ms a step, in its workers: decode (images.py:67) +" in text
     assert text.endswith(" ms a batch")
 
