@@ -1,6 +1,6 @@
 """Is the first cause the planted one? Jobs with one or two planted causes, or none, by somebody who saw no code.
 
-    python benchmarks/bench_first_cause.py [--set first|second|third] [--only NAME ...] [--keep FOLDER] [--write]
+    python benchmarks/bench_first_cause.py [--set first|second|third|fourth] [--only NAME ...] [--keep FOLDER] [--write]
 
 A job is right if the first row of ``causes`` has the ranks of a planted cause and its function, or, where a setting or
 a kind of transfer is at fault, that; ``both``: the two planted causes are the first two rows. A job with nothing
@@ -52,6 +52,11 @@ FIRST_RUNS = {
         " workers and their backends on two cores. Since then: too few CPUs for ranks and workers is no cause, but said"
         " of the machine, what is said of several ranks has a function only if it is that of each, and the call of a"
         " backward pass is no place."
+    ),
+    "fourth": (
+        "The first run, on a quiet machine: right 28 of the 30 with something planted, nobody blamed in 8 of the 10"
+        " others, both of two in 6 of 10. In the two that were blamed a function of one rank was longer by its samples"
+        " where all of its computation was as long as the other's; since then a function counts for no more than that."
     ),
 }
 
@@ -139,10 +144,10 @@ def judged(name: str, truth: dict[str, Any], folder: Path) -> dict[str, Any]:
 def is_about(row: dict[str, Any], cause: dict[str, Any], everybody: str) -> bool:
     """Return True if a row of ``causes`` names a planted cause."""
     ranks = everybody if cause["ranks"] == "all" else ",".join(map(str, cause["ranks"]))
-    if cause["function"]:
-        functions = [cause["function"], *cause.get("also_functions", [])]
-        return bool(row["ranks"] == ranks and row["function"] in [name.replace(".<locals>", "") for name in functions])
-    return bool(row["what"] in cause["what"].split("|") and row["ranks"] == ranks)
+    functions = [cause["function"], *cause.get("also_functions", [])] if cause["function"] else []
+    named = row["function"] in [name.replace(".<locals>", "") for name in functions]
+    # Where a user's function calls what is at fault, or a setting is, either answer is right.
+    return bool(row["ranks"] == ranks and (named or row["what"] in (cause["what"] or "").split("|")))
 
 
 def write(rows: list[dict[str, Any]], totals: str) -> None:

@@ -9,7 +9,12 @@ import pytest
 from builders import MS, TraceBuilder
 from stack_rows import long_call, sample, stack_of
 
+from stashtrace.analysis.graph import build as build_graph
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.replay.causes import causes
+from stashtrace.replay.causes.candidates import Candidates
+from stashtrace.replay.causes.work_by_line import work_by_line
+from stashtrace.replay.whatif import ReplayedRun
 from stashtrace.schema.kinds import StackCause, StackFlag
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words.cause_templates import cause_lines
@@ -123,3 +128,29 @@ def test_a_function_is_told_with_the_one_that_the_loop_calls() -> None:
     found = first(build.trace("./run"))
     assert (found["ranks"], found["place"], found["caller"]) == ("0", "Block.forward (model.py:9)", "sample_text")
     assert cause_lines(found, "RUN")[0].endswith(" in Block.forward (model.py:9), called by sample_text")
+
+
+def test_equal_work_in_other_functions_makes_no_rank_longer() -> None:
+    """Both compute 24 ms, rank 1 all of it in ``Glass.forward`` and rank 0 half of it."""
+    build, now = TraceBuilder(), 0
+    build.group(range(2))
+    glass, rest = "Glass.forward /jobs/model.py:9", "Glass.mix /jobs/model.py:20"
+    for _ in range(STEPS):
+        end = now + 24 * MS
+        for rank in range(2):
+            process = build.rank(rank)
+            process.phase("forward", now, end, cpu=(now, end))
+            for number, moment in enumerate(range(now + MS, end, 2 * MS)):
+                named = rest if rank == 0 and number % 2 else glass
+                sample(process, moment, stack_of(process, MAIN, named), flags=StackFlag(0))
+        keys = build.collective(dict.fromkeys(range(2), (end, end + 2 * MS)))
+        for rank in range(2):
+            process = build.rank(rank)
+            process.collective_wait(keys[rank], end, end + 2 * MS)
+            process.phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(end + 2 * MS, end + 3 * MS))
+        now = end + 3 * MS
+    trace = build.trace("./run")
+    graph = build_graph(trace)
+    run, work = ReplayedRun(graph, budgets=False), work_by_line(TraceIndex(trace), graph)
+    found = Candidates(graph, work, run.steps, run.measured_ns).all()
+    assert {one.level for one in found} == {"half"}

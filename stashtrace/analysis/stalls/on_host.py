@@ -37,8 +37,9 @@ from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, OPERATORS_RECORDED, Tr
 
 _COMPUTE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
 CHECKPOINT_PHASES = (Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD)
-#: Waits that the parallel loops of a phase do not make: their cause is foreign in any phase.
-_FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN, WaitOp.GIL)
+#: Waits that the parallel loops of a phase do not make: their cause is foreign in any phase. CPython's locks wait on
+#: POSIX semaphores (`Python/thread_pthread.h`), OpenMP's loops on futexes, and torch's pool on conditions.
+_FOREIGN_WAITS = (WaitOp.SLEEP, WaitOp.POLL, WaitOp.JOIN, WaitOp.GIL, WaitOp.SEMAPHORE)
 _WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
 
 

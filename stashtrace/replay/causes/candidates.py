@@ -204,8 +204,9 @@ class Candidates:
     def _of_lines_of_any_kind(self) -> Iterator[Candidate]:
         """Functions and lines in which a rank is longer, whatever kind of time that is."""
         rows = np.flatnonzero(self._own & ~self._is_batch)
+        longer = self._longer(rows)
         for function, line, own in self._places(rows):
-            yield from self._beyond_peers(own, ANY, by_workers=False, function=function, line=line)
+            yield from self._beyond_peers(own, ANY, by_workers=False, function=function, line=line, longer=longer)
 
     def _of_kinds(self) -> Iterator[Candidate]:
         rows = np.flatnonzero(self._own)
@@ -214,8 +215,10 @@ class Candidates:
             own = rows[of_kind]
             what = int(kind), bool(by_workers)
             yield from self._of_group(own, *what)
-            for function, line, of_place in self._places(own):
-                yield from self._of_group(of_place, *what, function=function, line=line)
+            places = list(self._places(own))
+            longer = self._longer(own) if places else None
+            for function, line, of_place in places:
+                yield from self._of_group(of_place, *what, function=function, line=line, longer=longer)
 
     def _of_transfers(self) -> Iterator[Candidate]:
         """Transfers of one operation over one kind of link."""
@@ -272,8 +275,9 @@ class Candidates:
         *,
         function: tuple[int, int] | None = None,
         line: int = UNKNOWN,
+        longer: Floats | None = None,
     ) -> Iterator[Candidate]:
-        """Yield the candidates that a group of work of one kind is, by level."""
+        """Yield the candidates that a group of work of one kind is, by level. ``longer``: as of ``_beyond_peers``."""
         # Without objects to exchange their transfers go, too.
         moves = self._moves_objects if kind == OBJECTS and function is None else self._moves_objects[:0]
         every = np.append(pieces, moves)
@@ -310,7 +314,7 @@ class Candidates:
                 yield from self._beyond_usual(
                     own, (rank,), kind, by_workers, self._spent(own), function=function, line=line
                 )
-        yield from self._beyond_peers(pieces, kind, by_workers=by_workers, function=function, line=line)
+        yield from self._beyond_peers(pieces, kind, by_workers=by_workers, function=function, line=line, longer=longer)
 
     def _spent(self, pieces: Int64) -> Floats:
         """Return the time of pieces by rank and step."""
@@ -380,8 +384,12 @@ class Candidates:
         by_workers: bool,
         function: tuple[int, int] | None = None,
         line: int = UNKNOWN,
+        longer: Floats | None = None,
     ) -> Iterator[Candidate]:
         """What a rank does longer than the median of the others, and what all those do that are longer.
+
+        ``longer``: by how much each rank is longer in all of a kind. Of a function no more counts: what is beyond that
+        is made up for in other functions, or samples have put it here.
 
         Stages of a pipeline do different work, which may be moved from one to another: a rank is compared with the
         others of its stage, and all of a kind of time with the mean of the stages.
@@ -393,22 +401,20 @@ class Candidates:
             yield from self._uneven_stages(pieces, spent.sum(axis=2), kind, by_workers=by_workers)
         if function is None and kind == StallKind.COMPUTE and not self._stages:
             yield from self._uneven_steps(pieces, spent.sum(axis=2), by_workers=by_workers)
-        usual = spent.copy()  # one that is alone in its stage has no others
-        for rows in self._stages or [np.flatnonzero(self._has_steps)]:
-            if len(rows) > 1:
-                usual[rows] = _of_others(spent[rows])
-        excess_there = np.where(self._has_steps[:, None, None], spent - usual, 0.0)
+        excess_there = self._excess(spent)
         excess = excess_there.sum(axis=2)
         chance = POLICY.chance_ratio / (len(self.ranks) * self._comparisons)
         mean, error = excess.mean(axis=1), np.full(len(excess), math.inf)
+        if longer is not None:
+            mean = np.minimum(mean, longer)
         worth = mean >= POLICY.worth_ratio * self._step_ns / 2
         error[worth] = [error_of_mean(own, chance) for own in excess[worth]]
         if function is not None:  # samples divide time among lines, and leave the whole of a kind as it is
             sampled = self._sampled(pieces)
             error = np.hypot(error, np.hypot(sampled, np.median(sampled)) * _quantile(chance) / len(self._steps))
-        longer = np.flatnonzero((mean > error) & worth)
-        longer = longer[np.argsort(-mean[longer], kind="stable")][: POLICY.lines_count]
-        for rows in [*([row] for row in longer.tolist()), *([longer.tolist()] if len(longer) > 1 else [])]:
+        beyond = np.flatnonzero((mean > error) & worth)
+        beyond = beyond[np.argsort(-mean[beyond], kind="stable")][: POLICY.lines_count]
+        for rows in [*([row] for row in beyond.tolist()), *([beyond.tolist()] if len(beyond) > 1 else [])]:
             own = pieces[np.isin(self._row[pieces], rows)]
             over_there = np.maximum(excess_there, 0.0)
             part = np.divide(over_there, spent, out=np.zeros_like(spent), where=spent > 0)
@@ -431,6 +437,18 @@ class Candidates:
                 function=function,
                 line=line,
             )
+
+    def _excess(self, spent: Floats) -> Floats:
+        """Return by how much ranks are longer than their peers, by rank, step and place."""
+        usual = spent.copy()  # one that is alone in its stage has no others
+        for rows in self._stages or [np.flatnonzero(self._has_steps)]:
+            if len(rows) > 1:
+                usual[rows] = _of_others(spent[rows])
+        return np.where(self._has_steps[:, None, None], spent - usual, 0.0)
+
+    def _longer(self, pieces: Int64) -> Floats:
+        """Return by how much each rank is longer than its peers in the places of a step where it is, mean of a step."""
+        return np.asarray(np.maximum(self._excess(self._spent_in_places(pieces)).mean(axis=1), 0.0).sum(axis=1))
 
     def _sampled(self, pieces: Int64) -> Floats:
         """Return the standard error that samples leave of the time of pieces, by rank: one way for each line of it."""

@@ -180,3 +180,19 @@ def test_a_rank_late_by_reads_does_not_wait_for_batches() -> None:
     (late,) = (verdict for verdict in verdicts(build.trace()) if verdict.kind == "late")
     assert late.text.endswith(", all of it for rank 1")
     assert not any("batch" in sentence or "worker" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(("op", "kind"), [(WaitOp.SEMAPHORE, "other"), (WaitOp.COND_WAIT, "compute")])
+def test_a_lock_of_python_is_no_computation_where_it_has_a_name(op: WaitOp, kind: str) -> None:
+    """A loop without phases waits 60 of 100 ms inside an annotation, as for a pool: a thread of torch's may compute."""
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for number in range(STEPS + 1):
+        begin = number * STEP
+        rank.step_mark(begin)
+        if number < STEPS:
+            rank.annotate("gather", begin, begin + 90 * MS)
+            rank.wait(op, begin + 10 * MS, begin + 70 * MS)
+    table = stalls(build.trace())
+    spent = table["stall_ns"][table["kind"] == kind].sum() / len(set(table["step"].tolist()))
+    assert spent >= 60 * MS
