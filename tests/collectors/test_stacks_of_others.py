@@ -161,7 +161,8 @@ def test_others_are_compared_while_nothing_waits(tmp_path: Path) -> None:
     computing = [sample for sample in found.samples if "computes" in sample.names]
     compared = [sample for sample in computing if StackFlag.AROUND in sample.flags]
     assert 3 <= len(compared) <= 2 * 12, "on a slow machine a wait is looked at twice"
-    assert not any(StackFlag.BLOCKED in sample.flags for sample in compared)
+    # On a busy machine the thread may wait for the GIL, which the one that ends a nap holds, as it is looked at.
+    assert 4 * sum(StackFlag.BLOCKED in sample.flags for sample in compared) <= len(compared)
     assert by_tid(found, "<lambda>")
 
 
