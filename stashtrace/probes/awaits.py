@@ -76,9 +76,11 @@ def _time_selector(loop: Any) -> None:
     select, kept = type(selector).select, weakref.ref(selector)
     now_ticks, state = native.now_ticks, thread_state
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
+    def timed(timeout: float | None = None) -> Any:
+        if timeout is not None and timeout <= 0:  # only asks: where it takes long, the thread got no CPU
+            return select(kept(), timeout)
         begin_ticks = now_ticks()
-        events = select(kept(), *args, **kwargs)
+        events = select(kept(), timeout)
         if now_ticks() - begin_ticks >= _LONG_TICKS and state.stack_watched:
             _note(begin_ticks)
         return events
