@@ -79,7 +79,7 @@ _CAUSE = {
     "waiting_op": "all_reduce",
     "through_ranks": "",
     "waiting_ns": MS,
-    "thread": "",
+    "waiter": "",
     "file": "",
     "file_call": "",
     "files_count": 0,

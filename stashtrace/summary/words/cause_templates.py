@@ -199,8 +199,9 @@ def _what(row: Row, *, short: bool = False) -> str:
         does = f"{_on_file(row['file_call'], several)} {_files(row)}{cached}"
     than = _THAN.get(row["level"], "") if row["ranks"] or row["level"] != "even" else _UNEVENLY
     amount, when = _amount(row, short=short)
-    if row["thread"] and where:
-        where = f", for another thread{where.removeprefix(',')}"
+    if row["waiter"] and where:
+        waiter = "" if short else f" in {row['waiter']}"
+        where = f"{waiter}, for another thread{where.removeprefix(',')}"
     elif when and where and not where.startswith(","):
         where = f",{where}"
     return f"{who} {does} {amount}{than}{when}{where}"
