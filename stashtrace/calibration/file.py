@@ -118,6 +118,8 @@ class Calibration:
     path: str = ""
     #: Name of an operation that could not be measured -> why.
     left_out: Mapping[str, str] = field(default_factory=dict)
+    #: Name of what was measured together -> what other programs took meanwhile, and what was measured again for that.
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def link(self, op: str, *, ranks: int = 1, backend: str | None = None) -> Link | None:
         """The link of an operation with this number of ranks, None if it was not measured."""
@@ -186,6 +188,7 @@ def load_calibration(path: str | os.PathLike[str]) -> Calibration:
         links=tuple(_link(file, number, entry) for number, entry in enumerate(links, 1)),
         path=file.path,
         left_out={k: str(v) for k, v in file.table(content, "left_out").items()},
+        others={k: str(v) for k, v in file.table(content, "others").items()},
     )
 
 
@@ -283,8 +286,9 @@ def calibration_text(calibration: Calibration) -> str:
     out = [*_HEAD, f"version = {FORMAT_VERSION}"]
     out += _entries({"date": calibration.date, "command": calibration.command})
     out += ["", "[machine]", *_entries(calibration.machine), "", "[versions]", *_entries(calibration.versions)]
-    if calibration.left_out:
-        out += ["", "[left_out]", *_entries(calibration.left_out)]
+    for name, said in (("left_out", calibration.left_out), ("others", calibration.others)):
+        if said:
+            out += ["", f"[{name}]", *_entries(said)]
     for link in calibration.links:
         out += ["", "[[link]]", *_link_text(link)]
     return "\n".join(out) + "\n"

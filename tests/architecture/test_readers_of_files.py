@@ -31,6 +31,7 @@ OWN_READS = {
     "stashtrace/lab/history/mounts.py": "/proc",
     "stashtrace/lab/history/rows_of_run.py": "/sys",
     "stashtrace/lab/machine.py": "/proc and /sys",
+    "stashtrace/lab/machine_use.py": "/proc",
     "stashtrace/lab/page_cache.py": "files that it has been asked to read or to drop from the page cache",
     "stashtrace/lab/processes.py": "logs of its own processes",
     "stashtrace/record/host/file_systems.py": "/proc",

@@ -454,6 +454,17 @@ def test_steps_may_be_among_the_records_that_were_lost(reason: str, cause: str) 
     assert "no training steps among the records that are left" in shown
 
 
+def test_losses_for_one_cause_are_one_line() -> None:
+    """The recorder counts them where it found no room, and the reader those whose count it finds in the ring."""
+    build, _ = job()
+    build.loss("no_space", 1200, collector="core", advice="what the recorder said")
+    build.loss("no_space_rows", 30, collector="core", advice="what the reader found")
+    shown = render(summarize(build.trace()), Look(), "x")
+    assert [line.strip() for line in shown.splitlines() if "records lost (" in line] == [
+        "! 1,230 records lost (core): no space left in the run directory"
+    ]
+
+
 def test_a_run_without_steps() -> None:
     build = TraceBuilder()
     build.rank(0).io(0, MS)

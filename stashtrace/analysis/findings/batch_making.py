@@ -15,7 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.stalls.cpu_waits import handoffs
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.epochs import waits_of_steps, workers_count
+from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
 from stashtrace.schema.stall_kinds import COLUMNS
@@ -29,8 +32,6 @@ DATA_KINDS = COLUMNS["data"]
 _FAULTS_RATIO = 0.5
 #: Other processes cause a run queue if they use more than this share of the CPUs.
 OTHERS_RATIO = 0.2
-#: Makers that are in the run queue for more than this part of their time have no CPU for the hand-over either.
-_STARVED_RATIO = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,8 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
     return spent
 
 
-def is_starved(making: Making) -> bool:
-    """Return True if the makers wait for a CPU for most of the time, as the hand-over of their batches then does."""
-    return making.parts_ns.get("queue", 0.0) > _STARVED_RATIO * making.batch_ns
+def queued_handoffs_ns(trace: Trace, rank: int, steps: Table) -> int:
+    """Return how long hand-offs of batches to a rank waited for a CPU, in all of these steps."""
+    index, own = TraceIndex(trace), steps.take(steps["rank"] == rank).sort_by("begin_ns")
+    found = (handoffs(index, thread) for thread in step_threads(trace) if thread.rank == rank)
+    return sum(int(one.queued[inside(one.begin, own)].sum()) for one in found)

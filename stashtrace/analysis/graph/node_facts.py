@@ -14,6 +14,7 @@ from stashtrace.analysis.graph.batch_nodes import own_fetches, worker_starts
 from stashtrace.analysis.graph.work_graph import Facts, Resource
 from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.io.rereads import memory_bounds_ns
+from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
 from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import host_cpus
@@ -70,6 +71,7 @@ def facts_of(
         if len(nodes):
             loader[nodes], batch[nodes] = number_of[of], fetches["batch_index"][of]
             _share_out(graph, nodes, fetches.take(of), GroupBy(of), cpu, queued)
+        _wait_for_cpus(handoffs(index, thread), graph, own[graph.kind[own] == StallKind.HANDOFF], queued)
         nodes, of = _starting(index, thread, graph, own, loaders)
         loader[nodes], starts[nodes] = of, True
         waited.append(_waits_in_steps(index, thread, steps))
@@ -172,6 +174,15 @@ def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: 
     ran = np.minimum(np.rint(part * batches["cpu_ns"]), work)
     stood = np.minimum(np.rint(part * np.maximum(batches["runqueue_ns"], 0)), work - ran)
     cpu_ns[nodes[known]], queued_ns[nodes[known]] = ran[known], stood[known]
+
+
+def _wait_for_cpus(handed: Handoffs, graph: Graph, nodes: Int64, queued_ns: Int64) -> None:
+    """Fill in how long the hand-offs that some nodes are waited for a CPU."""
+    at = np.searchsorted(handed.begin, graph.begin_ns[nodes], side="right") - 1
+    inside = (at >= 0) & (graph.begin_ns[nodes] < np.append(handed.end, -1)[at])
+    part = handed.queued / np.maximum(handed.end - handed.begin, 1)
+    nodes = nodes[inside]
+    queued_ns[nodes] = np.rint(part[at[inside]] * (graph.end_ns[nodes] - graph.begin_ns[nodes]))
 
 
 def _column(count: int, nodes: Int64, values: Int64) -> Int64:

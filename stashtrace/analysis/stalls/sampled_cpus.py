@@ -68,11 +68,16 @@ def runqueue_of_ranks(trace: Trace, window: tuple[int, int]) -> dict[int, float]
     processes = trace.processes
     rank_of = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
     waited: dict[int, float] = {}
-    for (process, _), ns in _of_threads(trace, "thread_runqueue_ns_total", window):
+    for (process, _), ns in runqueue_of_threads(trace, window):
         rank = rank_of.get(process, -1)
         if rank >= 0:
             waited[rank] = waited.get(rank, 0.0) + ns
     return waited
+
+
+def runqueue_of_threads(trace: Trace, window: tuple[int, int]) -> Iterator[tuple[tuple[int, int], float]]:
+    """Give each sampled thread, as process and thread id, with the time for which it could run but had no CPU, ns."""
+    return _of_threads(trace, "thread_runqueue_ns_total", window)
 
 
 def thread_demand(trace: Trace, window: tuple[int, int]) -> dict[tuple[int, int], float]:

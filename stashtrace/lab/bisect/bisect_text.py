@@ -30,7 +30,7 @@ def bisect_lines(found: Found, commits_count: int) -> list[str]:
     ``commits_count``: commits after the good one, up to the bad one.
     """
     lines = [_headline(found), ""]
-    chosen = ", half of what grew most from the good commit to the bad one" if found.chosen else ""
+    chosen = ", half of its growth from the good commit to the bad one" if found.chosen else ""
     lines += wrap(
         f"a commit is bad if a run has more than {', '.join(one.words for one in found.conditions)}{chosen}", ""
     )

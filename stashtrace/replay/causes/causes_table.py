@@ -70,7 +70,7 @@ CAUSES = schema(
     col.real("python_ratio", "of compute and python: part that is Python, not operators; -1 unknown", missing=-1),
     col.real("excess_ratio", "of peers and usual: part of its own time that is beyond theirs; else 0", detail=2),
     col.real("backward_ratio", "of compute: part in backward passes, place is about the rest; -1 unknown", missing=-1),
-    col.word("call", "what most of it is: asleep, lock, gil, socket, file, garbage, ...; empty if no such call"),
+    col.word("call", "what most of it is: asleep, lock, gil, cpu, socket, file, garbage, ...; empty if nothing such"),
     col.word("file", "file whose calls are most of it, the longest if of several; else empty"),
     col.word("file_call", "the call on it that takes longest, as read; else empty", width=12),
     col.number("files_count", "files of such calls; else 0", detail=2),
@@ -372,6 +372,8 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         return _setting(trace, graph, cause) | ({"ranks": alone} if alone else {})
     kind = kind_word(one.kind)
     call = "" if one.by_workers or one.op >= 0 else _call(trace, graph, work, one)
+    if one.kind == StallKind.HANDOFF and not call and _is_queued(graph, work, one, found.causes):
+        call = "cpu"
     if kind == "other" and call == "gil":
         kind = "gil"
     if kind == "checkpoint" and _loads(trace, run):
@@ -494,6 +496,15 @@ def _waiter(trace: Trace, run: ReplayedRun, work: WorkByLine, cause: Cause) -> s
 def _call(trace: Trace, graph: Graph, work: WorkByLine, one: Candidate) -> str:
     """Return what blocks the work of a candidate, empty if that is not known."""
     return guarded("what blocks a cause", lambda: blocking_call(TraceIndex(trace), graph, work, one), lambda line: "")
+
+
+def _is_queued(graph: Graph, work: WorkByLine, one: Candidate, causes: Sequence[Cause]) -> bool:
+    """Return whether a candidate is mostly a wait for a CPU, and no cause is said of these waits."""
+    if graph.facts is None or any(cause.candidate is not None and cause.candidate.kind == QUEUED for cause in causes):
+        return False
+    nodes = np.unique(work.node[one.pieces])
+    queued_ns = np.maximum(graph.facts.queued_ns[nodes], 0).sum()
+    return bool(queued_ns > POLICY.mostly_ratio * graph.work_ns[nodes].sum())
 
 
 def _who_waits(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:

@@ -27,6 +27,7 @@ _BLOCKED = {
     "pipe": ("waits for a pipe", "wait for a pipe"),
     "io": ("waits for a device", "wait for a device"),
     "garbage": ("collects garbage", "collect garbage"),
+    "cpu": ("waits for a CPU with its batch ready", "wait for a CPU with their batches ready"),
     "": ("is blocked", "are blocked"),
 }
 #: Kind of work -> what a rank, or several, does.
@@ -88,6 +89,7 @@ _HALF = {
     "compute": "no other change is predicted to save 3 %; computing twice as fast",
     "handoff": "half of it (fewer or larger objects in a batch, tensors instead of Python objects, a cheaper sampler)",
     "launch": "half as long between launches (CUDA graphs or torch.compile may)",
+    "cpu": "half of it (fewer threads, workers or other programs on its CPUs)",
 }
 _SETTINGS = {
     "persistent_workers": "the workers kept from one epoch to the next (persistent_workers=True)",
@@ -315,7 +317,7 @@ def _do(row: Row) -> str:
         return _AS[row["level"]]
     if kind == "compute" and _is_python(row):
         return "half of it (operators of whole tensors instead of Python)"
-    return _HALF.get(kind, "half of it")
+    return _HALF.get("cpu" if row["call"] == "cpu" else kind, "half of it")
 
 
 def _place(row: Row) -> str:

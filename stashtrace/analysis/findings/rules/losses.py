@@ -53,6 +53,8 @@ _CAUSES = {
     "records that came faster than they could be written": ("lane_full", "lane_full_rows"),
 }
 _REASONS = {reason: cause for cause, reasons in _CAUSES.items() for reason in reasons}
+#: Reasons that are told as one.
+_FIRST_REASON = {reason: reasons[0] for reasons in _CAUSES.values() for reason in reasons}
 
 
 def loss_claims(trace: Trace) -> list[Claim]:
@@ -62,7 +64,8 @@ def loss_claims(trace: Trace) -> list[Claim]:
     advices: dict[tuple[str, str], dict[str, None]] = {}
     severity: dict[tuple[str, str], int] = {}
     for row in losses.take(losses["severity_code"] >= Severity.ERROR).rows():
-        key = (trace.text(row["collector_code"]), trace.text(row["name_code"]))
+        reason = trace.text(row["name_code"])
+        key = (trace.text(row["collector_code"]), _FIRST_REASON.get(reason, reason))
         totals[key] = totals.get(key, 0) + row["lost_count"]
         severity[key] = max(severity.get(key, 0), row["severity_code"])
         advices.setdefault(key, {})[trace.text(row["advice_code"])] = None

@@ -1,7 +1,8 @@
 """How far a summary can be trusted: what was measured, inferred and invisible, and the cost of the tracing.
 
-``own_cost`` has the cost as a share of the job's CPU time: ``least_ratio`` by the tracer's own clocks and counts,
-``share_ratio`` with bounds for what these do not show. ``agreement`` is that of the kind of time that differs most
+``own_cost`` has the cost as a share of ``used_ns``, the CPU time of the job's processes from start to end:
+``least_ratio`` by the tracer's own clocks and counts, ``share_ratio`` with bounds for what these do not show. ``part``
+is the largest of its parts; `stashtrace info` lists them. ``agreement`` is that of the kind of time that differs most
 between brackets and kernels, in steps that have both. Counter names are those of ``stashtrace/collectors/proc.py``.
 """
 
@@ -41,17 +42,34 @@ WAKE_MOST_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
+class OwnCost:
+    """CPU time of the tracing, and that of the job, the tracing included."""
+
+    #: Of the processes and the children that they waited for, from their start to their end; 0 if unknown.
+    used_ns: float = 0.0
+    #: Part -> by the tracer's own clocks and counts, and with bounds for what these do not show: caches, and switches
+    #: between threads.
+    parts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def least_ratio(self) -> float:
+        """Share of the job's CPU time, at least; -1 if not measured."""
+        return sum(least for least, _ in self.parts.values()) / self.used_ns if self.used_ns > 0 else -1.0
+
+    @property
+    def most_ratio(self) -> float:
+        """Share of the job's CPU time, at most; -1 if not measured."""
+        return sum(most for _, most in self.parts.values()) / self.used_ns if self.used_ns > 0 else -1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Trust:
     """Sources of the numbers, and the cost of the tracing."""
 
     measured: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()
     invisible: tuple[str, ...] = ()
-    #: Cost relative to the CPU time of the job (its processes and the children that they waited for), by the tracer's
-    #: own clocks and counts; -1 if not measured.
-    own_cost_ratio: float = -1.0
-    #: The same with bounds for what these do not show: caches and switches between threads; -1 if not measured.
-    own_cost_most_ratio: float = -1.0
+    own_cost: OwnCost = field(default_factory=OwnCost)
     hosts: dict[str, HostCpu] = field(default_factory=dict)
 
 
@@ -62,10 +80,9 @@ def trust(trace: Trace, tables: Mapping[str, Table], *, missing: bool = False) -
         measured = tuple("link and late together" if name == "link, late" else name for name in measured)
     if "hidden" in tables and (tables["hidden"]["estimated_ns"] > 0).any():
         inferred += ("network by what transfers inside a host take",)
-    own_cost_ratio, own_cost_most_ratio = _own_cost(trace)
     steps = tables.get("steps")
     window = (int(steps["begin_ns"].min()), int(steps["end_ns"].max())) if steps is not None and len(steps) else None
-    return Trust(measured, inferred, invisible, own_cost_ratio, own_cost_most_ratio, host_cpus(trace, window))
+    return Trust(measured, inferred, invisible, own_cost(trace), host_cpus(trace, window))
 
 
 def trust_claims(trace: Trace, known: Trust) -> list[Claim]:
@@ -76,9 +93,7 @@ def trust_claims(trace: Trace, known: Trust) -> list[Claim]:
         parts = [fact("source", "{name}", name=name) for name in names]
         said = f"{kind}{' here' if kind == 'invisible' else ''}: {'{parts}' if names else '-'}"
         claims.append(claim("trust", kind, said, parts=parts, items_count=len(names)))
-    least, most = known.own_cost_ratio, known.own_cost_most_ratio
-    said = "own cost {least_ratio:percent} to {share_ratio:percent} CPU" if least >= 0 else "own cost not measured"
-    claims.append(claim("trust", "own_cost", said, share_ratio=most, least_ratio=least))
+    claims.append(_own_cost_claim(known.own_cost))
     return [*claims, lost_claim(trace), clock_claim(trace)]
 
 
@@ -175,15 +190,25 @@ def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
     return seen + [text for source, text in words.items() if source in sources], bounded
 
 
-def _own_cost(trace: Trace) -> tuple[float, float]:
-    """Return the CPU share of the tracing, and an upper bound of it.
+def _own_cost_claim(cost: OwnCost) -> Claim:
+    """Return the claim about the cost of the tracing."""
+    if cost.used_ns <= 0:
+        return claim("trust", "own_cost", "own cost not measured", share_ratio=-1.0, least_ratio=-1.0)
+    part = max(cost.parts, key=lambda name: cost.parts[name][1])
+    said = "own cost {least_ratio:percent} to {share_ratio:percent} of {used_ns:time} CPU, mostly {part}"
+    own = Facts(share_ratio=cost.most_ratio, least_ratio=cost.least_ratio, used_ns=cost.used_ns, part=part)
+    return claim("trust", "own_cost", said, **own)
+
+
+def own_cost(trace: Trace) -> OwnCost:
+    """Return what the tracing cost.
 
     Threads of the recorder count by the kernel's account, and all of a process wake up for each of its samples. Probes
     count by their own account, hooks by the number of their records.
     """
     used = _job_cpu_ns(trace)
     if used <= 0:
-        return -1.0, -1.0
+        return OwnCost()
     tracks = trace.tracks
     tracers = tracks.take((tracks["kind_code"] == TrackKind.THREAD) & (tracks["role_code"] == ThreadRole.TRACER))
     owned = set(zip(tracers["process_id"].tolist(), tracers["native_id"].tolist(), strict=True))
@@ -193,9 +218,12 @@ def _own_cost(trace: Trace) -> tuple[float, float]:
     threads_of = Counter(tracers["process_id"].tolist())
     samples = counter_samples(trace, "process_user_ns_total")
     wakes = sum(len(values) * max(threads_of[process], 1) for (process, _), values in samples)
-    least = threads + probes + hooked * HOOK_COST_NS
-    most = threads + wakes * WAKE_MOST_NS + probes * PROBE_MOST_RATIO + hooked * HOOK_MOST_NS
-    return least / used, most / used
+    parts = {
+        "probes": (float(probes), probes * PROBE_MOST_RATIO),
+        "recorder threads": (threads, threads + wakes * WAKE_MOST_NS),
+        "hooks": (float(hooked * HOOK_COST_NS), float(hooked * HOOK_MOST_NS)),
+    }
+    return OwnCost(used, parts)
 
 
 def _job_cpu_ns(trace: Trace) -> float:

@@ -1,8 +1,8 @@
 """Waits for batches: which part of the work on them takes longest, the slowest file, the begin of epochs.
 
-``data``: ``cause_kind`` is the ``part`` of the work on batches that takes longest, ``handoff``, ``epochs`` or
-``sampler``; ``reads`` if the step thread itself read files. How many workers would help is no closed formula: the table
-``causes`` answers that.
+``data``: ``cause_kind`` is the ``part`` of the work on batches that takes longest, ``handoff`` (``queue`` where most of
+that is a wait for a CPU), ``epochs`` or ``sampler``; ``reads`` if the step thread itself read files. How many workers
+would help is no closed formula: the table ``causes`` answers that.
 
 ``batch_time`` is the mean time to make a batch, ``quickest_ns`` and ``slowest_ns`` that of the quickest and of the
 slowest worker (``worker_id``); ``workers_count`` is 0 if the step thread makes them. ``batch_part`` is a part of it.
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.findings.batch_making import DATA_KINDS, Making, is_starved, making_of
+from stashtrace.analysis.findings.batch_making import DATA_KINDS, Making, making_of, queued_handoffs_ns
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
 from stashtrace.analysis.findings.rules.stalls.blocked import dead_connections
 from stashtrace.analysis.findings.rules.stalls.loop_code import file_calls, mostly_in_file, time_of_kind
@@ -107,7 +107,7 @@ def loading(run: RunFacts, rank: RankFacts, on: str) -> Loading:
     if unrecorded is not None:
         return Loading(evidence=[unrecorded])
     wait_ns = rank.per_step_ns(*DATA_KINDS)
-    handed = rank.per_step_ns("handoff") / wait_ns
+    handed, handoff = rank.per_step_ns("handoff") / wait_ns, "handoff"
     fetched = rank.per_step_ns("fetch") / wait_ns >= POLICY.part_ratio
     making = making_of(trace, rank.rank, steps)
     rows: list[Evidence] = []
@@ -124,13 +124,13 @@ def loading(run: RunFacts, rank: RankFacts, on: str) -> Loading:
         advice = "persistent_workers" if epochs and epochs["anew_count"] > 0 else ""
         return Loading("epochs", advice_code=advice, evidence=rows + ([slow] if slow else []))
     if handed >= POLICY.part_ratio:
-        said = on + "{part_ratio:part} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
-        own = Facts(rank=rank.rank, part_ratio=handed, handed_ns=rank.per_step_ns("handoff"))
-        rows.append(fact("handed_over", said, "stalls", **own))
+        rows.append(_handed_over(run.trace, rank, handed, steps, on))
+        # Batches that wait for a CPU wait for that, wherever they are.
+        handoff = "queue" if rows[-1]["queued_ratio"] > POLICY.mostly_ratio else handoff
     if making is None:
         unseen = fact("makers_left_no_records", "its workers left no records of their own")
-        return Loading("handoff" if handed > POLICY.mostly_ratio else "", evidence=[unseen, *rows])
-    return _of_making(run, rank, making, rows, (handed, slow, fetched), on)
+        return Loading(handoff if handed > POLICY.mostly_ratio else "", evidence=[unseen, *rows])
+    return _of_making(run, rank, making, rows, (handed, handoff, slow, fetched), on)
 
 
 def _of_making(
@@ -138,11 +138,14 @@ def _of_making(
     rank: RankFacts,
     making: Making,
     rows: list[Evidence],
-    known: tuple[float, Evidence | None, bool],
+    known: tuple[float, str, Evidence | None, bool],
     on: str,
 ) -> Loading:
-    """Return the reason in the making of batches. ``known``: part that is hand-off, slowest file, storage is a part."""
-    handed, slow, fetched = known
+    """Return the reason in the making of batches.
+
+    ``known``: part that is hand-off, what that is called as a reason, slowest file, storage is a part.
+    """
+    handed, handoff, slow, fetched = known
     parts = _parts(making, on)
     if making.idle_workers:
         said = on + (
@@ -166,16 +169,11 @@ def _of_making(
     # Workers that always make batches limit the step: the hand-over of a batch is then hidden behind the next batch.
     always = POLICY.always_ratio * making.workers * rank.step_ns
     busy = making.workers > 0 and making.needs * making.batch_ns >= always
-    if handed > POLICY.mostly_ratio and not busy:
-        if is_starved(making):
-            said = on + "the hand-off waits for a CPU, as the workers do: {queued_ns:time} of the {batch_ns:time}"
-            queued = Facts(queued_ns=making.parts_ns["queue"], batch_ns=making.batch_ns)
-            rows.append(fact("handoff_starved", said + " that a batch takes", "batches", **queued))
-            return Loading("handoff", evidence=rows)
-        advice = "fewer_larger_batches"
-        return Loading("handoff", evidence=[*rows, _handed_over(run.trace, rank, making, on)], advice_code=advice)
+    if handed > POLICY.mostly_ratio and not busy and handoff == "handoff":
+        larger = _larger_batches(run.trace, rank, making, on)
+        return Loading("handoff", evidence=[*rows, larger], advice_code="fewer_larger_batches")
     cause = max(parts[1:], key=lambda row: row["part_ns"])["kind"] if len(parts) > 1 else ""
-    cause = "handoff" if handed > POLICY.mostly_ratio else cause
+    cause = handoff if handed > POLICY.mostly_ratio else cause
     return Loading(cause, file=slow["name"] if slow else "", evidence=rows)
 
 
@@ -288,7 +286,20 @@ def _spread(making: Making, on: str) -> list[Evidence]:
     return [fact("batch_spread", said, "batches", median_ns=making.median_ns, longest_ns=making.longest_ns)]
 
 
-def _handed_over(trace: Trace, rank: RankFacts, making: Making, on: str) -> Evidence:
+def _handed_over(trace: Trace, rank: RankFacts, handed: float, steps: Table, on: str) -> Evidence:
+    """Return which part of the waits is hand-off, and which part of that a wait for a CPU."""
+    handed_ns = rank.per_step_ns("handoff")
+    queued = min(queued_handoffs_ns(trace, rank.rank, steps) / max(handed_ns * rank.steps_count, 1), 1.0)
+    said = on + "{part_ratio:part} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
+    if queued >= POLICY.part_ratio:
+        said += ", {queued_ratio:part} of it waiting for a CPU"
+    if queued > POLICY.mostly_ratio:
+        said += ": free CPUs would shorten it"
+    own = Facts(rank=rank.rank, part_ratio=handed, handed_ns=handed_ns, queued_ratio=queued)
+    return fact("handed_over", said, "stalls", **own)
+
+
+def _larger_batches(trace: Trace, rank: RankFacts, making: Making, on: str) -> Evidence:
     often = f", {making.needs:.3g} times{{each_step}}" if making.needs > POLICY.one_each_ratio else ""
     said = (
         f"{on}making a batch takes {{batch_ns:time}}, its hand-off {{handed_ns:time}}{often}: larger batches help where"
