@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.claim_rows import BUDGETS
-from stashtrace.analysis.findings.one_file import files_of_ranks
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
 from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
@@ -31,7 +30,6 @@ from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_cou
 from stashtrace.analysis.steps.steps import counted_steps, in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
-from stashtrace.analysis.stragglers.file_calls import OnFile
 from stashtrace.errors import MissingDataError, guarded
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
@@ -78,13 +76,6 @@ class RankFacts:
     exact: dict[frozenset[str], tuple[int, int]] = field(default_factory=dict)
     #: Time of ``other`` by the call that blocked the step thread (``blocking.blocked_calls``).
     blocked_ns: dict[str, int] = field(default_factory=dict)
-    #: What its loop does with one file, where that is a cause of its own (``one_file``).
-    on_file: OnFile | None = None
-
-    @property
-    def on_file_time(self) -> TimeSet:
-        """When its loop is in calls on that file; empty if none is a cause of its own."""
-        return TimeSet.empty() if self.on_file is None else self.on_file.time
 
     @property
     def unexplained_ns(self) -> int:
@@ -282,11 +273,7 @@ def _ranks(trace: Trace, tables: dict[str, Table], unsaid: _Unsaid) -> tuple[Ran
     blocked: dict[int, dict[str, int]] = unsaid.made("calls that block", calls, {})
     known = _Known(trace, tables)
     ranks = [_rank_facts(known, rank, bounds.get(rank, {})) for rank in np.unique(counted["rank"]).tolist()]
-    of_ranks = {rank.rank: rank.kinds for rank in ranks}
-    files: dict[int, OnFile] = unsaid.made(
-        "the time on one file", partial(files_of_ranks, trace, counted, of_ranks), {}
-    )
-    return tuple(replace(rank, blocked_ns=blocked.get(rank.rank, {}), on_file=files.get(rank.rank)) for rank in ranks)
+    return tuple(replace(rank, blocked_ns=blocked.get(rank.rank, {})) for rank in ranks)
 
 
 class _Known:

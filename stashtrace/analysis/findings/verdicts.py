@@ -21,7 +21,6 @@ from stashtrace.analysis.findings.rules.stalls.devices import copy_claims
 from stashtrace.analysis.findings.rules.stalls.host import host_claims, perhaps_host
 from stashtrace.analysis.findings.rules.stalls.late import late_claims
 from stashtrace.analysis.findings.rules.stalls.link import link_claims
-from stashtrace.analysis.findings.rules.stalls.on_file import file_claims, without_files
 from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
@@ -71,7 +70,8 @@ def verdicts(facts: RunFacts, beside: Sequence[Claim] = ()) -> list[Claim]:
         none = no_stall(facts)
         weighted.append((none.share_ratio, none))
     weighted += [(claim.share_ratio, claim) for claim in beside]
-    return [*_in_order(weighted), *unsaid]
+    weighted.sort(key=lambda pair: (-pair[0], pair[1].kind != "late"))
+    return [*(claim for _, claim in weighted), *unsaid]
 
 
 def _in_steps_of(claim: Claim, kind: str) -> Claim:
@@ -81,25 +81,9 @@ def _in_steps_of(claim: Claim, kind: str) -> Claim:
     return replace(claim, name=kind, text=f"in {kind} steps, {claim.text}", facts=facts)
 
 
-def _in_order(weighted: Sequence[tuple[float, Claim]]) -> list[Claim]:
-    """Sort claims by their weight; that others wait for a rank goes before what the rank alone does with the file."""
-    own = {
-        (claim.rank, claim.file): weight
-        for weight, claim in weighted
-        if claim.cause_kind == "on_file" and claim.items_count == 1
-    }
-
-    def place(pair: tuple[float, Claim]) -> tuple[float, bool]:
-        weight, claim = pair
-        return -max(weight, own.get((claim.cause_rank, claim.file), 0.0)), claim.kind != "late"
-
-    return [claim for _, claim in sorted(weighted, key=place)]
-
-
 def _stalls(facts: RunFacts) -> list[Claim]:
     """Return claims about the stalls of one kind of steps, worst first."""
-    claims = claims_by("the time on one file", file_claims, facts)
-    facts = without_files(facts)
+    claims: list[Claim] = []
     cut = cut_ranks(facts.trace)
     for group in ("data", "late", "link", "copy", "save", "host", "other"):
         told = [r for r in facts.ranks if r.rank not in cut] if group in _IDLE_GROUPS else facts.ranks

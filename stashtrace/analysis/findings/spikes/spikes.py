@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.over_time.changed_work import NOTHING, Cause, Way, most_of, ways
+from stashtrace.analysis.findings.over_time.attribute_change import NOTHING, Cause, Way, most_of, ways
 from stashtrace.analysis.findings.spikes.beside import Beside
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, slow_steps_of
 from stashtrace.analysis.findings.spikes.step_times import step_times

@@ -89,9 +89,9 @@ def python_evidence(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     """Return what is known of a rank's time in the loop's own code: annotations, files, garbage collection."""
     steps = run.tables["steps"]
     known = time_of_kind(run.trace, rank.rank, steps, StallKind.PYTHON)
-    if known is None or not len(known[1] - rank.on_file_time):
+    if known is None or not len(known[1]):
         return []
-    rows = code_in(run.trace, known[0], known[1] - rank.on_file_time, steps, rank.steps_count)
+    rows = code_in(run.trace, *known, steps, rank.steps_count)
     if sum(row["part_ratio"] for row in rows) < POLICY.mostly_ratio:
         why = why_no_line(run, rank.rank, "python")
         said = "Python, or operators that no module calls: {why}"
