@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.intervals import Int64, TimeSet
 from stashtrace.analysis.steps.epochs import waits_of_steps, workers_count
 from stashtrace.schema.groupby import GroupBy, RowsBy
@@ -25,12 +26,6 @@ from stashtrace.schema.trace import Trace
 #: Parts of the making of a batch; time that several could have goes to the first.
 PARTS = ("cpu", "queue", "storage", "network", "asleep", "gil", "page_faults", "blocked", "unknown")
 DATA_KINDS = COLUMNS["data"]
-#: Page faults explain time without another cause if at least this share of it is in batches with faults.
-_FAULTS_RATIO = 0.5
-#: Other processes cause a run queue if they use more than this share of the CPUs.
-OTHERS_RATIO = 0.2
-#: Makers that are in the run queue for more than this part of their time have no CPU for the hand-over either.
-_STARVED_RATIO = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +118,7 @@ def _parts(trace: Trace, made: Table) -> dict[str, float]:
         left = left - of_batch
         sums[part] = float(of_batch.sum())
     faulty = (made["major_faults_count"] > 0) | (made["block_inputs_count"] > 0)
-    by_faults = left[faulty].sum() if faulty.any() and left[faulty].sum() > _FAULTS_RATIO * left.sum() else 0
+    by_faults = left[faulty].sum() if faulty.any() and left[faulty].sum() > POLICY.mostly_ratio * left.sum() else 0
     sums["page_faults"] = float(by_faults)
     sums["unknown"] = float(left.sum() - by_faults)
     return {part: ns / len(made) for part, ns in sums.items()}
@@ -161,4 +156,4 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
 
 def is_starved(making: Making) -> bool:
     """Return True if the makers wait for a CPU for most of the time, as the hand-over of their batches then does."""
-    return making.parts_ns.get("queue", 0.0) > _STARVED_RATIO * making.batch_ns
+    return making.parts_ns.get("queue", 0.0) > POLICY.mostly_ratio * making.batch_ns

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
+from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
@@ -38,9 +39,6 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 T = TypeVar("T")
-
-#: The blocking calls of a rank are looked up if ``other`` is at least this share of its steps.
-_OTHER_RATIO = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +267,7 @@ def _ranks(trace: Trace, tables: dict[str, Table], unsaid: _Unsaid) -> tuple[Ran
     bounds: dict[int, dict[str, tuple[int, int]]] = unsaid.made(
         "bounds of times", partial(bounds_of_groups, trace, counted, COLUMNS), {}
     )
-    calls = partial(blocked_calls, trace, tables["stalls"], counted, least_ratio=_OTHER_RATIO)
+    calls = partial(blocked_calls, trace, tables["stalls"], counted, least_ratio=POLICY.blocked_examined_ratio)
     blocked: dict[int, dict[str, int]] = unsaid.made("calls that block", calls, {})
     known = _Known(trace, tables)
     ranks = [_rank_facts(known, rank, bounds.get(rank, {})) for rank in np.unique(counted["rank"]).tolist()]

@@ -13,7 +13,16 @@ from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import Row
 from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, duration_text, few_ranks, filled, number, percent_text, range_text, ranks_text
+from stashtrace.units import (
+    bytes_text,
+    duration_text,
+    filled,
+    named_ranks,
+    number,
+    percent_text,
+    range_text,
+    ranks_text,
+)
 
 #: What blocks a thread -> what it does.
 _BLOCKED = {
@@ -105,8 +114,6 @@ _SMALL_BYTES = 1 << 16
 _SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save"}
 #: What a line calls in a library, within its place.
 _LEAF = re.compile(r", in [^()]*\)$")
-#: Longer lists of ranks are cut.
-_RANKS_WIDTH = 40
 #: Longest headline, in characters.
 _MOST_CHARACTERS = 100
 
@@ -334,10 +341,7 @@ def _operation(name: str) -> str:
 
 def _ranks(ranks: str) -> str:
     numbers = [int(rank) for rank in ranks.split(",")]
-    named = ranks_text(numbers)
-    if len(named) > _RANKS_WIDTH:
-        return f"{count_noun(len(numbers), 'rank')} ({few_ranks(named)})"
-    return f"rank{'s' if len(numbers) > 1 else ''} {named}"
+    return named_ranks(ranks_text(numbers), len(numbers))
 
 
 def _ordinal(number: int) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.findings.batch_making import OTHERS_RATIO
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
@@ -120,7 +119,7 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
     rows = [fact("cpu_demand", said, "counters", **known, **threads)]
     # Others are the reason where they hold a good part of what is wanted beyond the CPUs that there are.
     excess = demand.whole + cpu.others_count - count
-    others = cpu.others_count > max(OTHERS_RATIO * cpu.count, POLICY.others_of_excess_ratio * excess)
+    others = cpu.others_count > max(POLICY.others_hold_ratio * cpu.count, POLICY.others_of_excess_ratio * excess)
     if others:
         said = "stop other programs on this machine, or record while they are idle"
         rows.append(fact("others_hold_cpus", said, "counters", **known))

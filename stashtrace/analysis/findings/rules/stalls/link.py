@@ -84,7 +84,7 @@ def _company(run: RunFacts, base: Claim) -> list[Evidence]:
     reason = str(table["reason"][doubtful[0]]) if len(doubtful) else ""
     if reason == "ranks_missing" and run.missing_ranks:
         count, named = len(run.missing_ranks), ranks_text(list(run.missing_ranks))
-        whom = f"rank{plural(count)} {named}" if len(named) < POLICY.missing_ranks_characters else "most ranks"
+        whom = f"rank{plural(count)} {named}" if len(named) < RULES.missing_ranks_characters else "most ranks"
         doubt = f"part of it may be waiting: {whom} left no record here"
         return [fact("unrecorded_members", "", "processes", ranks_count=count, ranks=named, doubt=doubt)]
     row, doubt = (

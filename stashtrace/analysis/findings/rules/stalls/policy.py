@@ -40,8 +40,8 @@ class Policy:
     #: Batches, or operations, per step: up to the first it is one, and from the second on they are counted.
     one_each_ratio: float = 1.05
     several_calls_count: float = 1.5
-    #: All calls on a file take clearly more than those in one kind of time if they take this part more.
-    clearly_ratio: float = 1.05
+    #: The calls that block a rank are looked up if they are at least this share of its steps.
+    blocked_examined_ratio: float = 0.01
     #: A reason that is this part of a wait is not said to be a part of it.
     nearly_all_ratio: float = 0.9
     #: A surplus of more than this many times the lateness was partly made up for by less of something else.
@@ -59,13 +59,11 @@ class Policy:
     roots_count: int = 3
     root_kinds_count: int = 2
     names_count: int = 2
-    calls_count: int = 3
     lines_count: int = 2
     lines_examined_count: int = 4
     #: Characters of a name in a sentence, and in the first line.
     name_characters: int = 40
     short_name_characters: int = 24
-    missing_ranks_characters: int = 20
 
 
 POLICY = Policy()
