@@ -12,6 +12,7 @@ from typing import Any
 from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import Row
+from stashtrace.summary.words.policy import POLICY
 from stashtrace.text import count_noun
 from stashtrace.units import (
     bytes_text,
@@ -108,14 +109,9 @@ _SHAPES = {
     "until": "up to step {last_step_index}",
     "within": "in steps {first_step_index} to {last_step_index}",
 }
-_NEARLY_ALL = 0.9
-#: Transfers of less take as long as the operation does, whatever their bytes: gloo's and NCCL's latency over bandwidth.
-_SMALL_BYTES = 1 << 16
 _SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save"}
 #: What a line calls in a library, within its place.
 _LEAF = re.compile(r", in [^()]*\)$")
-#: Longest headline, in characters.
-_MOST_CHARACTERS = 100
 
 
 def cause_texts(table: Table, path: str) -> list[str]:
@@ -161,9 +157,9 @@ def _headlines(row: Row, steps: str) -> Iterator[str]:
     forms += [_what(form, short=True) for form in (near, function, {**row, "place": ""})]
     # A place says more than the length of the step without it, which stands below.
     for what, tail in product(forms, (steps + _without(row), steps)):
-        if len(what + tail) <= _MOST_CHARACTERS:
+        if len(what + tail) <= POLICY.headline_characters:
             yield what + tail
-    yield textwrap.shorten(forms[-1], _MOST_CHARACTERS, placeholder=" …")
+    yield textwrap.shorten(forms[-1], POLICY.headline_characters, placeholder=" …")
 
 
 def _without(row: Row) -> str:
@@ -217,9 +213,8 @@ def _in_backward(row: Row) -> str:
     """Return which part of a computation backward passes are; what is said behind it is then about the rest."""
     if row["backward_ratio"] <= 0:
         return ""
-    rest = (
-        "; of the rest" if row["place"] and row["place_ratio"] <= _NEARLY_ALL else "; the rest" if row["place"] else ""
-    )
+    rest = "; the rest" if row["place_ratio"] > POLICY.nearly_all_ratio else "; of the rest"
+    rest = rest if row["place"] else ""
     return f", {percent_text(row['backward_ratio'])} of it in backward passes{rest}"
 
 
@@ -308,14 +303,14 @@ def _do(row: Row) -> str:
         if row["level"] == "gone":
             return "without them" + (" (of buffers: broadcast_buffers=False)" if row["op"] == "broadcast" else "")
         each_bytes = row["moved_bytes"] / max(row["operations_count"], 1)
-        if 0 < each_bytes < _SMALL_BYTES:
+        if 0 < each_bytes < POLICY.small_bytes:
             return "half of that (fewer operations: they are too small for their bytes to matter)"
         return f"half of that ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
     if row["level"] == "gone":
         return _GONE.get(row["call"] if row["call"] == "asleep" else kind, "without it")
     if row["level"] == "even" and not row["ranks"]:
         return _EVENLY
-    if row["level"] in ("peers", "usual") and row["excess_ratio"] > _NEARLY_ALL:
+    if row["level"] in ("peers", "usual") and row["excess_ratio"] > POLICY.nearly_all_ratio:
         return "without it"
     if row["level"] in _AS:
         return _AS[row["level"]]
@@ -327,7 +322,8 @@ def _do(row: Row) -> str:
 def _place(row: Row) -> str:
     if not row["place"]:
         return ""
-    part = "" if row["place_ratio"] > _NEARLY_ALL else ", mostly" if 2 * row["place_ratio"] >= 1 else ", partly"
+    part = ", mostly" if 2 * row["place_ratio"] >= 1 else ", partly"
+    part = "" if row["place_ratio"] > POLICY.nearly_all_ratio else part
     caller = f", called by {row['caller'].replace('.<locals>', '')}" if row["caller"] else ""
     return f"{part} in {row['place']}{caller}"
 
