@@ -9,7 +9,7 @@ from typing import Any
 
 from stashtrace.analysis.findings.blocked_calls import CALL_OF_WAIT
 from stashtrace.analysis.findings.rules.stalls.blocked import BLOCKED_WORDS
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.summary.words.policy import POLICY
 from stashtrace.units import duration_text, few_ranks, filled, is_several, operation, percent_text, shortened
 
 #: Cause, any that ``late`` gives -> what the late rank did; ``{longer}`` is by how much, and than whom.
@@ -56,8 +56,7 @@ def _reason(row: Mapping[str, Any]) -> str:
         return ""
     if row["cause_kind"] == "unknown":
         return "" if row["method"] == "hung" else "; the recording does not show why"
-    # A surplus far longer than the lateness was partly made up for by less of something else: it is not a reason alone.
-    if 0 <= row["late_by_ns"] * POLICY.exceeds_ratio < row["cause_ns"]:
+    if 0 <= row["late_by_ns"] * POLICY.exceeds_times < row["cause_ns"]:
         return ": several kinds of its time differ from those of the others"
     return f": {late_because(row)}"
 

@@ -64,7 +64,7 @@ def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
     if not len(made) or not len(own):
         return None
     waits = waits_of_steps(batches, own)
-    waits = waits.take(inside(waits["begin_ns"], own))
+    waits = waits.take(inside(waits["begin_ns"], steps, rank))
     served = made.take(np.isin(made["loader_id"], waits["loader_id"]))
     made = served if len(served) else made
     during = made.take((made["end_ns"] > own["begin_ns"].min()) & (made["begin_ns"] < own["end_ns"].max()))
@@ -95,8 +95,9 @@ def _idle_workers(served: Table, taken: Table) -> tuple[int, ...]:
     return tuple(np.setdiff1d(passed[passed >= 0], taken["worker_id"]).tolist())
 
 
-def inside(moments: Int64, own: Table) -> npt.NDArray[np.bool_]:
-    """Return which moments lie in the steps of one rank, which are sorted by begin."""
+def inside(moments: Int64, steps: Table, rank: int) -> npt.NDArray[np.bool_]:
+    """Return which moments lie in the steps of a rank."""
+    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
     if not len(own):
         return np.zeros(len(moments), dtype=bool)
     at = np.searchsorted(own["begin_ns"], moments, side="right") - 1

@@ -23,7 +23,7 @@ from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.stalls.agreement import AGREEMENT, agreement
-from stashtrace.analysis.stalls.budget import STRAGGLER_CAUSES, bounds_of_groups, straggler_causes
+from stashtrace.analysis.stalls.budget import bounds_of_groups
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import HIDDEN, hidden
 from stashtrace.analysis.steps.step_kinds import step_kinds
@@ -117,7 +117,7 @@ class RunFacts:
     thinned_count: int
     missing_ranks: tuple[int, ...]
     trust: Trust
-    #: ``steps`` (the counted ones), ``stalls``, ``straggler_causes``, ``hidden``, ``over_time``, after deep mode
+    #: ``steps`` (the counted ones), ``stalls``, ``hidden``, ``step_kinds``, ``over_time``, ``spikes``, after deep mode
     #: ``agreement``; empty without steps.
     tables: dict[str, Table] = field(default_factory=dict)
     #: Of ``warmup_count``, steps at the end that the recording cut.
@@ -244,11 +244,9 @@ def _steps_and_stalls(trace: Trace) -> tuple[Table, Table] | None:
 
 def _tables(trace: Trace, steps: Table, stalls: Table, unsaid: _Unsaid) -> dict[str, Table]:
     """Return the tables of a run with steps, those that cannot be made without rows."""
-    late, beside = partial(straggler_causes, trace, warmup=True), partial(hidden, trace)
     tables = {
         "stalls": stalls,
-        "straggler_causes": unsaid.made("who waited for whom", late, Table.empty(STRAGGLER_CAUSES)),
-        "hidden": unsaid.made("what the steps hide", beside, Table.empty(HIDDEN)),
+        "hidden": unsaid.made("what the steps hide", partial(hidden, trace), Table.empty(HIDDEN)),
         "step_kinds": step_kinds(trace),
     }
     if len(trace.kernels):

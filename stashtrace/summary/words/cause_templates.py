@@ -13,7 +13,7 @@ from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import Row
 from stashtrace.summary.words.policy import POLICY
-from stashtrace.text import count_noun
+from stashtrace.text import count_noun, ordinal
 from stashtrace.units import (
     bytes_text,
     duration_text,
@@ -112,11 +112,6 @@ _SHAPES = {
 _SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save"}
 #: What a line calls in a library, within its place.
 _LEAF = re.compile(r", in [^()]*\)$")
-
-
-def cause_texts(table: Table, path: str) -> list[str]:
-    """Word the rows of ``causes``; ``path`` is that of the run, for the command that predicts a setting."""
-    return [cause_text(row, path) for row in table.rows()]
 
 
 def cause_rows(table: Table, path: str) -> list[dict[str, Any]]:
@@ -252,7 +247,7 @@ def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
     upto = "up to " if several and row["where"] != "link" else ""
     event = upto + duration_text(row["event_ns"])
     if row["level"] != "half" and row["every_count"] > 1:
-        return event, f" in every {_ordinal(row['every_count'])} step"
+        return event, f" in every {ordinal(row['every_count'])} step"
     if row["level"] != "half" and row["shape"] in _SHAPES:
         return event + _a_step(row), f" {filled(_SHAPES[row['shape']], row)}"
     few = row["level"] != "half" and 0 < 2 * row["steps_count"] <= row["of_steps_count"]
@@ -338,11 +333,6 @@ def _operation(name: str) -> str:
 def _ranks(ranks: str) -> str:
     numbers = [int(rank) for rank in ranks.split(",")]
     return named_ranks(ranks_text(numbers), len(numbers))
-
-
-def _ordinal(number: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 // 10 != 1 else "th"
-    return f"{number}{ending}"
 
 
 def _of_setting(row: Row) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.findings.ending.policy import POLICY
-from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.steps.steps import steps_if_any
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema
@@ -132,14 +132,11 @@ def _exceptions(trace: Trace) -> list[tuple[int, int, str]]:
 
 def _steps_before(trace: Trace, found: list[_Ending]) -> list[int]:
     """Return how many steps the rank of each ending had finished; -1 for workers and where none are known."""
-    try:
-        table = find_steps(trace)
-    except MissingDataError:
+    table = steps_if_any(trace)
+    if table is None:
         return [-1] * len(found)
-    by_rank, role = (
-        RowsBy(table["rank"]),
-        dict(zip(trace.processes["process_id"].tolist(), trace.processes["role_code"].tolist(), strict=True)),
-    )
+    by_rank, processes = RowsBy(table["rank"]), trace.processes
+    role = dict(zip(processes["process_id"].tolist(), processes["role_code"].tolist(), strict=True))
     counts = []
     for ending in found:
         rows = by_rank.rows(ending.rank) if role.get(ending.process) == ProcessRole.RANK else np.empty(0, dtype=int)

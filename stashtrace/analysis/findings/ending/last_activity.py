@@ -15,7 +15,7 @@ import numpy as np
 from stashtrace.analysis.findings.ending.looked import WORK, has_ended, look_at_rank, was_seen
 from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.analysis.stalls.sampled_cpus import timed_samples
-from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.steps.steps import steps_if_any
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
 from stashtrace.loading.looks import newest_stack
@@ -247,11 +247,8 @@ def _last_ns(trace: Trace, rank: int) -> int:
 
 def long_ns(trace: Trace) -> int:
     """Return how long nothing may end before that is more than a long step."""
-    try:
-        table = find_steps(trace)
-    except MissingDataError:
+    table = steps_if_any(trace)
+    if table is None or not len(table):
         return POLICY.idle_without_steps_ns
-    longest = int(np.max(table["end_ns"] - table["begin_ns"], initial=0))
-    return max(
-        POLICY.idle_ns if len(table) else POLICY.idle_without_steps_ns, POLICY.idle_longest_steps_count * longest
-    )
+    longest = int((table["end_ns"] - table["begin_ns"]).max())
+    return max(POLICY.idle_ns, POLICY.idle_longest_steps_count * longest)

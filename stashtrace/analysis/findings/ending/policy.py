@@ -34,8 +34,7 @@ class Policy:
     #: A number with more digits is damaged.
     most_digits_count: int = 15
     #: As many as a block of a page can hold; the others are counted.
-    ranks_named_count: int = 3
-    workers_named_count: int = 3
+    named_count: int = 3
     path_characters: int = 60
 
 

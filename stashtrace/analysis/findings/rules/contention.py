@@ -20,7 +20,7 @@ from stashtrace.analysis.stalls.cpu_waits import cpu_waits
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import HostCpu, thread_demand
 from stashtrace.analysis.steps.epochs import workers_count
-from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.analysis.steps.steps import rank_and_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import run_facts
@@ -81,13 +81,11 @@ def _shared(facts: RunFacts, rank: RankFacts) -> Facts:
 def _counted_as(facts: RunFacts, rank: RankFacts) -> str:
     """Return the columns of the budget that hold most of these waits of a rank, the longest first."""
     index = TraceIndex(facts.trace)
-    for thread, steps in ranks_and_steps(index.origin, facts.tables["steps"]):
-        if thread.rank == rank.rank:
-            waits = cpu_waits(index, thread, steps)
-            least_ns = POLICY.contention_part_ratio * sum(waits.values())
-            columns = sorted((name for name in waits if waits[name] > least_ns), key=lambda name: -waits[name])
-            return " and ".join(filter(None, (", ".join(columns[:-1]), *columns[-1:])))
-    return ""
+    known = rank_and_steps(index.origin, facts.tables["steps"], rank.rank)
+    waits = cpu_waits(index, *known) if known is not None else {}
+    least_ns = POLICY.contention_part_ratio * sum(waits.values())
+    columns = sorted((name for name in waits if waits[name] > least_ns), key=lambda name: -waits[name])
+    return " and ".join(filter(None, (", ".join(columns[:-1]), *columns[-1:])))
 
 
 #: Code of evidence -> what holds the CPUs.

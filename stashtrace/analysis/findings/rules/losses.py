@@ -71,8 +71,8 @@ def loss_claims(trace: Trace) -> list[Claim]:
     gone = (k for k in order if severity[k] == Severity.DATA_LOSS and k[1] not in (*_KEPT, *_UNCOUNTED))
     worst = max(gone, key=totals.__getitem__, default=None)
     claims = [] if worst is None else _much(trace, worst[1])
-    claims += [_kind(*key, totals[key], list(advices[key])) for key in order[: POLICY.losses_named_count]]
-    more = len(order) - POLICY.losses_named_count
+    claims += [_kind(*key, totals[key], list(advices[key])) for key in order[: POLICY.named_count]]
+    more = len(order) - POLICY.named_count
     if more > 0:
         said = "{items_count:more kind} of loss; see `stashtrace info`"
         claims.append(claim("loss", "more", said, items_count=more))

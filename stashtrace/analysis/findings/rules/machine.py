@@ -24,9 +24,8 @@ from stashtrace.analysis.findings.rules.steps.affected import made_steps
 from stashtrace.analysis.findings.rules.steps.policy import POLICY as STEPS
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.io.staging import staged_opens, used_copies
-from stashtrace.analysis.steps.steps import steps
+from stashtrace.analysis.steps.steps import steps_if_any
 from stashtrace.analysis.steps.window import window_of
-from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole
 from stashtrace.schema.trace import Trace, run_facts
@@ -134,12 +133,10 @@ def _begins_later(trace: Trace) -> list[Claim]:
     window = window_of(trace)
     if window is None or (window.first_step == 0 and window.last_step is None):
         return []
-    try:
-        numbers = steps(trace)["step"]
-    except MissingDataError:
+    table = steps_if_any(trace)
+    if table is None or not len(table):
         return []
-    if not len(numbers):
-        return []
+    numbers = table["step"]
     name = f"{numbers.min()} to {numbers.max()}"
     if run_facts(trace).get("window_of"):
         return [claim("machine", "window_steps", "a window of a run: steps {name} of the job", name=name)]
@@ -155,10 +152,10 @@ def _other_trainers(trace: Trace) -> list[Claim]:
     others = others[np.isin(processes["process_id"][others], list(counts))]
     trainers = list[Evidence]()
     for number, row in zip(others.tolist(), processes.take(others).rows(), strict=True):
-        said = "{name} (pid {pid}, {updates_count:update})" if len(trainers) < POLICY.trainers_named_count else ""
+        said = "{name} (pid {pid}, {updates_count:update})" if len(trainers) < POLICY.named_count else ""
         own = Facts(name=trace.text(row["name_code"]), pid=row["pid"], updates_count=counts[row["process_id"]])
         trainers.append(fact("trainer", said, "processes", number, **own))
-    unnamed = len(trainers) - POLICY.trainers_named_count
+    unnamed = len(trainers) - POLICY.named_count
     more = f" and {unnamed} more" if unnamed > 0 else ""
     said = f"these numbers leave out other training: {{parts}}{more}; record each job by itself"
     return [claim("machine", "other_trainers", said, parts=trainers, items_count=len(trainers))] if trainers else []

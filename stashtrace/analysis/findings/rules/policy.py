@@ -51,15 +51,12 @@ class Policy:
     #: Largest cost of a wake-up of a recorder thread: two switches, and a core's second-level cache to fill again.
     wake_most_ns: int = 50_000
     #: As many as a sentence, or a block of a page, can hold; the others are counted.
-    losses_named_count: int = 3
-    files_named_count: int = 3
-    trainers_named_count: int = 3
+    named_count: int = 3
     step_counts_named_count: int = 4
     hosts_named_count: int = 8
     ranks_of_host_characters: int = 40
     missing_ranks_characters: int = 20
-    #: Parts of a start that are named: a sentence holds three, and less than this share of it is not where it went.
-    start_parts_count: int = 3
+    #: Less than this share of a start is not where it went.
     start_part_ratio: float = 0.05
 
 

@@ -145,7 +145,7 @@ def start_claims(trace: Trace) -> list[Claim]:
     if whole_ns[at] <= counted_ns:
         return []
     spent = table.take((table["rank"] == rank) & (table["part"] != _SCRIPT))
-    order = order_by(-spent["spent_ns"], np.arange(len(spent)))[: POLICY.start_parts_count]
+    order = order_by(-spent["spent_ns"], np.arange(len(spent)))[: POLICY.named_count]
     parts = []
     for row in spent.take(order).rows():
         if row["share_ratio"] >= POLICY.start_part_ratio:

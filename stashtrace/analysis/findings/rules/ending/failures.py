@@ -28,7 +28,7 @@ from stashtrace.analysis.findings.ending.endings import endings, killed
 from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.analysis.findings.ending.stuck import Stuck
 from stashtrace.analysis.intervals import NEVER
-from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.steps.steps import steps_if_any
 from stashtrace.errors import MissingDataError
 from stashtrace.record.host.memory_kills import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.schema.groupby import GroupBy
@@ -121,7 +121,7 @@ def failures(trace: Trace) -> list[Evidence]:
         if row["rank"] != ranks[0]["rank"]:
             text = texts.setdefault(re.sub(r"\d+", "#", row["exception"]), row["exception"])
             others.setdefault((text, row["signal"], row["exit_code"]), []).append(row["rank"])
-    more = [_after(of, *how) for how, of in list(others.items())[: POLICY.ranks_named_count]]
+    more = [_after(of, *how) for how, of in list(others.items())[: POLICY.named_count]]
     return [failure(ranks[0]), *more]
 
 
@@ -168,10 +168,11 @@ def after_one_that_is_gone(trace: Trace, failed: Sequence[Evidence], found: Stuc
     ahead = rows[0]["at_ns"] - last_ns.get(ended[0], NEVER_NS) if ended else -1
     if ahead <= 0:
         return []
-    steps_count = _steps_count(trace, ended[0])
-    steps = "after {items_count:step}, " if steps_count >= 0 else ""
+    steps = steps_if_any(trace)
+    steps_count = int(np.count_nonzero(steps["rank"] == ended[0])) if steps is not None else -1
+    after = "after {items_count:step}, " if steps_count >= 0 else ""
     said = (
-        f"the records of rank {{rank}} end first, {steps}{{amount_ns:time}} before another rank failed; how it ended is"
+        f"the records of rank {{rank}} end first, {after}{{amount_ns:time}} before another rank failed; how it ended is"
         " not in the recording"
     )
     gone = fact("gone_first", said, "processes", rank=ended[0], items_count=steps_count, amount_ns=ahead)
@@ -179,13 +180,6 @@ def after_one_that_is_gone(trace: Trace, failed: Sequence[Evidence], found: Stuc
     raised = _after([row["rank"] for row in rows if row["exception"] == text], text)
     rest = [row for row in failed[1:] if row.facts["reason"] != text]
     return [replace(one, rank=ended[0]) for one in failure_claims(trace, [gone, raised, *rest])]
-
-
-def _steps_count(trace: Trace, rank: int) -> int:
-    try:
-        return int(np.count_nonzero(find_steps(trace)["rank"] == rank))
-    except MissingDataError:
-        return -1
 
 
 def waited_for_it(found: Stuck) -> Evidence:

@@ -136,7 +136,7 @@ def _still(trace: Trace, lives: bool, in_part: bool) -> list[Claim]:
     idle = find_idle(trace) if "imported" not in facts and not facts.get("steps") else None
     if idle is None:
         return []
-    rows = [row for rank in idle.ranks[: POLICY.ranks_named_count] for row in doing(trace, rank)]
+    rows = [row for rank in idle.ranks[: POLICY.named_count] for row in doing(trace, rank)]
     nobody = "no rank that is seen from here" if in_part else "no rank"
     said = f": {{ranks:ranks}} {{ranks:gets|get}} on with nothing, and {nobody} waits for another"
     return [_stands_still(said, rows, lives, idle.since_ns, name="still", ranks=ranks_text(list(idle.ranks)))]
@@ -179,7 +179,7 @@ def is_unseen(trace: Trace, roots: Sequence[Root]) -> bool:
 
 
 def _looked(trace: Trace, ranks: Sequence[int]) -> list[Evidence]:
-    return [row for rank in ranks[: POLICY.ranks_named_count] for row in seen(trace, rank)]
+    return [row for rank in ranks[: POLICY.named_count] for row in seen(trace, rank)]
 
 
 def _alike(roots: Sequence[Root]) -> Iterable[list[Root]]:
@@ -215,7 +215,7 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
     if through:
         said = "{name:ranks} {name:waits|wait} for ranks that wait for that"
         rows.append(fact("hung_through", said, "collectives", items_count=len(through), name=ranks_text(through)))
-    for root in roots[: POLICY.ranks_named_count]:
+    for root in roots[: POLICY.named_count]:
         if root.operation.sequence >= 0 and (root.last >= 0 or since_ns >= 0):
             said = "rank {rank} last called number {items_count}"
             said = said if root.last >= 0 else "rank {rank} has called no collective of this group"

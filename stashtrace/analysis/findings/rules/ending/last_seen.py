@@ -146,7 +146,7 @@ def seen(trace: Trace, rank: int) -> list[Evidence]:
         rows.append(_thread("look_thread", rank, look))
         if look.holder is not None:
             rows.append(_holder(rank, look.holder))
-        workers = busy_workers(trace, rank)[: POLICY.workers_named_count]
+        workers = busy_workers(trace, rank)[: POLICY.named_count]
         rows += [_thread("look_worker", rank, worker, number) for number, worker in workers]
         if look.ended_children:
             own = Facts(items_count=len(look.ended_children), name=", ".join(sorted(set(look.ended_children))))

@@ -113,14 +113,14 @@ def loading(run: RunFacts, rank: RankFacts, on: str) -> Loading:
     rows: list[Evidence] = []
     epochs = _epochs(run, rank.rank)
     between = min(epochs["wait_ns"] / max(wait_ns * rank.steps_count, 1), 1.0) if epochs else 0.0
-    if epochs and between >= POLICY.epochs_matter_ratio:
+    if epochs and between >= POLICY.explains_ratio:
         rows += _epoch_rows(rank, epochs, between, on)
     sampler = _sampler(trace, rank.rank, steps, wait_ns * rank.steps_count, on)
-    if sampler is not None and sampler["part_ratio"] > POLICY.epochs_rule_ratio:
+    if sampler is not None and sampler["part_ratio"] > POLICY.mostly_ratio:
         return Loading("sampler", evidence=[sampler])
     rows += [sampler] if sampler is not None else []
     slow = _slow_file(trace, making, rank.kinds["fetch"], on) if making is not None and fetched else None
-    if between > POLICY.epochs_rule_ratio:  # meanwhile its workers were starting
+    if between > POLICY.mostly_ratio:  # meanwhile its workers were starting
         advice = "persistent_workers" if epochs and epochs["anew_count"] > 0 else ""
         return Loading("epochs", advice_code=advice, evidence=rows + ([slow] if slow else []))
     if handed >= POLICY.part_ratio:

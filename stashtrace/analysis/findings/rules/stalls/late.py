@@ -102,7 +102,7 @@ def _work(run: RunFacts, rank: int, parts: Int64) -> list[Evidence]:
     largest = sorted(((part, group) for group, part in groups.items() if group and part >= least), reverse=True)
     return [
         fact("late_work", "", "straggler_roots", rank=rank, part_ratio=part, kind=kind_in_words(run, rank, group))
-        for part, group in largest[: POLICY.root_kinds_count]
+        for part, group in largest[: POLICY.names_count]
     ]
 
 

@@ -28,7 +28,7 @@ from stashtrace.analysis.intervals import TimeSet, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.on_host import compilation_time
 from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
-from stashtrace.analysis.steps.steps import host_steps, ranks_and_steps
+from stashtrace.analysis.steps.steps import host_steps, rank_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.stragglers.file_calls import file_calls as calls_on_files
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -43,10 +43,8 @@ NAMED_CODE = ("python_in", "compiles")
 def time_of_kind(trace: Trace, rank: int, steps: Table, kind: StallKind) -> tuple[StepThread, TimeSet] | None:
     """Return a rank's step thread, and its time of one kind in the given steps; None for a rank without steps."""
     index = TraceIndex(trace)
-    for thread, own in ranks_and_steps(index.origin, steps):
-        if thread.rank == rank:
-            return thread, rank_layers(index, thread).time_of(kind) & TimeSet.of_rows(own)
-    return None
+    known = rank_and_steps(index.origin, steps, rank)
+    return known and (known[0], rank_layers(index, known[0]).time_of(kind) & TimeSet.of_rows(known[1]))
 
 
 def file_calls(

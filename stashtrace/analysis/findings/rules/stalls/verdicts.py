@@ -51,7 +51,7 @@ def _checkpoints(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     phases, processes, steps = run.trace.phases, run.trace.processes, run.tables["steps"]
     own = processes["process_id"][(processes["rank"] == rank.rank) & (processes["role_code"] == ProcessRole.RANK)]
     mine = phases.take(np.isin(phases["phase_code"], CHECKPOINT_PHASES) & np.isin(phases["process_id"], own))
-    mine = mine.take(inside(mine["begin_ns"], steps.take(steps["rank"] == rank.rank).sort_by("begin_ns")))
+    mine = mine.take(inside(mine["begin_ns"], steps, rank.rank))
     if not len(mine):
         return []
     lengths = mine["end_ns"] - mine["begin_ns"]

@@ -20,7 +20,7 @@ from stashtrace.analysis.findings.rules.steps.policy import POLICY
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
-from stashtrace.text import count_noun
+from stashtrace.text import count_noun, ordinal
 from stashtrace.units import duration_text, is_several, shortened
 
 Row = dict[str, Any]
@@ -70,7 +70,7 @@ def change_claims(changes: Table, loading: Collection[int]) -> list[Claim]:
     rows = list(changes.rows())
     stairs = _stairs(rows)
     told = [(number, row) for number, row in enumerate(rows) if stairs is None or row["kind"] != "shift"]
-    claims = [_change(number, row, len(rows), loading) for number, row in told[: POLICY.changes_count]]
+    claims = [_change(number, row, len(rows), loading) for number, row in told[: POLICY.named_count]]
     return claims if stairs is None else [stairs, *claims]
 
 
@@ -178,12 +178,7 @@ def every_nth(first: int, every: int, together: int = 1) -> str:
         return f"{together} of every {every} steps ({', '.join([*row, *again])}, ...)"
     if every == 2:
         return f"every other step ({first}, {first + 2}, ...)"
-    return f"every {_nth(every)} step ({first}, {first + every}, ...)"
-
-
-def _nth(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
+    return f"every {ordinal(every)} step ({first}, {first + every}, ...)"
 
 
 def _stairs(rows: Sequence[Row]) -> Claim | None:
