@@ -62,7 +62,7 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
         return [claim("machine", "contention", f"{said}{_SHARED}" if shared else said, **own, **shared)]
     who = f"{'rank' if one else 'ranks'} {own['ranks']} {'waits' if one else 'wait'}"
     own |= Facts(short=f"{who} {percent_text(worst.contention_ratio)} of a step for a CPU")
-    rows = [fact("counted_as", "", "hidden", counted_as=counted_as), *_reasons(facts, worst)]
+    rows = _reasons(facts, worst)
     advice = next((row.code for row in rows if row.code in _CAUSES), "")
     return [claim("verdict", "contention", said, rows, cause_kind=_CAUSES.get(advice, ""), advice_code=advice, **own)]
 

@@ -65,8 +65,8 @@ def thinned_claims(facts: RunFacts) -> list[Claim]:
     if not facts.thinned_count:
         return []
     said = "only {items_count} of {all_count} steps have timing events (--event-budget); the shares are of these"
-    whole = fact("all_steps", "", "steps", all_count=facts.steps_count + facts.thinned_count)
-    return [claim("machine", "thinned", said, [whole], items_count=facts.steps_count)]
+    whole = facts.steps_count + facts.thinned_count
+    return [claim("machine", "thinned", said, items_count=facts.steps_count, all_count=whole)]
 
 
 def emulated_claims(trace: Trace) -> list[Claim]:

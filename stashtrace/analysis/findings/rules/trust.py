@@ -5,8 +5,8 @@
 between brackets and kernels, in steps that have both. Counter names are those of ``stashtrace/collectors/proc.py``.
 
 ``clocks`` and ``unordered`` have the error in ``stall_ns``: -1 if the clocks are not aligned. ``unordered`` counts
-collectives in which no rank is called last (``nobody_last``), and those that are split into waiting and transfer by how
-long they took (``by_durations``).
+collectives in which no rank is called last (``nobody_count``), and those that are split into waiting and transfer by
+how long they took (``durations_count``).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -256,11 +256,11 @@ def _clock_claim(trace: Trace) -> Claim:
         said = f"clocks {'one host' if hosts == 1 else '{items_count} hosts'}{'' if exact else ', ±{stall_ns:time}'}"
         said += f" by {named}" if named else ""
         said += "; assumed to agree between files that name no host" if "assumed" in methods else ""
-    rows = [fact("clock_method", "", "alignment", name=name) for name in sorted(methods)]
+    device = Facts()
     if len(trace.device_clocks):
-        rows.append(fact("device_clocks", "", "device_clocks", device_ns=int(trace.device_clocks["error_ns"].max())))
+        device = Facts(device_ns=int(trace.device_clocks["error_ns"].max()))
         said += "; devices ±{device_ns:time}" if methods != {"assumed"} else ""
-    return claim("trust", "clocks", said, rows, items_count=hosts, stall_ns=error)
+    return claim("trust", "clocks", said, items_count=hosts, stall_ns=error, **device)
 
 
 def unordered_claims(trace: Trace) -> list[Claim]:
@@ -271,13 +271,10 @@ def unordered_claims(trace: Trace) -> list[Claim]:
     shared = np.isin(table["op_code"], SYNCHRONISING_OPS) & (matched.last_rank >= 0)
     operations = GroupBy(table["group_hash"][shared], table["sequence"][shared])
     nobody, durations = (int(operations.any(rows[shared]).sum()) for rows in (~matched.ordered, ~matched.by_clock))
-    all_count, said, rows = len(operations), [], []
-    if nobody:
-        said.append("in {nobody_count} of {all_count} collectives no rank is called last")
-        rows.append(fact("nobody_last", "", "collectives", nobody_count=nobody, all_count=all_count))
+    said = ["in {nobody_count} of {all_count} collectives no rank is called last"] if nobody else []
     if durations:
         said.append("{durations_count} of {all_count} are split into waiting and transfer by durations, not by clocks")
-        rows.append(fact("by_durations", "", "collectives", durations_count=durations, all_count=all_count))
     head = f"the order of events on different hosts is unknown within {{stall_ns:time}}{': ' if said else ''}"
+    own = Facts(nobody_count=nobody, durations_count=durations, all_count=len(operations))
     error = 2 * int(contact_errors(trace).max())
-    return [claim("machine", "unordered", head + "; ".join(said), rows, stall_ns=error)]
+    return [claim("machine", "unordered", head + "; ".join(said), stall_ns=error, **own)]

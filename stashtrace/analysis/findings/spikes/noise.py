@@ -66,7 +66,7 @@ class Noise:
         """``frequent``: many values that stand apart are no noise either."""
         self._frequent = frequent
         self._rests = Ring(POLICY.noise_steps)
-        self._stale = 0
+        self._stale = self._in_a_row = 0
         self._threshold = math.inf
         self._width = math.inf
         #: The largest rest of all so far, and of those that were not called slow.
@@ -81,6 +81,20 @@ class Noise:
         self._stale += 1
         self.largest = max(self.largest, rest)
         self.largest_usual = max(self.largest_usual, 0.0 if slow else rest)
+        self._in_a_row = self._in_a_row + 1 if slow else 0
+
+    def is_beyond(self, rest: float, worth: float) -> bool:
+        """Return whether neither chance nor smallness explains it."""
+        return rest > max(self.threshold, worth)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether so many values in a row are beyond that these are the usual ones now."""
+        return self._in_a_row >= POLICY.in_a_row_steps
+
+    def begin_anew(self) -> None:
+        """Take the last values for usual ones."""
+        self._in_a_row = 0
 
     @property
     def threshold(self) -> float:

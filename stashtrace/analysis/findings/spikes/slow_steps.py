@@ -126,7 +126,7 @@ class SlowSteps:
         self._before = steps[-1] if steps else self._before
         return [self._with_period(slow) for _, slow in judged if slow is not None]
 
-    def _judge(self, step: _Step, before: _Step | None) -> tuple[int, _Found | None]:
+    def _judge(self, step: _Step, before: _Step | None) -> tuple[int, SlowStep | None]:
         """Return by how many like steps one is judged, and what is slow of it; then remember it."""
         usual = self._groups.get(before.key) if before is not None and before.ranks == step.ranks else None
         if usual is not None and usual.ranks != step.ranks:
@@ -144,26 +144,12 @@ class SlowSteps:
             self._groups.popitem(last=False)
         return group
 
-    def _with_period(self, slow: _Found) -> SlowStep:
+    def _with_period(self, slow: SlowStep) -> SlowStep:
         steps = self._slow_steps.setdefault(slow.kind, deque(maxlen=POLICY.period_times_count))
-        steps.append(slow.step.number)
+        steps.append(slow.step)
         apart = np.diff(steps)
         comes_back = len(steps) == POLICY.period_times_count and apart.min() > 1 and np.ptp(apart) <= 1
-        step = slow.step
-        return SlowStep(
-            step.number,
-            step.kind,
-            step.begin_ns,
-            step.end_ns,
-            step.length,
-            step.length - slow.longer,
-            slow.rank,
-            slow.ranks,
-            slow.grew_in,
-            slow.kind,
-            slow.extra,
-            round(float(apart.mean())) if comes_back else 0,
-        )
+        return replace(slow, every_count=round(float(apart.mean())) if comes_back else 0)
 
 
 def slow_steps_of(rows: Table, samples: Floats | None = None) -> list[SlowStep]:
@@ -185,23 +171,18 @@ def slow_steps_of(rows: Table, samples: Floats | None = None) -> list[SlowStep]:
     return [periods._with_period(slow) for _, slow in found if slow is not None]
 
 
-def _judged(pairs: Sequence[tuple[_Step, _Step | None]]) -> list[tuple[int, _Found | None]]:
+def _judged(pairs: Sequence[tuple[_Step, _Step | None]]) -> list[tuple[int, SlowStep | None]]:
     """Return of each step by how many like ones before it in this order it is judged, and what is slow of it."""
     search = SlowSteps(frequent=True)
     return [search._judge(*pair) for pair in pairs]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A slow step before it is known whether it comes back."""
-
-    step: _Step
-    longer: float
-    rank: int
-    ranks: tuple[int, ...]
-    grew_in: int
-    kind: str
-    extra: float
+def _slow(
+    step: _Step, longer: float, rank: int, ranks: tuple[int, ...], grew_in: int, kind: str, extra: float
+) -> SlowStep:
+    """Return a slow step before it is known whether it comes back."""
+    place = (step.number, step.kind, step.begin_ns, step.end_ns)
+    return SlowStep(*place, step.length, step.length - longer, rank, ranks, grew_in, kind, extra, 0)
 
 
 class _Group:
@@ -209,7 +190,7 @@ class _Group:
 
     def __init__(self, ranks: tuple[int, ...], worth_ratio: float, *, frequent: bool) -> None:
         self.ranks, self._worth_ratio = ranks, worth_ratio
-        self._beside, self._computing = _Figure(Noise(frequent=frequent)), _Figure(Noise(frequent=frequent))
+        self._beside, self._computing = Noise(frequent=frequent), Noise(frequent=frequent)
         self._parts = Ring(POLICY.noise_steps, (2,))
         self._slope, self._slope_age = 0.0, 0
         self._first: list[_Step] = []
@@ -220,9 +201,9 @@ class _Group:
     @property
     def known_count(self) -> int:
         """The number of them that another one is compared with."""
-        return len(self._beside.noise)
+        return len(self._beside)
 
-    def judge(self, step: _Step, before: _Step | None, usual: _Group | None) -> _Found | None:
+    def judge(self, step: _Step, before: _Step | None, usual: _Group | None) -> SlowStep | None:
         """Return what is slow of a step, None if it is like the others; then remember it.
 
         ``before``, ``usual``: the step before it, and the steps that are like that one; None if unknown.
@@ -247,10 +228,10 @@ class _Group:
             extra = np.where(np.isnan(expected), 0.0, step.spent[:, _COMPUTE] - expected)
             rank = int(extra.argmax())
             ranks = self._alike(extra, rank)
-            slow = _Found(step, longer[1], step.ranks[rank], ranks, step.number, _KINDS[_COMPUTE], float(extra[rank]))
-        self._beside.add(longer[0], is_long)
+            slow = _slow(step, longer[1], step.ranks[rank], ranks, step.number, _KINDS[_COMPUTE], float(extra[rank]))
+        self._beside.add(longer[0], slow=is_long)
         if math.isfinite(longer[1]):
-            self._computing.add(longer[1], computes_long)
+            self._computing.add(longer[1], slow=computes_long)
         changed = self._beside.has_changed or self._computing.has_changed
         self._remember(step)
         if changed:
@@ -271,9 +252,9 @@ class _Group:
     def _take_as_usual(self, steps: list[_Step]) -> None:
         """Make the first noise of steps that are remembered already."""
         for beside, computing in [self._longer(step)[0] for step in steps]:
-            self._beside.add(beside, False)
+            self._beside.add(beside, slow=False)
             if math.isfinite(computing):
-                self._computing.add(computing, False)
+                self._computing.add(computing, slow=False)
 
     def _longer(self, step: _Step) -> tuple[tuple[float, float], Floats]:
         """Return what a step has above the usual beside its computing, and in it; then the usual computing by rank.
@@ -319,7 +300,7 @@ class _Group:
 
     def _is_no_data(self, longer: float, expected: Floats, *, sized: bool) -> bool:
         """Return whether long computing is not explained by data that take long."""
-        noise = self._computing.noise
+        noise = self._computing
         if noise.width < POLICY.varies_ratio * float(np.nanmax(expected)):
             return sized or longer > POLICY.beyond_all_times * noise.largest_usual
         return len(noise) >= POLICY.seen_steps and longer > POLICY.beyond_all_times * noise.largest
@@ -328,7 +309,7 @@ class _Group:
         """Return by how much each kind of time of each rank is longer than in like steps; there is at least one."""
         return np.asarray(step.spent - middle(self._spent.values))
 
-    def _what_grew(self, step: _Step, before: _Step | None, usual: _Group | None, longer: float) -> _Found:
+    def _what_grew(self, step: _Step, before: _Step | None, usual: _Group | None, longer: float) -> SlowStep:
         """Return the time that grew most, on the rank that was waited for or else; in this step or the one before."""
         extra = self.extra(step)
         weight = np.where(np.array(step.ranks) == step.awaited, POLICY.awaited_weight, 1.0)[:, None]
@@ -336,21 +317,21 @@ class _Group:
         rank, kind = (int(at) for at in np.unravel_index(int(own.argmax()), own.shape))
         if extra[rank, kind] >= POLICY.explains_ratio * longer:
             ranks = self._alike(extra[:, kind], rank)
-            return _Found(step, longer, step.ranks[rank], ranks, step.number, _KINDS[kind], float(extra[rank, kind]))
+            return _slow(step, longer, step.ranks[rank], ranks, step.number, _KINDS[kind], float(extra[rank, kind]))
         whole = np.where(_BESIDE, extra, 0.0).sum(axis=1)
         worker = int((whole * weight[:, 0]).argmax())
         if whole[worker] >= POLICY.explains_ratio * longer:
             ranks = self._alike(whole, worker)
-            return _Found(step, longer, step.ranks[worker], ranks, step.number, TOGETHER, float(whole[worker]))
+            return _slow(step, longer, step.ranks[worker], ranks, step.number, TOGETHER, float(whole[worker]))
         if before is not None and usual is not None and step.awaited in step.ranks:
             # Work behind the last meeting of a step is waited for in the next one.
             own = usual.extra(before)[step.ranks.index(step.awaited)]
             place = int(np.where(np.arange(len(_KINDS)) == _WAITS, -np.inf, own).argmax())
             if own[place] >= POLICY.explains_ratio * longer:
                 ranks = (step.awaited,)
-                return _Found(step, longer, step.awaited, ranks, before.number, _KINDS[place], float(own[place]))
+                return _slow(step, longer, step.awaited, ranks, before.number, _KINDS[place], float(own[place]))
         waits = extra[:, _WAITS]
-        return _Found(
+        return _slow(
             step, longer, step.awaited, self._alike(waits, int(waits.argmax())), step.number, _KINDS[_WAITS], longer
         )
 
@@ -360,32 +341,6 @@ class _Group:
             for rank, ns in zip(self.ranks, extra.tolist(), strict=True)
             if ns >= POLICY.explains_ratio * extra[most]
         )
-
-
-class _Figure:
-    """What a figure of like steps has above its level: its noise, and whether it is beyond that again and again."""
-
-    def __init__(self, noise: Noise) -> None:
-        self.noise = noise
-        self._in_a_row = 0
-
-    def is_beyond(self, rest: float, worth: float) -> bool:
-        """Return whether neither chance nor smallness explains it."""
-        return rest > max(self.noise.threshold, worth)
-
-    def add(self, rest: float, beyond: bool) -> None:
-        """Remember what a step has above the level."""
-        self.noise.add(rest, slow=beyond)
-        self._in_a_row = self._in_a_row + 1 if beyond else 0
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether so many values in a row are beyond that these are the usual ones now."""
-        return self._in_a_row >= POLICY.in_a_row_steps
-
-    def begin_anew(self) -> None:
-        """Take the last steps for usual ones."""
-        self._in_a_row = 0
 
 
 def _by_size(sizes: Floats, spent: Floats, size: float) -> float:

@@ -2,7 +2,7 @@
 
 ``ended_with_code``, ``ended_by_signal`` and ``failed`` are the first of all claims; ``name`` is the exit code or the
 number of the signal. The evidence has how the first rank failed (``raised``, ``ended_by`` or ``left_with``;
-``items_count`` is the steps that it had finished), the launcher (``launched_by``) if the code is the launcher's, and
+``items_count`` is the steps that it had finished), the launcher if the code is the launcher's, and
 how many processes the kernel ended for want of memory meanwhile (``memory_kills``). ``gone_first`` is a rank for which
 the others waited and whose records end before these fail; nobody recorded how it ended. ``waited_for_it`` are the ranks
 that waited for the one that failed.
@@ -73,9 +73,8 @@ def failure_claims(trace: Trace, failed: Sequence[Evidence] | None = None) -> li
     if code not in ("", "0", "None"):
         program = os.path.basename(facts.get("command", "").partition(" ")[0])
         if program in _LAUNCHERS:
-            of_run.insert(0, fact("launched_by", "", "metadata", program=program))
             first = first or "; how its ranks ended is not in the recording"
-        who = "{program}" if program in _LAUNCHERS else "the job"
+        who = program if program in _LAUNCHERS else "the job"
         said = f"{who} ended with exit code {{name}}{first}{starved}"
         return [claim("headline", "ended_with_code", said, [*rows[1:], *of_run], parts=rows[:1], name=code)]
     return [claim("headline", "failed", "{parts}", rows[1:], parts=rows[:1], rank=rows[0]["rank"])] if rows else []
