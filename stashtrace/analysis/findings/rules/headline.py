@@ -23,7 +23,6 @@ from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
 from stashtrace.analysis.findings.rules.files import stated_processes
 from stashtrace.analysis.findings.rules.losses import loss_claims
 from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.findings.rules.steps.policy import POLICY as STEPS
 from stashtrace.analysis.findings.stall_claims import one_recording
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
@@ -135,7 +134,7 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
         said = "no step is marked; the whole recording of {stall_ns:time} counts as one"
         return claim("headline", "steps", said, **{**own, "name": "recording"})
     of_mean = " of {stall_ns:time}"
-    if abs(median_ns - mean_ns) > STEPS.skewed_ratio * mean_ns:
+    if abs(median_ns - mean_ns) > POLICY.skewed_ratio * mean_ns:
         of_mean = ", mean {stall_ns:time}, median {median_ns:time}"
     changes = run.tables["over_time"]
     if len(changes) and kind in run.tables["steps"]["kind"] and kind not in QUIET_KINDS:
@@ -143,7 +142,7 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
         own |= change
     fewest, most = _steps_of_ranks(run, kind)
     named = "{items_count}"
-    if most - fewest > STEPS.uneven_count:
+    if most - fewest > POLICY.uneven_count:
         own |= Facts(fewest_count=fewest)
         named = "{fewest_count} to {items_count}"
     rollout = ""
