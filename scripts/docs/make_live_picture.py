@@ -23,8 +23,8 @@ sys.path.insert(0, str(ROOT / "tests" / "timeline"))
 from browser import Browser  # noqa: E402
 
 from stashtrace.cli.commands.live import KEYS  # noqa: E402
-from stashtrace.live.view.sources import Watched  # noqa: E402
 from stashtrace.live.view.text import live_lines  # noqa: E402
+from stashtrace.live.view.watched import Watched  # noqa: E402
 from stashtrace.summary.look import Look  # noqa: E402
 
 COLUMNS, LINES = 80, 24

@@ -24,6 +24,7 @@ import numpy as np
 
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import StashtraceError
+from stashtrace.live import times
 from stashtrace.live.state import Event
 from stashtrace.record.follower import ask_for_deeper_steps
 from stashtrace.record.look.stack_samples import StackSampler
@@ -35,18 +36,12 @@ from stashtrace.units import duration_text, ranks_text
 
 #: What can be recorded beside: on the ranks' devices, and what their threads do in Python.
 KERNELS, STACKS = "kernels", "stacks"
-HOUR_NS = 3_600_000_000_000
 #: Part of the job's time that deeper steps may cost, in each hour.
 BUDGET_RATIO = 0.01
 #: So many of the newest steps say what a step usually takes.
 _USUAL_STEPS = 64
 #: Between what a rank does and the round that sees it, beside the age of the newest step.
 _MARGIN_STEPS = 2
-#: After its last step, a rank that has told nothing of its kernels is awaited for so long: the recorder flushes them
-#: within a second or two.
-_PATIENCE_NS = 5_000_000_000
-#: A rank that makes no steps, or very long ones, is given up this long after its time was over.
-_LONGEST_NS = 60_000_000_000
 
 
 @dataclass(slots=True)
@@ -59,11 +54,11 @@ class Budget:
     @property
     def hourly_ns(self) -> int:
         """What may be spent in an hour."""
-        return round(self.ratio * HOUR_NS)
+        return round(self.ratio * times.HOUR_NS)
 
     def left_ns(self, at_ns: int) -> int:
         """Return what is left of the hour before ``at_ns``, on a clock that never steps back."""
-        while self._spent and self._spent[0][0] <= at_ns - HOUR_NS:
+        while self._spent and self._spent[0][0] <= at_ns - times.HOUR_NS:
             self._spent.popleft()
         return max(self.hourly_ns - sum(cost for _, cost in self._spent), 0)
 
@@ -159,7 +154,7 @@ class DeeperSteps:
             ask_for_deeper_steps(self._directory, first, count, usual_ns, left_ns)
         if STACKS in kinds:
             self._sampler.start(self._processes())
-        until_ns = at_ns + age_ns + (count + 1 + _MARGIN_STEPS) * usual_ns + left_ns + _LONGEST_NS
+        until_ns = at_ns + age_ns + (count + 1 + _MARGIN_STEPS) * usual_ns + left_ns + times.DEEPER_NS
         self._asked = _Asked(frozenset(kinds), first, count, usual_ns, at_ns, until_ns, left_ns, self._windows_count)
         return first + count - 1, ""
 
@@ -185,7 +180,7 @@ class DeeperSteps:
             asked.over_ns = at_ns
         awaited = KERNELS in asked.kinds and window is not None and set(window.ranks.tolist()) - new.keys()
         # Ranks that were further than was known begin later.
-        patience_ns = _PATIENCE_NS + 2 * (asked.count + _MARGIN_STEPS) * asked.usual_ns if awaited else 0
+        patience_ns = times.KERNELS_NS + 2 * (asked.count + _MARGIN_STEPS) * asked.usual_ns if awaited else 0
         is_over = asked.over_ns >= 0 and at_ns - asked.over_ns >= patience_ns
         if STACKS in asked.kinds:  # the ranks cannot end that by themselves
             is_over = is_over or self._cost_ns(list(asked.lengths_ns.values())) >= asked.left_ns

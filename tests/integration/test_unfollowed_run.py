@@ -13,8 +13,7 @@ import pytest
 from example_job import ENVIRONMENT
 
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.live.view.merged import LiveView
-from stashtrace.live.view.sources import Watched
+from stashtrace.live.view.watched import LiveView, Watched
 from stashtrace.loading.load import load_trace
 
 #: Steps of 50 ms until standard input is closed.

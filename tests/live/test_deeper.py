@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stashtrace.live.deeper import HOUR_NS, Budget, DeeperSteps
+from stashtrace.live.deeper import Budget, DeeperSteps
 from stashtrace.live.table import LIVE_STEPS
+from stashtrace.live.times import HOUR_NS
 from stashtrace.record.follower import control_path, make_control
 from stashtrace.schema.table import Table
 from stashtrace.units import duration_text

@@ -19,10 +19,9 @@ from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.state import LATE, MOST, Event, LineNow, LiveState
 from stashtrace.live.totals import LiveTotals
-from stashtrace.live.view import merged
-from stashtrace.live.view.merged import LiveView, merge_states
-from stashtrace.live.view.sources import Watched
+from stashtrace.live.view import watched
 from stashtrace.live.view.text import live_lines
+from stashtrace.live.view.watched import LiveView, Watched, merge_states
 from stashtrace.record.launchers import own_place
 from stashtrace.summary.look import Look
 
@@ -302,11 +301,11 @@ def test_control_characters_are_visible() -> None:
 
 def test_the_json_page_names_each_field() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/live.md").read_text(encoding="utf-8")
-    classes = (LiveView, merged.HostView, merged.RankView, merged.Spent, LineNow, Event)
+    classes = (LiveView, watched.HostView, watched.RankView, watched.Spent, LineNow, Event)
     names = {"format", *(one.name for kind in classes for one in dataclasses.fields(kind))}
     first_cells = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith("|"))
     assert names - set(re.findall(r"`(\w+)`", first_cells)) == set()
-    for word, meaning in {**merged.CONDITIONS, **merged.ORIGINS}.items():
+    for word, meaning in {**watched.CONDITIONS, **watched.ORIGINS}.items():
         assert f"| `{word}` | {meaning} |" in page
 
 

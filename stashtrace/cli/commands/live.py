@@ -14,8 +14,7 @@ from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
-    from stashtrace.live.view.merged import LiveView
-    from stashtrace.live.view.sources import Watched
+    from stashtrace.live.view.watched import LiveView, Watched
     from stashtrace.summary.look import Look
 
 #: Ctrl-C.
@@ -60,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     end_on_terminate()  # else a signal would leave the terminal as it is
     path = arguments.path or running_or_newest()
 
-    from stashtrace.live.view.sources import Watched
+    from stashtrace.live.view.watched import Watched
     from stashtrace.summary.look import Look
 
     watched = Watched(followed_run(path), arguments.run)

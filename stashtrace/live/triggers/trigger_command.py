@@ -20,16 +20,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from stashtrace.live import times
 from stashtrace.live.state import Event
 from stashtrace.text import count_noun
 
 #: Calls that wait while one runs; more triggers than that are counted.
 WAITING_COUNT = 8
-#: A call that takes longer is killed, with what it has started.
-TIMEOUT_S = 60.0
-#: When the job has ended, the calls that are left have so long together.
-END_S = 10.0
-_POLL_S = 0.05
 #: Kinds of events that tell what a job loses, where others tell of its end, or answer somebody.
 _LONGER = ("slow_step", "stall_grows")
 
@@ -41,7 +37,7 @@ class TriggerCommand:
     ``failed_count``: calls that failed or took too long.
     """
 
-    def __init__(self, words: Sequence[str], directory: Path, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, words: Sequence[str], directory: Path, *, timeout_s: float = times.CALL_S) -> None:
         self._words = list(words)
         self._directory = directory
         self._timeout_s = timeout_s
@@ -69,12 +65,12 @@ class TriggerCommand:
             found.append(self._line("is not called for some triggers", why))
         return self._new(found)
 
-    def finish(self, patience_s: float = END_S) -> list[str]:
+    def finish(self, patience_s: float = times.LAST_CALLS_S) -> list[str]:
         """Make the calls that are left, for so long; return what went wrong for the first time."""
         until_s = time.monotonic() + patience_s
         found = self.poll()
         while self._process is not None and time.monotonic() < until_s:
-            time.sleep(_POLL_S)
+            time.sleep(times.CALL_POLL_S)
             found += self.poll()
         if self._process is not None:
             self._kill(self._process)

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from stashtrace.analysis.findings.stall_claims import bounded_time
 from stashtrace.analysis.lines.place_times import STEP
 from stashtrace.errors import guarded
+from stashtrace.live import times
 from stashtrace.live.state import LATE, MOST, Event, LineNow
-from stashtrace.live.view.merged import OLD_ROUNDS, HostView, LiveView, RankView
+from stashtrace.live.view.watched import HostView, LiveView, RankView
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.look import Look
@@ -29,7 +30,6 @@ from stashtrace.units import duration_text, percent_text, ranks_text, shortened,
 from stashtrace.visible import visible_line
 
 _INDENT = "  "
-_DAY_NS = 86_400_000_000_000
 #: Events that are shown at most, and lines where the height does not matter.
 _EVENTS_AT_MOST = 10
 _ANY = 1 << 30
@@ -182,7 +182,7 @@ def _old_text(host: HostView) -> str:
         None: "the host or the process that follows the run there may be gone",
     }
     return (
-        f"old: {host.host} was last seen {span_text(host.age_s * 1e9)} ago, more than {OLD_ROUNDS} rounds; "
+        f"old: {host.host} was last seen {span_text(host.age_s * 1e9)} ago, more than {times.SILENT_ROUNDS} rounds; "
         f"{ranks if host.ranks else ''}{why[host.follower_lives]}"
     )
 
@@ -296,7 +296,7 @@ def _flow(parts: Sequence[str], look: Look, indent: str) -> list[str]:
 
 def _clock(realtime_ns: int, now_ns: int) -> str:
     """Return the local time of an event, with its date unless it was within a day."""
-    form = "%H:%M:%S" if abs(now_ns - realtime_ns) < _DAY_NS else "%Y-%m-%d %H:%M:%S"
+    form = "%H:%M:%S" if abs(now_ns - realtime_ns) < times.DAY_NS else "%Y-%m-%d %H:%M:%S"
     return time.strftime(form, time.localtime(realtime_ns / 1e9))
 
 
