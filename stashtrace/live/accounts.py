@@ -108,7 +108,7 @@ class LiveAccounts:
         if not raw.processes:
             return Round(nothing)
         try:
-            grown = load_growing(raw, [] if self.others is None else self.others.look(at_ns))
+            grown = load_growing(raw, [] if self.others is None else self.others.round(at_ns))
         except FormatError:  # its only processes have begun, but not yet read their clocks
             return Round(nothing)
         opened = self.opened = grown.opened
@@ -265,7 +265,7 @@ class LiveAccounts:
         return min(left)
 
     def _recording_ranks(self, trace: Trace, at_ns: int) -> set[int]:
-        """Return the ranks whose process had not ended at the last look, and has written something lately.
+        """Return the ranks whose process had not ended in the last round, and has written something lately.
 
         Of a process that was killed the ring stays.
         """

@@ -32,7 +32,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import KERNELS_WINDOW, KERNELS_WINDOWS_COUNT, Trace
 from stashtrace.text import count_noun
-from stashtrace.units import duration_text, ranks_text
+from stashtrace.units import duration_text, ranks_named
 
 #: What can be recorded beside: on the ranks' devices, and what their threads do in Python.
 KERNELS, STACKS = "kernels", "stacks"
@@ -158,7 +158,7 @@ class DeeperSteps:
         self._asked = _Asked(frozenset(kinds), first, count, usual_ns, at_ns, until_ns, left_ns, self._windows_count)
         return first + count - 1, ""
 
-    def look(self, closed: Table, window: Trace | None, origin_ns: int, at_ns: int, *, ended: bool) -> Event | None:
+    def round(self, closed: Table, window: Trace | None, origin_ns: int, at_ns: int, *, ended: bool) -> Event | None:
         """Take in the steps that closed in a round; return what deeper steps have cost once they are over.
 
         ``origin_ns``: zero of the common time on CLOCK_MONOTONIC, which ``at_ns`` is of.
@@ -278,7 +278,7 @@ def _of_kernels(new: dict[int, str], window: Trace | None) -> str:
         return f"; {count_noun(pieces, 'piece')} of work on devices"
     why = "" if window is None else _why_none(window, set(without))
     some = f"; {count_noun(pieces, 'piece')} of work on devices, and" if new else ";"
-    return f"{some} {_named(without)} recorded no kernels{f': {why}' if why else ''}"
+    return f"{some} {ranks_named(without)} recorded no kernels{f': {why}' if why else ''}"
 
 
 def _of_stacks(unseen: Mapping[int, str]) -> str:
@@ -286,11 +286,7 @@ def _of_stacks(unseen: Mapping[int, str]) -> str:
     by_reason: dict[str, list[int]] = {}
     for rank, why in sorted(unseen.items()):
         by_reason.setdefault(why, []).append(rank)
-    return "".join(f"; no Python stacks of {_named(ranks)}: {why}" for why, ranks in by_reason.items())
-
-
-def _named(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+    return "".join(f"; no Python stacks of {ranks_named(ranks)}: {why}" for why, ranks in by_reason.items())
 
 
 def _why_none(window: Trace, ranks: set[int]) -> str:

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import StashtraceError, guarded
-from stashtrace.format.growing import GrowingRun
+from stashtrace.format.growing import CLOCKS_NS, GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.live import times
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
-from stashtrace.live.alarms import Alarms
+from stashtrace.live.alarms import Alarms, TriggerCommand
 from stashtrace.live.deeper import BUDGET_RATIO, Budget, DeeperSteps
 from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.other_hosts import OtherHosts, other_launchers
@@ -25,7 +25,6 @@ from stashtrace.live.hosts.requests import Request, take_requests
 from stashtrace.live.hosts.share import Share
 from stashtrace.live.hosts.windows import Windows
 from stashtrace.live.idle import ASLEEP, IdleRecording
-from stashtrace.live.keeping import Keeper
 from stashtrace.live.newest import gpus_of, losses_by_process, recorder_cpu_ns, said_of
 from stashtrace.live.state import Event, LiveState, job_of, pod_of, read_states
 from stashtrace.live.table import LiveFile
@@ -33,7 +32,6 @@ from stashtrace.live.totals import GrowingSum, LiveTotals
 from stashtrace.live.triggers.growth import GrowthTrigger
 from stashtrace.live.triggers.lost_ranks import LostRankTrigger
 from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
-from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import WINDOWS_FOLDER, read_run_file, update_host_facts, write_run_file
 from stashtrace.record.look.stack_samples import StackSampler
@@ -220,13 +218,13 @@ class FollowedRun:
             while True:
                 self.accounts.run.look(time.monotonic_ns())
                 self._tell()
-                self.others.look(time.monotonic_ns())
+                self.others.round(time.monotonic_ns())
                 if not self.others.recording() or time.monotonic() > deadline_s:
                     break
                 time.sleep(times.LAST_WORDS_APART_S)
 
     def _await_parts(self) -> None:
-        """Wait a little for the parts of other hosts in windows, as nobody looks later."""
+        """Wait a little for the parts of other hosts in windows, as no round comes later."""
         deadline_s = time.monotonic() + times.LAST_PARTS_S
         while self.windows.collecting.parts and time.monotonic() < deadline_s:
             time.sleep(times.ANSWER_POLL_S)
@@ -236,7 +234,7 @@ class FollowedRun:
     def _deepen(self, found: Round, ended: bool) -> None:
         """Begin and end what is recorded in more detail."""
         at_ns, origin_ns = time.monotonic_ns(), self.accounts.origin_ns
-        if event := self.deeper.look(found.closed, found.window, origin_ns, at_ns, ended=ended):
+        if event := self.deeper.round(found.closed, found.window, origin_ns, at_ns, ended=ended):
             self.log.add(event)
 
     def _triggers(self, found: Round, ended: bool) -> None:
@@ -244,7 +242,7 @@ class FollowedRun:
         if found.window is None:
             return
         at_ns, in_part = time.monotonic_ns(), bool(self.others.lacking())
-        slow_steps = self.slow_steps.look(found.closed, found.window, in_part=in_part) if len(found.closed) else []
+        slow_steps = self.slow_steps.round(found.closed, found.window, in_part=in_part) if len(found.closed) else []
         for slow in slow_steps:
             event = Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns)
             name = f"step-{slow.step:06}-slow" if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns else ""
@@ -253,7 +251,7 @@ class FollowedRun:
             else:
                 self.alarms.add(event, name, at_ns)
         self._tell_what_is_left(at_ns, ended)
-        for growth in self.growth.look(found.closed):
+        for growth in self.growth.round(found.closed):
             cost_ns = round(growth.now_ns - growth.before_ns)
             rank = growth.ranks[0] if len(growth.ranks) == 1 else growth.cause_rank
             event = Event("stall_grows", growth.text, time.time_ns(), growth.step, rank, cost_ns)
@@ -262,7 +260,7 @@ class FollowedRun:
             return
         last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
         joint = found.window if found.joint is None else found.joint
-        if not ended and self.stuck.look(joint, at_ns, last_ns, *self._of_others(at_ns), in_part=in_part):
+        if not ended and self.stuck.round(joint, at_ns, last_ns, *self._of_others(at_ns), in_part=in_part):
             if self.stuck.sentences:
                 newest = max(self.accounts.closed.values(), default=-1)
                 text = "; ".join(self.stuck.sentences)
@@ -276,7 +274,7 @@ class FollowedRun:
         self._waits = self.stuck.waits
         if not ended:
             files, closed = self.accounts.run.files, self.accounts.closed
-            for lost in self.lost_ranks.look(found.window, files, at_ns, closed, self.stuck.ranks):
+            for lost in self.lost_ranks.round(found.window, files, at_ns, closed, self.stuck.ranks):
                 event = Event("rank_lost", lost.text, time.time_ns(), lost.last_step, lost.rank)
                 self.alarms.add(event, f"step-{max(lost.last_step, 0):06}-lost", at_ns, now=True)
         self.state.stuck, self.state.stuck_ranks = "; ".join(self.stuck.sentences), list(self.stuck.ranks)
@@ -375,3 +373,57 @@ class FollowedRun:
         state.interval_s, state.ended, state.notes = interval_s, ended, notes
         state.notes += self.publish(state)
         state.events = list(self.log.events)
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Drops what is older than the steps to keep from the files of a run while it records.
+
+    The processes of the job append to their files as ever; what is dropped becomes a hole, which takes no space. The
+    run then begins in the middle of the job, and the fact ``window`` in its ``run.json`` says where.
+
+    ``steps``: how many closed steps stay, 0 for no such limit. ``most_bytes``: what the files may take, 0 for no limit.
+    """
+
+    directory: Path
+    steps: int = 0
+    most_bytes: int = 0
+    #: Where the run on disk begins; None while all of it is there.
+    window: Window | None = None
+    dropped_bytes: int = 0
+    #: Why nothing can be dropped; empty while it can.
+    error: str = ""
+
+    def drop(self, accounts: LiveAccounts) -> None:
+        """Drop what need not stay. If the file system cannot, ``error`` says so, and nothing is dropped."""
+        wanted = self._wanted(accounts)
+        if self.error or wanted is None or (self.window is not None and wanted.first_step <= self.window.first_step):
+            return
+        before_ns = min(wanted.begins_ns.values()) + accounts.origin_ns - CLOCKS_NS
+        # First where the run begins, then the holes: a run that is cut off in between has too many rows, not too few.
+        content = read_run_file(self.directory)
+        write_run_file(self.directory, {**content, WINDOW_FACT: wanted.fact(accounts.origin_ns)})
+        try:
+            self.dropped_bytes += accounts.run.drop(before_ns)
+            self.window = wanted
+        except OSError as error:
+            if not self.dropped_bytes:  # then all rows are there, whatever was noted before
+                content.pop(WINDOW_FACT, None)
+            write_run_file(self.directory, content)
+            reason = error.strerror or str(error)
+            self.error = f"no more steps are dropped: the file system of {self.directory} refuses it ({reason})"
+
+    def _wanted(self, accounts: LiveAccounts) -> Window | None:
+        """Return where the run on disk is to begin, None if all of it may stay."""
+        closed = min(accounts.closed.values(), default=-1)
+        found = None
+        if self.steps:
+            old = (w for w in reversed(accounts.windows) if w.first_step <= closed + 1 - self.steps)
+            found = next(old, None)
+        if self.most_bytes and accounts.windows and accounts.run.bytes_on_disk() > self.most_bytes:
+            # A quarter of the steps more, until the files are small enough; what is in memory stays.
+            known = [w for w in accounts.windows if self.window is None or w.first_step > self.window.first_step]
+            if known:
+                further = known[(len(known) - 1) // 4]
+                found = further if found is None or further.first_step > found.first_step else found
+        return found

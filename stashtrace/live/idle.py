@@ -20,7 +20,7 @@ from stashtrace.live.hosts.requests import Request
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.follower import set_period
 from stashtrace.schema.trace import Trace
-from stashtrace.units import ranks_text, span_text
+from stashtrace.units import ranks_named, span_text
 
 _FACT = "step_begins"
 _MOST_PERIODS = 255
@@ -62,7 +62,7 @@ class IdleRecording:
     def why_not(self) -> str:
         """Say why a window cannot begin, as far as that is known."""
         late = self.late_ranks
-        who = f"; rank{'s' if len(late) > 1 else ''} {ranks_text(late)} may be stuck" if late else ""
+        who = f"; {ranks_named(late)} may be stuck" if late else ""
         return f"no step of all ranks has begun for {span_text(times.PATIENCE_NS)}{who}"
 
     def find_begin(self, trace: Trace, origin_ns: int) -> Window | None:

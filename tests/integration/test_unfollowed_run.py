@@ -52,7 +52,7 @@ def _looks(directory: Path) -> Iterator[LiveView]:
         time.sleep(0.1)
     watched = Watched(directory)
     while time.monotonic() < deadline:
-        yield watched.look()
+        yield watched.peek()
         time.sleep(0.2)
     raise TimeoutError(f"nothing more was seen of {directory}")
 

@@ -24,10 +24,10 @@ from stashtrace.format.compact import compact_run
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.reader import open_run
 from stashtrace.live.accounts import LiveAccounts
+from stashtrace.live.followed import Keeper
 from stashtrace.live.hosts.collecting import Finished
 from stashtrace.live.hosts.requests import Request, put_request, take_requests
 from stashtrace.live.hosts.windows import Limits, Windows
-from stashtrace.live.keeping import Keeper
 from stashtrace.loading.load import load_trace
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.directory import read_run_file
@@ -71,7 +71,7 @@ def test_a_window_has_the_steps_of_the_whole_run(tmp_path: Path) -> None:
     for now_ns in grow(tmp_path / "job", target, SECOND):
         accounts.round(now_ns)
         if not asked and accounts.closed.get(0, -1) >= 200:
-            asked, _ = windows.open(Request(10, step=200, window="step-000200-asked"), now_ns)
+            asked, _ = windows.ask(Request(10, step=200, window="step-000200-asked"), now_ns)
             assert asked
         sealed += seal(windows, accounts, now_ns)
         accounts.held = windows.is_open
@@ -187,11 +187,11 @@ def test_a_storm_of_triggers_seals_few_windows(tmp_path: Path) -> None:
     accounts.closed = {0: 1000}
     sealed = 0
     for at_ns in range(0, 1000, 4):
-        windows.open(triggered(5), at_ns)
+        windows.ask(triggered(5), at_ns)
         sealed += len(seal(windows, accounts, at_ns))
     assert sealed == 3
     assert windows.refused_count == 250 - 3
-    assert windows.open(Request(step=5, window="step-y"), 1001)[0], "these limits are those of triggers"
+    assert windows.ask(Request(step=5, window="step-y"), 1001)[0], "these limits are those of triggers"
 
 
 def ask_in_a_loop(directory: Path, limits: Limits, count: int, *, unlimited: bool = False) -> tuple[int, str]:
@@ -199,7 +199,7 @@ def ask_in_a_loop(directory: Path, limits: Limits, count: int, *, unlimited: boo
     windows, sealed = Windows(directory, {}, "node01", limits=limits), 0
     accounts = LiveAccounts(GrowingRun(str(directory)), closed={0: 1000})
     for at_ns in range(count):
-        if windows.open(Request(unlimited=unlimited, step=5, window="step-x"), at_ns)[0]:
+        if windows.ask(Request(unlimited=unlimited, step=5, window="step-x"), at_ns)[0]:
             assert len(seal(windows, accounts, at_ns)) == 1
             sealed += 1
     return sealed, windows.refusal
@@ -233,7 +233,7 @@ def test_a_window_is_not_held_open_for_ever(tmp_path: Path) -> None:
     accounts = LiveAccounts(GrowingRun(str(tmp_path)), closed={0: 0})
     sealed_s = None
     for at_s in range(0, 3600, 30):
-        assert windows.open(Request(1000, step=at_s, window="step-x"), at_s * SECOND)[0]
+        assert windows.ask(Request(1000, step=at_s, window="step-x"), at_s * SECOND)[0]
         if seal(windows, accounts, at_s * SECOND) and sealed_s is None:
             sealed_s = at_s
     assert sealed_s == 600
@@ -244,7 +244,7 @@ def test_what_costs_far_more_gets_its_window(tmp_path: Path) -> None:
     windows = Windows(tmp_path, {}, "node01", limits=Limits(pause_ns=1000))
     accounts = LiveAccounts(GrowingRun(str(tmp_path)), closed={0: 1000})
     for step, cost_ns, is_opened in ((1, 3, True), (2, 12, False), (3, 800, True), (4, 900, False)):
-        path, why = windows.open(triggered(step, cost_ns=cost_ns), 10 * step)
+        path, why = windows.ask(triggered(step, cost_ns=cost_ns), 10 * step)
         assert (path is not None) == is_opened
         assert why == ("" if is_opened else "the last window was a moment ago")
         assert len(seal(windows, accounts, 10 * step + 1)) == is_opened
@@ -262,7 +262,7 @@ def test_no_room_for_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("stashtrace.live.hosts.windows.write_packed", refuse)
     windows = Windows(tmp_path / "grown", {}, "node01")
-    assert windows.open(triggered(5), 0)[0]
+    assert windows.ask(triggered(5), 0)[0]
     (finished,) = seal(windows, accounts, 1)
     assert finished.path == ""
     assert finished.text == "the window step-x could not be written: No space left on device"

@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.summary.look import Look
 
     watched = Watched(followed_run(path), arguments.run)
-    view = watched.look()
+    view = watched.peek()
     if arguments.format == "json":
         print_json(view.document())
         return 0
@@ -94,7 +94,7 @@ def _follow(watched: Watched, view: LiveView, screen: Screen, interval_s: float)
             why = full.wait(interval_s)
             if why == "quit":
                 break
-            view = watched.look() if why == "time" else view
+            view = watched.peek() if why == "time" else view
     return view
 
 

@@ -22,13 +22,13 @@ from typing import Any
 
 from stashtrace.errors import StashtraceError
 from stashtrace.live import times
-from stashtrace.live.hosts.other_hosts import OtherHosts, ranks_named
+from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.hosts.requests import Awaited, Request
 from stashtrace.live.state import LiveState, read_states
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.directory import RUN_FILE
 from stashtrace.run_facts import WINDOW_STEPS, host_file, read_host_facts
-from stashtrace.units import bytes_text
+from stashtrace.units import bytes_text, ranks_named
 from stashtrace.whole_files import new_file, read_text, write_whole
 
 #: The host that makes this file puts the window together. One that is slow may have been taken for gone, and two would

@@ -7,7 +7,7 @@ when it goes on. Ranks that are missing from the begin are awaited for a while, 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from stashtrace.record.launchers import launchers
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import LossRow
 from stashtrace.text import list_some
-from stashtrace.units import duration_text, ranks_text
+from stashtrace.units import duration_text, ranks_named
 
 #: Each costs some milliseconds a round: of more ranks none is taken in, as some alone would name wrong causes.
 MOST_RANKS = 128
@@ -79,8 +79,8 @@ class OtherHosts:
         """Whether ranks of hosts that record into the same directory were missing in the last round."""
         return bool(self._missing) and bool(self._launchers)
 
-    def look(self, at_ns: int) -> list[StashFile]:
-        """Take in what was told since the last look, and return the ranks of the hosts that tell; ``at_ns``: now."""
+    def round(self, at_ns: int) -> list[StashFile]:
+        """Take in what was told since the last round, and return the ranks of the hosts that tell; ``at_ns``: now."""
         self._now_ns, self._error = at_ns, ""
         if not (self._directory / HOSTS_FOLDER).is_dir():
             return []
@@ -107,7 +107,7 @@ class OtherHosts:
         return str(file.metadata.get("host", "")) in self._silent
 
     def recording(self) -> list[GrowingFile]:
-        """Return the ranks that had not ended at the last look, without those of hosts that tell nothing."""
+        """Return the ranks that had not ended in the last round, without those of hosts that tell nothing."""
         return [file for file in self._taken if file.is_open]
 
     def is_recording(self, file: StashFile) -> bool:
@@ -191,8 +191,3 @@ class OtherHosts:
                 f"{self._directory}, so it cannot say for which of their ranks its own ranks wait"
             )
         return notes + [text for _, reason, _, _, text in self._clock_losses if reason == "clock_stepped"]
-
-
-def ranks_named(ranks: Sequence[int]) -> str:
-    """Return ranks with their noun: ``ranks 0,1``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(list(ranks))}"

@@ -168,8 +168,8 @@ class Windows:
         self._reported = [one for one in self._reported if at_ns - one[1] < times.REPORTED_NS]
         return any(_is_same(request, event) for request, _ in self._reported)
 
-    def open(self, request: Request, at_ns: int) -> tuple[Path | None, str]:
-        """Open a window on all hosts, or let one that is open hold more; return its folder, or None and why not.
+    def ask(self, request: Request, at_ns: int) -> tuple[Path | None, str]:
+        """Ask all hosts for a window, or let one that is open hold more; return its folder, or None and why not.
 
         Without a reason, another host opens one for the same trigger. ``request``: with the name of the folder, to
         which a number may come.
@@ -185,7 +185,7 @@ class Windows:
                 name, first_step = request.name or new_request_name(), max(request.step - self._before_steps, 0)
                 request = replace(request, name=name, collector=self._host, hosts=hosts, first_step=first_step)
                 request = replace(request, window=path.name)
-                self._files[path] = self._ask(request)
+                self._files[path] = self._put(request)
                 self._open_part(request, path, request.step, at_ns)
                 self._count(request, at_ns)
                 return path, ""
@@ -234,7 +234,7 @@ class Windows:
                 number += 1
                 path = self._folder / f"{request.window}-{number}"
 
-    def _ask(self, request: Request) -> list[Path]:
+    def _put(self, request: Request) -> list[Path]:
         """Ask the other hosts for their parts. Raises OSError if the system refuses."""
         return [put_request(self._directory, request, host) for host in request.hosts if host != self._host]
 
@@ -259,7 +259,7 @@ class Windows:
             return
         longer = replace(one.request, after_steps=after, now=now)
         with contextlib.suppress(OSError):  # they then seal what was asked for first
-            self._ask(longer)
+            self._put(longer)
         self._change(one, longer, at_ns)
 
     @staticmethod

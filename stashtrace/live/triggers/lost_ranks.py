@@ -14,7 +14,7 @@ from stashtrace.format.liveness import LiveRings
 from stashtrace.live import times
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
-from stashtrace.units import duration_text, ranks_text
+from stashtrace.units import duration_text, ranks_named
 
 #: Steps that others make without a rank that has ended in order, before it counts as lost.
 _MORE_STEPS = 10
@@ -37,7 +37,7 @@ class LostRankTrigger:
     #: Rank -> when its process was first found ended.
     _ended_ns: dict[int, int] = field(default_factory=dict)
 
-    def look(
+    def round(
         self,
         window: Trace,
         files: Collection[GrowingFile],
@@ -65,8 +65,8 @@ class LostRankTrigger:
                 self.lost.add(rank)
                 last = last_steps.get(rank, -1)
                 after = f" after step {last:,}" if last >= 0 else ""
-                named = f"ranks {ranks_text(sorted(others))} go" if len(others) > 1 else f"rank {min(others)} goes"
-                found.append(LostRank(rank, last, f"rank {rank} is lost{after}: {how}; {named} on"))
+                go = f"{ranks_named(sorted(others))} go{'' if len(others) > 1 else 'es'} on"
+                found.append(LostRank(rank, last, f"rank {rank} is lost{after}: {how}; {go}"))
         return found
 
     def _how(

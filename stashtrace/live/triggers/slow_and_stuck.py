@@ -33,7 +33,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts, findings_of
-from stashtrace.units import duration_text, operation, ranks_in, ranks_text
+from stashtrace.units import duration_text, operation, ranks_in, ranks_named
 
 #: A wait for the rank that made a step slow is told if it is this part of what the step took longer.
 _WORTH_WAIT = 0.25
@@ -56,7 +56,7 @@ class SlowStepTrigger:
 
     _search: SlowSteps = field(default_factory=SlowSteps)
 
-    def look(self, closed: Table, window: Trace, *, in_part: bool = False) -> list[SlowStepSeen]:
+    def round(self, closed: Table, window: Trace, *, in_part: bool = False) -> list[SlowStepSeen]:
         """Take in the steps that closed in a round, and return those that are slow.
 
         ``in_part``: the job has ranks that are not seen from here.
@@ -101,7 +101,7 @@ class StuckTrigger:
     awaited: list[str] = field(default_factory=list)
     _looked_ns: int = -times.LOOKS_APART_NS
 
-    def look(
+    def round(
         self,
         window: Trace,
         at_ns: int,
@@ -149,8 +149,7 @@ class StuckTrigger:
             self.waits = "; ".join(_sentences([claim for claim in endings if _waits_for_loop(claim, window)]))
         found = sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
         if any(claim.name == "unseen" for claim in claims):
-            silent = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
-            return [*_sentences(claims), f"of {silent} nothing is told any more"], ranks
+            return [*_sentences(claims), f"of {ranks_named(ranks)} nothing is told any more"], ranks
         return ([], []) if found and set(found) <= set(elsewhere) else (_sentences(claims), found)
 
     def _become(self, sentences: list[str], ranks: list[int]) -> bool:
@@ -165,8 +164,7 @@ def _wait_for_unseen(window: Trace) -> str:
     if found is None or not found.roots:
         return ""
     waited = found.roots[0]
-    ranks = ranks_text(sorted(waited.waiting))
-    who = f"ranks {ranks} wait" if len(waited.waiting) > 1 else f"rank {ranks} waits"
+    who = f"{ranks_named(sorted(waited.waiting))} wait{'' if len(waited.waiting) > 1 else 's'}"
     number = f" {waited.operation.sequence}" if waited.operation.sequence >= 0 else ""
     group = waited.operation.group or "a group without a name"
     return (

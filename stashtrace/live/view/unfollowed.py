@@ -89,7 +89,7 @@ class FollowedHere:
                 return
             self._totals.add(found.closed)
             if found.window is not None:
-                self._look_if_stuck(found.window)
+                self._find_stuck(found.window)
                 state.lost_records_count = lost_count(found.window)
                 if self._accounts.closed and time.monotonic() >= self._verdicts_s:
                     state.verdicts, state.lines = said_of(found.window)
@@ -102,10 +102,10 @@ class FollowedHere:
         state.start = self._accounts.start
         state.rounds_count += 1
 
-    def _look_if_stuck(self, window: Trace) -> None:
+    def _find_stuck(self, window: Trace) -> None:
         last_ns = max((own.last_end_ns for own in self._totals.ranks.values()), default=-1)
         at_ns, last_ns = time.monotonic_ns(), last_ns + self._accounts.origin_ns
-        if self._stuck.look(window, at_ns, last_ns, in_part=not self._sees_all) and self._stuck.sentences:
+        if self._stuck.round(window, at_ns, last_ns, in_part=not self._sees_all) and self._stuck.sentences:
             with contextlib.suppress(OSError):  # the run of another user, or of a file system that is full
                 update_host_facts(self._directory, self._state.host, {LOOKS: self._stuck.looks})
         self._state.stuck = "; ".join(self._stuck.sentences)

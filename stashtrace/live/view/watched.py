@@ -1,8 +1,8 @@
-"""A run that is looked at again and again: the states of all its hosts as one view, which ``stashtrace live`` shows.
+"""A run at which somebody looks again and again: the states of all its hosts as the view that ``live`` shows.
 
-A state says what its host knew when it was written; how old it is, and whether the job moves, follows from the time of
-the look. The fields of these classes are those of the JSON: ``docs/reference/live.md`` describes them. A run that
-nobody follows is followed in memory, as long as somebody looks.
+A state says what its host knew when it was written; how old it is, and whether the job moves, follows from the time at
+which it is read. The fields of these classes are those of the JSON: ``docs/reference/live.md`` describes them. A run
+that nobody follows is followed in memory, as long as somebody looks.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -287,7 +287,7 @@ def _states(path: Path, run_id: str) -> list[LiveState]:
 
 
 class Watched:
-    """A run that is looked at again and again.
+    """A run at which somebody looks again and again.
 
     ``path``: run directory, or a file of it. ``run_id``: begin of the id of the run, where a directory holds several.
     """
@@ -298,7 +298,7 @@ class Watched:
         self._recorded: list[LiveState] = []
         self._again_s = 0.0
 
-    def look(self) -> LiveView:
+    def peek(self) -> LiveView:
         """Return what is known of the run now.
 
         Raises FormatError if the directory is gone, or holds something damaged or from a newer stashtrace. Raises
