@@ -356,16 +356,18 @@ class ReplayedRun:
         """
         return self._combined(list(map(self._without, removed)), (), changed=True)[0]
 
-    def shorter_by_step(self, removed: tuple[Floats, Floats]) -> tuple[Answer, Floats]:
-        """Return what :meth:`shorter` predicts, and :meth:`saved_ns` of the middle of both bounds.
+    def shorter_by_step(self, removed: tuple[Floats, Floats]) -> tuple[Answer, Floats, float]:
+        """Return what :meth:`shorter` predicts, :meth:`saved_ns` of the middle of both bounds, and what is saved at least.
 
-        Bounds that are the same array are replayed once for both.
+        The last is the mean of the counted steps, by the replays alone. Bounds that are the same array are replayed once
+        for both.
         """
         low, high = removed
-        if low is not high:
-            return self.shorter(removed), self.saved_ns((low + high) / 2)
-        answer, before, [(_, after)] = self._combined([self._without(low)], (), changed=True)
-        return answer, self.saved_by_step(before, after)
+        scenarios = [self._without(low)] if low is high else [self._without(low), self._without(high)]
+        answer, before, runs = self._combined(scenarios, (), changed=True)
+        saved = [self.saved_by_step(before, after) for _, after in runs]
+        of_steps = saved[0] if low is high else self.saved_ns((low + high) / 2)
+        return answer, of_steps, min(float(ns.mean()) for ns in saved)
 
     def replayed_without(self, removed: Floats) -> Replayed:
         """Replay the run with less work, as if its threads had a CPU each. ``removed``: ns by node that go."""

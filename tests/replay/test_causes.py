@@ -267,8 +267,8 @@ def test_what_less_work_saves_in_each_step_is_that_of_its_own_replay() -> None:
     graph = build(Job(2, plus(lambda step, rank: rank == 1, ("sleep", HOOK, 15))).trace())
     run = ReplayedRun(graph)
     most = graph.work_ns * 0.5
-    answer, saved_ns = run.shorter_by_step((most, most))
+    answer, saved_ns, _ = run.shorter_by_step((most, most))
     assert answer == run.shorter([most])
     assert saved_ns.tolist() == run.saved_ns(most).tolist()
-    _, between_ns = run.shorter_by_step((0 * most, most))
+    _, between_ns, _ = run.shorter_by_step((0 * most, most))
     assert between_ns.tolist() == run.saved_ns(most / 2).tolist()
