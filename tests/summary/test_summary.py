@@ -247,6 +247,19 @@ def test_steps_that_are_no_updates_are_counted_in_the_first_line() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("passes", "said"), [(56, "56 steps of 215 ms"), (224, "56 optimizer steps of 215 ms, 4 backward passes each")]
+)
+def test_a_step_of_several_passes_is_said_to_be_one_of_the_optimizer(passes: int, said: str) -> None:
+    """A log that counts micro-batches has four of these steps where we have one."""
+    facts = gather(job()[1])
+    rows = [(-1, "train", 56, 4, 215 * MS, 215 * MS, 0, passes, 0)]
+    accumulating = replace(facts, tables={**facts.tables, "step_kinds": Table.from_rows(STEP_KINDS, rows)})
+    assert f"stashtrace 2 ranks, 1 host, {said} (first 5" in " ".join(
+        render(Summary.of(accumulating), Look(), "x").split()
+    )
+
+
 def test_batches_made_in_time_are_not_called_uneven() -> None:
     build = TraceBuilder()
     rank = build.rank(0)

@@ -1,9 +1,10 @@
 """How many steps of each kind count, and how long they are.
 
 ``steps``: ``stall_ns`` is their mean length, ``median_ns`` the median; ``name`` is the kind of step, or ``recording``
-if nothing marks a step and the whole recording counts as one. ``rollout_ratio`` is the part of an iteration that
-generates, ``fewest_count`` what a rank made of them, if fewer. By the change that costs most, ``usual_ns`` and
-``changed_ns`` are lengths beside the mean, from ``first_step`` to ``last_step`` if it is no period and no drift.
+if nothing marks a step and the whole recording counts as one. ``passes_count`` is how many backward passes a step has,
+if several. ``rollout_ratio`` is the part of an iteration that generates, ``fewest_count`` what a rank made of them, if
+fewer. By the change that costs most, ``usual_ns`` and ``changed_ns`` are lengths beside the mean, from ``first_step``
+to ``last_step`` if it is no period and no drift.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -67,8 +68,12 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
         own |= Facts(rollout_ns=row["rollout_ns"], rollout_ratio=row["rollout_ns"] / max(mean_ns, 1))
         rollout = " ({rollout_ratio:percent} of it rollout)"
     word = "" if alone and kind in ("train", "training") else f"{_STEP_WORDS.get(kind, kind.replace('_', ' '))} "
-    noun = "iteration" if kind == "iteration" else "{word}step"
-    said = f"{named} {noun}{plural(count)}{of_mean}{rollout}"
+    noun, passes = "iteration" if kind == "iteration" else "{word}step", ""
+    each = row["sub_steps_count"] / max(count, 1)
+    if kind == "train" and each >= POLICY.several_passes_count:  # many a log counts these
+        own |= Facts(passes_count=each)
+        word, passes = "optimizer ", ", {passes_count:number} backward passes each"
+    said = f"{named} {noun}{plural(count)}{of_mean}{rollout}{passes}"
     return claim("headline", "steps", said, phrases={"word": word}, **own)
 
 

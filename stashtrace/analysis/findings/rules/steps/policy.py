@@ -12,6 +12,8 @@ class Policy:
 
     #: A median further than this from the mean says that a few steps are much longer or shorter than the others.
     skewed_ratio: float = 0.1
+    #: Steps of so many backward passes accumulate gradients, or train several models; few others have more than one.
+    several_passes_count: float = 1.5
     #: Ranks of a job that was stopped may be a step apart.
     uneven_count: int = 1
     #: A change explains a time if at least this part of it is what the changed steps have more than the others.
