@@ -18,6 +18,7 @@ from stashtrace.analysis.findings.rules.steps.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import one_recording
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
+from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.text import plural
 
@@ -69,12 +70,33 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
         rollout = " ({rollout_ratio:percent} of it rollout)"
     word = "" if alone and kind in ("train", "training") else f"{_STEP_WORDS.get(kind, kind.replace('_', ' '))} "
     noun, passes = "iteration" if kind == "iteration" else "{word}step", ""
-    each = row["sub_steps_count"] / max(count, 1)
-    if kind == "train" and each >= POLICY.several_passes_count:  # many a log counts these
-        own |= Facts(passes_count=each)
-        word, passes = "optimizer ", ", {passes_count:number} backward passes each"
+    least_passes, most_passes = _passes_of_ranks(run, kind)
+    if kind == "train" and most_passes >= POLICY.several_passes_count:  # many a log counts these
+        word = "optimizer " if _has_one_update(run) else word
+        if most_passes - least_passes < 1:  # stages of a pipeline may not show theirs
+            own |= Facts(passes_count=most_passes)
+            passes = ", {passes_count:number} backward passes each"
     said = f"{named} {noun}{plural(count)}{of_mean}{rollout}{passes}"
     return claim("headline", "steps", said, phrases={"word": word}, **own)
+
+
+def _passes_of_ranks(run: RunFacts, kind: str) -> tuple[float, float]:
+    """Return the smallest and the largest number of backward passes that a rank made in a mean step of a kind."""
+    table = run.tables["step_kinds"]
+    own = table.take((table["kind"] == kind) & (table["rank"] >= 0) & (table["steps_count"] > 0))
+    each = own["sub_steps_count"] / own["steps_count"]
+    return (float(each.min()), float(each.max())) if len(own) else (0.0, 0.0)
+
+
+def _has_one_update(run: RunFacts) -> bool:
+    """Return whether the counted steps that train have one update each, and not those of several optimizers."""
+    steps, phases = run.tables["steps"], run.trace.phases
+    trained = steps.take(steps["kind"] == "train")
+    if not len(trained):
+        return False
+    updates = (phases["phase_code"] == Phase.OPTIMIZER) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0)
+    inside = (phases["begin_ns"] >= trained["begin_ns"].min()) & (phases["begin_ns"] < trained["end_ns"].max())
+    return int((updates & inside).sum()) < POLICY.several_passes_count * len(trained)
 
 
 def _steps_of_ranks(run: RunFacts, kind: str) -> tuple[int, int]:
