@@ -160,6 +160,12 @@ def few_ranks(ranks: str, width: int = 40) -> str:
     return f"{', '.join(named[:3])} … {named[-1]}"
 
 
+def named_ranks(ranks: str, count: int) -> str:
+    """Name ranks, many of them by their number: ``rank 3``, ``ranks 0-3``, ``512 ranks (0, 2, 4 … 1022)``."""
+    few = few_ranks(ranks)
+    return f"rank{'s' if count > 1 else ''} {ranks}" if few == ranks else f"{count_noun(count, 'rank')} ({few})"
+
+
 def operation(name: str) -> str:
     """Return the name of a collective as people write it: ``all-reduce`` for ``all_reduce``."""
     return name.replace("_", "-")

@@ -21,6 +21,7 @@ import numpy as np
 
 from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.calibration.fit_link import Fit, Piece
+from stashtrace.calibration.noise import OF_MEAN
 from stashtrace.calibration.robust_line import Floats
 
 FORMAT_VERSION = 1
@@ -44,7 +45,7 @@ class Points:
     repetitions_count: tuple[int, ...]
 
     def errors_ns(self) -> Floats:
-        """Standard error of each median, from the quartiles: 1.2533 times the normal standard error of a mean.
+        """Standard error of each median, from the quartiles: by that of a mean.
 
         Quartiles of one or a few say nothing of a spread: such a size is taken to spread as others do, at least.
         """
@@ -54,7 +55,7 @@ class Points:
         if few.any():
             typical = float(np.median((spread / middle)[~few]))
             spread = np.where(few, np.maximum(spread, typical * middle), spread)
-        errors: Floats = 1.2533 * spread / np.sqrt(np.maximum(count, 1))
+        errors: Floats = OF_MEAN * spread / np.sqrt(np.maximum(count, 1))
         return errors
 
 

@@ -316,8 +316,9 @@ class ReplayedRun:
         if self.measured_ns <= 0:
             raise MissingDataError("the counted steps took no time", hint="see `stashtrace analyze steps`")
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
-        by_step = self._means_of(measured[self.counted])
-        self._quick_ns = min(self.measured_ns, float(np.quantile(by_step, _QUICK_QUANTILE)))
+        #: Length of each counted step, mean of its ranks.
+        self.steps_ns: Floats = self._means_of(measured[self.counted])
+        self._quick_ns = min(self.measured_ns, float(np.quantile(self.steps_ns, _QUICK_QUANTILE)))
         self.unchanged = graph.replay()
         self._shared: dict[frozenset[str], tuple[Replayed, Contention]] = {}
         self._alone: dict[tuple[frozenset[StallKind], float], Graph] = {}

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.collectives.collective_waits import collective_rows
-from stashtrace.analysis.findings.rules.stalls.costliest_wait import wait_evidence
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.late import late
 from stashtrace.errors import MissingDataError
 from stashtrace.report.cutout_rows import Window, file_lane, longest_file, rank_lane, worker_lane
+from stashtrace.report.wait_text import wait_text
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.stall_kinds import COLUMNS
@@ -88,7 +88,7 @@ def _row(table: Table, at: int) -> dict[str, Any]:
     """Return a row of ``late`` with its sentence."""
     row = {name: table[name][at].item() for name in table.columns}
     row["waiting_count"] = len(ranks_in(row["waiting_ranks"]))
-    row["text"] = wait_evidence(table, at)[0].text
+    row["text"] = wait_text(row)
     return row
 
 

@@ -50,9 +50,6 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
     for rank 0
       rank 0 makes all of the waiting: it waited for batches longer (all of
         that)
-      the costliest wait: rank 1 waited 57.0 ms in all-reduce 5; rank 0 was
-        late: its worker 0 took 44.0 ms longer to make its batch (77 % of that
-        wait)
 """
 
 QUIET = """\

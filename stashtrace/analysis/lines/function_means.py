@@ -15,14 +15,13 @@ import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.lines.place_times import PlaceTimes
+from stashtrace.calibration.noise import OF_MEAN
 from stashtrace.schema.groupby import GroupBy
 
 Floats = npt.NDArray[np.float64]
 
 #: Chance that a bound of any compared function at all excludes 0 where nothing differs.
 CHANCE = 0.05
-#: Error of a median of normal values, in errors of their mean.
-_OF_MEDIAN = 1.2533
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def variance_from_others(error: Floats) -> Floats:
     """Return the variance of the difference of each value to the median of the others in its row."""
     variance, others = error**2, error.shape[1] - 1
     of_mean = (variance.sum(axis=1, keepdims=True) - variance) / others**2
-    return np.asarray(variance + of_mean * (_OF_MEDIAN**2 if others > 2 else 1.0))
+    return np.asarray(variance + of_mean * (OF_MEAN**2 if others > 2 else 1.0))
 
 
 def errors_at(chance: float, degrees: Floats) -> Floats:

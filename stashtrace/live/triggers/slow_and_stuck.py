@@ -18,7 +18,7 @@ import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, tables_of
 from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
-from stashtrace.analysis.findings.ending.idle import long_ns
+from stashtrace.analysis.findings.ending.last_activity import long_ns
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims, stuck_at_end
 from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps

@@ -22,6 +22,8 @@ class Policy:
     workers_of_threads_ratio: float = 0.2
     #: Other programs that use less of what is wanted beyond the CPUs would, gone, leave most of the waiting.
     others_of_excess_ratio: float = 0.5
+    #: Other programs that use less of the CPUs are not why somebody waits for one.
+    others_hold_ratio: float = 0.2
     #: Other programs are named from this part of the CPUs on: daemons of any host use less.
     others_named_ratio: float = 0.05
     #: On average over waits and bursts, CPUs that threads could use for this part have none to spare.
@@ -40,27 +42,21 @@ class Policy:
     records_lost_ratio: float = 0.01
     #: Opens, closes and look-ups are named from this share of the time in I/O on: in files that are read, it is less.
     look_ups_ratio: float = 0.25
-    #: A thread that ran, or waited for a CPU, for this share of the time did nothing else.
-    ran_always_ratio: float = 0.9
-    #: A wait of fewer steps than this may be an ordinary one.
-    hung_steps_count: int = 3
-    #: The last sign of a killed process is a sample: ends nearer to each other than a few of these have no order.
-    ends_before_ns: int = 50_000_000
-    #: Compilations that take less of the time outside of phases are not why it is long.
-    compilation_ratio: float = 0.05
+    #: Cost of one record of a native hook, from benchmarks/results; the same if the job has emptied the caches between
+    #: two calls: two stamps, a row and their code come from memory.
+    hook_ns: int = 40
+    hook_most_ns: int = 150
+    #: Largest cost of a probe relative to its own account: the job fetches again what the probe evicted from caches.
+    probe_most_ratio: float = 3.0
+    #: Largest cost of a wake-up of a recorder thread: two switches, and a core's second-level cache to fill again.
+    wake_most_ns: int = 50_000
     #: As many as a sentence, or a block of a page, can hold; the others are counted.
-    losses_named_count: int = 3
-    compilations_named_count: int = 2
-    ranks_named_count: int = 3
-    workers_named_count: int = 3
-    files_named_count: int = 3
-    trainers_named_count: int = 3
+    named_count: int = 3
     step_counts_named_count: int = 4
     hosts_named_count: int = 8
     ranks_of_host_characters: int = 40
     missing_ranks_characters: int = 20
-    #: Parts of a start that are named: a sentence holds three, and less than this share of it is not where it went.
-    start_parts_count: int = 3
+    #: Less than this share of a start is not where it went.
     start_part_ratio: float = 0.05
 
 

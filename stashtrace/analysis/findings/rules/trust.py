@@ -1,9 +1,13 @@
-"""How far a summary can be trusted: what was measured, inferred and invisible, and the cost of the tracing.
+"""How far a summary can be trusted: what was measured, inferred and invisible, the cost of the tracing, the clocks.
 
 ``own_cost`` has the cost as a share of ``used_ns``, the CPU time of the job's processes from start to end:
 ``least_ratio`` by the tracer's own clocks and counts, ``share_ratio`` with bounds for what these do not show. ``part``
 is the largest of its parts; `stashtrace info` lists them. ``agreement`` is that of the kind of time that differs most
 between brackets and kernels, in steps that have both. Counter names are those of ``stashtrace/collectors/proc.py``.
+
+``clocks`` and ``unordered`` have the error in ``stall_ns``: -1 if the clocks are not aligned. ``unordered`` counts
+collectives in which no rank is called last (``nobody_count``), and those that are split into waiting and transfer by
+how long they took (``durations_count``).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,15 +19,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stashtrace.analysis.collectives.matching import is_imported
+from stashtrace.analysis.collectives.matching import contact_errors, is_imported, match
 from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
-from stashtrace.analysis.findings.rules.clocks import clock_claim
 from stashtrace.analysis.findings.rules.losses import lost_claim
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.io.unseen_reads import unseen_reads
 from stashtrace.analysis.stalls.rows_by_thread import blocked_by_guess
 from stashtrace.analysis.stalls.sampled_cpus import HostCpu, counter_samples, host_cpus, last_values
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import CollectiveSource, ThreadRole, TrackKind
+from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, run_facts
 
@@ -31,14 +35,6 @@ from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, run_facts
 _BY_PLUGIN = "NCCL by its plugin"
 #: Losses of processes that ended their recording under a filter, and what is invisible beside the process.
 _SANDBOXED = {"sandboxed": "", "sandboxed_with_children": ", with what it starts from there"}
-#: Cost of one record of a native hook, from benchmarks/results.
-HOOK_COST_NS = 40
-#: The same if the job has emptied the caches between two calls: two stamps, a row and their code come from memory.
-HOOK_MOST_NS = 150
-#: Largest cost of a probe relative to its own account: the job fetches again what the probe evicted from caches.
-PROBE_MOST_RATIO = 3.0
-#: Largest cost of a wake-up of a recorder thread: two switches, and a core's second-level cache to fill again.
-WAKE_MOST_NS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +90,7 @@ def trust_claims(trace: Trace, known: Trust) -> list[Claim]:
         said = f"{kind}{' here' if kind == 'invisible' else ''}: {'{parts}' if names else '-'}"
         claims.append(claim("trust", kind, said, parts=parts, items_count=len(names)))
     claims.append(_own_cost_claim(known.own_cost))
-    return [*claims, lost_claim(trace), clock_claim(trace)]
+    return [*claims, lost_claim(trace), _clock_claim(trace)]
 
 
 def agreement_claims(table: Table | None) -> list[Claim]:
@@ -219,9 +215,9 @@ def own_cost(trace: Trace) -> OwnCost:
     samples = counter_samples(trace, "process_user_ns_total")
     wakes = sum(len(values) * max(threads_of[process], 1) for (process, _), values in samples)
     parts = {
-        "probes": (float(probes), probes * PROBE_MOST_RATIO),
-        "recorder threads": (threads, threads + wakes * WAKE_MOST_NS),
-        "hooks": (float(hooked * HOOK_COST_NS), float(hooked * HOOK_MOST_NS)),
+        "probes": (float(probes), probes * POLICY.probe_most_ratio),
+        "recorder threads": (threads, threads + wakes * POLICY.wake_most_ns),
+        "hooks": (float(hooked * POLICY.hook_ns), float(hooked * POLICY.hook_most_ns)),
     }
     return OwnCost(used, parts)
 
@@ -269,3 +265,44 @@ def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
         if process_id >= 0 and value.isdecimal():
             numbers[process_id] = max(numbers.get(process_id, 0), int(value))
     return numbers
+
+
+def _clock_claim(trace: Trace) -> Claim:
+    """Return the claim about the hosts, and by what their clocks were aligned."""
+    alignment = trace.alignment
+    methods = {trace.text(code) for code in np.unique(alignment["method_code"])}
+    error = int(contact_errors(trace).max()) if len(alignment) else -1
+    # Files that name no host may be of any.
+    hosts = int(np.count_nonzero(alignment["method_code"] != trace.strings.find("assumed"))) or len(alignment)
+    said = "clocks not aligned"
+    if methods == {"assumed"}:
+        said = "clocks assumed to agree"
+    elif hosts:
+        # One clock stamped everything that a file of one host holds: there is nothing to be wrong about.
+        exact = error <= 0 and hosts == 1
+        named = ", ".join(sorted(methods - {"same_clock", "assumed"}))
+        said = f"clocks {'one host' if hosts == 1 else '{items_count} hosts'}{'' if exact else ', ±{stall_ns:time}'}"
+        said += f" by {named}" if named else ""
+        said += "; assumed to agree between files that name no host" if "assumed" in methods else ""
+    device = Facts()
+    if len(trace.device_clocks):
+        device = Facts(device_ns=int(trace.device_clocks["error_ns"].max()))
+        said += "; devices ±{device_ns:time}" if methods != {"assumed"} else ""
+    return claim("trust", "clocks", said, items_count=hosts, stall_ns=error, **device)
+
+
+def unordered_claims(trace: Trace) -> list[Claim]:
+    """Return a claim about the order that the clocks of several hosts leave open."""
+    if len(trace.alignment) < 2 or not len(trace.collectives):
+        return []
+    matched, table = match(trace), trace.collectives
+    shared = np.isin(table["op_code"], SYNCHRONISING_OPS) & (matched.last_rank >= 0)
+    operations = GroupBy(table["group_hash"][shared], table["sequence"][shared])
+    nobody, durations = (int(operations.any(rows[shared]).sum()) for rows in (~matched.ordered, ~matched.by_clock))
+    said = ["in {nobody_count} of {all_count} collectives no rank is called last"] if nobody else []
+    if durations:
+        said.append("{durations_count} of {all_count} are split into waiting and transfer by durations, not by clocks")
+    head = f"the order of events on different hosts is unknown within {{stall_ns:time}}{': ' if said else ''}"
+    own = Facts(nobody_count=nobody, durations_count=durations, all_count=len(operations))
+    error = 2 * int(contact_errors(trace).max())
+    return [claim("machine", "unordered", head + "; ".join(said), stall_ns=error, **own)]

@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, ranges
-from stashtrace.lab.history.chances import together
+from stashtrace.calibration.noise import together
 from stashtrace.lab.history.gather import History, Series
 from stashtrace.lab.history.questions.reads_beside_checkpoints import (
     SUMMED,

@@ -68,7 +68,7 @@ class Loading:
 def data_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     """Return the claim about ranks that wait for batches, or whose loop reads files itself."""
     worst, base = hit[0], stall_claim(hit, "data", COLUMNS["data"])
-    plain = _reads_outside_batches(run.trace, worst.rank, run.tables["steps"], worst.on_file_time)
+    plain = _reads_outside_batches(run.trace, worst.rank, run.tables["steps"])
     if plain is not None and plain[1].total_ns > 0.5 * sum(worst.kinds.get(kind, 0) for kind in COLUMNS["data"]):
         rows = file_calls(run.trace, *plain, worst.steps_count, reads=True)
         named = Facts(file=rows[0]["name"], call=rows[0]["kind"]) if rows else {}
@@ -90,13 +90,13 @@ def is_input_bound(base: Claim) -> bool:
     return base.low_ns * base.share_ratio >= POLICY.input_bound_ratio * base.stall_ns
 
 
-def _reads_outside_batches(trace: Trace, rank: int, steps: Table, apart: TimeSet) -> tuple[StepThread, TimeSet] | None:
-    """Return when a rank's step thread was blocked in reads outside of batch waits and ``apart``, None if never."""
+def _reads_outside_batches(trace: Trace, rank: int, steps: Table) -> tuple[StepThread, TimeSet] | None:
+    """Return when a rank's step thread was blocked in reads outside of batch waits, None if never."""
     known = time_of_kind(trace, rank, steps, StallKind.FETCH)
     if known is None:
         return None
     thread, time = known
-    time -= batch_waits(TraceIndex(trace), thread).time | apart
+    time -= batch_waits(TraceIndex(trace), thread).time
     return (thread, time) if len(time) else None
 
 
@@ -113,14 +113,14 @@ def loading(run: RunFacts, rank: RankFacts, on: str) -> Loading:
     rows: list[Evidence] = []
     epochs = _epochs(run, rank.rank)
     between = min(epochs["wait_ns"] / max(wait_ns * rank.steps_count, 1), 1.0) if epochs else 0.0
-    if epochs and between >= POLICY.epochs_matter_ratio:
+    if epochs and between >= POLICY.explains_ratio:
         rows += _epoch_rows(rank, epochs, between, on)
     sampler = _sampler(trace, rank.rank, steps, wait_ns * rank.steps_count, on)
-    if sampler is not None and sampler["part_ratio"] > POLICY.epochs_rule_ratio:
+    if sampler is not None and sampler["part_ratio"] > POLICY.mostly_ratio:
         return Loading("sampler", evidence=[sampler])
     rows += [sampler] if sampler is not None else []
     slow = _slow_file(trace, making, rank.kinds["fetch"], on) if making is not None and fetched else None
-    if between > POLICY.epochs_rule_ratio:  # meanwhile its workers were starting
+    if between > POLICY.mostly_ratio:  # meanwhile its workers were starting
         advice = "persistent_workers" if epochs and epochs["anew_count"] > 0 else ""
         return Loading("epochs", advice_code=advice, evidence=rows + ([slow] if slow else []))
     if handed >= POLICY.part_ratio:

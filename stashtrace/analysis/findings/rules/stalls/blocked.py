@@ -129,7 +129,7 @@ def _in_call(run: RunFacts, worst: RankFacts, base: Claim, call: str, cause: str
     known = time_of_kind(run.trace, worst.rank, run.tables["steps"], StallKind.OTHER) if call == "file" else None
     rows = list[Evidence]()
     if known is not None:
-        rows = file_calls(run.trace, known[0], known[1] - worst.on_file_time, worst.steps_count)
+        rows = file_calls(run.trace, *known, worst.steps_count)
     named = Facts(file=rows[0]["name"], call=rows[0]["kind"]) if rows else {}
     words = {"doing": BLOCKED_WORDS[call], "mostly": mostly_in_file(rows)}
     if cause == call:

@@ -180,14 +180,14 @@ def longer_lines(trace: Trace, rank: int, count: int, *, where: str = STEP) -> l
 def _longer(trace: Trace, rank: int, where: str, say: Callable[..., Evidence]) -> list[Evidence]:
     return [
         _said(trace, say, "lines_between_ranks", rank, line, (row["longer_ns"], row["low_ns"], row["high_ns"]))
-        for row, line in longer_lines(trace, rank, POLICY.lines_count, where=where)
+        for row, line in longer_lines(trace, rank, POLICY.names_count, where=where)
     ]
 
 
 def _costliest(
     find: Callable[..., Sequence[CostlyLine]], trace: Trace, rank: int, kind: str, say: Callable[..., Evidence]
 ) -> list[Evidence]:
-    lines = find(trace, rank, kind, POLICY.lines_count)
+    lines = find(trace, rank, kind, POLICY.names_count)
     return [_of_line(trace, say, rank, line) for line in lines if line.share_low >= POLICY.line_ratio]
 
 

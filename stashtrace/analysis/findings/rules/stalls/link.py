@@ -84,7 +84,7 @@ def _company(run: RunFacts, base: Claim) -> list[Evidence]:
     reason = str(table["reason"][doubtful[0]]) if len(doubtful) else ""
     if reason == "ranks_missing" and run.missing_ranks:
         count, named = len(run.missing_ranks), ranks_text(list(run.missing_ranks))
-        whom = f"rank{plural(count)} {named}" if len(named) < POLICY.missing_ranks_characters else "most ranks"
+        whom = f"rank{plural(count)} {named}" if len(named) < RULES.missing_ranks_characters else "most ranks"
         doubt = f"part of it may be waiting: {whom} left no record here"
         return [fact("unrecorded_members", "", "processes", ranks_count=count, ranks=named, doubt=doubt)]
     row, doubt = (
@@ -101,7 +101,7 @@ def _transfers(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     mine = table.take(table["rank"] == rank.rank)
     # The host calls far ahead of a device, and the device's clock cuts the steps.
     moments = np.where(mine["device_begin_ns"] >= 0, mine["device_begin_ns"], mine["call_ns"])
-    moved = mine.take((mine["message_bytes"] > 0) & inside(moments, _own(run.tables["steps"], rank)))
+    moved = mine.take((mine["message_bytes"] > 0) & inside(moments, run.tables["steps"], rank.rank))
     if not len(moved):
         return []
     count, steps_count = len(moved) / rank.steps_count, rank.steps_count
@@ -111,10 +111,6 @@ def _transfers(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     )
     said = "{operations} with {payload_bytes:bytes} of payload{each_step}"
     return [fact("payload", said, "collectives", phrases=words, **known)]
-
-
-def _own(steps: Table, rank: RankFacts) -> Table:
-    return steps.take(steps["rank"] == rank.rank).sort_by("begin_ns")
 
 
 def _bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table, is_sure: bool) -> list[Evidence]:
@@ -132,7 +128,7 @@ def _bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table, is_sure: bool) -
         return []
     times = collective_rows(trace)
     rows = np.flatnonzero(known & (times["transfer_ns"] > 0))
-    rows = rows[inside(times["begin_ns"][rows], _own(steps, rank))]
+    rows = rows[inside(times["begin_ns"][rows], steps, rank.rank)]
     if not len(rows):
         return []
     op, spent = times["op"][rows], times["transfer_ns"][rows]

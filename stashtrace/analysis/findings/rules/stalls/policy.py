@@ -28,10 +28,8 @@ class Policy:
     part_ratio: float = 0.05
     #: Waiting for batches is what bounds a rank from a quarter of its step on.
     input_bound_ratio: float = 0.25
-    #: The begin of epochs is named from the first share of the waits on; above the second it is their reason.
-    epochs_matter_ratio: float = 0.25
-    epochs_rule_ratio: float = 0.5
-    #: Blocked reads, and calls that block on a device, explain less of a time that they do not cover a quarter of.
+    #: The begin of epochs, blocked reads, and calls that block on a device explain nothing of a time that they do not
+    #: cover a quarter of.
     explains_ratio: float = 0.25
     #: The mean of batches, or of workers, says little where it is this many times another figure of them.
     uneven_ratio: float = 1.5
@@ -40,12 +38,8 @@ class Policy:
     #: Batches, or operations, per step: up to the first it is one, and from the second on they are counted.
     one_each_ratio: float = 1.05
     several_calls_count: float = 1.5
-    #: All calls on a file take clearly more than those in one kind of time if they take this part more.
-    clearly_ratio: float = 1.05
-    #: A reason that is this part of a wait is not said to be a part of it.
-    nearly_all_ratio: float = 0.9
-    #: A surplus of more than this many times the lateness was partly made up for by less of something else.
-    exceeds_ratio: float = 2
+    #: The calls that block a rank are looked up if they are at least this share of its steps.
+    blocked_examined_ratio: float = 0.01
     #: A rank at which less of the waiting ends, and what it did longer for less of that, is not who is waited for.
     root_ratio: float = 0.1
     root_kind_ratio: float = 0.2
@@ -57,15 +51,11 @@ class Policy:
     computing_ratio: float = 0.1
     #: As many as a block of a page can hold; the costliest lines that are looked at for one of the user's own.
     roots_count: int = 3
-    root_kinds_count: int = 2
     names_count: int = 2
-    calls_count: int = 3
-    lines_count: int = 2
     lines_examined_count: int = 4
     #: Characters of a name in a sentence, and in the first line.
     name_characters: int = 40
     short_name_characters: int = 24
-    missing_ranks_characters: int = 20
 
 
 POLICY = Policy()

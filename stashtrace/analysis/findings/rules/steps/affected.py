@@ -114,25 +114,12 @@ class _Budget:
         spent = np.bincount(cells, rows["stall_ns"], len(ranks) * len(self._numbers))
         return np.asarray(spent, dtype=np.float64).reshape(len(ranks), len(self._numbers))
 
-    def _on_file(self, ranks: Sequence[int]) -> Floats:
-        """Return the time of calls on the files of some ranks, by rank and step."""
-        spent = np.zeros((len(ranks), len(self._numbers)))
-        for place, rank in enumerate(ranks):
-            facts, own = self._facts.rank(rank), self._steps.take(self._steps["rank"] == rank)
-            if facts is not None:
-                at = self._at(self._numbers, own["step"])
-                spent[place, at] = facts.on_file_time.within(own["begin_ns"], own["end_ns"])
-        return spent
-
     def where(self, claim: Claim) -> list[_Said]:
         """Return the steps in which the time of a verdict lies."""
         ranks = sorted(set(ranks_in(claim.ranks)) & set(self._ranks.tolist()))
         if not ranks:
             return []
-        if claim.cause_kind == "on_file":
-            spent = self._on_file(ranks)
-        else:
-            spent = self._spent(ranks, _PARTS.get((claim.kind, claim.cause_kind), COLUMNS[claim.kind]))
+        spent = self._spent(ranks, _PARTS.get((claim.kind, claim.cause_kind), COLUMNS[claim.kind]))
         present = self._present[self._at(self._ranks, np.array(ranks))]
         whole = spent.sum(axis=0)[present.any(axis=0)]
         numbers = self._numbers[present.any(axis=0)]

@@ -34,8 +34,7 @@ class Policy:
     #: What holds for fewer than this part of them is not said of them.
     of_most_ratio: float = 0.5
     #: As many as a sentence, or a block of a page, can hold; the table has all.
-    slow_named_count: int = 3
-    changes_count: int = 3
+    named_count: int = 3
     path_characters: int = 48
 
 

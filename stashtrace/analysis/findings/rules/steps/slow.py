@@ -115,7 +115,7 @@ def _claim(
 ) -> Claim:
     """Return the claim about slow steps. ``share``: their part of the run; -1 of one step of a job that runs."""
     alike, count = _most_alike(rows), len(rows)
-    named = ", ".join(str(row["step"]) for _, row in rows[: POLICY.slow_named_count])
+    named = ", ".join(str(row["step"]) for _, row in rows[: POLICY.named_count])
     longer_ns = median(row["length_ns"] - row["usual_ns"] for _, row in rows)
     own = Facts(slow_count=count, steps_count=steps_count, longer_ns=longer_ns, named=named)
     whose, evidence = _whose(alike, count, loading, is_elsewhere)
@@ -128,7 +128,7 @@ def _claim(
     elif count == 1:
         said = f"step {named} takes {longer} it, {{share_ratio:percent}} of the time of all steps{mark} {{grew}}"
     else:
-        more = ", ..." if count > POLICY.slow_named_count else ""
+        more = ", ..." if count > POLICY.named_count else ""
         which = f"{count} of {count_noun(steps_count, 'step')} ({named}{more})"
         said = f"{which} take {longer} them (median), {{share_ratio:percent}} of the time of all steps{mark} {{grew}}"
     first, cause = alike[0][1] if alike else None, _cause(alike)

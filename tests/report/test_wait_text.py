@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.findings.rules.stalls.costliest_wait import wait_evidence
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stragglers.causes import CAUSES
 from stashtrace.analysis.stragglers.late import LATE
-from stashtrace.schema.table import Table
+from stashtrace.report.wait_text import wait_text
 
 ROW: dict[str, Any] = {
     "waiting_ranks": "0-2,4-7",
@@ -30,11 +29,8 @@ ROW: dict[str, Any] = {
 
 
 def sentence(row: dict[str, Any]) -> str:
-    """A row of ``late`` in words, which its first evidence has."""
-    whole = {c.name: "" if c.dtype.startswith("U") else -1 for c in LATE.columns} | row
-    wait, *reasons = wait_evidence(Table.from_rows(LATE, [tuple(whole[name] for name in LATE.names)]), 0)
-    assert not [one.text for one in reasons if one.text]
-    return wait.text
+    """A row of ``late`` in words."""
+    return wait_text({c.name: "" if c.dtype.startswith("U") else -1 for c in LATE.columns} | row)
 
 
 def test_the_worker_and_the_file() -> None:
@@ -124,5 +120,5 @@ def test_every_cause_has_words(kind: str) -> None:
 def test_rows_of_the_analysis_fit() -> None:
     build = TraceBuilder()
     build.collective({0: (0, 10 * MS), 1: (9 * MS, 10 * MS)})
-    wait, _ = wait_evidence(analyze(build.trace(), "late"), 0)
-    assert wait.text == "rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late; the recording does not show why"
+    (row,) = analyze(build.trace(), "late").rows()
+    assert wait_text(row) == "rank 0 waited 9.00 ms in all-reduce 0; rank 1 was late; the recording does not show why"

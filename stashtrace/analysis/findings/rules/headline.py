@@ -1,4 +1,12 @@
-"""How many steps of each kind count, and how long they are.
+"""What stands in the first lines: doubts of all figures, ranks and steps, which are missing, how long a step is.
+
+``share_ratio`` of ``low_confidence`` is the unexplained part of the step time over all ranks. ``doubt`` has the part of
+one kind of it, ``doubt_most`` that of the rank with most of what no call explains.
+
+``ranks`` has the number of hosts in ``hosts``, -1 where one is not named, and in ``job_processes`` that of processes
+of the job by its files, where fewer ranks have records of their own. ``name`` of ``warmup`` is ``cut`` if the last step
+is left out too, because the recording ends within it; that of ``no_steps`` is ``lost`` if steps may be among the lost
+records.
 
 ``steps``: ``stall_ns`` is their mean length, ``median_ns`` the median; ``name`` is the kind of step, or ``recording``
 if nothing marks a step and the whole recording counts as one. ``passes_count`` is how many backward passes a step has,
@@ -12,15 +20,91 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim
-from stashtrace.analysis.findings.rules.ranks import warmup_claims
-from stashtrace.analysis.findings.rules.steps.policy import POLICY
+from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
+from stashtrace.analysis.findings.rules.files import stated_processes
+from stashtrace.analysis.findings.rules.losses import loss_claims
+from stashtrace.analysis.findings.rules.policy import POLICY
+from stashtrace.analysis.findings.rules.steps.policy import POLICY as STEPS
 from stashtrace.analysis.findings.stall_claims import one_recording
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 from stashtrace.text import plural
+from stashtrace.units import ranks_text
+
+
+def doubt_claims(facts: RunFacts) -> list[Claim]:
+    """Return the warnings that precede all other figures."""
+    claims = _unexplained(facts) if facts.unexplained_ratio > POLICY.unexplained_ratio else []
+    timed = [r.rank for r in facts.ranks if r.host_timed]
+    if timed:
+        said = "LOW CONFIDENCE: no timed step marks on the device, steps are the host's"
+        claims.append(claim("headline", "host_timed_steps", said, ranks=ranks_text(sorted(timed))))
+    return claims
+
+
+def _unexplained(facts: RunFacts) -> list[Claim]:
+    small = POLICY.doubt_ratio
+    doubts = {doubt: share for doubt, share in facts.doubts.items() if share >= small}
+    parts = [
+        fact("doubt", "{part_ratio:percent} {name}", "stalls", part_ratio=share, name=doubt)
+        for doubt, share in doubts.items()
+    ]
+    said = "LOW CONFIDENCE: {parts}"
+    rows = []
+    worst = max(facts.ranks, key=lambda r: r.unexplained_ns / max(r.wall_ns, 1))
+    most = worst.unexplained_ns / max(worst.wall_ns, 1)
+    if "unexplained" in doubts and most - doubts["unexplained"] >= small:
+        # Of several ranks the share is their mean: one of them may have much more, and another one none.
+        said += ", the mean of all ranks ({most_ratio:percent} on rank {most_rank})"
+        rows.append(fact("doubt_most", "", "stalls", rank=worst.rank, part_ratio=most))
+    # Short waits, and waits for a CPU after them, count as compute: where CPUs are scarce more is unexplained.
+    short = "unexplained" in doubts and any(r.contention_ratio > small for r in facts.ranks)
+    said += "; it may be more, since CPUs were scarce" if short else ""
+    sure = "at_least" if short else "exact"
+    own = Facts(share_ratio=facts.unexplained_ratio, most_ratio=most, most_rank=worst.rank)
+    return [claim("headline", "low_confidence", said, rows, parts=parts, confidence=sure, **own)]
+
+
+def rank_claims(facts: RunFacts) -> list[Claim]:
+    """Return a claim about how many ranks there are, and one about those that left no record."""
+    # Ranks whose host is not named may be on any.
+    named = facts.hosts_count > 0 and all(facts.hosts)
+    rows = [fact("hosts", "", "processes", items_count=facts.hosts_count if named else -1)]
+    stated = stated_processes(facts.trace)
+    if stated > facts.ranks_count:
+        rows.append(fact("job_processes", "", "metadata", processes_count=stated))
+    said = "{processes_count:process}" if stated > facts.ranks_count else "{items_count:rank}"
+    claims = [claim("headline", "ranks", said, rows, items_count=facts.ranks_count)]
+    if facts.missing_ranks:
+        missing = ranks_text(list(facts.missing_ranks))
+        said = "{items_count} ranks of the job left no record here"
+        if len(missing) < POLICY.missing_ranks_characters:
+            said = "rank{items_count:|s} {ranks} of the job left no record here ({items_count} missing)"
+        name, count = "imported" if facts.imported else "", len(facts.missing_ranks)
+        claims.append(claim("headline", "ranks_missing", said, ranks=missing, items_count=count, name=name))
+    return claims
+
+
+def warmup_claims(facts: RunFacts) -> list[Claim]:
+    """Return a claim about steps at the edges of the recording that are left out."""
+    if not facts.warmup_count:
+        return []
+    first = facts.warmup_count - facts.cut_count
+    left = [*(["first {items_count}" if first > 1 else "the first"] if first else []), *["the last"] * facts.cut_count]
+    name = "cut" if facts.cut_count else ""
+    return [claim("headline", "warmup", f"{' and '.join(left)} left out", items_count=first, name=name)]
+
+
+def no_steps_claim(trace: Trace) -> Claim:
+    """Return the claim that there are no steps; if records were lost, steps may be among them."""
+    if any(one.section == "headline" for one in loss_claims(trace)):
+        said = "no training steps among the records that are left"
+        return claim("headline", "no_steps", said, name="lost", items_count=0)
+    return claim("headline", "no_steps", "no training steps seen", items_count=0)
+
 
 Row = dict[str, Any]
 
@@ -53,7 +137,7 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
         said = "no step is marked; the whole recording of {stall_ns:time} counts as one"
         return claim("headline", "steps", said, **{**own, "name": "recording"})
     of_mean = " of {stall_ns:time}"
-    if abs(median_ns - mean_ns) > POLICY.skewed_ratio * mean_ns:
+    if abs(median_ns - mean_ns) > STEPS.skewed_ratio * mean_ns:
         of_mean = ", mean {stall_ns:time}, median {median_ns:time}"
     changes = run.tables["over_time"]
     if len(changes) and kind in run.tables["steps"]["kind"] and kind not in QUIET_KINDS:
@@ -61,7 +145,7 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
         own |= change
     fewest, most = _steps_of_ranks(run, kind)
     named = "{items_count}"
-    if most - fewest > POLICY.uneven_count:
+    if most - fewest > STEPS.uneven_count:
         own |= Facts(fewest_count=fewest)
         named = "{fewest_count} to {items_count}"
     rollout = ""
@@ -71,7 +155,7 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
     word = "" if alone and kind in ("train", "training") else f"{_STEP_WORDS.get(kind, kind.replace('_', ' '))} "
     noun, passes = "iteration" if kind == "iteration" else "{word}step", ""
     least_passes, most_passes = _passes_of_ranks(run, kind)
-    if kind == "train" and most_passes >= POLICY.several_passes_count:  # many a log counts these
+    if kind == "train" and most_passes >= STEPS.several_passes_count:  # many a log counts these
         word = "optimizer " if _has_one_update(run) else word
         if most_passes - least_passes < 1:  # stages of a pipeline may not show theirs
             own |= Facts(passes_count=most_passes)
@@ -96,7 +180,7 @@ def _has_one_update(run: RunFacts) -> bool:
         return False
     updates = (phases["phase_code"] == Phase.OPTIMIZER) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0)
     inside = (phases["begin_ns"] >= trained["begin_ns"].min()) & (phases["begin_ns"] < trained["end_ns"].max())
-    return int((updates & inside).sum()) < POLICY.several_passes_count * len(trained)
+    return int((updates & inside).sum()) < STEPS.several_passes_count * len(trained)
 
 
 def _steps_of_ranks(run: RunFacts, kind: str) -> tuple[int, int]:

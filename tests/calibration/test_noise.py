@@ -1,4 +1,4 @@
-"""The block bootstrap over steps: lengths of blocks, errors of means and medians, how often the interval is right."""
+"""Tails of distributions, and the block bootstrap over steps: its blocks, errors, how often an interval is right."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -8,7 +8,15 @@ import math
 import numpy as np
 import pytest
 
-from stashtrace.analysis.compare.resampling import block_steps, standard_error, student
+from stashtrace.calibration.noise import (
+    block_steps,
+    share_or_more,
+    standard_error,
+    student,
+    student_tail,
+    times_or_more,
+    together,
+)
 
 
 def alike(random: np.random.Generator, count: int, likeness: float) -> np.ndarray:
@@ -104,3 +112,14 @@ def test_one_step_says_nothing(values: list[float]) -> None:
 
 def test_student() -> None:
     assert [student(degrees) for degrees in (0, 1, 2, 20, 500)] == [math.inf, 12.706, 4.303, 2.086, 2.086]
+
+
+def test_tails_are_those_of_the_distributions() -> None:
+    """Poisson-binomial of equal chances is the binomial; Student's 97.5 % points are tabled; Fisher by its formula."""
+    equal = sum(math.comb(9, k) * 0.3**k * 0.7 ** (9 - k) for k in range(5, 10))
+    assert times_or_more(5, [0.3] * 9) == pytest.approx(equal)
+    for degrees, point in ((1, 12.706), (4, 2.776), (20, 2.086)):
+        assert student_tail(point, degrees) == pytest.approx(0.05, abs=2e-4)
+    assert together([0.2, 0.3, 0.4]) == pytest.approx(0.024 * (1 - math.log(0.024) + math.log(0.024) ** 2 / 2))
+    drawn = sum(math.comb(4, k) * math.comb(16, 6 - k) for k in (3, 4)) / math.comb(20, 6)
+    assert share_or_more(3, 6, 4, 20) == pytest.approx(drawn)
