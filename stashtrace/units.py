@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stashtrace.errors import UsageError
@@ -128,6 +128,11 @@ def ranks_text(ranks: list[int]) -> str:
         parts += [f"{ranks[position]}-{ranks[end]}"] if folded else map(str, ranks[position : end + 1])
         position = end + 1
     return ",".join(parts)
+
+
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Return ranks with their noun: ``ranks 0,1``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(list(ranks))}"
 
 
 def ranks_in(text: str) -> list[int]:

@@ -2,8 +2,9 @@
 
     spread      deviation(values)                    of the body of values, whatever single ones do
     a mean      standard_error(steps)                neighbouring steps are alike: a bootstrap of blocks
-                student(degrees), student_tail(t)    bounds and chances where the spread is estimated
-    a count     times_or_more(times, chances)        successes, each with a chance of its own (binomial where equal)
+                student(degrees), errors_at(chance, degrees), student_tail(t)    where the spread is estimated
+    a count     wilson(hits, trials)                 the share that trials leave possible
+                times_or_more(times, chances)        successes, each with a chance of its own (binomial where equal)
                 share_or_more(...)                   of things drawn without being put back (hypergeometric)
     several     together(chances)                    Fisher's chance of all of them
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -73,6 +75,36 @@ def deviation(values: npt.NDArray[Any]) -> float:
 def student(degrees: int) -> float:
     """Return the two-sided 95 % point of Student's distribution; infinite without a degree of freedom."""
     return _STUDENT[min(degrees, len(_STUDENT)) - 1] if degrees > 0 else math.inf
+
+
+def errors_at(chance: float, degrees: Floats) -> Floats:
+    """Return how many standard errors a value is above its mean with this chance (Student, Wallace's approximation).
+
+    Examples
+    --------
+    >>> errors_at(0.025, np.array([5.0, 10.0, 1000.0])).round(2).tolist()
+    [2.58, 2.23, 1.96]
+    """
+    normal = NormalDist().inv_cdf(1 - chance) * (8 * degrees + 3) / (8 * degrees + 1)
+    return np.asarray(np.sqrt(degrees * np.expm1(normal**2 / degrees)))
+
+
+def wilson(hits: npt.NDArray[np.int64], trials: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return the bounds that trials leave of a share, with 95 % confidence; 0 and 1 without a trial.
+
+    Examples
+    --------
+    >>> low, high = wilson(np.array([0, 3, 10]), np.array([0, 8, 10]))
+    >>> low.round(2).tolist(), high.round(2).tolist()
+    ([0.0, 0.14, 0.72], [1.0, 0.69, 1.0])
+    """
+    square = NORMAL**2
+    count = np.maximum(trials, 1)
+    share = hits / count
+    middle = share + square / (2 * count)
+    half = NORMAL * np.sqrt(share * (1 - share) / count + square / (4 * count**2))
+    low, high = (middle - half) / (1 + square / count), (middle + half) / (1 + square / count)
+    return np.where(trials > 0, np.maximum(low, 0.0), 0.0), np.where(trials > 0, np.minimum(high, 1.0), 1.0)
 
 
 def block_steps(values: npt.ArrayLike) -> int:

@@ -18,9 +18,9 @@ import numpy as np
 
 from stashtrace.analysis.intervals import int64
 from stashtrace.analysis.lines.flames import flames
-from stashtrace.analysis.lines.lines import wilson
 from stashtrace.analysis.lines.place_times import STEP, WORKER
 from stashtrace.analysis.lines.user_frames import place_of
+from stashtrace.calibration.noise import wilson
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.stall_kinds import STALL_KINDS
 from stashtrace.schema.table import Table

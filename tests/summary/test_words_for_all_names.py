@@ -24,7 +24,7 @@ from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.analysis.stragglers.causes import CAUSES
 from stashtrace.analysis.stragglers.surplus import GROUPS
 from stashtrace.live.view import text as live_text
-from stashtrace.live.view.merged import CONDITIONS
+from stashtrace.live.view.watched import CONDITIONS
 from stashtrace.replay import BUCKET, change_times
 from stashtrace.replay.changes import IN_ORDER, KEPT, TIMES
 from stashtrace.report.page.page_words import KINDS

@@ -29,8 +29,8 @@ from stashtrace.cli.commands.summary import FORMATS
 from stashtrace.cli.merging import _write_timeline
 from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.live.view.merged import merge_states
 from stashtrace.live.view.text import live_lines
+from stashtrace.live.view.watched import merge_states
 from stashtrace.replay import single_changes, whatif
 from stashtrace.replay.causes import causes_table
 from stashtrace.report.document import report_facts

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.intervals import Int64, TimeSet
 from stashtrace.analysis.stalls.cpu_waits import handoffs
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, by_column
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.schema.kinds import SpanKind
 from stashtrace.schema.trace import WHOLE_RECORDING, Trace, cached_on_trace

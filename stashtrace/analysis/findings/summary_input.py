@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.claim_rows import BUDGETS
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
 from stashtrace.analysis.intervals import TimeSet

@@ -24,7 +24,6 @@ from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
 from stashtrace.analysis.findings.rules.files import stated_processes
 from stashtrace.analysis.findings.rules.losses import loss_claims
 from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.findings.rules.steps.policy import POLICY as STEPS
 from stashtrace.analysis.findings.stall_claims import one_recording
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
@@ -137,7 +136,7 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
         said = "no step is marked; the whole recording of {stall_ns:time} counts as one"
         return claim("headline", "steps", said, **{**own, "name": "recording"})
     of_mean = " of {stall_ns:time}"
-    if abs(median_ns - mean_ns) > STEPS.skewed_ratio * mean_ns:
+    if abs(median_ns - mean_ns) > POLICY.skewed_ratio * mean_ns:
         of_mean = ", mean {stall_ns:time}, median {median_ns:time}"
     changes = run.tables["over_time"]
     if len(changes) and kind in run.tables["steps"]["kind"] and kind not in QUIET_KINDS:
@@ -145,7 +144,7 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
         own |= change
     fewest, most = _steps_of_ranks(run, kind)
     named = "{items_count}"
-    if most - fewest > STEPS.uneven_count:
+    if most - fewest > POLICY.uneven_count:
         own |= Facts(fewest_count=fewest)
         named = "{fewest_count} to {items_count}"
     rollout = ""
@@ -155,7 +154,7 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
     word = "" if alone and kind in ("train", "training") else f"{_STEP_WORDS.get(kind, kind.replace('_', ' '))} "
     noun, passes = "iteration" if kind == "iteration" else "{word}step", ""
     least_passes, most_passes = _passes_of_ranks(run, kind)
-    if kind == "train" and most_passes >= STEPS.several_passes_count:  # many a log counts these
+    if kind == "train" and most_passes >= POLICY.several_passes_count:  # many a log counts these
         word = "optimizer " if _has_one_update(run) else word
         if most_passes - least_passes < 1:  # stages of a pipeline may not show theirs
             own |= Facts(passes_count=most_passes)
@@ -180,7 +179,7 @@ def _has_one_update(run: RunFacts) -> bool:
         return False
     updates = (phases["phase_code"] == Phase.OPTIMIZER) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0)
     inside = (phases["begin_ns"] >= trained["begin_ns"].min()) & (phases["begin_ns"] < trained["end_ns"].max())
-    return int((updates & inside).sum()) < STEPS.several_passes_count * len(trained)
+    return int((updates & inside).sum()) < POLICY.several_passes_count * len(trained)
 
 
 def _steps_of_ranks(run: RunFacts, kind: str) -> tuple[int, int]:

@@ -21,7 +21,6 @@ from stashtrace.analysis.devices.gpu_jobs import GpuJob, gpu_jobs
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.steps.affected import made_steps
-from stashtrace.analysis.findings.rules.steps.policy import POLICY as STEPS
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.io.staging import staged_opens, used_copies
 from stashtrace.analysis.steps.steps import steps_if_any
@@ -35,7 +34,7 @@ from stashtrace.units import few_ranks, ranks_text
 def uneven_claims(facts: RunFacts) -> list[Claim]:
     """Return a claim about ranks that made fewer steps than others."""
     made = made_steps(facts) if facts.ranks else {}
-    if not made or max(made.values()) - min(made.values()) <= STEPS.uneven_count:
+    if not made or max(made.values()) - min(made.values()) <= POLICY.uneven_count:
         return []
     ranks: dict[int, list[int]] = {}
     for rank, count in sorted(made.items(), key=lambda item: (-item[1], item[0])):

@@ -10,6 +10,73 @@ from dataclasses import dataclass
 class Policy:
     """From which figure on a rule says something, each with its reason."""
 
+    # Stalls: where the time of a step went.
+
+    #: Shares of the step: less than the first is what steps vary by; a bound of time that may be 0 is worth the doubt
+    #: from the second on.
+    worth_saying_ratio: float = 0.03
+    worth_doubting_ratio: float = 0.2
+    #: A bound nearer to the point than this prints as nearly the same figure: it counts as the point.
+    exact_ratio: float = 0.05
+    #: Without a stall, the stalls that are not said add up to less than the rest.
+    compute_bound_ratio: float = 0.9
+    #: Ranks that lose less than this part of what the worst one loses have a claim of their own: one figure cannot
+    #: stand for both.
+    like_ratio: float = 0.5
+    #: What is more than half of a time is its cause, and what most steps have is said of them; from the second part on
+    #: it prints as all of it.
+    mostly_ratio: float = 0.5
+    whole_ratio: float = 0.95
+    #: Parts of a time, of a start or of the making of a batch, below this share are not why it is long.
+    part_ratio: float = 0.05
+    #: Waiting for batches is what bounds a rank from a quarter of its step on.
+    input_bound_ratio: float = 0.25
+    #: The begin of epochs, blocked reads, and calls that block on a device explain nothing of a time that they do not
+    #: cover a quarter of.
+    explains_ratio: float = 0.25
+    #: The mean of batches, or of workers, says little where it is this many times another figure of them.
+    uneven_ratio: float = 1.5
+    #: Workers that make batches for this part of the time do nothing else.
+    always_ratio: float = 0.9
+    #: Batches, or operations, per step: up to the first it is one, and from the second on they are counted.
+    one_each_ratio: float = 1.05
+    several_calls_count: float = 1.5
+    #: The calls that block a rank are looked up if they are at least this share of its steps.
+    blocked_examined_ratio: float = 0.01
+    #: A rank at which less of the waiting ends, and what it did longer for less of that, is not who is waited for.
+    root_ratio: float = 0.1
+    root_kind_ratio: float = 0.2
+    #: A line is said from this part of the time on; where none certainly has more than the second, more samples would
+    #: name none either.
+    line_ratio: float = 0.15
+    spread_ratio: float = 0.3
+    #: Computing in a line of the user's own is said from this part of the step on.
+    computing_ratio: float = 0.1
+
+    # Steps.
+
+    #: A median further than this from the mean says that a few steps are much longer or shorter than the others.
+    skewed_ratio: float = 0.1
+    #: Steps of so many backward passes accumulate gradients, or train several models; few others have more than one.
+    several_passes_count: float = 1.5
+    #: Ranks of a job that was stopped may be a step apart.
+    uneven_count: int = 1
+    #: Steps that have at most this part of what the others have of a time have nothing of it.
+    nothing_ratio: float = 0.1
+    #: With fewer steps it is not said that a time lies in few of them, or on the ranks by turns: that may be chance.
+    enough_steps_count: int = 20
+    #: Few steps are at most this part of all, and hold at least that part of the time.
+    few_ratio: float = 0.1
+    most_ratio: float = 0.8
+    #: Ranks have a time by turns if in each step one of them has at least this part of it, and each of them is that one
+    #: in at least that part of an equal share of the steps.
+    alone_ratio: float = 0.9
+    fair_ratio: float = 0.5
+    #: Slow steps are said if what they take longer is this part of all steps.
+    slow_ratio: float = 0.01
+
+    # CPUs, the machine, how far to trust it.
+
     #: Shares of the step in which a step thread waits for a CPU: less than the first is what a scheduler makes of any
     #: job, and from the second on no other figure of the step means much.
     contention_noted_ratio: float = 0.05
@@ -50,14 +117,23 @@ class Policy:
     probe_most_ratio: float = 3.0
     #: Largest cost of a wake-up of a recorder thread: two switches, and a core's second-level cache to fill again.
     wake_most_ns: int = 50_000
+
+    # Lengths.
+
     #: As many as a sentence, or a block of a page, can hold; the others are counted.
     named_count: int = 3
     step_counts_named_count: int = 4
     hosts_named_count: int = 8
     ranks_of_host_characters: int = 40
     missing_ranks_characters: int = 20
-    #: Less than this share of a start is not where it went.
-    start_part_ratio: float = 0.05
+    #: As many parts of a time as a block of a page can hold; the costliest lines that are looked at for one of the
+    #: user's own.
+    names_count: int = 2
+    lines_examined_count: int = 4
+    #: Characters of a name in a sentence, and in the first line.
+    name_characters: int = 40
+    short_name_characters: int = 24
+    path_characters: int = 48
 
 
 POLICY = Policy()

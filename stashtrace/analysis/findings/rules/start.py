@@ -148,7 +148,7 @@ def start_claims(trace: Trace) -> list[Claim]:
     order = order_by(-spent["spent_ns"], np.arange(len(spent)))[: POLICY.named_count]
     parts = []
     for row in spent.take(order).rows():
-        if row["share_ratio"] >= POLICY.start_part_ratio:
+        if row["share_ratio"] >= POLICY.part_ratio:
             said = _WORDS.get(row["part"], "{amount_ns:time} in {name:short}")
             own = Facts(rank=rank, amount_ns=row["spent_ns"], kind=row["part"], name=row["name"])
             parts.append(fact("start_part", said, "start", **own))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.calibration.noise import times_or_more
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.schema import columns as col

@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from stashtrace.analysis.findings.batch_making import DATA_KINDS, Making, making_of, queued_handoffs_ns
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls.blocked import dead_connections
 from stashtrace.analysis.findings.rules.stalls.loop_code import file_calls, mostly_in_file, time_of_kind
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import part_of, stall_claim, step_words, verdict, whose
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
@@ -54,15 +53,8 @@ PART_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """Reason why a rank waited for batches; the first fields are those of a claim."""
-
-    cause_kind: str = ""
-    worker_id: int = -1
-    file: str = ""
-    advice_code: str = ""
-    evidence: list[Evidence] = field(default_factory=list)
+#: Why a rank waits for batches: facts of the claim, and its evidence.
+_Why = tuple[Facts, list[Evidence]]
 
 
 def data_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
@@ -77,9 +69,8 @@ def data_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         short = "{who} {who:is|are} blocked {share} {of_step} in reads of files"
         mostly = {"mostly": mostly_in_file(rows)}
         return [verdict("data", said, run, base, rows, phrases=mostly, short=short, cause_kind="reads", **named)]
-    why = loading(run, worst, whose(base))
-    own = Facts(cause_kind=why.cause_kind, worker_id=why.worker_id, file=why.file, advice_code=why.advice_code)
-    rows = [*why.evidence, *dead_connections(run.trace, worst.rank, run.tables["steps"])]
+    own, rows = loading(run, worst, whose(base))
+    rows += dead_connections(run.trace, worst.rank, run.tables["steps"])
     said = "{who} {who:waits|wait} {lost} for batches"
     said = "{who} {who:is|are} input bound: {lost} waiting for batches" if is_input_bound(base) else said
     return [verdict("data", said, run, base, rows, short="{who} {who:waits|wait} {share} {of_step} for batches", **own)]
@@ -100,12 +91,12 @@ def _reads_outside_batches(trace: Trace, rank: int, steps: Table) -> tuple[StepT
     return (thread, time) if len(time) else None
 
 
-def loading(run: RunFacts, rank: RankFacts, on: str) -> Loading:
-    """Collect the evidence about the waits of one rank; ``on`` names it where a claim is about several."""
+def loading(run: RunFacts, rank: RankFacts, on: str) -> _Why:
+    """Collect why one rank waits; ``on`` names it where a claim is about several."""
     trace, steps = run.trace, run.tables["steps"]
     unrecorded = _makers_not_recorded(trace, rank.rank)
     if unrecorded is not None:
-        return Loading(evidence=[unrecorded])
+        return Facts(), [unrecorded]
     wait_ns = rank.per_step_ns(*DATA_KINDS)
     handed, handoff = rank.per_step_ns("handoff") / wait_ns, "handoff"
     fetched = rank.per_step_ns("fetch") / wait_ns >= POLICY.part_ratio
@@ -117,19 +108,19 @@ def loading(run: RunFacts, rank: RankFacts, on: str) -> Loading:
         rows += _epoch_rows(rank, epochs, between, on)
     sampler = _sampler(trace, rank.rank, steps, wait_ns * rank.steps_count, on)
     if sampler is not None and sampler["part_ratio"] > POLICY.mostly_ratio:
-        return Loading("sampler", evidence=[sampler])
+        return Facts(cause_kind="sampler"), [sampler]
     rows += [sampler] if sampler is not None else []
     slow = _slow_file(trace, making, rank.kinds["fetch"], on) if making is not None and fetched else None
     if between > POLICY.mostly_ratio:  # meanwhile its workers were starting
         advice = "persistent_workers" if epochs and epochs["anew_count"] > 0 else ""
-        return Loading("epochs", advice_code=advice, evidence=rows + ([slow] if slow else []))
+        return Facts(cause_kind="epochs", advice_code=advice), rows + ([slow] if slow else [])
     if handed >= POLICY.part_ratio:
         rows.append(_handed_over(run.trace, rank, handed, steps, on))
         # Batches that wait for a CPU wait for that, wherever they are.
         handoff = "queue" if rows[-1]["queued_ratio"] > POLICY.mostly_ratio else handoff
     if making is None:
         unseen = fact("makers_left_no_records", "its workers left no records of their own")
-        return Loading(handoff if handed > POLICY.mostly_ratio else "", evidence=[unseen, *rows])
+        return Facts(cause_kind=handoff if handed > POLICY.mostly_ratio else ""), [unseen, *rows]
     return _of_making(run, rank, making, rows, (handed, handoff, slow, fetched), on)
 
 
@@ -140,7 +131,7 @@ def _of_making(
     rows: list[Evidence],
     known: tuple[float, str, Evidence | None, bool],
     on: str,
-) -> Loading:
+) -> _Why:
     """Return the reason in the making of batches.
 
     ``known``: part that is hand-off, what that is called as a reason, slowest file, storage is a part.
@@ -171,10 +162,10 @@ def _of_making(
     busy = making.workers > 0 and making.needs * making.batch_ns >= always
     if handed > POLICY.mostly_ratio and not busy and handoff == "handoff":
         larger = _larger_batches(run.trace, rank, making, on)
-        return Loading("handoff", evidence=[*rows, larger], advice_code="fewer_larger_batches")
+        return Facts(cause_kind="handoff", advice_code="fewer_larger_batches"), [*rows, larger]
     cause = max(parts[1:], key=lambda row: row["part_ns"])["kind"] if len(parts) > 1 else ""
     cause = handoff if handed > POLICY.mostly_ratio else cause
-    return Loading(cause, file=slow["name"] if slow else "", evidence=rows)
+    return Facts(cause_kind=cause, file=slow["name"] if slow else ""), rows
 
 
 def _times(count: int, each_ns: float) -> str:

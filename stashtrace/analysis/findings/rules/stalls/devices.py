@@ -16,7 +16,7 @@ import numpy as np
 
 from stashtrace.analysis.findings.batch_making import inside
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet

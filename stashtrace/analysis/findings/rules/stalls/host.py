@@ -23,6 +23,7 @@ import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evidence_by, fact
 from stashtrace.analysis.findings.rules.losses import cut_ranks
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
 from stashtrace.analysis.findings.rules.stalls.lines import why_no_line
 from stashtrace.analysis.findings.rules.stalls.loop_code import (
@@ -31,7 +32,6 @@ from stashtrace.analysis.findings.rules.stalls.loop_code import (
     mostly_in_file,
     python_evidence,
 )
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import part_of, stall_claim, step_words, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evidence_by, fact
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import Int64
@@ -83,7 +83,7 @@ def _roots(run: RunFacts, roots: Roots, parts: Int64) -> list[Evidence]:
     rows: list[Evidence] = []
     for at in np.argsort(-shares, kind="stable").tolist():
         rank = int(by_root.values[at])
-        if rank >= 0 and shares[at] >= POLICY.root_ratio and len(rows) < POLICY.roots_count:
+        if rank >= 0 and shares[at] >= POLICY.root_ratio and len(rows) < POLICY.named_count:
             did = kinds[by_root.number == at].sum(axis=0)
             work = _work(run, rank, did / max(float(did.sum()), 1.0))
             why = [f"{LATE_WORK[one['kind']]} longer ({part_text(one['part_ratio'])} of that)" for one in work]

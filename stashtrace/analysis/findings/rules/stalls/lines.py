@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, evidence_by, fact
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import bounded_time, step_words, whose
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.lines.between_ranks import lines_between_ranks

@@ -18,8 +18,7 @@ from stashtrace.analysis.collectives.collective_waits import collective_rows
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.findings.batch_making import inside
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evidence_by, fact
-from stashtrace.analysis.findings.rules.policy import POLICY as RULES
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
@@ -59,7 +58,7 @@ def link_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         *evidence_by("the bus bandwidth", _bus_bandwidth, run.trace, worst, steps, is_sure),
     ]
     call = next((row["op"] for row in rows if row.code == "bus_bandwidth"), "")
-    if worst.contention_ratio > RULES.contention_verdict_ratio:
+    if worst.contention_ratio > POLICY.contention_verdict_ratio:
         said = "the threads that move messages wait for a CPU as the step threads do (see CPU contention): part of it"
         own = Facts(rank=worst.rank, queued_ratio=worst.contention_ratio)
         rows.append(fact("transfers_share_cpus", f"{said} is that", "hidden", **own))
@@ -84,7 +83,7 @@ def _company(run: RunFacts, base: Claim) -> list[Evidence]:
     reason = str(table["reason"][doubtful[0]]) if len(doubtful) else ""
     if reason == "ranks_missing" and run.missing_ranks:
         count, named = len(run.missing_ranks), ranks_text(list(run.missing_ranks))
-        whom = f"rank{plural(count)} {named}" if len(named) < RULES.missing_ranks_characters else "most ranks"
+        whom = f"rank{plural(count)} {named}" if len(named) < POLICY.missing_ranks_characters else "most ranks"
         doubt = f"part of it may be waiting: {whom} left no record here"
         return [fact("unrecorded_members", "", "processes", ranks_count=count, ranks=named, doubt=doubt)]
     row, doubt = (

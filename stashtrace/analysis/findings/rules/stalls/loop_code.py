@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Evidence, Facts, fact
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls.lines import why_no_line
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import step_words
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet, window_at

@@ -23,13 +23,13 @@ import numpy as np
 from stashtrace.analysis.findings.batch_making import inside
 from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, Evidence, Facts, claims_by, fact, unsaid
 from stashtrace.analysis.findings.rules.losses import cut_ranks
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls.batches import data_claims
 from stashtrace.analysis.findings.rules.stalls.blocked import blocked_claims, facts_of, main_call
 from stashtrace.analysis.findings.rules.stalls.devices import copy_claims
 from stashtrace.analysis.findings.rules.stalls.host import host_claims, perhaps_host
 from stashtrace.analysis.findings.rules.stalls.late import late_claims
 from stashtrace.analysis.findings.rules.stalls.link import link_claims
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.stalls.on_host import CHECKPOINT_PHASES

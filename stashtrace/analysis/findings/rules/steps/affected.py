@@ -21,8 +21,8 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
 from stashtrace.analysis.findings.over_time.step_changes import changed_steps
 from stashtrace.analysis.findings.rules.losses import cut_ranks
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.steps.changes import every_nth
-from stashtrace.analysis.findings.rules.steps.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
@@ -140,7 +140,7 @@ class _Budget:
             drifts, more = row["kind"] == "drift", (inside - outside) * (1 if row["delta_ns"] >= 0 else -1)
             # From the mean of one half to that of the other is half of the growth.
             part = 2.0 if drifts else np.count_nonzero(changed if row["delta_ns"] >= 0 else ~changed) / len(whole)
-            if more * part < POLICY.explains_ratio * whole.mean():
+            if more * part < POLICY.mostly_ratio * whole.mean():
                 continue
             each_ns = (2 * more if drifts else max(inside, outside)) / ranks_count
             part_ratio = min(inside, outside) / max(inside, outside, 1.0)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
-from stashtrace.analysis.findings.rules.steps.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table

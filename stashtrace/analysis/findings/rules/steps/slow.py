@@ -21,8 +21,8 @@ import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
 from stashtrace.analysis.findings.over_time.step_changes import changed_steps
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.steps.changes import behind_text, changed_time, time_that_changes
-from stashtrace.analysis.findings.rules.steps.policy import POLICY
 from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
@@ -157,7 +157,7 @@ def _most_alike(rows: Sequence[_Row]) -> list[_Row]:
     for names in (("kind", "rank"), ("kind",)):
         of_like = Counter(tuple(row[name] for name in names) for _, row in rows)
         most, count = of_like.most_common(1)[0]
-        if count >= POLICY.of_most_ratio * len(rows):
+        if count >= POLICY.mostly_ratio * len(rows):
             return [pair for pair in rows if tuple(pair[1][name] for name in names) == most]
     return []
 
@@ -204,14 +204,14 @@ def _cause(alike: Sequence[_Row]) -> tuple[str, str]:
     if not causes:
         return "", ""
     cause, count = causes.most_common(1)[0]
-    return cause if count >= POLICY.of_most_ratio * len(alike) else ("", "")
+    return cause if count >= POLICY.mostly_ratio * len(alike) else ("", "")
 
 
 def _beside(rows: Sequence[_Row]) -> list[Evidence]:
     """Return what was beside most of the slow steps."""
     names, found = Counter(name for _, row in rows for name in row["beside"].split(", ") if name), list[Evidence]()
     for name, count in names.items():
-        if count >= POLICY.of_most_ratio * len(rows):
+        if count >= POLICY.mostly_ratio * len(rows):
             some = "all" if count == len(rows) else str(count)
             said = f"in {some} of these {len(rows)} steps {BESIDE[name]}"
             said = f"meanwhile {BESIDE[name]}" if len(rows) == 1 else said

@@ -1,7 +1,8 @@
-"""The states of all hosts of a run as one view: what ``stashtrace live`` shows and prints as JSON.
+"""A run at which somebody looks again and again: the states of all its hosts as the view that ``live`` shows.
 
-A state says what its host knew when it was written; how old it is, and whether the job moves, follows from the time of
-the look. The fields of these classes are those of the JSON: ``docs/reference/live.md`` describes them.
+A state says what its host knew when it was written; how old it is, and whether the job moves, follows from the time at
+which it is read. The fields of these classes are those of the JSON: ``docs/reference/live.md`` describes them. A run
+that nobody follows is followed in memory, as long as somebody looks.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -9,20 +10,23 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import FormatError
-from stashtrace.live.state import Event, LineNow, LiveState
+from stashtrace.live import times
+from stashtrace.live.state import Event, LineNow, LiveState, read_states
+from stashtrace.record.directory import read_run_file, scratch_of
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
+
+if TYPE_CHECKING:
+    from stashtrace.live.view.unfollowed import FollowedHere
 
 #: Format of the JSON; it grows where a field changes its meaning or goes.
 FORMAT = 1
-#: A state is old after so many rounds without a newer one.
-OLD_ROUNDS = 3
-#: No step has ended for a while: longer than this, and than so many of the newest steps.
-_QUIET_NS, _QUIET_STEPS = 10_000_000_000, 5
 #: What ``condition`` may be.
 CONDITIONS = {
     "begins": "the job runs, and no step has ended yet",
@@ -199,7 +203,7 @@ def _host(state: LiveState, now_realtime_ns: int) -> HostView:
         age_s=age_s,
         interval_s=state.interval_s,
         rounds_count=state.rounds_count,
-        is_old=not state.ended and age_s > OLD_ROUNDS * max(state.interval_s, 1.0),
+        is_old=not state.ended and age_s > times.SILENT_ROUNDS * max(state.interval_s, 1.0),
         follower_lives=state.follower_lives(),
         ended=bool(state.ended),
         own_cpu_ns=state.own_cpu_ns,
@@ -259,4 +263,64 @@ def _condition(view: LiveView, facts: Mapping[str, Any]) -> str:
         return "stuck"
     if not view.ranks:
         return "begins"
-    return "quiet" if view.quiet_ns > max(_QUIET_NS, _QUIET_STEPS * view.step_ns) else "moves"
+    return "quiet" if view.quiet_ns > max(times.VIEW_QUIET_NS, times.VIEW_QUIET_STEPS * view.step_ns) else "moves"
+
+
+# Where states come from ------------------------------------------------------------------------------------------
+
+
+def _states(path: Path, run_id: str) -> list[LiveState]:
+    """Return the states of the wanted run, one a host."""
+    try:
+        states = read_states(path)
+    except FormatError:
+        if path.exists():
+            raise
+        states = []
+    if not path.exists():
+        raise FormatError(f"{path} is gone: it was renamed or removed")
+    found = [state for state in states if state.run_id.startswith(run_id.partition(".")[0])]
+    if len({state.run_id for state in found}) > 1:
+        listed = ", ".join(sorted({state.run_id for state in found}))
+        raise FormatError(f"{path} holds several runs: {listed}", hint="choose one with `--run ID`")
+    return found
+
+
+class Watched:
+    """A run at which somebody looks again and again.
+
+    ``path``: run directory, or a file of it. ``run_id``: begin of the id of the run, where a directory holds several.
+    """
+
+    def __init__(self, path: Path, run_id: str | None = None) -> None:
+        self._path, self._run_id = path, run_id or ""
+        self._here: FollowedHere | None = None
+        self._recorded: list[LiveState] = []
+        self._again_s = 0.0
+
+    def peek(self) -> LiveView:
+        """Return what is known of the run now.
+
+        Raises FormatError if the directory is gone, or holds something damaged or from a newer stashtrace. Raises
+        MissingDataError if it is no run.
+        """
+        facts, states = read_run_file(self._path), _states(self._path, self._run_id)
+        if states:
+            self._here = None
+            return self._view(states, facts, "follower")
+        if self._here is not None and self._here.has_ended(facts):
+            self._here = None  # a merge rewrites the files: they are read anew
+        ended = bool(self._recorded) and self._recorded[0].ended
+        is_due = not self._recorded or (not ended and time.monotonic() >= self._again_s)
+        if self._here is None and is_due:
+            # What this loads is not needed for states.
+            from stashtrace.live.view.unfollowed import find_unfollowed
+
+            self._again_s = time.monotonic() + times.AGAIN_S
+            self._here, self._recorded = find_unfollowed(scratch_of(self._path) or self._path, self._run_id, facts)
+        if self._here is not None:
+            return self._view([self._here.state()], facts, "viewer")
+        return self._view(self._recorded, facts, "recording")
+
+    def _view(self, states: Sequence[LiveState], facts: Mapping[str, Any], origin: str) -> LiveView:
+        return merge_states(states, facts, path=str(self._path), origin=origin, now_realtime_ns=time.time_ns())
