@@ -70,7 +70,7 @@ def test_python_in_a_backward_pass_is_code_that_may_go() -> None:
         what
         == "all ranks run Python in forward or backward up to 12.0 ms a step (32 %) in Decay.backward (model.py:12)"
     )
-    assert saving.startswith("half of it (operators of whole tensors instead of Python): ")
+    assert saving.startswith("this code twice as fast (operators of whole tensors instead of Python): ")
 
 
 def test_operators_in_a_backward_pass_are_computation() -> None:

@@ -184,7 +184,7 @@ def test_fewer_bytes_are_named_where_transfers_take_most_of_the_step() -> None:
     assert (link["where"], link["op"], link["level"]) == ("link", "all_reduce", "half")
     assert link["saved_ns"] == pytest.approx(10 * MS, rel=0.01)
     assert cause_text(next(causes(late_job(0, transfer_ms=20)).rows()), "run").startswith(
-        "transfers of all-reduce are in flight 20.0 ms a step (1 operation, 1.05 MB a step); half of that (fewer"
+        "transfers of all-reduce are in flight 20.0 ms a step (1 operation, 1.05 MB a step); half as long (fewer"
         " bytes, or fewer operations): saves "
     )
 

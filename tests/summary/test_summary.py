@@ -244,6 +244,33 @@ def test_steps_that_are_no_updates_are_counted_in_the_first_line() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("passes", "said"), [(56, "56 steps of 215 ms"), (224, "56 optimizer steps of 215 ms, 4 backward passes each")]
+)
+def test_a_step_of_several_passes_is_said_to_be_one_of_the_optimizer(passes: int, said: str) -> None:
+    """A log that counts micro-batches has four of these steps where we have one."""
+    facts = gather(job()[1])
+    rows = [(rank, "train", 56, 4, 215 * MS, 215 * MS, 0, passes, 0) for rank in (-1, 0, 1)]
+    accumulating = replace(facts, tables={**facts.tables, "step_kinds": Table.from_rows(STEP_KINDS, rows)})
+    assert f"stashtrace 2 ranks, 1 host, {said} (first 5" in " ".join(
+        render(Summary.of(accumulating), Look(), "x").split()
+    )
+
+
+def test_several_optimizers_are_no_optimizer_step() -> None:
+    """Two models take turns on each batch, as in an adversarial network."""
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for step in range(12):
+        now = step * 50 * MS
+        rank.batch_wait(step, now, now + 2 * MS)
+        for at, name in ((now + 2 * MS, "Adam of critic"), (now + 26 * MS, "Adam of generator")):
+            rank.phase("forward", at, at + 8 * MS).phase("backward", at + 8 * MS, at + 20 * MS)
+            rank.phase("optimizer", at + 20 * MS, at + 24 * MS, name=name)
+    assert " steps of 50.0 ms, 2 backward passes each" in " ".join(summary(build.trace("./x")).split())
+    assert "optimizer steps" not in summary(build.trace("./x"))
+
+
 def test_batches_made_in_time_are_not_called_uneven() -> None:
     build = TraceBuilder()
     rank = build.rank(0)

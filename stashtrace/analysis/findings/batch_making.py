@@ -160,6 +160,5 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
 
 def queued_handoffs_ns(trace: Trace, rank: int, steps: Table) -> int:
     """Return how long hand-offs of batches to a rank waited for a CPU, in all of these steps."""
-    index, own = TraceIndex(trace), steps.take(steps["rank"] == rank).sort_by("begin_ns")
-    found = (handoffs(index, thread) for thread in step_threads(trace) if thread.rank == rank)
-    return sum(int(one.queued[inside(one.begin, own)].sum()) for one in found)
+    found = (handoffs(TraceIndex(trace), thread) for thread in step_threads(trace) if thread.rank == rank)
+    return sum(int(one.queued[inside(one.begin, steps, rank)].sum()) for one in found)

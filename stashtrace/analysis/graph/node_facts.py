@@ -177,12 +177,18 @@ def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: 
 
 
 def _wait_for_cpus(handed: Handoffs, graph: Graph, nodes: Int64, queued_ns: Int64) -> None:
-    """Fill in how long the hand-offs that some nodes are waited for a CPU."""
+    """Fill in how long the hand-offs that some nodes are waited for a CPU.
+
+    A node may be only the end of one, when the thread was no longer blocked: the own wait of the thread is part of it.
+    """
     at = np.searchsorted(handed.begin, graph.begin_ns[nodes], side="right") - 1
     inside = (at >= 0) & (graph.begin_ns[nodes] < np.append(handed.end, -1)[at])
-    part = handed.queued / np.maximum(handed.end - handed.begin, 1)
-    nodes = nodes[inside]
-    queued_ns[nodes] = np.rint(part[at[inside]] * (graph.end_ns[nodes] - graph.begin_ns[nodes]))
+    nodes, at = nodes[inside], at[inside]
+    work = graph.end_ns[nodes] - graph.begin_ns[nodes]
+    whole = np.bincount(at, weights=work, minlength=len(handed.begin))
+    sending = (handed.queued - handed.own) * np.minimum(whole / np.maximum(handed.end - handed.begin, 1), 1.0)
+    part = np.minimum((handed.own + sending) / np.maximum(whole, 1), 1.0)
+    queued_ns[nodes] = np.rint(part[at] * work)
 
 
 def _column(count: int, nodes: Int64, values: Int64) -> Int64:
@@ -229,6 +235,11 @@ def _run(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64, cpu:
     at = np.searchsorted(edge, graph.begin_ns[nodes], side="right") - 1
     inside = (at >= 0) & (at < len(edge) - 1)
     waited = np.where((counter[:-1] >= 0) & (counter[1:] >= counter[:-1]), counter[1:] - counter[:-1], 0)
+    # What it waited for a CPU to take a batch is no part of what it ran.
+    handed = handoffs(index, thread)
+    taken = np.searchsorted(edge, handed.begin, side="right") - 1
+    known = (taken >= 0) & (taken < len(waited))
+    waited = np.maximum(waited - np.bincount(taken[known], weights=handed.own[known], minlength=len(waited)), 0)
     whole = np.bincount(at[inside], weights=work[inside], minlength=len(waited))
     share = np.minimum(waited / np.maximum(whole, 1), 1.0)
     part = np.where(inside, np.append(share, 0.0)[np.where(inside, at, -1)], 0.0) * work

@@ -90,6 +90,8 @@ class Handoffs:
     end: Int64
     #: How much of each was a wait for a CPU: of the step thread, or of threads of the worker that send the batch.
     queued: Int64
+    #: The part of the step thread.
+    own: Int64
 
 
 @kept_per_thread
@@ -103,7 +105,8 @@ def handoffs(index: TraceIndex, thread: StepThread) -> Handoffs:
     handed = np.flatnonzero((waits.made_by >= 0) & (waits.made_by != thread.process_id) & (waits.made_ns < waits.end))
     begin, end = np.maximum(waits.made_ns, waits.begin)[handed], waits.end[handed]
     sending_ns = _queued_senders_ns(index, thread, begin)
-    return Handoffs(begin, end, np.minimum(waits.queued_ns[handed] + round(sending_ns), end - begin))
+    own = np.minimum(waits.queued_ns[handed], end - begin)
+    return Handoffs(begin, end, np.minimum(own + round(sending_ns), end - begin), own)
 
 
 def _queued_senders_ns(index: TraceIndex, thread: StepThread, taken_ns: Int64) -> float:

@@ -110,7 +110,7 @@ def _gain(cause: dict[str, Any], before_ns: int, saved_ns: int) -> str:
     """Return the picture of what a cause saves; ``before_ns``: the step without the causes before it."""
     step_ns, after_ns = cause["step_ns"], before_ns - saved_ns
     before, after = duration_text(before_ns), duration_text(after_ns)
-    sure = {"likely": ", likely", "perhaps": ", perhaps"}.get(cause["sure"], "")
+    sure = ", perhaps" if cause["sure"] == "perhaps" else ""
     words = f"{before} → {after}{sure}"
     label = f"Without it a step takes {after} instead of {before}{sure}; the whole bar is {duration_text(step_ns)}"
     picture = svg_pictures.gain_bar(cause["column"], before_ns / step_ns, after_ns / step_ns, label)

@@ -94,12 +94,20 @@ _AS = {
     "even": "with as much work as the other stages",
     "usual": "as in the other steps",
 }
-#: Half of what is all that is left to say.
+#: What is done in half of its time, where nothing says how much of it can go.
 _HALF = {
+    "": "the same work twice as fast",
     "compute": "no other change is predicted to save 3 %; computing twice as fast",
-    "handoff": "half of it (fewer or larger objects in a batch, tensors instead of Python objects, a cheaper sampler)",
+    "python": "this code twice as fast",
+    "operators": "this code twice as fast (operators of whole tensors instead of Python)",
+    "prep": "batches made twice as fast",
+    "fetch": "storage twice as fast",
+    "handoff": "hand-off twice as fast (fewer or larger objects in a batch, tensors instead of Python objects, a"
+    " cheaper sampler)",
+    "h2d": "copies twice as fast",
     "launch": "half as long between launches (CUDA graphs or torch.compile may)",
-    "cpu": "half of it (fewer threads, workers or other programs on its CPUs)",
+    "sync": "half as long in calls that block",
+    "cpu": "half as long without a CPU (fewer threads, workers or other programs on its CPUs)",
 }
 _SETTINGS = {
     "persistent_workers": "the workers kept from one epoch to the next (persistent_workers=True)",
@@ -111,7 +119,8 @@ _SHAPES = {
     "until": "up to step {last_step_index}",
     "within": "in steps {first_step_index} to {last_step_index}",
 }
-_SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save"}
+#: What certainly saves something, how much is an interval; and what may save nothing.
+_SAVES = {"sure": "saves", "likely": "saves", "perhaps": "may save"}
 #: What a line calls in a library, within its place.
 _LEAF = re.compile(r", in [^()]*\)$")
 
@@ -259,8 +268,9 @@ def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
     if few:
         return event, f" each in {row['steps_count']} of {row['of_steps_count']} steps"
     share = percent_text(row["work_ns"] / row["of_step_ns"]) if row["of_step_ns"] > 0 else ""
-    # Work of a worker, and transfers beside the computation, may be more than the step that they are part of.
-    part = f" ({share})" if share and not short and row["where"] == "step" else ""
+    # Work of a worker, and transfers beside the computation, may be more than the step that they are part of. Of a
+    # single step the table has the shares, each of the step of its rank.
+    part = f" ({share})" if share and not short and row["where"] == "step" and row["of_steps_count"] != 1 else ""
     return f"{upto}{duration_text(row['work_ns'])}{_a_step(row)}{part}", ""
 
 
@@ -280,7 +290,7 @@ def _saving(row: Row, path: str) -> str:
     """Return what to do about a cause, what that saves of this run, and of another one."""
     if row["saved_ns"] < 0:
         most = f"{duration_text(row['saved_high_ns'])}{_a_step(row)} ({percent_text(row['high_ratio'])})"
-        return f"{_do(row)}: saves at most {most}"
+        return f"{_do(row)}: may save up to {most}"
     share = percent_text(row["saved_ns"] / row["step_ns"]) if row["step_ns"] > 0 else ""
     if row["steps_count"] == 1 and row["of_steps_count"] > 1:
         saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} of this run ({share})"
@@ -302,8 +312,8 @@ def _do(row: Row) -> str:
             return "without them" + (" (of buffers: broadcast_buffers=False)" if row["op"] == "broadcast" else "")
         each_bytes = row["moved_bytes"] / max(row["operations_count"], 1)
         if 0 < each_bytes < POLICY.small_bytes:
-            return "half of that (fewer operations: they are too small for their bytes to matter)"
-        return f"half of that ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
+            return "half as long (fewer operations: they are too small for their bytes to matter)"
+        return f"half as long ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
     if row["level"] == "gone":
         return _GONE.get(row["call"] if row["call"] == "asleep" else kind, "without it")
     if row["level"] == "even" and not row["ranks"]:
@@ -312,9 +322,8 @@ def _do(row: Row) -> str:
         return "without it"
     if row["level"] in _AS:
         return _AS[row["level"]]
-    if kind == "compute" and _is_python(row):
-        return "half of it (operators of whole tensors instead of Python)"
-    return _HALF.get("cpu" if row["call"] == "cpu" else kind, "half of it")
+    what = "cpu" if row["call"] == "cpu" else "operators" if kind == "compute" and _is_python(row) else kind
+    return _HALF.get(what, _HALF[""])
 
 
 def _place(row: Row) -> str:

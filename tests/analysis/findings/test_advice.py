@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.findings import summarize
+from stashtrace.analysis.graph import build as build_graph
 from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.replay.causes.causes_table import causes
-from stashtrace.schema.kinds import ProcessRole, ThreadRole, TrackKind
+from stashtrace.schema.kinds import ProcessRole, StallKind, ThreadRole, TrackKind
 from stashtrace.summary.words import evidence_texts, findings_of
 from stashtrace.summary.words.cause_templates import cause_text
 
@@ -121,3 +123,40 @@ def test_the_cause_of_starved_hand_off_is_a_wait_for_a_cpu(own_ms: int, does: st
     said = cause_text(cause, "run")
     assert said.startswith(f"rank 0 {does}")
     assert ("Python objects" in said) is not bool(own_ms)
+
+
+def test_a_wait_for_a_cpu_before_a_batch_is_counted_once() -> None:
+    """The thread's counter grows by 12 ms between two phases: 9 of them in the hand-off, the rest in the loop."""
+    build = TraceBuilder()
+    rank, waited = build.rank(0), 0
+    worker = rank.worker(0)
+    for step in range(12):
+        begin = step * 40 * MS
+        worker.fetch(step, begin - 5 * MS, begin, cpu=5 * MS, runqueue=0)
+        rank.batch_wait(step, begin, begin + 15 * MS, worker=0, cpu=0, runqueue=9 * MS)
+        waited += 12 * MS
+        rank.phase("forward", begin + 20 * MS, begin + 30 * MS, runqueue=(waited, waited))
+        rank.phase("optimizer", begin + 30 * MS, begin + 40 * MS, runqueue=(waited, waited))
+    graph = build_graph(build.trace())
+    assert graph.facts is not None
+    known = np.maximum(graph.facts.queued_ns, 0) * (graph.step == 7)
+    by_kind = {kind: int(known[graph.kind == kind].sum()) / MS for kind in (StallKind.HANDOFF, StallKind.PYTHON)}
+    assert by_kind == {StallKind.HANDOFF: pytest.approx(9, abs=0.1), StallKind.PYTHON: pytest.approx(3, abs=0.1)}
+
+
+def test_hand_off_that_grows_with_waits_for_a_cpu_is_said_to_do_so() -> None:
+    """From step 30 on other work takes the CPU: batches arrive 12 ms later."""
+    build, clock = TraceBuilder(), 0
+    rank = build.rank(0)
+    worker = rank.worker(0)
+    for step in range(60):
+        queued = 12 * MS if step >= 30 else 0
+        ready = clock + 3 * MS + queued
+        worker.fetch(step, clock - 5 * MS, clock, cpu=5 * MS, runqueue=0)
+        rank.batch_wait(step, clock, ready, worker=0, cpu=0, runqueue=queued)
+        rank.phase("forward", ready, ready + 10 * MS).phase("optimizer", ready + 10 * MS, ready + 20 * MS)
+        clock = ready + 20 * MS
+    tables = summarize(build.trace())
+    (change,) = [f for f in findings_of(tables.findings, tables.evidence) if f.row["kind"] == "shift"]
+    assert "rank 0 waits 12.0 ms longer for batches that are handed over" in change.row["text"]
+    assert evidence_texts(change) == ["waiting for a CPU takes all of it"]

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.over_time.policy import POLICY
 from stashtrace.analysis.intervals import Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
+from stashtrace.analysis.stalls.cpu_waits import handoffs
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.epochs import waits_of_steps
 from stashtrace.analysis.steps.steps import host_steps
@@ -187,10 +188,21 @@ def ways(trace: Trace, rank: int, kind: str, steps: Table) -> Ways:
     if COLUMN_OF.get(kind) == "link":  # no rank's calls are parts of a transfer, and it waits for it in some of them
         return
     windows = _host_windows(trace, rank, steps)
+    if kind == "handoff":
+        yield "wait", [("cpu", _queued_handoffs(trace, rank, windows))]
     if COLUMN_OF.get(kind) == "data" and (trace.batches["rank"] == rank).any():
         yield from _of_batches(trace, rank, steps, windows)
     else:
         yield from _of_step_thread(trace, rank, steps, windows, _time_of(trace, rank, kind))
+
+
+def _queued_handoffs(trace: Trace, rank: int, windows: tuple[Int64, Int64]) -> Floats:
+    """Return how long hand-offs of batches to a rank waited for a CPU, by the step in which they begin."""
+    spent = np.zeros(len(windows[0]))
+    for one in (handoffs(TraceIndex(trace), thread) for thread in step_threads(trace) if thread.rank == rank):
+        at = window_at(one.begin, *windows)
+        spent += np.bincount(at[at >= 0], one.queued[at >= 0], len(spent))
+    return spent
 
 
 def most_of(given: Iterable[Way], parts: tuple[Bools, Bools], delta_ns: float) -> Cause:

@@ -9,9 +9,10 @@ is left out too, because the recording ends within it; that of ``no_steps`` is `
 records.
 
 ``steps``: ``stall_ns`` is their mean length, ``median_ns`` the median; ``name`` is the kind of step, or ``recording``
-if nothing marks a step and the whole recording counts as one. ``rollout_ratio`` is the part of an iteration that
-generates, ``fewest_count`` what a rank made of them, if fewer. By the change that costs most, ``usual_ns`` and
-``changed_ns`` are lengths beside the mean, from ``first_step`` to ``last_step`` if it is no period and no drift.
+if nothing marks a step and the whole recording counts as one. ``passes_count`` is how many backward passes a step has,
+if several. ``rollout_ratio`` is the part of an iteration that generates, ``fewest_count`` what a rank made of them, if
+fewer. By the change that costs most, ``usual_ns`` and ``changed_ns`` are lengths beside the mean, from ``first_step``
+to ``last_step`` if it is no period and no drift.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -26,6 +27,7 @@ from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import one_recording
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
+from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.text import plural
@@ -150,9 +152,34 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
         own |= Facts(rollout_ns=row["rollout_ns"], rollout_ratio=row["rollout_ns"] / max(mean_ns, 1))
         rollout = " ({rollout_ratio:percent} of it rollout)"
     word = "" if alone and kind in ("train", "training") else f"{_STEP_WORDS.get(kind, kind.replace('_', ' '))} "
-    noun = "iteration" if kind == "iteration" else "{word}step"
-    said = f"{named} {noun}{plural(count)}{of_mean}{rollout}"
+    noun, passes = "iteration" if kind == "iteration" else "{word}step", ""
+    least_passes, most_passes = _passes_of_ranks(run, kind)
+    if kind == "train" and most_passes >= POLICY.several_passes_count:  # many a log counts these
+        word = "optimizer " if _has_one_update(run) else word
+        if most_passes - least_passes < 1:  # stages of a pipeline may not show theirs
+            own |= Facts(passes_count=most_passes)
+            passes = ", {passes_count:number} backward passes each"
+    said = f"{named} {noun}{plural(count)}{of_mean}{rollout}{passes}"
     return claim("headline", "steps", said, phrases={"word": word}, **own)
+
+
+def _passes_of_ranks(run: RunFacts, kind: str) -> tuple[float, float]:
+    """Return the smallest and the largest number of backward passes that a rank made in a mean step of a kind."""
+    table = run.tables["step_kinds"]
+    own = table.take((table["kind"] == kind) & (table["rank"] >= 0) & (table["steps_count"] > 0))
+    each = own["sub_steps_count"] / own["steps_count"]
+    return (float(each.min()), float(each.max())) if len(own) else (0.0, 0.0)
+
+
+def _has_one_update(run: RunFacts) -> bool:
+    """Return whether the counted steps that train have one update each, and not those of several optimizers."""
+    steps, phases = run.tables["steps"], run.trace.phases
+    trained = steps.take(steps["kind"] == "train")
+    if not len(trained):
+        return False
+    updates = (phases["phase_code"] == Phase.OPTIMIZER) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0)
+    inside = (phases["begin_ns"] >= trained["begin_ns"].min()) & (phases["begin_ns"] < trained["end_ns"].max())
+    return int((updates & inside).sum()) < POLICY.several_passes_count * len(trained)
 
 
 def _steps_of_ranks(run: RunFacts, kind: str) -> tuple[int, int]:

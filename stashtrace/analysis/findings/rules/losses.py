@@ -104,7 +104,7 @@ def _kind(collector: str, reason: str, count: int, advices: list[str]) -> Claim:
     if collector == WHOLE_FILES and advice:
         said = f"{{advice}}{alike}"
     elif reason in _REASONS:
-        said = f"{{items_count:count}} records lost ({{kind}}): {_REASONS[reason]}{alike}"
+        said = f"{{items_count:count}} records lost ({{kind}}): {_REASONS[reason]}"
     else:
         many, why = "{items_count:count} " if count > 0 else "", ": {advice}" if advice else ""
         said = f"{many}{{what}} ({{kind}}){why}{alike}"

@@ -57,6 +57,8 @@ class Policy:
 
     #: A median further than this from the mean says that a few steps are much longer or shorter than the others.
     skewed_ratio: float = 0.1
+    #: Steps of so many backward passes accumulate gradients, or train several models; few others have more than one.
+    several_passes_count: float = 1.5
     #: Ranks of a job that was stopped may be a step apart.
     uneven_count: int = 1
     #: Steps that have at most this part of what the others have of a time have nothing of it.

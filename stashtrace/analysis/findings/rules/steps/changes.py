@@ -53,6 +53,7 @@ _BEHIND = {
 _WAITS = {
     "sleep": "a sleep (time.sleep, usleep or the like) takes {ns} of it",
     "gil": "waiting for the GIL takes {ns} of it",
+    "cpu": "waiting for a CPU takes {ns} of it",
     "join": "waiting for a thread or a process to end takes {ns} of it",
 }
 #: Onset of a shift that is not sudden, and whether its steps grow -> what its steps do.
