@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -11,23 +12,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from stashtrace.analysis.collectives.collective_waits import collective_rows
 from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.claim_rows import NOT_SAID
 from stashtrace.analysis.findings.rules.ending import ENDINGS
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
+from stashtrace.analysis.links.collective_bandwidth import bandwidth
+from stashtrace.analysis.links.efficiency import link_efficiency
+from stashtrace.analysis.links.paths import links
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import how_to_get_steps
-from stashtrace.errors import guarded
+from stashtrace.errors import ForeignCalibrationWarning, MissingDataError, guarded
 from stashtrace.replay.causes import what_to_do_first
 from stashtrace.report.budget_groups import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
-from stashtrace.report.costliest_lines import costliest_lines
 from stashtrace.report.costliest_waits import costliest_waits
-from stashtrace.report.flames import flame_graphs
-from stashtrace.report.links import link_facts, no_links
+from stashtrace.report.flames import costliest_lines, flame_graphs
 from stashtrace.report.machine import NO_LOSSES, loss_rows, machine_facts
-from stashtrace.report.slow_steps import slow_steps
-from stashtrace.report.stalls_by_rank_and_step import heat_maps
-from stashtrace.report.step_curve import step_curve
+from stashtrace.report.steps_over_time import heat_maps, slow_steps, step_curve
+from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
 from stashtrace.summary.summary_text import WARNINGS
@@ -285,3 +287,60 @@ def _count_from(made: dict[str, Any], origin_ns: int) -> None:
         for name in ("begin_ns", "end_ns"):
             if name in part:
                 part[name] -= origin_ns
+
+
+#: Rows of each table: those whose transfers took longest together.
+LISTED = 12
+
+
+def link_facts(trace: Trace, calibration: str | None = None) -> dict[str, Any]:
+    """Return what is known of the links of a run, compared with a calibration or with the one in the run directory.
+
+    Returns ``transfers``: rows of ``link_efficiency`` with ``best_bus_bytes_per_s`` (of ``bandwidth``), those that took
+    longest together first; ``rows_count``: how many there are; ``paths``: rows of ``links``; ``paths_missing``: why
+    there are none; ``notes``: warnings about the calibration; ``begin_ns``, ``end_ns`` of the longest transfer.
+    ``missing`` says why there is nothing.
+    """
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ForeignCalibrationWarning)
+            table = link_efficiency(trace, calibration=calibration)
+        best = bandwidth(trace)
+    except MissingDataError as error:
+        return no_links(str(error), error.hint or "")
+    order = np.argsort(-(table["calls_count"] * table["transfer_ns"]), kind="stable")
+    rows = list(table.take(order[:LISTED]).rows())
+    for row in rows:
+        row["best_bus_bytes_per_s"] = _best(best, row)
+    times = collective_rows(trace)
+    longest = int(times["transfer_ns"].argmax())
+    paths, why = _paths(trace)
+    return {
+        "missing": "" if rows else "no collective with a payload was recorded",
+        "hint": "",
+        "transfers": rows,
+        "rows_count": len(table),
+        "paths": paths,
+        "paths_missing": why,
+        "notes": [str(warning.message) for warning in caught],
+        "begin_ns": int(times["begin_ns"][longest]),
+        "end_ns": int(times["end_ns"][longest]),
+    }
+
+
+def no_links(why: str, hint: str = "") -> dict[str, Any]:
+    """Return what stands for the links where nothing is known of them."""
+    return {"missing": why, "hint": hint, "transfers": [], "paths": [], "notes": []}
+
+
+def _best(table: Table, row: dict[str, Any]) -> float:
+    """Return the bus bandwidth of the best call of the same group and operation, of any size; 0 if unknown."""
+    same = (table["communicator"] == row["communicator"]) & (table["op"] == row["op"])
+    return float(table["best_bus_bytes_per_s"][same].max(initial=0.0))
+
+
+def _paths(trace: Trace) -> tuple[list[dict[str, Any]], str]:
+    try:
+        return list(links(trace).head(LISTED).rows()), ""
+    except MissingDataError as error:
+        return [], f"{error}; {error.hint}" if error.hint else str(error)

@@ -19,7 +19,7 @@ from stashtrace.cli.commands.history import BY, QUESTIONS, parser
 from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import MissingDataError, OutputError, UsageError
 from stashtrace.lab.history import answers
-from stashtrace.lab.history.questions import fleet_view
+from stashtrace.lab.history.questions.fleet import BY as BY_OF_FLEET
 
 pytest.importorskip("pyarrow")
 
@@ -78,7 +78,7 @@ def test_the_fleet_by_each_group_and_with_prices_of_ones_own(history: Path, caps
 def test_the_words_of_the_command_are_those_of_the_questions() -> None:
     """The command knows them before anything heavy is imported."""
     assert tuple(answers._QUESTIONS) == QUESTIONS
-    assert fleet_view.BY == BY
+    assert BY_OF_FLEET == BY
     assert parser().parse_args(["x"]).limit == answers.DEFAULT_LIMIT
 
 

@@ -14,8 +14,8 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.cli import main
+from stashtrace.lab import stage_files as staging
 from stashtrace.lab.characterize.run_figures import Figures
-from stashtrace.lab.stage import stage_files as staging
 from stashtrace.record.staged_files import read_staged_list
 from stashtrace.schema.trace import Trace
 

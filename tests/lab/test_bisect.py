@@ -25,9 +25,8 @@ from stashtrace.analysis.compare.function_times import (
 from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
-from stashtrace.lab.bisect.bisect_text import bisect_document, bisect_lines
 from stashtrace.lab.bisect.commits import Commit, Repository
-from stashtrace.lab.bisect.find_commit import Found, InconclusiveError, find_commit
+from stashtrace.lab.bisect.find_commit import Found, InconclusiveError, bisect_document, bisect_lines, find_commit
 
 COMMITS, PLANTED_AT = 30, 17
 IDENTITY = {f"GIT_{role}_{what}": "a@b.c" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

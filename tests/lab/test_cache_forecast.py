@@ -10,8 +10,7 @@ from stashtrace.analysis.io.loader_rates import loader_rates
 from stashtrace.calibration.file import Calibration, Link, Points
 from stashtrace.calibration.fit_link import fit_alpha_beta
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.lab.cache.forecast import cache_forecast, inputs_of
-from stashtrace.lab.cache.forecast_text import forecast_lines
+from stashtrace.lab.cache.forecast import cache_forecast, forecast_lines, inputs_of
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -13,8 +13,7 @@ from made_up_runs import made_up_run
 from stashtrace.errors import CaptureError, MissingDataError
 from stashtrace.lab.tune.losses import Losses, compare_distributions, compare_losses
 from stashtrace.lab.tune.settings import BUCKET, OMP, Candidate, Settings, environment_of, permanent_lines
-from stashtrace.lab.tune.tune import Comparison, TunedRun, tune
-from stashtrace.lab.tune.tune_text import tune_lines
+from stashtrace.lab.tune.tune import Comparison, TunedRun, tune, tune_lines
 
 #: Kinds of the step, ms, by the settings of a job.
 Model = Callable[[Settings], Mapping[str, float]]

@@ -13,8 +13,7 @@ from summary.scenes import job
 
 from stashtrace.calibration.file import Calibration, Link, Points, calibration_text, host_hash
 from stashtrace.calibration.fit_link import Fit, Piece
-from stashtrace.report.document import report_facts
-from stashtrace.report.links import LISTED, link_facts
+from stashtrace.report.document import LISTED, link_facts, report_facts
 from stashtrace.report.page import markdown, page
 
 SIZE = 1 << 20

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stashtrace.lab.history.place import file_name
-from stashtrace.lab.history.sections import RunRows, parquet_bytes
+from stashtrace.lab.history.run_files import RunRows, file_name, parquet_bytes
 
 SECOND, MINUTE, HOUR = 10**9, 60 * 10**9, 3600 * 10**9
 BEGIN_NS = 1_780_000_000 * SECOND

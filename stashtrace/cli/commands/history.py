@@ -28,7 +28,7 @@ from stashtrace.text import count_noun
 
 if TYPE_CHECKING:
     from stashtrace.lab.history.answers import Answer
-    from stashtrace.lab.history.place import Place
+    from stashtrace.lab.history.run_files import Place
     from stashtrace.lab.history.run_totals import RunTotals
 
 QUESTIONS = ("fleet", "hosts", "commits", "interference", "costs", "runs")
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.html:
         open_output(arguments.html, "history.html", option="--html")
 
-    from stashtrace.lab.history.place import Place
+    from stashtrace.lab.history.run_files import Place
 
     place, screen = Place(arguments.place), Screen()
     for run in arguments.add:
@@ -115,7 +115,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _add(place: Place, run: str, screen: Screen) -> None:
     from stashtrace.cli.find_runs import read_runs
-    from stashtrace.lab.history.add_run import add_run
+    from stashtrace.lab.history.rows_of_run import add_run
     from stashtrace.loading.gather import is_wanted
     from stashtrace.record.remote import fetch, is_url
 

@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show_run(arguments: argparse.Namespace, path: Path) -> int:
-    from stashtrace.lab.sweep.plot_study import plot_model
+    from stashtrace.lab.sweep.study_text import plot_model
     from stashtrace.loading.load import load_trace
     from stashtrace.replay.communication.communication_model import communication_model
     from stashtrace.replay.communication.communication_text import model_json, model_lines
@@ -144,8 +144,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
     from stashtrace.lab.sweep.fit_study import study_of
-    from stashtrace.lab.sweep.plot_study import plot_study
-    from stashtrace.lab.sweep.study_text import prediction_lines, study_json, study_lines
+    from stashtrace.lab.sweep.study_text import plot_study, prediction_lines, study_json, study_lines
 
     study = study_of(content)
     lines, whole = study_lines(study), study_json(study)

@@ -19,7 +19,7 @@ from stashtrace.record.directory import read_run_file
 from stashtrace.scrubbing import SCRUBBED
 
 if TYPE_CHECKING:
-    from stashtrace.lab.stage.stage_files import Gain, Staged
+    from stashtrace.lab.stage_files import Gain, Staged
     from stashtrace.schema.table import Table
 
 #: Share of the free space that is used: files end within a block, and others need some space too.
@@ -60,8 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.analysis.registry import analyze
     from stashtrace.lab.job_files import is_library
-    from stashtrace.lab.stage.stage_files import check_gain, check_runs_folder, held_bytes, stage
-    from stashtrace.lab.stage.stage_text import staging_lines
+    from stashtrace.lab.stage_files import check_gain, check_runs_folder, held_bytes, stage, staging_lines
     from stashtrace.loading.load import load_trace
 
     tier = Path(arguments.to)

@@ -61,11 +61,10 @@ def main(argv: Sequence[str]) -> int:
     """Tune the job, and print what was kept and how to make it permanent."""
     words, command = split_at_dashes(argv)
     given = parser().read(words)
-    from stashtrace.lab.rerun import make_runs_folder
+    from stashtrace.lab.by_turns import make_runs_folder
     from stashtrace.lab.tune.run_job import TunedJob
     from stashtrace.lab.tune.settings import BUCKET, FILES, LOADER, NCCL, OMP, PINNING
-    from stashtrace.lab.tune.tune import tune
-    from stashtrace.lab.tune.tune_text import trial_text, tune_document, tune_lines
+    from stashtrace.lab.tune.tune import trial_text, tune, tune_document, tune_lines
 
     if given.exact and given.losses == "distribution":
         raise UsageError("--exact and --losses distribution contradict each other", hint="leave one of them out")

@@ -47,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.analysis.registry import analyze
     from stashtrace.calibration.file import find_calibration, load_calibration
     from stashtrace.cli.find_runs import read_runs
-    from stashtrace.lab.cache.forecast import cache_forecast, inputs_of
-    from stashtrace.lab.cache.forecast_text import answers, forecast_lines, plot_forecast
+    from stashtrace.lab.cache.forecast import answers, cache_forecast, forecast_lines, inputs_of, plot_forecast
 
     shares, dataset, cache = arguments.cached, arguments.dataset_size, arguments.cache_size
     if dataset == 0:

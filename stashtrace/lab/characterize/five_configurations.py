@@ -22,6 +22,7 @@ from pathlib import Path
 from stashtrace.analysis.compare.cpu_use import CpuUse, added_by_others
 from stashtrace.analysis.steps.samples_per_step import job_samples
 from stashtrace.errors import CaptureError, StashtraceError
+from stashtrace.lab.by_turns import CONTENDED_RATIO
 from stashtrace.lab.characterize.answer import (
     FAILED,
     MEASURED,
@@ -38,7 +39,6 @@ from stashtrace.lab.characterize.network import EmulatedHost, emulated_hosts
 from stashtrace.lab.characterize.request import CharacterizationRequest, open_characterization
 from stashtrace.lab.characterize.run_figures import Figures, step_figures, synthetic_data
 from stashtrace.lab.characterize.run_on_hosts import HostTask, by_ssh, free_port, from_host, here, run_tasks
-from stashtrace.lab.compare_by_turns import CONTENDED_RATIO
 from stashtrace.lab.page_cache import COLD, WARM, CacheState
 from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.progress import Progress, ProgressCallback, no_progress

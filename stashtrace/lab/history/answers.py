@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from stashtrace.lab.history import sentences
-from stashtrace.lab.history.questions.costs import costs
-from stashtrace.lab.history.questions.fleet_view import BY, fleet_view
+from stashtrace.lab.history.questions.fleet import BY, costs, fleet_view, run_list
 from stashtrace.lab.history.questions.interference import interference
 from stashtrace.lab.history.questions.late_hosts import late_hosts
-from stashtrace.lab.history.questions.run_list import run_list
 from stashtrace.lab.history.questions.slow_commits import DEFAULT_LIMIT, slow_commits
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.schema.table import Table

@@ -13,7 +13,7 @@ from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.budget import coded_intervals
 from stashtrace.errors import MissingDataError
-from stashtrace.lab.history.sections import RunRows
+from stashtrace.lab.history.run_files import RunRows
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import KIND_NAMES

@@ -24,8 +24,17 @@ import numpy as np
 from stashtrace.analysis.intervals import Int64, ranges
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
 from stashtrace.fleet.tasks import on_cluster
-from stashtrace.lab.history.place import Place, file_time
-from stashtrace.lab.history.sections import ASKED, HISTORY, SECTIONS, VALUES, VERSION, VERSION_KEY, arrow_schema
+from stashtrace.lab.history.run_files import (
+    ASKED,
+    HISTORY,
+    SECTIONS,
+    VALUES,
+    VERSION,
+    VERSION_KEY,
+    Place,
+    arrow_schema,
+    file_time,
+)
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.possible import HIGHEST
 from stashtrace.store.bounded_parquet import read_parquet

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.lab.history.energy import OUTSIDE
-from stashtrace.lab.history.questions.fleet_view import fleet_view
+from stashtrace.lab.history.questions.fleet import fleet_view
 from stashtrace.lab.history.questions.late_hosts import NAMED, late_hosts
 from stashtrace.lab.history.questions.slow_commits import slow_commits
 from stashtrace.lab.history.run_totals import RunTotals

@@ -12,7 +12,7 @@ from typing import Any
 
 from stashtrace.report.page.html import tag, text
 from stashtrace.report.page.page_words import KINDS
-from stashtrace.report.stalls_by_rank_and_step import class_of
+from stashtrace.report.steps_over_time import class_of
 from stashtrace.units import duration_text, shortened
 
 #: Heights in pixels: a lane of a cut-out with its title, the bar in it, the scale below.

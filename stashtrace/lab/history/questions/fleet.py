@@ -1,4 +1,4 @@
-"""The fleet in numbers, by job, host, day or outcome: fleet_view.
+"""The fleet in numbers: by job, host, day or outcome (fleet_view), by cause (costs), and run by run (run_list).
 
 After Helios (Hu et al., SC 2021), which described clusters by the hours of their jobs, how these ended, and how far
 machines were used; here, what their time went to stands beside.
@@ -18,7 +18,7 @@ from stashtrace.lab.history.run_totals import CAUSES, RunTotals, typical_steps
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.stall_kinds import COLUMNS
+from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 from stashtrace.schema.table import Table
 
 #: What runs can be grouped by.
@@ -97,3 +97,91 @@ def _columns(totals: RunTotals) -> np.ndarray:
     groups = [*COLUMNS.values(), (OUTSIDE,)]
     places = {name: at for at, name in enumerate(CAUSES)}
     return np.stack([totals.shares[:, [places[kind] for kind in kinds]].sum(axis=1) for kinds in groups], axis=1)
+
+
+COSTS = schema(
+    "costs",
+    "What the time of all runs went to, the largest part first",
+    col.word("cause", "kind of time of counted steps; outside: starts, warm-up, validation, ends"),
+    col.word("column", "column of the summary that holds it; outside"),
+    col.number("runs_count", "runs that spent time in it"),
+    Column("machine_hours", "f8", "hours", "length of the runs times their hosts, the part of this cause"),
+    col.real("share_ratio", "of all machine hours"),
+    Column("cost", "f8", "", "price of these hours in the runs whose price is known; -1 if none is", missing=-1),
+    Column("energy_kwh", "f8", "kWh", "of the devices in the runs that measured it; -1 if none did", missing=-1),
+    col.real("energy_ratio", "the same as a part of all energy; -1 if none was measured", missing=-1),
+)
+
+
+def costs(totals: RunTotals) -> Table:
+    """Return what the time of all runs went to, the largest part first; causes that took none are left out."""
+    hours = totals.hours[:, None] * totals.shares
+    money = hours * totals.price[:, None]
+    joules = totals.joules
+    priced, measured = bool(np.isfinite(totals.price).any()), bool(np.isfinite(joules).any())
+    all_hours, all_joules = max(float(hours.sum()), 1e-12), max(float(np.nansum(joules)), 1e-12)
+    rows = []
+    for at, cause in enumerate(CAUSES):
+        own = float(hours[:, at].sum())
+        energy = float(np.nansum(joules[:, at]))
+        if own <= 0 and energy <= 0:
+            continue
+        cost = float(np.nansum(money[:, at])) if priced else -1.0
+        used = (energy / 3.6e6, energy / all_joules) if measured else (-1.0, -1.0)
+        column = COLUMN_OF.get(cause, OUTSIDE)
+        rows.append((cause, column, int((hours[:, at] > 0).sum()), own, own / all_hours, cost, *used))
+    rows.sort(key=lambda row: -row[3])
+    return Table.from_rows(COSTS, rows)
+
+
+RUN_LIST = schema(
+    "run_list",
+    "The runs of a history, the earliest first",
+    col.word("begun", "when, UTC"),
+    col.word("job", "command, without values that differ from run to run"),
+    col.word("commit", "empty if it is not known"),
+    col.number("hosts_count", "hosts"),
+    col.number("ranks_count", "ranks"),
+    col.number("steps_count", "counted steps"),
+    col.ns("step_ns", "mean step; 0 without steps"),
+    Column("machine_hours", "f8", "hours", "its length times its hosts"),
+    col.word("largest", "kind of time but compute that took most of its steps; empty if none did"),
+    col.real("largest_ratio", "its part of the time of the steps"),
+    col.number("losses_count", "records that were lost", detail=1),
+    Column("exit_code", "i8", "", "of the command; -1 if unknown", role="code", missing=-1, detail=1),
+    col.word("file", "in the history", detail=2),
+)
+
+
+def run_list(totals: RunTotals) -> Table:
+    """Return the runs of a history."""
+    history = totals.history
+    lost = np.zeros(len(history), dtype=np.int64)
+    losses = history.section("loss")
+    np.add.at(lost, losses["run"], np.maximum(losses["value"], 0))
+    stalls = totals.shares.copy()
+    inside = np.maximum(1 - stalls[:, -1], 1e-12)
+    stalls[:, [CAUSES.index("compute"), -1]] = 0.0
+    most = stalls.argmax(axis=1)
+    part = stalls[np.arange(len(history)), most] / inside
+    commits = history.fact("commit")
+    codes = history.number("exit_code")
+    rows = [
+        (
+            time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(int(history.begin_ns[run]) // 10**9)),
+            totals.jobs[run],
+            str(commits[run]),
+            int(totals.hosts_count[run]),
+            int(totals.ranks_count[run]),
+            int(totals.steps_count[run]),
+            round(float(totals.step_ns[run])),
+            float(totals.hours[run]),
+            CAUSES[most[run]] if part[run] > 0 else "",
+            float(part[run]),
+            int(lost[run]),
+            int(codes[run]),
+            history.files[run],
+        )
+        for run in range(len(history))
+    ]
+    return Table.from_rows(RUN_LIST, rows)
