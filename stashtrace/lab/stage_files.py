@@ -35,6 +35,7 @@ from stashtrace.record.directory import RUN_FILE, file_rights
 from stashtrace.record.host.file_systems import IN_MEMORY, file_system_of
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.staged_files import Copy, read_staged_list, write_staged_list
+from stashtrace.report.blocks import Block, Command, Facts, Listing
 from stashtrace.text import count_noun, list_some, say_why
 from stashtrace.units import bytes_text, duration_text
 from stashtrace.whole_files import remove_left_in, try_folder, whole_file
@@ -346,52 +347,48 @@ def _alike(path: str, copy: Path) -> bool:
     return is_own and (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
 
 
-def staging_lines(answer: Mapping[str, Any]) -> list[str]:
-    """Lines of text about what was staged and what it brought."""
+def staging_blocks(answer: Mapping[str, Any]) -> list[Block | None]:
+    """Return what was staged and what it brought, to show."""
     count, all_count = answer["files_count"], answer["files_in_all_count"]
     already = count - answer["copied_count"]
-    lines = [
-        "",
-        f"  staged       {count:,} of {all_count:,} files, {bytes_text(answer['bytes'])}"
-        + (f" ({already:,} were there)" if already else ""),
-        _expected_gain(answer),
-    ]
-    if answer["left_out"]:
-        lines.append(f"  ! not copied: {list_some(['{path} ({why})'.format_map(one) for one in answer['left_out']])}")
-    if answer["same_disk"]:
-        lines.append("  ! the copies lie on the same disk as the files")
-    check = answer["check"]
-    if check is not None:
-        lines += _measured_gain(check)
-    return [*lines, f"  use it       stashtrace run --staged {answer['list']} -- COMMAND"]
-
-
-def _expected_gain(answer: Mapping[str, Any]) -> str:
+    there = f" ({already:,} were there)" if already else ""
     per_step, tier = answer["predicted_step_gain_ns"], answer["method"].partition(", ")[2]
     whole = duration_text(answer["predicted_gain_ns"])
     gain = whole if per_step is None else f"{duration_text(per_step)} a step and rank"
-    return f"  expected     at most {gain} less inside I/O calls, all threads added ({_TIERS.get(tier, tier)})"
+    rows: list[tuple[str, str | Command]] = [
+        ("staged", f"{count:,} of {all_count:,} files, {bytes_text(answer['bytes'])}{there}"),
+        ("expected", f"at most {gain} less inside I/O calls, all threads added ({_TIERS.get(tier, tier)})"),
+    ]
+    doubts = []
+    if answer["left_out"]:
+        doubts.append(f"not copied: {list_some(['{path} ({why})'.format_map(one) for one in answer['left_out']])}")
+    if answer["same_disk"]:
+        doubts.append("the copies lie on the same disk as the files")
+    if (check := answer["check"]) is not None:
+        rows += _measured_gain(check)
+        doubts += check["notes"]
+    use = Command(f"stashtrace run --staged {answer['list']} -- COMMAND")
+    return [Facts([*rows, ("use it", use)]), Listing(doubts, style="warn")]
 
 
 _TIERS = {"no cost": "on a tier that takes no time", "calibration": "tier as calibrated", "stated": "tier as stated"}
 
 
-def _measured_gain(check: Mapping[str, Any]) -> list[str]:
-    notes = [f"  ! {note}" for note in check["notes"]]
+def _measured_gain(check: Mapping[str, Any]) -> list[tuple[str, str]]:
     if check["why"]:
-        return ["  measured     nothing", *notes]
+        return [("measured", "nothing")]
     before, after = duration_text(round(check["plain_ns"])), duration_text(round(check["staged_ns"]))
-    pairs, low, high = check["pairs_count"], check["low_ns"], check["high_ns"]
-    between = "" if low is None else f", between {duration_text(low)} and {duration_text(high)}"
-    lines = [
-        f"  measured     {before} a step before, {after} with the copies: {duration_text(round(abs(check['gain_ns'])))}"
-        f" {'more' if check['gain_ns'] < 0 else 'less'}"
-        f" ({count_noun(pairs, 'pair')}{between})"
-    ]
+    low, high, less = check["low_ns"], check["high_ns"], "more" if check["gain_ns"] < 0 else "less"
+    said = f"{count_noun(check['pairs_count'], 'pair')}"
     if low is None:
-        lines.append("               one pair says nothing of the spread: --repeat 3 or more gives an interval")
-    elif low <= 0 <= high:
-        lines.append("               that may be nothing: the interval holds zero")
+        said += ", which says nothing of the spread: --repeat 3 or more gives an interval"
+    else:
+        said += f", between {duration_text(low)} and {duration_text(high)}"
+        said += ": the interval holds zero, so that may be nothing" if low <= 0 <= high else ""
     opens = check["staged_opens_counts"]
     served = " to ".join(f"{count:,}" for count in sorted({min(opens), max(opens)}))
-    return [*lines, f"  served       {served} opens of each run by copies", *notes]
+    gain = duration_text(round(abs(check["gain_ns"])))
+    return [
+        ("measured", f"{before} a step before, {after} with the copies: {gain} {less} ({said})"),
+        ("served", f"{served} opens of each run by copies"),
+    ]

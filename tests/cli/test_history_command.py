@@ -90,7 +90,7 @@ def test_page_and_picture(history: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "node07 late in" in text
     assert "<script" not in text
     assert "http" not in text.split("<body>")[1]
-    assert plot.read_text().lstrip().startswith("<?xml")
+    assert plot.read_text().lstrip().startswith("<svg")
 
 
 def test_names_from_outside_are_text_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +105,7 @@ def test_names_from_outside_are_text_on_the_page(tmp_path: Path, capsys: pytest.
         (("nowhere",), MissingDataError.exit_code, "error: nowhere does not exist"),
         (("HISTORY", "--format", "csv"), UsageError.exit_code, "error: CSV is of one table"),
         (("HISTORY", "weather"), UsageError.exit_code, "error: stashtrace history: argument QUESTION"),
-        (("HISTORY", "--plot", "x.doc"), UsageError.exit_code, "error: x.doc: a plot ends in .png, .svg, .pdf"),
+        (("HISTORY", "--plot", "x.doc"), UsageError.exit_code, "error: x.doc: this plot ends in .svg"),
         (
             ("HISTORY", "--html", "no/such/folder.html"),
             OutputError.exit_code,

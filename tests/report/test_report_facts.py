@@ -17,7 +17,7 @@ from stashtrace.cli.option_values import read_ranks, read_window
 from stashtrace.errors import MissingDataError
 from stashtrace.report.document import Commands, report_facts
 from stashtrace.report.machine import machine_facts
-from stashtrace.report.page import page
+from stashtrace.report.page.page import page
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document

@@ -14,10 +14,11 @@ from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
 from stashtrace.lab.bisect.commits import Commit, Next
 from stashtrace.lab.by_turns import Compared, compare_by_turns, stages
+from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.between_runs_text import functions_of_gate
 from stashtrace.summary.gate_text import document, sentences
-from stashtrace.text import align, count_noun, wrap
+from stashtrace.text import count_noun
 from stashtrace.units import percent_text, shortened
 from stashtrace.visible import visible_line
 
@@ -206,27 +207,23 @@ def judged_text(one: Judged) -> str:
     return f"{one.commit.short} {one.mark} after {count_noun(one.runs_count, 'run')}: {one.why}"
 
 
-def bisect_lines(found: Found, commits_count: int) -> list[str]:
-    """Return the lines for a terminal.
+def bisect_blocks(found: Found, commits_count: int) -> list[Block | None]:
+    """Return the answer to show.
 
     ``commits_count``: commits after the good one, up to the bad one.
     """
-    lines = [_headline(found), ""]
     chosen = ", half of what grew most from the good commit to the bad one" if found.chosen else ""
-    lines += wrap(
-        f"a commit is bad if a run has more than {', '.join(one.words for one in found.conditions)}{chosen}", ""
-    )
-    lines += ["", *align(_rows(found), (0, 1, 2, 5)), ""]
-    if found.first_bad is None:
-        lines += ["the first bad commit is one of:", *(f"  {_named(commit)}" for commit in found.left), ""]
-    lines += ["evidence:"]
-    for text in _sentences(found.evidence):
-        lines += wrap(text)
     lost = sum(one.compared.contended_count for one in _all(found) if one.compared is not None)
-    lines += ["", f"{count_noun(found.runs_count, 'run')} for {count_noun(commits_count, 'commit')}"]
-    if lost:
-        lines[-1] += f"; {lost} not used, since other work disturbed them"
-    return lines
+    more = f"; {lost} not used, since other work disturbed them" if lost else ""
+    head = ("commit", "subject", "verdict", "runs", "growth of step", "kinds that grew")
+    return [
+        Paragraph(_headline(found)),
+        Paragraph(f"a commit is bad if a run has more than {', '.join(one.words for one in found.conditions)}{chosen}"),
+        Table("", head, [_row(one) for one in _all(found)], (0, 1, 2, 5)),
+        Listing([] if found.first_bad else list(map(_named, found.left)), "the first bad commit is one of"),
+        Listing(_sentences(found.evidence), "evidence"),
+        Paragraph(f"{count_noun(found.runs_count, 'run')} for {count_noun(commits_count, 'commit')}{more}"),
+    ]
 
 
 def bisect_document(found: Found, commits_count: int) -> dict[str, Any]:
@@ -264,12 +261,9 @@ def _all(found: Found) -> Sequence[Judged]:
     return found.ends, *found.judged
 
 
-def _rows(found: Found) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("commit", "subject", "verdict", "runs", "growth of step", "kinds that grew")]
-    for one in _all(found):
-        subject = shortened(visible_line(one.commit.subject), _SUBJECT_WIDTH)
-        rows.append((one.commit.short, subject, one.mark, str(one.runs_count), *_growth(one.compared)))
-    return rows
+def _row(one: Judged) -> tuple[str, ...]:
+    subject = shortened(visible_line(one.commit.subject), _SUBJECT_WIDTH)
+    return one.commit.short, subject, one.mark, str(one.runs_count), *_growth(one.compared)
 
 
 def _growth(compared: Compared | None) -> tuple[str, str]:

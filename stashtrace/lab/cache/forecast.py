@@ -24,12 +24,14 @@ from stashtrace.lab.cache.cache_model import (
     workers_without_prep_stall,
 )
 from stashtrace.lab.plot_helpers import check_plot_file, save_figure
+from stashtrace.report import blocks as b
+from stashtrace.report.blocks import Block
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema as _schema
 from stashtrace.schema.stall_kinds import KIND_COLOURS
 from stashtrace.schema.table import Table
 from stashtrace.summary.picture_style import FAINT, new_figure, plain_axes
-from stashtrace.text import align, count_noun, wrap
+from stashtrace.text import count_noun
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 CACHE_FORECAST = _schema(
@@ -312,25 +314,36 @@ def replayed_ns(inputs: Inputs) -> float:
     return float(predict(inputs.job, inputs.measured_hit_ratio).step_ns[0])
 
 
-def forecast_lines(inputs: Inputs, rates: Table, table: Table, policy: str) -> list[str]:
-    """Lines of text about a forecast."""
+def forecast_blocks(inputs: Inputs, rates: Table, table: Table, policy: str) -> list[Block | None]:
+    """Return a forecast to show: inputs with origin and spread, the table, the three answers, the doubts."""
+    what = "never evicts (MinIO)" if policy == MINIO else "evicts the least recently used"
     return [
-        *_input_lines(rates),
-        "",
-        *_table_lines(table, policy),
-        "",
-        *_answer_lines(inputs),
-        *(["", "not measured, or doubtful:"] if inputs.notes else []),
-        *(line for note in inputs.notes for line in wrap(note)),
+        b.Table(
+            "measured in the run (the forecast is made from means, and from rates of all bytes by all time):",
+            (),
+            _input_rows(rates),
+            (0, 2),
+        ),
+        b.Table(
+            f"forecast, for a cache that {what} and an order that is new in each epoch:",
+            _TABLE_HEAD,
+            [_cells(row) for row in table.rows()],
+            (),
+            indent="",
+            note="needs: rate of storage for one reader, and for all of a host, that keeps fetch within"
+            f" {100 * SLACK_RATIO:.0f} % of a step",
+        ),
+        b.Listing(_answers_in_words(inputs)),
+        b.Listing(inputs.notes, "not measured, or doubtful"),
     ]
 
 
-def _input_lines(rates: Table) -> list[str]:
+def _input_rows(rates: Table) -> list[tuple[str, ...]]:
     order = list(_TITLES)
     rows = [row for row in rates.rows() if row["quantity"] in _TITLES]
     rows.sort(key=lambda row: (order.index(row["quantity"]), row["rank"]))
     several = len({row["rank"] for row in rows if row["rank"] >= 0}) > 1
-    cells = []
+    cells: list[tuple[str, ...]] = []
     for row in rows:
         quantity = row["quantity"]
         title = _TITLES[quantity] + (f", rank {row['rank']}" if several and row["rank"] >= 0 else "")
@@ -338,8 +351,7 @@ def _input_lines(rates: Table) -> list[str]:
         cells.append((title, mean, _statistic(row)))
         if not mean == low == high:
             cells.append(("", median, f"median, quartiles {low} and {high}"))
-    head = "measured in the run (the forecast is made from means, and from rates of all bytes by all time):"
-    return [head, *align(cells, left={0, 2})]
+    return cells
 
 
 def _statistic(row: dict[str, Any]) -> str:
@@ -362,16 +374,6 @@ def _text(quantity: str, value: float) -> str:
     return f"{value:g}" if value == round(value) else f"{value:.1f}"
 
 
-def _table_lines(table: Table, policy: str) -> list[str]:
-    what = "never evicts (MinIO)" if policy == MINIO else "evicts the least recently used"
-    return [
-        f"forecast, for a cache that {what} and an order that is new in each epoch:",
-        *align([_TABLE_HEAD, *(_cells(row) for row in table.rows())], indent=""),
-        "needs: rate of storage for one reader, and for all of a host, that keeps fetch within"
-        f" {100 * SLACK_RATIO:.0f} % of a step",
-    ]
-
-
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     times = ("step_ns", "low_ns", "high_ns", "prep_ns", "fetch_ns", "simulated_ns")
     return (
@@ -387,7 +389,7 @@ def _need(rate: float) -> str:
     return "-" if rate == 0 else "never" if math.isinf(rate) else f"{bytes_text(rate)}/s"
 
 
-def _answer_lines(inputs: Inputs) -> list[str]:
+def _answers_in_words(inputs: Inputs) -> list[str]:
     job = inputs.job
     warm = predict(job, 1.0)
     lines = []
@@ -417,7 +419,7 @@ def _answer_lines(inputs: Inputs) -> list[str]:
         f"check: the run's own step, {duration_text(measured)} with {percent_text(inputs.measured_hit_ratio)} answered"
         f" by the cache, is {duration_text(replayed)} by this model ({100 * error:+.1f} %{doubt})"
     )
-    return [line for answer in lines for line in wrap(answer)]
+    return lines
 
 
 # The picture of a forecast: a step against the cached share, as compute, prep and fetch. matplotlib is optional.

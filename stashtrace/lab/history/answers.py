@@ -28,7 +28,7 @@ class Answer:
 
 
 #: Question -> its title, its table, its sentences.
-_QUESTIONS: dict[str, tuple[str, Callable[[RunTotals], Table], sentences.Sentences]] = {
+_QUESTIONS: dict[str, tuple[str, Callable[[RunTotals], Table], Callable[[Table, RunTotals], list[str]]]] = {
     "fleet": ("the fleet", fleet_view, sentences.fleet_sentences),
     "hosts": ("hosts that are late again and again", late_hosts, sentences.hosts_sentences),
     "commits": ("commits that changed a job's step", slow_commits, sentences.commits_sentences),

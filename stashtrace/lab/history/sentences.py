@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,14 @@ from stashtrace.lab.history.energy import OUTSIDE
 from stashtrace.lab.history.questions.late_hosts import NAMED
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.lab.recommend.recommendation_text import cost_text
+from stashtrace.schema.columns import Column
 from stashtrace.schema.stall_kinds import KIND_LABELS, words_of
 from stashtrace.schema.table import Table
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, shortened, span_text
 
 #: Sentences of a question; its table has the rest.
-_MOST = 3
+MOST = 3
 _COMMIT_DIGITS, _JOB_WIDTH = 10, 60
 #: Cause of the costs -> what a person calls it.
 LABELS = KIND_LABELS | {OUTSIDE: "starts, warm-up, validation, ends"}
@@ -71,7 +71,7 @@ def commits_sentences(table: Table, totals: RunTotals) -> list[str]:
         return ["no run says its commit, so no change can be blamed"]
     if not said:
         said.append("no commit made a job slower or faster beyond doubt")
-    for row in doubts[:_MOST]:
+    for row in doubts[:MOST]:
         why = "there are too few runs to rule out chance" if row["verdict"] == "few" else "its runs were on other hosts"
         said.append(f"{short_commit(row['commit'])} may have changed {_job(row['job'])}, but {why}")
     return said
@@ -108,7 +108,7 @@ def costs_sentences(table: Table, totals: RunTotals) -> list[str]:
     """Say what the largest causes but compute cost."""
     rows = [row for row in table.rows() if row["cause"] != "compute"]
     said = []
-    for row in rows[:_MOST]:
+    for row in rows[:MOST]:
         cost = f", {cost_text(row['cost'], totals.currency)}" if row["cost"] >= 0 else ""
         energy = f", {energy_text(row['energy_kwh'])}" if row["energy_kwh"] > 0 else ""
         said.append(
@@ -149,15 +149,25 @@ def runs_sentences(table: Table, totals: RunTotals) -> list[str]:
     return []
 
 
-def overview_lines(said: dict[str, list[str]]) -> Iterator[str]:
-    """Yield the lines of all questions: a title, then their sentences."""
-    for title, sentences in said.items():
-        if sentences:
-            yield f"{title}:"
-            shown = sentences[: _MOST + 1]
-            yield from (f"  {sentence}" for sentence in shown)
-            if len(sentences) > len(shown):
-                yield f"  and {len(sentences) - len(shown)} more"
+def shown_cell(column: Column, value: Any, currency: str = "") -> str:
+    """Return a value of a table as a person reads it; ``-`` where it is not known.
+
+    ``currency``: of costs.
+    """
+    if value == "" or (column.missing and value == column.missing):
+        return "-"
+    if isinstance(value, str):
+        said = LABELS.get(value, value) if column.role == "kind" else value
+        return short_commit(said) if column.role == "commit" else shortened(said, _JOB_WIDTH)
+    if column.unit == "ns":
+        return duration_text(value)
+    if column.role == "cost":
+        return cost_text(value, currency)
+    if column.role == "factor":
+        return f"{value:.2f}"
+    if column.name.endswith("_ratio"):
+        return percent_text(value)
+    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
 
 def machine_hours_text(hours: float) -> str:
@@ -191,7 +201,3 @@ def _signed(ratio: float) -> str:
 
 def _job(name: str) -> str:
     return f"`{shortened(name, _JOB_WIDTH)}`" if name else "an unknown job"
-
-
-#: What makes sentences of a question.
-Sentences = Callable[[Table, RunTotals], list[str]]

@@ -13,8 +13,8 @@ from stashtrace.calibration.robust_line import LinearFit
 from stashtrace.lab.plot_helpers import Name, check_plot_file, draw_link, place_names, save_figure, scale_links
 from stashtrace.lab.sweep.fit_study import LayersStudy, VariantResult
 from stashtrace.replay.communication.communication_model import CommunicationModel, LinkFit
+from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.summary.picture_style import COLOURS, FAINT, bytes_axis, duration_axis, new_figure, plain_axes
-from stashtrace.text import align, wrap
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 _MEASURED = ("variant", "tensors", "messages", "bytes", "1 rank", "{} ranks", "stall", "95 % interval", "share")
@@ -22,26 +22,22 @@ _EXPLAINED = ("variant", "stall", "by the fit", "off", "fit without it", "off", 
 _SCALES = {"messages": 1.0, "bytes": 1e6}
 
 
-def study_lines(study: LayersStudy) -> list[str]:
-    """Lines of text about a study."""
+def study_blocks(study: LayersStudy) -> list[Block | None]:
+    """Return a study to show."""
     ranks = study.settings["ranks"]
-    rows: list[tuple[str, ...]] = [tuple(title.format(ranks) for title in _MEASURED)]
-    rows += [_measured_cells(result) for result in study.results]
     repeats = sorted({result.stall.runs_count for result in study.results})
     made = "-".join(map(str, dict.fromkeys((repeats[0], repeats[-1]))))
-    lines = [
+    caption = (
         f"interconnect stall, step of {ranks} ranks minus step of one: {study.settings['backend']} on"
         f" {study.settings['device']}, {study.settings['batch_samples']} samples a rank,"
-        f" {study.settings['iterations']} steps a run, {made} repetition{'' if made == '1' else 's'}",
-        *align(rows, {0}),
-        "",
-        *_fit_lines(study),
-        "",
-        *_explained_lines(study),
+        f" {study.settings['iterations']} steps a run, {made} repetition{'' if made == '1' else 's'}"
+    )
+    return [
+        Table(caption, [title.format(ranks) for title in _MEASURED], list(map(_measured_cells, study.results)), (0,)),
+        _fits(study),
+        _explained(study),
+        Listing(study.notes, "missing, or doubtful"),
     ]
-    if study.notes:
-        lines += ["", "missing, or doubtful:", *(line for note in study.notes for line in wrap(note))]
-    return lines
 
 
 def study_json(study: LayersStudy) -> dict[str, Any]:
@@ -84,16 +80,14 @@ def study_json(study: LayersStudy) -> dict[str, Any]:
     }
 
 
-def prediction_lines(
-    name: str, messages: int, sent: int, stall_ns: float, error_ns: float, study: LayersStudy
-) -> list[str]:
-    """Lines of text about the predicted stall of a variant that was not measured."""
+def prediction_text(name: str, messages: int, sent: int, stall_ns: float, error_ns: float, study: LayersStudy) -> str:
+    """Return a sentence about the predicted stall of a variant that was not measured."""
     assert study.best is not None
     typical = typical_error(study.best)
     doubt = "" if math.isnan(typical) else f"; a variant that was left out was typically {percent_text(typical)} off"
     largest = max(o.message_bytes for o in study.results)
     beyond = f"; {sent / largest:.1f} times the bytes of the largest that was measured" if sent > largest > 0 else ""
-    return wrap(
+    return (
         f"{name}: {messages} messages of {bytes_text(sent)} in all: stall {duration_text(stall_ns)}"
         f" ±{duration_text(error_ns)} (standard error){doubt}{beyond}"
     )
@@ -121,8 +115,8 @@ def _measured_cells(result: VariantResult) -> tuple[str, ...]:
     )
 
 
-def _explained_lines(study: LayersStudy) -> list[str]:
-    rows: list[tuple[str, ...]] = [_EXPLAINED]
+def _explained(study: LayersStudy) -> Table:
+    rows: list[tuple[str, ...]] = []
     for at, result in enumerate(study.results):
         stall, fit = result.stall.value, study.best
         fitted = float(fit.fitted[at]) if fit is not None else math.nan
@@ -131,16 +125,15 @@ def _explained_lines(study: LayersStudy) -> list[str]:
         cells += [_time(left_out), _off(left_out, stall), _time(result.exposed_ns), _time(result.predicted_ns)]
         rows.append((*cells, _off(result.predicted_ns, result.exposed_ns)))
     name = " + ".join(study.best.names) if study.best is not None else "nothing"
-    return [
-        f"by the fit of {name}, and by that to all others; exposed communication as seen, and by the recurrence:",
-        *align(rows, {0}),
-    ]
+    caption = f"by the fit of {name}, and by that to all others; exposed communication as seen, and by the recurrence:"
+    return Table(caption, _EXPLAINED, rows, (0,))
 
 
-def _fit_lines(study: LayersStudy) -> list[str]:
+def _fits(study: LayersStudy) -> Block:
     if not study.fits:
-        return ["no fit"]
-    rows: list[tuple[str, ...]] = [("stall =", "a message costs", "a MB costs", "R2", "scatter", "left out, typical")]
+        return Paragraph("no fit")
+    head = ("stall =", "a message costs", "a MB costs", "R2", "scatter", "left out, typical")
+    rows: list[tuple[str, ...]] = []
     for fit in study.fits:
         costs = {}
         for name, value, error in zip(fit.names, fit.coefficients, fit.errors, strict=True):
@@ -149,7 +142,7 @@ def _fit_lines(study: LayersStudy) -> list[str]:
         typical = typical_error(fit)
         cells = (costs.get("messages", "-"), costs.get("bytes", "-"), r2, duration_text(fit.residual))
         rows.append((" + ".join(fit.names), *cells, "-" if math.isnan(typical) else percent_text(typical)))
-    return ["fits of the stall, with standard errors:", *align(rows, {0})]
+    return Table("fits of the stall, with standard errors:", head, rows, (0,))
 
 
 def _time(value: float) -> str:

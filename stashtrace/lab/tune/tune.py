@@ -14,8 +14,9 @@ from stashtrace.errors import CaptureError, MissingDataError
 from stashtrace.lab.by_turns import Compared, compare_by_turns, stages
 from stashtrace.lab.tune.losses import Likeness, Losses, compare_distributions, compare_losses
 from stashtrace.lab.tune.settings import Candidate, Settings, permanent_lines
+from stashtrace.report.blocks import Block, Code, Listing, Paragraph, Table
 from stashtrace.summary.gate_text import document
-from stashtrace.text import align, count_noun, wrap
+from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, range_text
 
 #: Judged after the rounds asked for, and after twice as many.
@@ -289,7 +290,6 @@ def _step_change(compared: Compared | None) -> Change | None:
     return next((change for change in compared.gate.changes if change.kind == STEP), None)
 
 
-_WIDTH = 79
 _BY_DISTRIBUTION = (
     "Equal runs of this job have other losses each, so results are compared by the mean losses of several runs: a"
     " setting that changes them by less than equal runs differ is not noticed."
@@ -301,28 +301,23 @@ def trial_text(trial: Trial) -> str:
     return f"{trial.candidate}: {trial.verdict}: {trial.why}"
 
 
-def tune_lines(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[str, int]]) -> list[str]:
-    """Return the lines for a terminal.
+def tune_blocks(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[str, int]]) -> list[Block | None]:
+    """Return the answer to show.
 
     ``command``: of the job. ``loaders``: file and line of each DataLoader.
     """
-    lines = wrap(_headline(tuned), "", width=_WIDTH)
-    if tuned.trials:
-        head = ("setting", "predicted", "without", "with", "saves", "results", "verdict", "runs")
-        lines += ["", *align([head, *map(_row, tuned.trials)], (0, 5, 6))]
+    head = ("setting", "predicted", "without", "with", "saves", "results", "verdict", "runs")
     told = [trial for trial in tuned.trials if trial.verdict in ("other results", "not applied", "failed")]
-    lines += [""] if told else []
-    for trial in told:
-        lines += wrap(f"{trial.candidate}: {trial.why}", width=_WIDTH)
-    if tuned.settings:
-        permanent = permanent_lines(tuned.settings, command, loaders)
-        lines += ["", "to make it permanent:", *(f"  {line}" for line in permanent)]
-    if tuned.by_distribution:
-        lines += ["", *wrap(_BY_DISTRIBUTION, "", width=_WIDTH)]
-    lines += ["", count_noun(tuned.runs_count, "run")]
-    if tuned.was_cut:
-        lines[-1] += "; further settings were not tried: --most-runs allows more"
-    return lines
+    permanent = permanent_lines(tuned.settings, command, loaders)
+    cut = "; further settings were not tried: --most-runs allows more" if tuned.was_cut else ""
+    return [
+        Paragraph(_headline(tuned)),
+        Table("", head, [_row(trial) for trial in tuned.trials], (0, 5, 6)),
+        Listing([f"{trial.candidate}: {trial.why}" for trial in told]),
+        Code("to make it permanent", permanent) if tuned.settings else None,
+        Paragraph(_BY_DISTRIBUTION) if tuned.by_distribution else None,
+        Paragraph(f"{count_noun(tuned.runs_count, 'run')}{cut}"),
+    ]
 
 
 def tune_document(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[str, int]]) -> dict[str, Any]:

@@ -7,10 +7,11 @@ classes of the style sheet, which has them for light and dark.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from stashtrace.report.page.html import tag, text
+from stashtrace.report.page.html import style, tag, text
 from stashtrace.report.page.page_words import KINDS
 from stashtrace.report.steps_over_time import class_of
 from stashtrace.units import duration_text, shortened
@@ -41,21 +42,32 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / max(whole, 1):.3f}".rstrip("0").rstrip(".") + "%"
 
 
-def budget_bar(columns: list[dict[str, Any]], shares: list[str], label: str) -> str:
-    """Return the bar of a group of ranks; ``shares`` are the texts of its columns."""
-    parts, at = [], 0.0
-    for column, share in zip(columns, shares, strict=True):
-        if column["share_ratio"] > 0:
-            name = tag("title", f"{text(column['column'])} {text(share)}")
-            width = _percent(column["share_ratio"], 1)
-            parts.append(
-                f'<rect class="k-{column["column"]}" x="{_percent(at, 1)}" width="{width}" height="22">{name}</rect>'
-            )
-        at += column["share_ratio"]
-    told = ", ".join(f"{c['column']} {s}" for c, s in zip(columns, shares, strict=True) if c["share_ratio"] > 0)
-    return tag(
-        "svg", "".join(parts), class_="bar", width="100%", height="22", role="img", aria_label=f"{label}: {told}"
-    )
+def budget_bar(parts: Sequence[tuple[str, float, str]], label: str) -> str:
+    """Return a bar of kinds of time: name, part of the whole width, and words of each."""
+    drawn, at = [], 0.0
+    for name, share, words in parts:
+        if share > 0:
+            place = f'x="{_percent(at, 1)}" width="{_percent(share, 1)}" height="22"'
+            drawn.append(f'<rect class="k-{name}" {place}>{tag("title", f"{text(name)} {text(words)}")}</rect>')
+        at += share
+    told = ", ".join(f"{name} {words}" for name, share, words in parts if share > 0)
+    size = {"width": "100%", "height": "22"}
+    return tag("svg", "".join(drawn), class_="bar", **size, role="img", aria_label=f"{label}: {told}")
+
+
+def picture_file(rows: Sequence[tuple[str, str, str]], height: int, width: int = 900) -> str:
+    """Return pictures of a page as an SVG file, one below the other: title, picture of this height, words."""
+    parts, y = [], 8
+    for title, picture, words in rows:
+        inner = tag("svg", picture, x="12", y=str(y + 26), width=str(width - 24), height=str(height))
+        parts.append(tag("text", text(title), x="12", y=str(y + 18)) + inner)
+        parts.append(tag("text", text(words), class_="soft", x="12", y=str(y + height + 44)))
+        y += height + 60
+    drawn = f'<rect width="100%" height="100%" fill="var(--paper)"/>{"".join(parts)}'
+    own = "text { font: 14px system-ui, sans-serif; fill: var(--ink) }"
+    own += " .soft, .scale { font-size: 12px; fill: var(--soft) }"
+    size = f'width="{width}" height="{y}" viewBox="0 0 {width} {y}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style()}{own}</style>{drawn}</svg>\n'
 
 
 def gain_bar(column: str, before: float, after: float, label: str) -> str:
@@ -88,12 +100,7 @@ def step_curve(curve: dict[str, Any]) -> str:
     back = f"V{low[-1]}{_stairs(low[::-1], -1)}z"
     paths = f'<path class="band" d="M0 {high[0]}{_stairs(high, 1)}{back}"/>' if low != high else ""
     paths += f'<path class="line" d="M0 {mean[0]}{_stairs(mean, 1)}"/>'
-    label = (
-        f"Step time of {curve['steps_count']:,} steps, {curve['first_steps'][0]} to {curve['last_step']}, on a scale"
-        f" from 0 to {duration_text(top_ns)}: mean {duration_text(curve['whole_mean_ns'])}, shortest"
-        f" {duration_text(min(curve['low_ns']))}, longest {duration_text(max(curve['high_ns']))};"
-        f" {curve['slow_count']:,} slow"
-    )
+    label = f"{curve_words(curve)}; on a scale from 0 to {duration_text(top_ns)}"
     drawn = (
         f'<svg width="100%" height="100%" viewBox="0 0 {count} {_CURVE_UNITS}" preserveAspectRatio="none"'
         f' x="0" aria-hidden="true">{paths}</svg>'
@@ -101,6 +108,15 @@ def step_curve(curve: dict[str, Any]) -> str:
     scale = tag("text", text(duration_text(top_ns)), class_="scale", x="2", y="12")
     scale += tag("text", "0", class_="scale", x="2", y=str(_CURVE_HEIGHT - 4))
     return tag("svg", drawn + scale, width="100%", height=str(_CURVE_HEIGHT), role="img", aria_label=label)
+
+
+def curve_words(curve: dict[str, Any]) -> str:
+    """Return what the picture of the step time shows."""
+    return (
+        f"Step time of {curve['steps_count']:,} steps, {curve['first_steps'][0]} to {curve['last_step']}: mean"
+        f" {duration_text(curve['whole_mean_ns'])}, shortest {duration_text(min(curve['low_ns']))}, longest"
+        f" {duration_text(max(curve['high_ns']))}; {curve['slow_count']:,} slow"
+    )
 
 
 def _stairs(heights: list[int], way: int) -> str:

@@ -26,20 +26,37 @@ BY = ("job", "host", "day", "outcome")
 FLEET_VIEW = schema(
     "fleet_view",
     "Runs by job, host, day or outcome, most machine hours first; days in their order",
-    col.word("group", "the job's command, the host, the day (UTC) on which runs began, or how they ended"),
+    col.word(
+        "group", "the job's command, the host, the day (UTC) on which runs began, or how they ended", role="command"
+    ),
     col.number("runs_count", "runs; of a host, those it took part in"),
     col.number("failed_count", "runs whose command ended with another exit code than 0"),
     Column("machine_hours", "f8", "hours", "length of the runs times their hosts; of a host, its own"),
-    col.ns("step_ns", "median over the runs of the mean step; 0 without steps"),
-    col.real(
+    col.ns("step_ns", "median over the runs of the mean step; 0 without steps", title="mean step"),
+    Column(
         "relative_step_ratio",
+        "f8",
+        "",
         "median over the runs of their step by the median of all runs of their job; -1 without steps",
+        role="factor",
         missing=-1,
+        title="step by its job's median",
     ),
-    *(col.real(f"{name}_ratio", f"part of the machine hours in the column {name}", detail=1) for name in COLUMNS),
-    col.real("outside_ratio", "part of them outside of counted steps: starts, warm-up, validation, ends"),
-    Column("cost", "f8", "", "price of the hours in the runs whose price is known; -1 if none is", missing=-1),
-    Column("energy_kwh", "f8", "kWh", "of the devices in the runs that measured it; -1 if none did", missing=-1),
+    *(col.real(f"{name}_ratio", f"part of the machine hours in the column {name}", detail=2) for name in COLUMNS),
+    col.real(
+        "outside_ratio",
+        "part of them outside of counted steps: starts, warm-up, validation, ends",
+        title="outside of steps",
+    ),
+    Column("cost", "f8", "", "price of the hours in the runs whose price is known; -1 if none is", "cost", -1),
+    Column(
+        "energy_kwh",
+        "f8",
+        "kWh",
+        "of the devices in the runs that measured it; -1 if none did",
+        missing=-1,
+        title="energy, kWh",
+    ),
 )
 
 
@@ -102,13 +119,20 @@ def _columns(totals: RunTotals) -> np.ndarray:
 COSTS = schema(
     "costs",
     "What the time of all runs went to, the largest part first",
-    col.word("cause", "kind of time of counted steps; outside: starts, warm-up, validation, ends"),
+    col.word("cause", "kind of time of counted steps; outside: starts, warm-up, validation, ends", role="kind"),
     col.word("column", "column of the summary that holds it; outside"),
     col.number("runs_count", "runs that spent time in it"),
     Column("machine_hours", "f8", "hours", "length of the runs times their hosts, the part of this cause"),
-    col.real("share_ratio", "of all machine hours"),
-    Column("cost", "f8", "", "price of these hours in the runs whose price is known; -1 if none is", missing=-1),
-    Column("energy_kwh", "f8", "kWh", "of the devices in the runs that measured it; -1 if none did", missing=-1),
+    col.real("share_ratio", "of all machine hours", title="part"),
+    Column("cost", "f8", "", "price of these hours in the runs whose price is known; -1 if none is", "cost", -1),
+    Column(
+        "energy_kwh",
+        "f8",
+        "kWh",
+        "of the devices in the runs that measured it; -1 if none did",
+        missing=-1,
+        title="energy, kWh",
+    ),
     col.real("energy_ratio", "the same as a part of all energy; -1 if none was measured", missing=-1),
 )
 
@@ -138,16 +162,21 @@ RUN_LIST = schema(
     "run_list",
     "The runs of a history, the earliest first",
     col.word("begun", "when, UTC"),
-    col.word("job", "command, without values that differ from run to run"),
-    col.word("commit", "empty if it is not known"),
+    col.word("job", "command, without values that differ from run to run", role="command"),
+    col.word("commit", "empty if it is not known", role="commit"),
     col.number("hosts_count", "hosts"),
     col.number("ranks_count", "ranks"),
     col.number("steps_count", "counted steps"),
-    col.ns("step_ns", "mean step; 0 without steps"),
+    col.ns("step_ns", "mean step; 0 without steps", title="mean step"),
     Column("machine_hours", "f8", "hours", "its length times its hosts"),
-    col.word("largest", "kind of time but compute that took most of its steps; empty if none did"),
-    col.real("largest_ratio", "its part of the time of the steps"),
-    col.number("losses_count", "records that were lost", detail=1),
+    col.word(
+        "largest",
+        "kind of time but compute that took most of its steps; empty if none did",
+        title="largest stall",
+        role="kind",
+    ),
+    col.real("largest_ratio", "its part of the time of the steps", title="its part"),
+    col.number("losses_count", "records that were lost", detail=1, title="lost records"),
     Column("exit_code", "i8", "", "of the command; -1 if unknown", role="code", missing=-1, detail=1),
     col.word("file", "in the history", detail=2),
 )

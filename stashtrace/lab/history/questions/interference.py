@@ -24,25 +24,36 @@ from stashtrace.lab.history.chances import together
 from stashtrace.lab.history.gather import History, Series
 from stashtrace.lab.history.run_totals import Floats, RunTotals
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
+from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 
 INTERFERENCE = schema(
     "interference",
     "Jobs whose reads were slower while another one wrote checkpoints to the same file system, the costliest first",
-    col.word("job", "the job whose reads were slower"),
-    col.word("other_job", "the job that wrote; the same one where two of its runs overlapped"),
+    col.word("job", "the job whose reads were slower", role="command"),
+    col.word("other_job", "the job that wrote; the same one where two of its runs overlapped", role="command"),
     col.word("file_system", "type, and server or device"),
-    col.real("slower_ratio", "mean read during the checkpoints by that shortly before and after"),
+    Column(
+        "slower_ratio",
+        "f8",
+        "",
+        "mean read during the checkpoints by that shortly before and after",
+        role="factor",
+        title="times slower",
+    ),
     col.number("steps_count", "steps that the first job made during the checkpoints"),
-    col.ns("lost_ns", "by how much sooner it would have made them at its rate beside the checkpoints, runs added"),
+    col.ns(
+        "lost_ns",
+        "by how much sooner it would have made them at its rate beside the checkpoints, runs added",
+        title="time lost",
+    ),
     col.number("runs_count", "runs of the first job that read during checkpoints"),
     col.number("checkpoints_count", "checkpoints that were compared, once for each of these runs"),
-    col.number("slower_count", "those during which reads were slower"),
-    col.ns("read_ns", "mean read during the checkpoints"),
-    col.ns("usual_ns", "mean read shortly before and after"),
-    col.real("chance_ratio", "probability by chance, times the pairs of jobs that were looked at"),
+    col.number("slower_count", "those during which reads were slower", title="slower during"),
+    col.ns("read_ns", "mean read during the checkpoints", title="mean read"),
+    col.ns("usual_ns", "mean read shortly before and after", title="mean read before and after"),
+    col.real("chance_ratio", "probability by chance, times the pairs of jobs that were looked at", detail=2),
 )
 #: A pair is named if its chance is below the first, and its reads were slower by the second.
 _BY_CHANCE, _SLOWER = 0.001, 1.2
