@@ -141,7 +141,7 @@ def test_copies_of_a_run_count_once(folder: Path) -> None:
     names = sorted(os.listdir(folder))
     (folder / "copy.parquet").write_bytes((folder / names[2]).read_bytes())
     more = runs_of(FLEET)[0]
-    more.add("rank", text="node99", rank=99)  # the same run, merged again when its last host had ended
+    more.add("rank", host="node99", rank=99)  # the same run, merged again when its last host had ended
     Place(str(folder)).add(more)
     history = read_history(Place(str(folder)))
     assert len(history) == 7

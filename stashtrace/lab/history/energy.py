@@ -42,7 +42,7 @@ def add_energy(out: RunRows, trace: Trace) -> None:
             for name, part in _shares(moments, watts, kinds.get(rank)).items():
                 totals[rank, name] = totals.get((rank, name), 0.0) + joules * part / len(ranks)
     for (rank, name), joules in sorted(totals.items()):
-        out.add("energy", name=name, rank=rank, value=round(joules * 1e3))
+        out.add("energy", kind=name, rank=rank, energy_mj=round(joules * 1e3))
 
 
 def _series(trace: Trace) -> dict[str, tuple[Int64, np.ndarray]]:

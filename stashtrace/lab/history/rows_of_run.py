@@ -27,7 +27,7 @@ from stashtrace.analysis.stragglers.stragglers import stragglers
 from stashtrace.analysis.stragglers.surplus import surplus_over_peers
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.lab.history.energy import add_energy
-from stashtrace.lab.history.run_files import Place, RunRows
+from stashtrace.lab.history.run_files import SECTIONS, Place, RunRows
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole
 from stashtrace.schema.table import Table
@@ -73,7 +73,7 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
     if run is not None and steps is not None:
         _add_kinds(out, trace, steps)
         for kind, values in run.condensed(KEPT_STEPS).times_ns.items():
-            out.add("steps", name=kind, value=run.steps_count, values=values.tolist())
+            out.add("steps", kind=kind, steps_count=run.steps_count, values=values.tolist())
         _add_claims(out, summarize(trace))
     host = os.uname().nodename
     names = {trace.text(code) for code in np.unique(processes["host_code"]).tolist()}
@@ -82,7 +82,7 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
     add_energy(out, trace)
     for loss in trace.losses.rows():
         where, name = trace.text(loss["collector_code"]), trace.text(loss["name_code"])
-        out.add("loss", name=name, text=where, value=loss["lost_count"])
+        out.add("loss", loss=name, collector=where, lost_count=loss["lost_count"])
     return out
 
 
@@ -144,7 +144,7 @@ def _add_kinds(out: RunRows, trace: Trace, steps: Table) -> None:
         whole = np.concatenate([values, np.zeros(sizes[one] - len(values), dtype=np.int64)])
         marks = np.percentile(whole, list(_QUANTILES.values()), method="inverted_cdf").astype(np.int64)
         quantiles = dict(zip(_QUANTILES, marks.tolist(), strict=True))
-        out.add("kind", name=name, rank=one, value=sizes[one], mean_ns=round(float(whole.mean())), **quantiles)
+        out.add("kind", kind=name, rank=one, steps_count=sizes[one], mean_ns=round(float(whole.mean())), **quantiles)
 
 
 def _sizes(ranks: Any) -> tuple[list[int], list[int]]:
@@ -160,8 +160,8 @@ def _add_ranks(out: RunRows, trace: Trace, steps: Table | None) -> None:
     waited = _waits_for(trace, steps)
     for rank, host in sorted(hosts.items()):
         mean_ns, median_ns, last_count, kind = waited.get(rank, (0, 0, 0, ""))
-        named = {"name": kind, "text": trace.text(host), "rank": rank}
-        out.add("rank", value=last_count, mean_ns=mean_ns, p50_ns=median_ns, **named)
+        named = {"longer_kind": kind, "host": trace.text(host), "rank": rank}
+        out.add("rank", last_count=last_count, wait_ns=mean_ns, median_wait_ns=median_ns, **named)
 
 
 def _waits_for(trace: Trace, steps: Table | None) -> dict[int, tuple[int, int, int, str]]:
@@ -202,7 +202,7 @@ def _add_claims(out: RunRows, tables: Summary) -> None:
         if row["section"] == _CLAIMS:
             text = claim_text(finding)
             if text:
-                out.add("verdict", name=row["kind"], text=text, rank=row["rank"], mean_ns=max(row["stall_ns"], 0))
+                out.add("verdict", claim=row["kind"], sentence=text, rank=row["rank"], stall_ns=max(row["stall_ns"], 0))
 
 
 def launch_facts(directory: Sequence[str] | str | Path) -> dict[str, Any]:
@@ -277,9 +277,10 @@ def add_traffic(
     ends = _steps_ended(steps, edges)
     longest = [at for at in np.argsort(-spent.sum(axis=1)).tolist() if counts[at].any()][:_FILE_SYSTEMS]
     for at in longest:
-        place = {"text": points[names[at]], "begin_ns": origin_ns + begin, "end_ns": origin_ns + int(edges[-1])}
+        place = {"mount": points[names[at]], "begin_ns": origin_ns + begin, "end_ns": origin_ns + int(edges[-1])}
         for section, values in (("reads_count", counts[at]), ("reads_ns", spent[at]), ("steps_count", ends)):
-            out.add(section, name=names[at], value=int(values.sum()), values=values.tolist(), **place)
+            sums = {SECTIONS[section].columns["value"].name: int(values.sum())}
+            out.add(section, file_system=names[at], values=values.tolist(), **place, **sums)
     _add_checkpoints(out, checkpoints, written, names, origin_ns)
 
 
@@ -335,8 +336,8 @@ def _add_checkpoints(out: RunRows, checkpoints: TimeSet, written: Int64, names: 
         for system in targets:
             out.add(
                 "checkpoint",
-                name=names[system],
-                value=int(written[system, at]),
+                file_system=names[system],
+                written_bytes=int(written[system, at]),
                 begin_ns=origin_ns + int(checkpoints.begin[at]),
                 end_ns=origin_ns + int(checkpoints.end[at]),
             )

@@ -56,22 +56,66 @@ HISTORY = schema(
 ASKED = tuple(name for name in HISTORY.names if not (name.startswith("p") and name.endswith("_ns")))
 #: Column of the series, beside those of :data:`HISTORY`.
 VALUES = "values"
-#: Section -> what its rows are.
-SECTIONS: dict[str, str] = {
-    "run": "the run: `name` its id, `begin_ns` and `end_ns` of the whole job; one row",
-    "fact": "a fact of the run: `name` and `text`",
-    "kind": "time of a kind (or `step`) in the counted steps of a rank: mean and quantiles; `value` counts the steps",
-    "rank": "a rank: `text` its host, `mean_ns` what the mean other rank waited for it in a step, `p50_ns` the same of"
-    " the median step, `name` the kind of time it takes longer than the others, `value` how often it was last",
-    "steps": "length of each step, or time of a kind in it, mean over ranks, in `values`; `value` counts the steps",
-    "reads_count": "reads of data files on the file system `name` (mounted on `text`) that began in each of equal parts"
-    " of the time from `begin_ns` to `end_ns`, in `values`; `value` is their sum",
-    "reads_ns": "the same parts: time inside these reads",
-    "steps_count": "the same parts: steps of the lowest rank that ended in them",
-    "checkpoint": "a checkpoint from `begin_ns` to `end_ns`: `value` bytes written to the file system `name`",
-    "energy": "energy of the devices of a rank during a kind of time: `value` millijoules",
-    "verdict": "a claim of the summary: `name`, its sentence in `text`, `mean_ns` of a step of `rank`",
-    "loss": "what could not be recorded: `name`, collector in `text`, `value` how many",
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows of one kind: what they are, and by the shared columns of the file what these hold."""
+
+    doc: str
+    columns: dict[str, Column]
+
+
+_KIND = col.word("kind", "kind of time, or `step`", role="kind")
+_STEPS = col.number("steps_count", "counted steps")
+_FILES = {"name": col.word("file_system", "its name"), "text": col.word("mount", "where it is mounted")}
+SECTIONS = {
+    "run": Section("the run, from begin to end of the whole job: one row", {"name": col.word("run_id", "its id")}),
+    "fact": Section("a fact of the run", {"name": col.word("fact", "its name"), "text": col.word("said", "its value")}),
+    "kind": Section("time in the counted steps of a rank: mean and quantiles", {"name": _KIND, "value": _STEPS}),
+    "rank": Section(
+        "a rank",
+        {
+            "text": col.word("host", "its host"),
+            "mean_ns": col.ns("wait_ns", "what the mean other rank waited for it in a step"),
+            "p50_ns": col.ns("median_wait_ns", "the same of the median step"),
+            "name": col.word("longer_kind", "kind of time that it takes longer than the others", role="kind"),
+            "value": col.number("last_count", "how often it was last"),
+        },
+    ),
+    "steps": Section("series: each step, or time of a kind in it, mean over ranks", {"name": _KIND, "value": _STEPS}),
+    "reads_count": Section(
+        "series: reads of data files that began in each of equal parts of the time from begin to end",
+        {**_FILES, "value": col.number("reads_count", "their sum")},
+    ),
+    "reads_ns": Section("series: time inside these reads", {**_FILES, "value": col.ns("reads_ns", "its sum")}),
+    "steps_count": Section(
+        "series: steps of the lowest rank that ended in the same parts", {**_FILES, "value": _STEPS}
+    ),
+    "checkpoint": Section(
+        "a checkpoint, from begin to end",
+        {**_FILES, "value": col.nbytes("written_bytes", "written to the file system")},
+    ),
+    "energy": Section(
+        "energy of the devices of a rank",
+        {"name": _KIND, "value": Column("energy_mj", "i8", "mJ", "in this kind of time")},
+    ),
+    "verdict": Section(
+        "a claim of the summary about a rank",
+        {
+            "name": col.word("claim", "its kind"),
+            "text": col.word("sentence", ""),
+            "mean_ns": col.ns("stall_ns", "a step"),
+        },
+    ),
+    "loss": Section(
+        "what could not be recorded",
+        {
+            "name": col.word("loss", "its name"),
+            "text": col.word("collector", "whose"),
+            "value": col.number("lost_count", "how many"),
+        },
+    ),
 }
 _NUMBERS = ("value", "begin_ns", "end_ns", "mean_ns", "p10_ns", "p50_ns", "p90_ns", "p99_ns")
 
@@ -104,13 +148,14 @@ class RunRows:
     rows: list[Row] = field(default_factory=list)
 
     def add(self, section: str, **fields: Any) -> None:
-        """Append a row."""
-        self.rows.append(Row(section, **fields))
+        """Append a row; ``fields``: columns of the section, and those that it shares with others."""
+        stored = {column.name: name for name, column in SECTIONS[section].columns.items()}
+        self.rows.append(Row(section, **{stored.get(name, name): value for name, value in fields.items()}))
 
     def add_fact(self, name: str, value: object) -> None:
         """Append a fact, unless it is unknown."""
         if value is not None and value != "":
-            self.add("fact", name=name, text=str(value))
+            self.add("fact", fact=name, said=str(value))
 
     @property
     def digest(self) -> str:

@@ -187,7 +187,7 @@ def run_list(totals: RunTotals) -> Table:
     history = totals.history
     lost = np.zeros(len(history), dtype=np.int64)
     losses = history.section("loss")
-    np.add.at(lost, losses["run"], np.maximum(losses["value"], 0))
+    np.add.at(lost, losses["run"], np.maximum(losses["lost_count"], 0))
     stalls = totals.shares.copy()
     inside = np.maximum(1 - stalls[:, -1], 1e-12)
     stalls[:, [CAUSES.index("compute"), -1]] = 0.0

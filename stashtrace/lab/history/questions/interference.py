@@ -92,7 +92,7 @@ def interference(totals: RunTotals) -> Table:
     names, job_of = np.unique(np.array(totals.jobs, dtype=np.str_), return_inverse=True)
     job_of = job_of.reshape(-1).astype(np.int64)
     checkpoints = history.section("checkpoint")
-    systems, system_of = np.unique(checkpoints["name"].astype(str), return_inverse=True)
+    systems, system_of = np.unique(checkpoints["file_system"].astype(str), return_inverse=True)
     systems, system_of = systems.tolist(), system_of.reshape(-1)
     overlaps = _overlapping(history, systems, system_of)
     keys: list[Int64] = [np.empty((0, 3), dtype=np.int64)]
@@ -138,7 +138,7 @@ def _overlapping(history: History, systems: Sequence[str], system_of: Int64) -> 
         rows = np.flatnonzero(system_of == system)
         rows = rows[np.argsort(checkpoints["begin_ns"][rows], kind="stable")]
         begins, ends = checkpoints["begin_ns"][rows], checkpoints["end_ns"][rows]
-        of = np.flatnonzero(reads["name"] == name)
+        of = np.flatnonzero(reads["file_system"] == name)
         first = np.searchsorted(begins, reads["begin_ns"][of] - (ends - begins).max())
         last = np.searchsorted(begins, reads["end_ns"][of])
         last = np.maximum(first, last)
@@ -183,7 +183,7 @@ def _readings(
     at = np.full((len(series), len(some)), -1)
     for place, (section, one) in zip(at, series.items(), strict=True):
         columns = history.section(section)
-        system = np.array([number.get(name, -1) for name in columns["name"][one.rows].tolist()], dtype=np.int64)
+        system = np.array([number.get(name, -1) for name in columns["file_system"][one.rows].tolist()], dtype=np.int64)
         own = columns["run"][one.rows] * len(systems) + system
         found = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
         kept = (system >= 0) & (keys[found] == own)

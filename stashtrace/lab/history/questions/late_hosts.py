@@ -117,7 +117,7 @@ def _late_hosts(runs: list[_Run], totals: RunTotals) -> Table:
 def _runs(totals: RunTotals) -> list[_Run]:
     rows = totals.history.section("rank")
     bounds = np.searchsorted(rows["run"], np.arange(len(totals.history) + 1))
-    rank, host, wait, cause = (rows[name] for name in ("rank", "text", "mean_ns", "name"))
+    rank, host, wait, cause = (rows[name] for name in ("rank", "host", "wait_ns", "longer_kind"))
     several = np.flatnonzero(totals.hosts_count > 1)
     found = []
     for number in several.tolist():

@@ -200,11 +200,11 @@ def steps_of_runs(totals: RunTotals, runs: Sequence[int]) -> list[StepsOfRun]:
     out = []
     for run in runs:
         own = range(*np.searchsorted(of, (run, run + 1)).tolist())
-        times = {str(steps["name"][read.rows[at]]): read[at] for at in own}
-        steps_count = max((int(steps["value"][read.rows[at]]) for at in own), default=0)
+        times = {str(steps["kind"][read.rows[at]]): read[at] for at in own}
+        steps_count = max((int(steps["steps_count"][read.rows[at]]) for at in own), default=0)
         ranks: dict[int, dict[str, float]] = {}
         rows = slice(*np.searchsorted(kinds["run"], (run, run + 1)).tolist())
-        columns = (kinds[name][rows].tolist() for name in ("rank", "name", "mean_ns"))
+        columns = (kinds[name][rows].tolist() for name in ("rank", "kind", "mean_ns"))
         for rank, name, mean_ns in zip(*columns, strict=True):
             ranks.setdefault(rank, {})[name] = float(mean_ns)
         facts: dict[str, Fact] = {field.name: _fact(history.fact(field.name)[run]) for field in FIELDS}
