@@ -1,6 +1,6 @@
 """An answer as blocks, made once and shown in three ways: lines for a terminal, HTML, Markdown.
 
-Paragraph, Command, Code, Listing, Table, Facts, Picture, Fold, Folds, Part
+Paragraph, Command, Code, Listing, Table, Facts, Bars, Picture, Fold, Part
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from stashtrace.report.page import html as h
@@ -52,8 +53,13 @@ def text_lines(blocks: Blocks, width: int = 96) -> list[str]:
 
 
 def html_of(blocks: Blocks) -> list[str]:
-    """Return the HTML of each block."""
-    return [shown for block in blocks if block and (shown := block.html())]
+    """Return the HTML of blocks; neighbours that open on click stand in one line, where an open one takes a line."""
+    shown = [(isinstance(block, Fold), html) for block in blocks if block and (html := block.html())]
+    lines = []
+    for is_fold, group in groupby(shown, key=lambda pair: pair[0]):
+        own = [html for _, html in group]
+        lines += [h.side_by_side(own)] if is_fold and len(own) > 1 else own
+    return lines
 
 
 def markdown_of(blocks: Blocks) -> str:
@@ -340,19 +346,6 @@ class Fold(Block):
 
 
 @dataclass(frozen=True, slots=True)
-class Folds(Block):
-    """Folds in one line; an open one takes a line of its own."""
-
-    folds: Sequence[Block | None]
-
-    def html(self) -> str:
-        return h.side_by_side(*html_of(self.folds))
-
-    def markdown(self) -> str:
-        return markdown_of(self.folds)
-
-
-@dataclass(frozen=True, slots=True)
 class Part(Block):
     """Blocks below a heading; ``name``: its anchor on a page."""
 
@@ -369,7 +362,7 @@ class Part(Block):
 
     def markdown(self) -> str:
         # How something is known says nothing without it.
-        shown = markdown_of(one for one in self.blocks if not isinstance(one, Fold | Folds))
+        shown = markdown_of(one for one in self.blocks if not isinstance(one, Fold))
         return f"### {said(self.title)}\n\n{markdown_of(self.blocks)}" if shown else ""
 
 

@@ -15,12 +15,12 @@ from stashtrace.analysis.compare.gate_verdict import Condition, judge
 from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
 from stashtrace.errors import FormatError
 from stashtrace.lab import synth
-from stashtrace.lab.history.energy import add_energy
 from stashtrace.lab.history.gather import read_history
 from stashtrace.lab.history.questions.slow_commits import steps_of_runs
 from stashtrace.lab.history.rows_of_run import (
     KEPT_STEPS,
     Mount,
+    add_energy,
     add_run,
     add_traffic,
     file_system_of,

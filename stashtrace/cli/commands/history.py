@@ -175,7 +175,7 @@ def _document(found: Sequence[Answer], totals: RunTotals) -> dict[str, Any]:
 
 def _shown(row: dict[str, Any], table: Table) -> dict[str, Any]:
     """Return a row of an aligned table: commits, commands and kinds as people write them, ``-`` for unknown ones."""
-    from stashtrace.lab.history.sentences import shown_cell
+    from stashtrace.lab.history.answers import shown_cell
 
     worded = ("commit", "command", "kind")
     return {

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.lab.history.answers import Answer
+from stashtrace.lab.history.answers import MOST, Answer, machine_hours_text, short_commit, shown_cell
 from stashtrace.lab.history.questions.late_hosts import NAMED
 from stashtrace.lab.history.run_totals import RunTotals, typical_steps
-from stashtrace.lab.history.sentences import MOST, machine_hours_text, short_commit, shown_cell
 from stashtrace.report.blocks import Bar, Bars, Block, Command, Listing, Paragraph, Part, Picture, Table, page_of
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page.html import paragraph, tag, text

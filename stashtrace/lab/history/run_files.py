@@ -35,6 +35,8 @@ VERSION = 1
 #: Key of the metadata of a file that holds its version.
 VERSION_KEY = b"stashtrace_history"
 SUFFIX = ".parquet"
+#: Name of the time and energy outside of all steps.
+OUTSIDE = "outside"
 
 HISTORY = schema(
     "history",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.report.blocks import Bar, Bars, Block, Fold, Folds, Listing, Paragraph, Picture, Table, how
+from stashtrace.report.blocks import Bar, Bars, Block, Fold, Listing, Paragraph, Picture, Table, how
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page import svg_pictures
 from stashtrace.report.page.html import listing, paragraph, tag, text
@@ -53,14 +53,14 @@ def verdict_part(facts: dict[str, Any]) -> list[Block | None]:
     which = "by the time that they are about" if causes else "smaller"
     known = [(claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
     replayed, command = ([sentence(REPLAYED)], facts["commands"]["causes"]) if causes else ([], "")
-    folds = [
+    return [
+        *content,
         Fold(f"{count_noun(len(more), 'finding')}, {which}", list(map(_claim, more))),
         Fold(
             "Files, machine, and what is hidden behind the step", [part for one in beside for part in plain_claim(one)]
         ),
         how("these claims", *replayed, known=Listing(known), command=command) if causes or known else None,
     ]
-    return [*content, Folds(folds)]
 
 
 def causes_in(facts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -137,7 +137,9 @@ def budget_part(facts: dict[str, Any]) -> list[Block | None]:
     return [
         Bars(bars[:_GROUPS_OPEN]),
         Fold(count_noun(len(more), "more bar"), [Bars(more)]) if more else None,
-        Folds([columns, bounds, known]),
+        columns,
+        bounds,
+        known,
     ]
 
 

@@ -135,9 +135,9 @@ def unfolding(summary: str, *content: str, subject: str = "", class_: str | None
     return tag("details", tag("summary", told) + "".join(filter(None, content)), class_=class_)
 
 
-def side_by_side(*foldings: str) -> str:
+def side_by_side(foldings: Sequence[str]) -> str:
     """Return elements that open on click in one line; an open one takes a line of its own."""
-    return tag("div", "".join(filter(None, foldings)), class_="folds") if any(foldings) else ""
+    return tag("div", "".join(foldings), class_="folds")
 
 
 def titled(items: Sequence[tuple[str, str]]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64
-from stashtrace.lab.history.energy import OUTSIDE
+from stashtrace.lab.history.run_files import OUTSIDE
 from stashtrace.lab.history.run_totals import CAUSES, RunTotals, typical_steps
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema
