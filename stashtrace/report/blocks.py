@@ -139,7 +139,9 @@ class Code(Block):
 
     def markdown(self) -> str:
         title = f"{said(self.title)}:\n\n" if self.title else ""
-        return f"{title}```\n" + "\n".join(self.code) + "\n```"
+        shown = "\n".join(self.code)
+        fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", shown))])
+        return f"{title}{fence}\n{shown}\n{fence}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +252,7 @@ class Facts(Block):
     rows: Sequence[tuple[str, str | Command]]
 
     def lines(self, width: int) -> list[str]:
-        size = max(11, *(len(name) for name, _ in self.rows))
+        size = max([11, *(len(name) for name, _ in self.rows)])
         lines: list[str] = []
         for name, value in self.rows:
             first = f"  {name:<{size}}  "
@@ -260,7 +262,8 @@ class Facts(Block):
     def html(self) -> str:
         values = (h.tag("code", h.text(v.command)) if isinstance(v, Command) else h.prose(v) for _, v in self.rows)
         names = (h.tag("dt", h.text(name)) for name, _ in self.rows)
-        return h.tag("dl", "".join(f"{n}{h.tag('dd', v)}" for n, v in zip(names, values, strict=True)))
+        shown = "".join(f"{n}{h.tag('dd', v)}" for n, v in zip(names, values, strict=True))
+        return h.tag("dl", shown) if shown else ""
 
     def markdown(self) -> str:
         values = (value.markdown() if isinstance(value, Command) else said(value) for _, value in self.rows)

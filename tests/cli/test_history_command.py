@@ -83,7 +83,6 @@ def test_the_words_of_the_command_are_those_of_the_questions() -> None:
 
 
 def test_page_and_picture(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
     page, plot = tmp_path / "a page.html", tmp_path / "a plot.svg"
     said(capsys, "history", history, "--html", page, "--plot", plot)
     text = page.read_text()
@@ -91,6 +90,13 @@ def test_page_and_picture(history: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "<script" not in text
     assert "http" not in text.split("<body>")[1]
     assert plot.read_text().lstrip().startswith("<svg")
+
+
+def test_markdown_says_what_the_page_says(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, "history", history, "--format", "markdown")
+    assert out.startswith("**node07 late in")
+    assert "### Hosts that are late again and again\n\n" in out
+    assert "| host | late in runs | runs | part |" in out
 
 
 def test_names_from_outside_are_text_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
