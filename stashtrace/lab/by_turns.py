@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stashtrace.analysis.compare.change import Side
 from stashtrace.analysis.compare.gate_verdict import Condition, Gate, judge, other_work
@@ -19,6 +20,7 @@ from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.characterize.run_on_hosts import last_words
 from stashtrace.record.program import own_program
+from stashtrace.summary.gate_text import document
 from stashtrace.whole_files import new_log
 
 #: So long a recorder may take to end after it was told to.
@@ -141,6 +143,10 @@ def _end(process: subprocess.Popen[bytes], *, told: bool) -> None:
         process.wait()
 
 
+#: Where nothing was compared.
+NOTHING_COMPARED = {"contended_runs_count": 0, "gate": None}
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """What the runs of two jobs say."""
@@ -155,6 +161,11 @@ class Compared:
     def verdict(self) -> str:
         """Verdict of the gate; inconclusive without one."""
         return self.gate.verdict if self.gate is not None else "inconclusive"
+
+    def document(self) -> dict[str, Any]:
+        """Return what programs read of it."""
+        gate = document(self.gate) if self.gate is not None else None
+        return {"contended_runs_count": self.contended_count, "gate": gate}
 
 
 def stages(rounds: int, count: int) -> tuple[int, ...]:

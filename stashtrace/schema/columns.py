@@ -184,9 +184,9 @@ def number(name: str, doc: str, missing: int = 0, detail: int = 0, title: str = 
     return Column(name, "i8", "", doc, missing=missing, detail=detail, title=title)
 
 
-def real(name: str, doc: str, missing: int = 0, detail: int = 0, title: str = "") -> Column:
+def real(name: str, doc: str, missing: int = 0, detail: int = 0, title: str = "", role: Role = "") -> Column:
     """Return a column of real numbers without a unit, as ratios."""
-    return Column(name, "f8", "", doc, missing=missing, detail=detail, title=title)
+    return Column(name, "f8", "", doc, role, missing, detail=detail, title=title)
 
 
 def word(name: str, doc: str, width: int = 16, detail: int = 0, title: str = "", role: Role = "") -> Column:

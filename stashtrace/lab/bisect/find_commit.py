@@ -13,11 +13,11 @@ from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Conditio
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
 from stashtrace.lab.bisect.commits import Commit, Next
-from stashtrace.lab.by_turns import Compared, compare_by_turns, stages
+from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, stages
 from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.between_runs_text import functions_of_gate
-from stashtrace.summary.gate_text import document, sentences
+from stashtrace.summary.gate_text import sentences
 from stashtrace.text import count_noun
 from stashtrace.units import percent_text, shortened
 from stashtrace.visible import visible_line
@@ -243,8 +243,7 @@ def bisect_document(found: Found, commits_count: int) -> dict[str, Any]:
                 "mark": one.mark,
                 "why": one.why,
                 "runs_count": one.runs_count,
-                "contended_runs_count": one.compared.contended_count if one.compared is not None else 0,
-                "gate": _gate(one),
+                **(one.compared.document() if one.compared is not None else NOTHING_COMPARED),
             }
             for one in _all(found)
         ],
@@ -280,10 +279,6 @@ def _sentences(one: Judged) -> list[str]:
     if one.compared is None or one.compared.gate is None:
         return [one.why]
     return [*sentences(one.compared.gate), *functions_of_gate(one.compared.gate)]
-
-
-def _gate(one: Judged) -> dict[str, Any] | None:
-    return document(one.compared.gate) if one.compared is not None and one.compared.gate is not None else None
 
 
 def _named(commit: Commit) -> str:

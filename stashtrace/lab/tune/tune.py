@@ -11,11 +11,10 @@ from stashtrace.analysis.compare.change import Change
 from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError
-from stashtrace.lab.by_turns import Compared, compare_by_turns, stages
+from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, stages
 from stashtrace.lab.tune.losses import Likeness, Losses, compare_distributions, compare_losses
 from stashtrace.lab.tune.settings import Candidate, Settings, permanent_lines
 from stashtrace.report.blocks import Block, Code, Listing, Paragraph, Table
-from stashtrace.summary.gate_text import document
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text, range_text
 
@@ -342,8 +341,7 @@ def tune_document(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[
                 "why": trial.why,
                 "results": trial.likeness.verdict if trial.likeness is not None else None,
                 "runs_count": trial.runs_count,
-                "contended_runs_count": trial.compared.contended_count if trial.compared is not None else 0,
-                "gate": _gate(trial),
+                **(trial.compared.document() if trial.compared is not None else NOTHING_COMPARED),
             }
             for trial in tuned.trials
         ],
@@ -388,7 +386,3 @@ def _change(change: Change | None) -> dict[str, float] | None:
         "saved_low_ns": change.low_ns,
         "saved_high_ns": change.high_ns,
     }
-
-
-def _gate(trial: Trial) -> dict[str, Any] | None:
-    return document(trial.compared.gate) if trial.compared is not None and trial.compared.gate is not None else None

@@ -33,14 +33,12 @@ FLEET_VIEW = schema(
     col.number("failed_count", "runs whose command ended with another exit code than 0"),
     Column("machine_hours", "f8", "hours", "length of the runs times their hosts; of a host, its own"),
     col.ns("step_ns", "median over the runs of the mean step; 0 without steps", title="mean step"),
-    Column(
+    col.real(
         "relative_step_ratio",
-        "f8",
-        "",
         "median over the runs of their step by the median of all runs of their job; -1 without steps",
-        role="factor",
         missing=-1,
         title="step by its job's median",
+        role="factor",
     ),
     *(col.real(f"{name}_ratio", f"part of the machine hours in the column {name}", detail=2) for name in COLUMNS),
     col.real(

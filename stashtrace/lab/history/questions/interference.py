@@ -24,7 +24,7 @@ from stashtrace.lab.history.chances import together
 from stashtrace.lab.history.gather import History, Series
 from stashtrace.lab.history.run_totals import Floats, RunTotals
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import Column, schema
+from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 
@@ -34,13 +34,11 @@ INTERFERENCE = schema(
     col.word("job", "the job whose reads were slower", role="command"),
     col.word("other_job", "the job that wrote; the same one where two of its runs overlapped", role="command"),
     col.word("file_system", "type, and server or device"),
-    Column(
+    col.real(
         "slower_ratio",
-        "f8",
-        "",
         "mean read during the checkpoints by that shortly before and after",
-        role="factor",
         title="times slower",
+        role="factor",
     ),
     col.number("steps_count", "steps that the first job made during the checkpoints"),
     col.ns(
