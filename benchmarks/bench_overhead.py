@@ -115,10 +115,10 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 def own_share_percent(run_directory: Path) -> float:
     """Tracer's own CPU time in percent of the job's, as the summary of the run states it."""
     import stashtrace
-    from stashtrace.analysis.findings.rules.trust import trust
+    from stashtrace.analysis.findings.rules.trust import own_cost
 
     trace = stashtrace.load(run_directory)
-    return 100 * trust(trace, {}).own_cost_ratio
+    return 100 * own_cost(trace).least_ratio
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(harness.ROOT))
 
-from stashtrace.analysis.findings.spikes.slow_steps import WORTH_RATIO, SlowStep, SlowSteps
+from stashtrace.analysis.findings.spikes.policy import POLICY
+from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS, STEP_TIMES
 from stashtrace.schema.table import Table
 
@@ -390,7 +391,7 @@ def main() -> int:
         facts = {
             "steps": f"{options.steps:,}",
             "seeds": len(seeds),
-            "worth": 100 * WORTH_RATIO,
+            "worth": 100 * POLICY.worth_ratio,
             "command": command,
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "python": versions["python"],

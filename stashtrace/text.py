@@ -16,6 +16,18 @@ def plural(count: float) -> str:
     return "" if count == 1 else "s"
 
 
+def ordinal(number: int) -> str:
+    """Return the ordinal of a number: ``21st``.
+
+    Examples
+    --------
+    >>> ordinal(2), ordinal(11), ordinal(23)
+    ('2nd', '11th', '23rd')
+    """
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 // 10 != 1 else "th"
+    return f"{number}{ending}"
+
+
 def count_noun(count: int, noun: str) -> str:
     """Return count and noun.
 

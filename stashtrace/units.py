@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stashtrace.errors import UsageError
@@ -130,6 +130,11 @@ def ranks_text(ranks: list[int]) -> str:
     return ",".join(parts)
 
 
+def ranks_named(ranks: Sequence[int]) -> str:
+    """Return ranks with their noun: ``ranks 0,1``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(list(ranks))}"
+
+
 def ranks_in(text: str) -> list[int]:
     """Ranks that :func:`ranks_text` wrote.
 
@@ -158,6 +163,12 @@ def few_ranks(ranks: str, width: int = 40) -> str:
         return ranks
     named = ranks.split(",")
     return f"{', '.join(named[:3])} … {named[-1]}"
+
+
+def named_ranks(ranks: str, count: int) -> str:
+    """Name ranks, many of them by their number: ``rank 3``, ``ranks 0-3``, ``512 ranks (0, 2, 4 … 1022)``."""
+    few = few_ranks(ranks)
+    return f"rank{'s' if count > 1 else ''} {ranks}" if few == ranks else f"{count_noun(count, 'rank')} ({few})"
 
 
 def operation(name: str) -> str:

@@ -4,12 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from sentences import beside
 from sentences.judgement import BOUNDS, FALSE, TRUE, Checked, Expected, Row
 from sentences.truth import NOTHING, STALLS, Amount, RankTruth, Truth
-from stashtrace.units import ranks_in
 
 #: A figure is right within this part of itself, or of the step.
 OF_FIGURE, OF_STEP = 0.05, 0.02
@@ -351,65 +349,9 @@ def _late(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected
         return "" if fine else f"they wait {' and '.join(f'{w / 1e6:.3g} ms' for w in whole)}"
     if row["cause_rank"] < 0:
         return ""
-    # A rank may wait for the root through others: whom it waits for itself stands in the chain.
-    links = (e for e in evidence if e["code"] == "late_link" and row["rank"] in ranks_in(e["name"]))
-    direct = next((e["rank"] for e in links), row["cause_rank"])
-    if waited.get(direct, 0.0) < NEARLY * most:
-        return f"rank {direct} named, waited for {_waited(waited)}"
-    for e in evidence:
-        wrong = ""
-        if e["code"] in ("worst_wait", "hung_wait") and truth.waits:
-            longest = max((w.late_ns for w in truth.waits if w.for_rank == e["rank"]), default=0)
-            if e["wait_ns"] > (1 + OF_FIGURE) * longest + OF_STEP * rank.step_ns + SLICE_NS:
-                return f"worst wait {e['wait_ns'] / 1e6:.3g} ms, truly {longest / 1e6:.3g} ms"
-        if e["code"] == "late_surplus":
-            wrong = _surplus(e, rank, truth)
-        elif e["code"] == "late_because":
-            wrong = _because(e, evidence, truth, expected)
-        if wrong:
-            return wrong
+    if waited.get(row["cause_rank"], 0.0) < NEARLY * most:
+        return f"rank {row['cause_rank']} named, waited for {_waited(waited)}"
     return ""
-
-
-def _surplus(e: Row, rank: RankTruth, truth: Truth) -> str:
-    """What the late rank is said to do longer each step, it does by its clock: than one rank, or the median of all."""
-    late, column = truth.ranks.get(e["rank"]), _COLUMNS.get(e["kind"], e["kind"])
-    if late is None:
-        return f"rank {e['rank']} has no steps"
-    one = e.get("of_count", -1) in truth.ranks
-    peers = [truth.ranks[e["of_count"]]] if one else [r for n, r in truth.ranks.items() if n != e["rank"]]
-    own, others = late.columns.get(column, NOTHING), [peer.columns.get(column, NOTHING) for peer in peers]
-    most, least = median(other.high_ns for other in others), median(other.low_ns for other in others)
-    low, high = own.low_ns - most, own.high_ns - least
-    queued = late.queued_ns - median(peer.queued_ns for peer in peers)
-    if min(late.queued_ns, *(peer.queued_ns for peer in peers)) < 0 and column == "compute":
-        low = min(low, 0.0)  # which part of it was waiting for a CPU, is not known
-    elif e["kind"] == "cpu_contention":
-        low = high = queued
-    elif column == "compute":  # on a CPU alone, or with the time in the queue for one
-        low, high = min(low, low - queued), max(high, high - queued)
-    slack = max(OF_FIGURE * (own.high_ns + most), OF_STEP * rank.step_ns)
-    if low - slack <= e["amount_ns"] <= high + slack:
-        return ""
-    return f"{e['kind']} {e['amount_ns'] / 1e6:.3g} ms longer, truly {low / 1e6:.3g} to {high / 1e6:.3g}"
-
-
-def _because(e: Row, evidence: list[Row], truth: Truth, expected: Expected) -> str:
-    """What kept the late rank in the one wait that is shown: its own surplus in that step, where clocks know it."""
-    if e["kind"] in expected.late_causes or e["kind"] == "before":
-        return ""
-    wait = next((w["wait_ns"] for w in evidence if w["code"] == "worst_wait" and w["rank"] == e["rank"]), -1)
-    own = [w for w in truth.waits if w.for_rank == e["rank"]]
-    if wait < 0 or not own:
-        return f"late because of {e['kind']}" if expected.late_causes else ""
-    shown = min(own, key=lambda w: abs(w.late_ns - wait))
-    if not shown.surplus:
-        return ""
-    column = "queue" if e["kind"] == "cpu_contention" else _COLUMNS.get(e["kind"], e["kind"])
-    if shown.surplus.get(column, 0.0) >= MATTERS * shown.late_ns:
-        return ""
-    spent = ", ".join(f"{name} {ns / 1e6:.3g} ms" for name, ns in shown.surplus.items() if abs(ns) > 1e5)
-    return f"late because of {e['kind']} {e['cause_ns'] / 1e6:.3g} ms; in that step it had longer {spent}"
 
 
 def _waited(waited: Mapping[int, float]) -> str:

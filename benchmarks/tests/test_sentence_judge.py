@@ -200,26 +200,6 @@ def test_a_late_rank_is_the_one_that_was_waited_for(check: ModuleType, truth: Mo
     facts = late_facts(truth)
     assert judged(check, claim("late", 30, cause_rank=1), facts) == "true"
     assert judged(check, claim("late", 30, cause_rank=2), facts) == "false"
-    # Rank 0 waits for rank 1, and that waits for rank 2.
-    chain = [evidence("late_link", rank=2, name="1"), evidence("late_link", rank=1, name="0")]
-    assert judged(check, claim("late", 30, cause_rank=2), facts, chain) == "true"
-    chain = [evidence("late_link", rank=1, name="2"), evidence("late_link", rank=2, name="0")]
-    assert judged(check, claim("late", 30, cause_rank=1), facts, chain) == "false"
-
-
-def test_why_a_rank_was_late_is_what_it_did_longer(check: ModuleType, truth: ModuleType) -> None:
-    facts = late_facts(truth, other=38, compute=1, queue=0)
-    row = claim("late", 30, cause_rank=1, cause_kind="asleep")
-
-    def result(*rows: Any) -> str:
-        return judged(check, row, facts, list(rows))
-
-    assert result(evidence("late_surplus", rank=1, kind="asleep", amount_ns=28 * MS)) == "true"
-    assert result(evidence("late_surplus", rank=1, kind="compute", amount_ns=28 * MS)) == "false"
-    worst = evidence("worst_wait", rank=1, wait_ns=40 * MS)
-    assert result(worst, evidence("late_because", rank=1, kind="sleep", cause_ns=38 * MS)) == "true"
-    assert result(worst, evidence("late_because", rank=1, kind="cpu_contention", cause_ns=38 * MS)) == "false"
-    assert result(evidence("worst_wait", rank=1, wait_ns=60 * MS)) == "false"
 
 
 def test_all_had_arrived_needs_all_ranks(check: ModuleType, truth: ModuleType) -> None:

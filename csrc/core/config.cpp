@@ -33,6 +33,13 @@ bool number(std::string_view text, std::int64_t low, std::int64_t high, std::int
   return true;
 }
 
+template <class Choice>
+void choose(Choice& to, std::string_view word) noexcept {
+  const auto words = words_of(to);
+  for (std::size_t at = 0; at < words.size(); ++at)
+    if (word == words[at]) to = static_cast<Choice>(at);
+}
+
 std::uint32_t collector_bits(std::string_view list) noexcept {
   std::uint32_t bits = 1;  // core is always on
   while (!list.empty()) {
@@ -81,65 +88,26 @@ void parse_config(Config& config, const char* const* environment) noexcept {
   const std::string_view dir = directory_here(environment);
   config.active = dir.starts_with('/') && copy(config.dir, dir);
   if (!config.active) return;
-  copy(config.run_id, variable(environment, "STASHTRACE_RUN_ID"));
   new_file_mode = variable(environment, "STASHTRACE_SHARE") == "1" ? 0640 : 0600;
-  copy(config.steps, variable(environment, "STASHTRACE_STEPS"));
-  config.idle = variable(environment, "STASHTRACE_IDLE") == "1";
-  config.followed = variable(environment, "STASHTRACE_FOLLOWED") == "1";
-  copy(config.staged, variable(environment, "STASHTRACE_STAGED"));
-  const std::string_view collectors = variable(environment, "STASHTRACE_COLLECTORS");
-  if (!collectors.empty()) config.collectors = collector_bits(collectors);
   std::int64_t value = 0;
-  if (number(variable(environment, "STASHTRACE_WAIT_THRESHOLD_NS"), 0, 3'600'000'000'000, value))
-    config.wait_threshold_ns = value;
-  if (number(variable(environment, "STASHTRACE_SAMPLE_MS"), 1, 3'600'000, value))
-    config.sample_ms = static_cast<std::uint32_t>(value);
-  if (number(variable(environment, "STASHTRACE_STACK_HZ"), 0, 1'000, value))
-    config.stack_hz = static_cast<std::uint32_t>(value);
-  if (number(variable(environment, "STASHTRACE_NVML_HZ"), 0, 1'000, value))
-    config.nvml_hz = static_cast<std::uint32_t>(value);
-  config.nvml_links = variable(environment, "STASHTRACE_NVML_LINKS") == "1";
-  for (const char* name : {"STASHTRACE_LANE_BYTES", "STASHTRACE_RING_BYTES"})  // the first is its older name
-    if (number(variable(environment, name), 1, 1 << 30, value))
-      config.io_ring_bytes = static_cast<std::uint32_t>(value);
-  if (number(variable(environment, "STASHTRACE_EVENT_BUDGET"), 0, 1'000'000'000, value)) config.event_budget = value;
-  config.force_events = variable(environment, "STASHTRACE_FORCE_EVENTS") == "1";
-  config.lookup_hook = variable(environment, "STASHTRACE_LOOKUP_HOOK") == "1";
-  const std::string_view nccl_source = variable(environment, "STASHTRACE_NCCL_SOURCE");
-  if (nccl_source == "plugin") config.nccl_source = NcclSource::plugin;
-  if (nccl_source == "events") config.nccl_source = NcclSource::events;
-  copy(config.nccl_chain, variable(environment, "STASHTRACE_NCCL_CHAIN"));
-  const std::string_view drainer = variable(environment, "STASHTRACE_DRAINER");
-  for (const auto mode : {DrainerMode::thread, DrainerMode::self, DrainerMode::off})
-    if (drainer == name_of(mode)) config.drainer = mode;
-  const std::string_view log = variable(environment, "STASHTRACE_LOG");
-  for (const auto level : {LogLevel::info, LogLevel::debug})
-    if (log == name_of(level)) config.log = level;
-  const std::string_view kernels = variable(environment, "STASHTRACE_KERNELS");
+#define GIVEN(name) variable(environment, "STASHTRACE_" #name)
+#define TEXT(field, bytes, name, initial) \
+  if (const std::string_view text = GIVEN(name); !text.empty()) copy(config.field, text);
+#define SWITCH(field, name) config.field = GIVEN(name) == "1";
+#define NUMBER(type, field, name, initial, lowest, highest) \
+  if (number(GIVEN(name), lowest, highest, value)) config.field = static_cast<type>(value);
+#define CHOICE(Type, field, name, WORDS) choose(config.field, GIVEN(name));
+#define OTHER(type, field, name, initial)
+#include "core/settings.def"
+  const std::string_view collectors = GIVEN(COLLECTORS);
+  if (!collectors.empty()) config.collectors = collector_bits(collectors);
+  for (const std::string_view given : {GIVEN(LANE_BYTES), GIVEN(RING_BYTES)})  // the first is its older name
+    if (number(given, 1, 1 << 30, value)) config.io_ring_bytes = static_cast<std::uint32_t>(value);
+  const std::string_view kernels = GIVEN(KERNELS);
   if (!kernels.empty() && kernels != "0") config.kernels = kernels == "graphs" ? KernelMode::graphs : KernelMode::nodes;
-  const std::string_view kernels_steps = variable(environment, "STASHTRACE_KERNELS_STEPS");
-  if (!kernels_steps.empty()) copy(config.kernels_steps, kernels_steps);
+#undef GIVEN
   for (const std::string_view name : {"CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"})
     if (!variable(environment, name).empty()) copy(config.injected_profiler, name);
-}
-
-const char* name_of(DrainerMode mode) noexcept {
-  switch (mode) {
-    case DrainerMode::automatic: return "auto";
-    case DrainerMode::thread: return "thread";
-    case DrainerMode::self: return "self";
-    case DrainerMode::off: return "off";
-  }
-  return "auto";
-}
-
-const char* name_of(LogLevel level) noexcept {
-  switch (level) {
-    case LogLevel::error: return "error";
-    case LogLevel::info: return "info";
-    case LogLevel::debug: return "debug";
-  }
-  return "error";
 }
 
 }  // namespace stashtrace

@@ -1,4 +1,4 @@
-"""Write the part of docs/reference/findings.md about rules: what each says of itself, and its sentences.
+"""Write the part of docs/reference/findings.md about rules: what each says of itself, its sentences, their symptoms.
 
 python scripts/docs/generate_findings.py          # write
 python scripts/docs/generate_findings.py --check  # exit 1 if the page is stale
@@ -8,8 +8,9 @@ python scripts/docs/generate_findings.py --check  # exit 1 if the page is stale
 from __future__ import annotations
 
 import ast
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from generated_files import write_or_compare
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/findings.md"
+SYMPTOMS = ROOT / "docs/symptoms.md"
 RULES = ROOT / "stashtrace/analysis/findings/rules"
 _BEGIN, _END = "<!-- rules: begin -->\n", "<!-- rules: end -->\n"
 #: What makes a sentence -> the places of its kind or code, and of its template, among the arguments.
@@ -26,7 +28,17 @@ _MAKERS = {"claim": (1, 2), "fact": (0, 1), "verdict": (0, 1)}
 def page() -> str:
     """Return the text of the page with the part that is derived."""
     head, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
-    return head + _BEGIN + "".join(map(_section, rule_files())) + "\n" + _END + rest.partition(_END)[2]
+    symptoms = codes_of_symptoms()
+    claims = {code: path for path in rule_files() for code in said_by(path, ("claim", "verdict"))}
+    rules = "".join(_section(path, symptoms, claims) for path in rule_files())
+    return head + _BEGIN + rules + "\n" + _END + rest.partition(_END)[2]
+
+
+def codes_of_symptoms() -> dict[str, list[str]]:
+    """Return the codes of findings that each section of the page of symptoms names."""
+    text = SYMPTOMS.read_text(encoding="utf-8")
+    sections = re.findall(r"^### (.+?)\n(.*?)(?=^##|\Z)", text, re.DOTALL | re.MULTILINE)
+    return {title: re.findall(r"`(\w+)`", part.partition("- **Findings:** ")[2]) for title, part in sections}
 
 
 def rule_files() -> list[Path]:
@@ -34,7 +46,7 @@ def rule_files() -> list[Path]:
     return [path for path in sorted(RULES.rglob("*.py")) if path.stem not in ("__init__", "policy")]
 
 
-def said_by(path: Path) -> dict[str, list[str]]:
+def said_by(path: Path, makers: Collection[str] = tuple(_MAKERS)) -> dict[str, list[str]]:
     """Return the sentences of each kind and code in a file, with the names of their facts in braces."""
     said: dict[str, list[str]] = {}
     for function in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -43,20 +55,36 @@ def said_by(path: Path) -> dict[str, list[str]]:
             maker, *given = [call.func, *call.args]
             if isinstance(maker, ast.Name) and maker.id == "partial" and given:
                 maker, *given = given
-            if isinstance(maker, ast.Name) and maker.id in _MAKERS:
+            if isinstance(maker, ast.Name) and maker.id in makers:
                 kind, template = (given[at] for at in _MAKERS[maker.id])
                 for name in _constants(kind):
                     said.setdefault(name, []).extend(filter(None, _templates(template, call.lineno, function)))
     return said
 
 
-def _section(path: Path) -> str:
+def _section(path: Path, symptoms: dict[str, list[str]], claims: dict[str, Path]) -> str:
     about = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").replace("``", "`")
     said = said_by(path)
     rows = [f"- `{name}`: {text}\n" for name, texts in said.items() for text in dict.fromkeys(texts)]
     figures = ", ".join(f"`{name}`" for name, texts in said.items() if not texts)
     rows += [f"- figures of these: {figures}\n"] if figures else []
-    return f"\n### Rule `{path.stem}`\n\n{about}\n\n{''.join(rows)}"
+    # A fact may have the name of another rule's claim.
+    named = [code for code in said if claims.get(code, path) == path]
+    return f"\n### Rule `{path.stem}`\n\n{about}\n\n{''.join(rows)}{_seen_as(named, symptoms)}"
+
+
+def _seen_as(said: Collection[str], symptoms: dict[str, list[str]]) -> str:
+    """Return the symptoms of the codes of a rule, each with these where the rule has several symptoms."""
+    seen = {title: [code for code in said if code in codes] for title, codes in symptoms.items()}
+    seen = {title: codes for title, codes in seen.items() if codes}
+    if not seen:
+        return ""
+    links = []
+    for title, codes in seen.items():
+        anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        named = "" if len(seen) == 1 else f" ({', '.join(f'`{code}`' for code in codes)})"
+        links.append(f"[{title}](../symptoms.md#{anchor}){named}")
+    return f"\nSeen as: {'; '.join(links)}.\n"
 
 
 def _constants(node: ast.expr) -> Iterator[str]:

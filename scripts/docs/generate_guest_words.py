@@ -1,6 +1,7 @@
-"""Write the lists of words that the recorder shares with Python: words of secrets, variables of launchers.
+"""Write what the recorder shares with Python: words of secrets, variables of launchers, settings.
 
-They stand in ``stashtrace/scrubbing.py``. Run it after a change of them, then build.
+The words stand in ``stashtrace/scrubbing.py``, the settings in ``csrc/core/settings.def``. Run it after a change of
+them, then build.
 
 python scripts/docs/generate_guest_words.py          # write
 python scripts/docs/generate_guest_words.py --check  # exit 1 if a file is stale
@@ -9,6 +10,7 @@ python scripts/docs/generate_guest_words.py --check  # exit 1 if a file is stale
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -21,6 +23,8 @@ from stashtrace import scrubbing
 ROOT = Path(__file__).resolve().parents[2]
 SECRET_WORDS = ROOT / "csrc/core/secret_words.h"
 RANK_VARIABLES = ROOT / "csrc/runtime/rank_variables.h"
+DECLARED_SETTINGS = ROOT / "csrc/core/settings.def"
+SETTINGS = ROOT / "stashtrace/record/settings.py"
 #: Names in C++ and in ``stashtrace/scrubbing.py``.
 _LISTS = {
     "kSecrets": "SECRETS",
@@ -94,8 +98,53 @@ def _header(what: str, namespace: str, lists: Iterable[str], include: str = "") 
     )
 
 
+def settings() -> str:
+    """The settings of the recorder, as Python."""
+    declared = DECLARED_SETTINGS.read_text(encoding="utf-8")
+    words = {
+        name: re.findall(r'WORD\(\w+, "(\w+)"\)', of)
+        for name, of in re.findall(r"^#define (\w+)\(WORD\)(.*)$", declared, re.M)
+    }
+    lines = []
+    for kind, inside in re.findall(r"^([A-Z]+)\((.+?)\)(?: *//.*)?$", declared, re.M):
+        parts = [part.strip().replace("'", "") for part in inside.split(",")]
+        name = parts[1] if kind == "SWITCH" else parts[2]
+        if kind == "TEXT":
+            arguments = [parts[3]]
+        elif kind == "NUMBER":
+            arguments = [f'"{parts[3]}"', f"limits=({int(parts[4]):_}, {int(parts[5]):_})"]
+        elif kind == "CHOICE":
+            quoted = ", ".join(f'"{word}"' for word in words[parts[3]])
+            arguments = [f'"{words[parts[3]][0]}"', f"choices=({quoted})"]
+        else:
+            arguments = ['"0"'] if kind == "SWITCH" else ['""']
+        lines.append(f'    "STASHTRACE_{name}": Setting({", ".join(arguments)}),\n')
+    return SETTINGS_HEAD + "".join(lines) + "}\n"
+
+
+SETTINGS_HEAD = '''"""Settings of the recorder, by their variables.
+
+Generated from csrc/core/settings.def by scripts/docs/generate_guest_words.py; do not edit.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Setting(NamedTuple):
+    """What holds without a variable, and its smallest and largest number, or the words that it may be."""
+
+    default: str
+    limits: tuple[int, int] | None = None
+    choices: tuple[str, ...] = ()
+
+
+SETTINGS = {
+'''
 #: What is written -> its text.
-FILES = {SECRET_WORDS: secret_words, RANK_VARIABLES: rank_variables}
+FILES = {SECRET_WORDS: secret_words, RANK_VARIABLES: rank_variables, SETTINGS: settings}
 
 
 if __name__ == "__main__":

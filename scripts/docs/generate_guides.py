@@ -25,15 +25,18 @@ ROOT = Path(__file__).resolve().parents[2]
 SLOWER_US = 610
 
 
-def output_of(command: str) -> str:
-    """What a command line prints on stdout."""
+def output_of(line: str) -> str:
+    """What a command line prints on stdout; ``| head -N`` and ``| tail -N`` leave some lines of it."""
+    command, _, kept = line.partition(" | ")
     printed, words = io.StringIO(), shlex.split(command)[1:]
     with contextlib.redirect_stdout(printed):
         code = stashtrace(words)
     # The exit code of a verdict is an answer.
     if code and not (words[0] == "check" and code in (1, 5)):
         raise SystemExit(f"{command}: exit code {code}")
-    return printed.getvalue()
+    lines = printed.getvalue().splitlines(keepends=True)
+    count = int(kept.partition(" -")[2] or len(lines))
+    return "".join(lines[:count] if kept.startswith("head") else lines[-count:])
 
 
 def gpu_traces() -> None:

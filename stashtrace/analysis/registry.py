@@ -138,7 +138,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "killed",
-        "stashtrace.analysis.findings.ending.killed:killed",
+        "stashtrace.analysis.findings.ending.endings:killed",
         "which ranks and workers were killed, and by which signal",
     ),
     (

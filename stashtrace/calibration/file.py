@@ -21,6 +21,7 @@ import numpy as np
 
 from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.calibration.fit_link import Fit, Piece
+from stashtrace.calibration.noise import OF_MEAN
 from stashtrace.calibration.robust_line import Floats
 
 FORMAT_VERSION = 1
@@ -44,7 +45,7 @@ class Points:
     repetitions_count: tuple[int, ...]
 
     def errors_ns(self) -> Floats:
-        """Standard error of each median, from the quartiles: 1.2533 times the normal standard error of a mean.
+        """Standard error of each median, from the quartiles: by that of a mean.
 
         Quartiles of one or a few say nothing of a spread: such a size is taken to spread as others do, at least.
         """
@@ -54,7 +55,7 @@ class Points:
         if few.any():
             typical = float(np.median((spread / middle)[~few]))
             spread = np.where(few, np.maximum(spread, typical * middle), spread)
-        errors: Floats = 1.2533 * spread / np.sqrt(np.maximum(count, 1))
+        errors: Floats = OF_MEAN * spread / np.sqrt(np.maximum(count, 1))
         return errors
 
 
@@ -118,6 +119,8 @@ class Calibration:
     path: str = ""
     #: Name of an operation that could not be measured -> why.
     left_out: Mapping[str, str] = field(default_factory=dict)
+    #: Name of what was measured together -> what other programs took meanwhile, and what was measured again for that.
+    others: Mapping[str, str] = field(default_factory=dict)
 
     def link(self, op: str, *, ranks: int = 1, backend: str | None = None) -> Link | None:
         """The link of an operation with this number of ranks, None if it was not measured."""
@@ -186,6 +189,7 @@ def load_calibration(path: str | os.PathLike[str]) -> Calibration:
         links=tuple(_link(file, number, entry) for number, entry in enumerate(links, 1)),
         path=file.path,
         left_out={k: str(v) for k, v in file.table(content, "left_out").items()},
+        others={k: str(v) for k, v in file.table(content, "others").items()},
     )
 
 
@@ -283,8 +287,9 @@ def calibration_text(calibration: Calibration) -> str:
     out = [*_HEAD, f"version = {FORMAT_VERSION}"]
     out += _entries({"date": calibration.date, "command": calibration.command})
     out += ["", "[machine]", *_entries(calibration.machine), "", "[versions]", *_entries(calibration.versions)]
-    if calibration.left_out:
-        out += ["", "[left_out]", *_entries(calibration.left_out)]
+    for name, said in (("left_out", calibration.left_out), ("others", calibration.others)):
+        if said:
+            out += ["", f"[{name}]", *_entries(said)]
     for link in calibration.links:
         out += ["", "[[link]]", *_link_text(link)]
     return "\n".join(out) + "\n"

@@ -18,11 +18,6 @@ import numpy.typing as npt
 
 from stashtrace.errors import MissingDataError, UsageError
 
-#: Two-sided 97.5 % points of Student's distribution by degrees of freedom, from 1; beyond them the last.
-STUDENT = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
 #: From so many degrees of freedom on Student's distribution is taken for a normal one: 1 % wider at most.
 _NEARLY_NORMAL = 200
 

@@ -54,17 +54,21 @@ class Screen:
         getattr(self.stream, "write_as_is", self.stream.write)(text)
         self.stream.flush()
 
-    def progress(self, title: str) -> Progress:
-        """Return a bar for a task of several stages; it draws nothing if stderr is not a terminal."""
-        return Progress(self, title)
+    def progress(self, title: str, *, lines: bool = False) -> Progress:
+        """Return a bar for a task of several stages.
+
+        If stderr is not a terminal it draws nothing, or with ``lines`` each task once, in a line.
+        """
+        return Progress(self, title, lines)
 
 
 class Progress:
     """A bar of one line that erases itself at the end; ``step`` moves it."""
 
-    def __init__(self, screen: Screen, title: str) -> None:
+    def __init__(self, screen: Screen, title: str, lines: bool = False) -> None:
         self._screen = screen
         self._title = title
+        self._lines, self._said = lines, ""
         self._drawn_ns = 0
         self._begin, self._span = 0.0, 1.0
 
@@ -84,6 +88,9 @@ class Progress:
     def step(self, share: float, task: str = "") -> None:
         """Show that ``share`` of the stage (0 to 1) is done, and the present task."""
         if not self._screen.interactive:
+            if self._lines and task and task != self._said:
+                self._said = task
+                self._screen.say(f"{self._title} {visible_line(task)}")
             return
         now = time.monotonic_ns()
         if now - self._drawn_ns < _REDRAW_NS:

@@ -1,13 +1,14 @@
-"""What a decoder is given beside the rows: clock, tracks, strings, and the identity of the process.
+"""The decoder of each collector, and what it is given with the rows: clock, tracks, strings, identity of the process.
 
-``loading.process_identity`` makes one context for each process; ``decode(raw, context)`` of each collector reads it and
-returns :class:`EventTables`. A decoder never opens files and never sees another process. Its times are on the common
-clock of the run, since ``to_ns`` maps to it.
+The decoder of a collector of ``records.def`` is ``decode(raw, context)`` of the module of its name, which returns
+:class:`EventTables`; ``loading.process_identity`` makes one context for each process. A decoder never opens files and
+never sees another process. Its times are on the common clock of the run, since ``to_ns`` maps to it.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace import _native
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import DeviceClock, ProcessRole, Severity, StreamFlag
@@ -311,3 +313,34 @@ def _table(name: str, columns: Mapping[str, Any]) -> Table:
     rows = max(map(len, whole.values()), default=1)
     repeated = {k: np.full(rows, v, dtype=schema.dtypes.get(k)) for k, v in columns.items() if k not in whole}
     return Table(schema, {**whole, **repeated})
+
+
+Decode = Callable[[RawProcess, DecodeContext], EventTables]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoder:
+    """One collector's decoder."""
+
+    #: Collector.
+    name: str
+    #: ``decode(raw, context) -> EventTables``.
+    decode: Decode
+    #: Record names it reads (``RECORDS`` of its module).
+    records: tuple[str, ...]
+    #: Tables it fills (``TABLES`` of its module); empty if not declared.
+    tables: tuple[str, ...]
+
+
+def resolve(name: str) -> Decoder | None:
+    """Decoder of a collector, None if the schema has none of that name or its module is not there."""
+    if name not in {collector["name"] for collector in _native.schema()["collectors"]}:
+        return None  # a name out of a file, which may be any
+    module_name = f"{__package__}.{name}"
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name == module_name:
+            return None
+        raise
+    return Decoder(name, module.decode, tuple(module.RECORDS), tuple(getattr(module, "TABLES", ())))

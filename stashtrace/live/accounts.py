@@ -25,6 +25,7 @@ from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.format.growing import CLOCKS_NS, RECALLED_NS, GrowingFile, GrowingRun
+from stashtrace.live import times
 from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.table import LIVE_STEPS, wide_rows
 from stashtrace.loading.clocks.host_clock import WINDOW_NS
@@ -39,15 +40,10 @@ from stashtrace.schema.trace import Trace
 #: Steps before the open ones that stay in memory: a batch may have been made so long before it is waited for, and some
 #: rules of ``analysis.steps`` compare a step with others.
 CONTEXT_STEPS = 32
-#: Fewer stay where they take longer than this together, but never fewer than the second number.
-CONTEXT_NS, LEAST_STEPS = 60_000_000_000, 8
-#: Steps of less than so much time before the open ones stay too: calls that block may be longer than many short steps.
-LEAST_NS = 2_000_000_000
+#: Fewer stay where they take longer than ``times.CONTEXT_NS``, but never fewer than this.
+LEAST_STEPS = 8
 #: Rounds of which it is known where their window began.
 _WINDOWS_KEPT = 10_000
-#: Samplers write several times a second while a process lives: one that has written nothing for so long is dead or
-#: stopped, and steps close without it.
-SILENT_NS = 10_000_000_000
 #: Rows in memory at most; beyond it the oldest go, and steps that need them are marked.
 MOST_BYTES = 512 << 20
 
@@ -112,7 +108,7 @@ class LiveAccounts:
         if not raw.processes:
             return Round(nothing)
         try:
-            grown = load_growing(raw, [] if self.others is None else self.others.look(at_ns))
+            grown = load_growing(raw, [] if self.others is None else self.others.round(at_ns))
         except FormatError:  # its only processes have begun, but not yet read their clocks
             return Round(nothing)
         opened = self.opened = grown.opened
@@ -269,14 +265,14 @@ class LiveAccounts:
         return min(left)
 
     def _recording_ranks(self, trace: Trace, at_ns: int) -> set[int]:
-        """Return the ranks whose process had not ended at the last look, and has written something lately.
+        """Return the ranks whose process had not ended in the last round, and has written something lately.
 
         Of a process that was killed the ring stays.
         """
         living = {
             (str(file.metadata.get("host", "")), file.metadata.get("pid"))
             for file in self.run.files
-            if file.is_open and at_ns - file.newest_ns < SILENT_NS
+            if file.is_open and at_ns - file.newest_ns < times.PROCESS_SILENT_NS
         }
         if self.others is not None:
             living |= {(str(f.metadata.get("host", "")), f.metadata.get("pid")) for f in self.others.recording()}
@@ -300,9 +296,9 @@ class LiveAccounts:
         everybody = by_step.sizes == len(np.unique(table["rank"]))
         at = int(np.searchsorted(by_step.values, last))
         newest_ns = int(begin[min(at, len(begin) - 1)])
-        old = begin < newest_ns - LEAST_NS
+        old = begin < newest_ns - times.LEAST_CONTEXT_NS
         long_ago = (by_step.values <= last - self.context_steps) | (
-            (by_step.values <= last - LEAST_STEPS) & (begin < newest_ns - CONTEXT_NS)
+            (by_step.values <= last - LEAST_STEPS) & (begin < newest_ns - times.CONTEXT_NS)
         )
         first = 0 if self.window is None else self.window.first_step
         fitting = np.flatnonzero(everybody & old & long_ago & (by_step.values > first))

@@ -3,8 +3,14 @@
 trigger ──► line and event, with the path of the window ──► window sealed ──► command called
                    no window ─────────────────────────────────────────────►
 
-Where several hosts record into one directory, the window is one of all of them (``live.hosts.joint_windows``), and a
-trigger that another host has told has no second line.
+Where several hosts record into one directory, the window is one of all of them (``live.hosts.windows``), and a trigger
+that another host has reported has no second line.
+
+    ``run --on-trigger CMD``:   trigger ──► queue of 8 ──► one call at a time ──► ended, or killed after 60 s
+                                               │ full: the least costly is left out, and counted
+
+No shell reads the command, so a sentence or a path in its variables is never taken for code. A call is checked once a
+round and never waited for, but for a short time when the job has ended.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -12,210 +18,146 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import signal
+import subprocess
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from stashtrace.live import times
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.capture import Captures, Request, Sealed
 from stashtrace.live.deeper import DeeperSteps
 from stashtrace.live.events import EventLog
-from stashtrace.live.hosts.joint_windows import JointWindows
-from stashtrace.live.hosts.other_hosts import ranks_named
+from stashtrace.live.hosts.collecting import failure_text
+from stashtrace.live.hosts.requests import CAPTURE, Request
+from stashtrace.live.hosts.windows import Windows
 from stashtrace.live.state import Event
-from stashtrace.live.triggers.trigger_command import TriggerCommand
-from stashtrace.record.directory import update_host_facts
-from stashtrace.run_facts import STACKS
 from stashtrace.text import count_noun
-from stashtrace.units import bytes_text
+
+#: Calls that wait while one runs; more triggers than that are counted.
+WAITING_COUNT = 8
+#: Kinds of events that tell what a job loses, where others tell of its end, or answer somebody.
+_LONGER = ("slow_step", "stall_grows")
 
 
 class Alarms:
     """Takes the triggers of a run.
 
-    ``captures``: seals the windows. ``command``: called for each trigger; None for none. ``after_steps``: of a window.
-    ``joint``: seals this host's part of windows of all hosts; None for a run of this host alone. ``deeper``: records
-    steps deeper. ``kinds``: what it records of the steps after a trigger.
+    ``windows``: seals its windows. ``command``: called for each trigger; None for none. ``after_steps``: of a window.
+    ``deeper``: records steps deeper. ``kinds``: what it records of the steps after a trigger.
     """
 
     def __init__(
         self,
         log: EventLog,
-        captures: Captures,
+        windows: Windows,
         command: TriggerCommand | None,
         after_steps: int,
-        joint: JointWindows | None = None,
         deeper: DeeperSteps | None = None,
         kinds: Sequence[str] = (),
     ) -> None:
-        self.captures = captures
-        self._joint = joint
+        self.windows = windows
         self._deeper = deeper
-        self._kinds = kinds
+        self._kinds = tuple(kinds)
         self._log = log
         self._command = command
         self._after_steps = after_steps
-        #: Triggers and requests of the open window.
-        self._of_window: list[Event] = []
-        self._requests: list[str] = []
-        #: The same of windows of all hosts, by their folder; and those that somebody asked for by a signal.
-        self._of_joint: dict[str, list[Event]] = {}
-        self._signalled: set[str] = set()
+        #: Folder of a window that is not whole yet -> the triggers that it is for, and the names of requests.
+        self._triggers: dict[Path, list[Event]] = {}
+        self._asked: dict[Path, list[str]] = {}
 
     def add(self, event: Event, window: str, at_ns: int, *, now: bool = False) -> None:
         """Take a trigger. ``window``: name of its window, empty for none. ``now``: no steps are to come after it."""
-        if self._joint is not None and self._joint.is_told(event, at_ns):
+        if self.windows.is_reported(event, at_ns):
             return
-        path = ""
-        if window and self._joint is not None and len(self._joint.hosts(at_ns)) > 1:
-            opened = self._open_joint(self._joint, event, window, at_ns, now=now)
-            if opened is None:
-                return
-            path = opened
-        elif window:
-            path = self._open_own(event, window, at_ns, now=now)
-        event = replace(event, window=path)
+        path, why = None, "none is wanted"
+        if window:
+            after, kinds = (0, ()) if now else (self._after_steps, self._kinds)
+            request = Request(after, "", False, kinds, event.kind, event.step, event.rank, event.cost_ns, now)
+            path, why = self._open(replace(request, window=window), event.step, at_ns)
+        if path is None and not why:
+            return  # another host has a line for it
+        event = replace(event, window="" if path is None else str(path))
         self._log.add(event)
-        if path in self._of_joint:
-            self._of_joint[path].append(event)
-        elif path:
-            self._of_window.append(event)
-        else:
-            self._call(event)
-
-    def _open_own(self, event: Event, window: str, at_ns: int, *, now: bool) -> str:
-        """Open a window of this host for a trigger; return its folder, empty if it has none."""
-        after = 0 if now else self._after_steps
-        path = self.captures.ask(window, event.step, after, at_ns, cost_ns=event.cost_ns, by_hand=now)
-        if now:
-            self.captures.hurry(at_ns)
-            if self._deeper is not None:
-                self._deeper.give_up()
-        elif path:
-            self.captures.lengthen(self._deepen(self._kinds, event.step, after, at_ns))
-        return path
-
-    def _open_joint(self, joint: JointWindows, event: Event, window: str, at_ns: int, *, now: bool) -> str | None:
-        """Open one of all hosts, or make that longer which is open; None if another host has told the same trigger."""
-        is_new, after = not joint.has(event.step, now=now), 0 if now else self._after_steps
-        why = self.captures.why_not(at_ns, event.cost_ns, by_hand=now) if is_new else ""
-        if not why:
-            try:
-                path = joint.open_for(event, window, after, at_ns, now=now, kinds=() if now else self._kinds)
-            except OSError as error:
-                why = f"cannot write the window {window}: {error.strerror or error}"
-        if why:
-            self.captures.refuse(why)
-            return ""
         if path is None:
-            return None
-        self._of_joint.setdefault(path, [])
-        if is_new and not now:
-            self.captures.count(at_ns, event.cost_ns)
-        if not now:
-            joint.lengthen(path, self._deepen(self._kinds, event.step, after, at_ns))
-        elif self._deeper is not None:
-            self._deeper.give_up()
-        return path
-
-    def ask(self, newest: int, at_ns: int) -> None:
-        """Open a window as a signal asks for one: of all hosts where they share a directory."""
-        if self._joint is not None and len(self._joint.hosts(at_ns)) > 1:
-            event = Event("capture", "", time.time_ns(), newest)
-            with contextlib.suppress(OSError):  # then it is one of this host, which says what is wrong
-                if path := self._joint.open_for(event, "", self._after_steps, at_ns):
-                    self._signalled.add(path)
-                    return
-        self.answer(Request(self._after_steps), newest, at_ns)
+            self._call(event)
+        else:
+            self._triggers.setdefault(path, []).append(event)
 
     def answer(self, request: Request, newest: int, at_ns: int) -> None:
-        """Open a window that somebody asks for; ``newest``: the last step that has closed."""
-        if self._joint is not None and len(request.hosts) > 1:
-            if why := self._joint.answer(request, newest, at_ns):
-                self.refuse([request], why)
-            elif request.now and self._deeper is not None:
-                self._deeper.give_up()
-            else:
-                folder = self._joint.folder_of(request)
-                self._joint.lengthen(folder, self._deepen(request.kinds, newest, request.after_steps, at_ns))
+        """Open a window that somebody asks for, or the part of this host in that of another one.
+
+        ``newest``: the last step that has closed.
+        """
+        if request.collector:
+            self._deepen(request, self.windows.answer(request, newest, at_ns), newest, at_ns)
             return
-        name = f"step-{max(newest, 0):06}-asked"
-        path = self.captures.ask(name, newest, request.after_steps, at_ns, by_hand=True, unlimited=request.unlimited)
-        if path:
-            self._requests.append(request.name)
-            self.captures.lengthen(self._deepen(request.kinds, newest, request.after_steps, at_ns))
+        request = replace(request, step=newest, window=f"step-{max(newest, 0):06}-asked")
+        path, why = self._open(request, newest, at_ns)
+        if path is not None:
+            self._asked.setdefault(path, []).append(request.name)
         else:
-            self.refuse([request], self.captures.refusal)
+            self.refuse(request, why)
 
-    def _deepen(self, kinds: Sequence[str], newest: int, count: int, at_ns: int) -> int:
-        """Let steps be recorded deeper; return the last of them, -1 if there are none."""
-        if self._deeper is None or not kinds or not count:
-            return -1
-        try:
-            last, why = self._deeper.ask(kinds, newest, count, at_ns)
-        except OSError as error:
-            last, why = -1, f"ranks could not be asked ({error.strerror or error})"
-        if why:
-            self._log.add(Event("deeper", f"the steps that come are recorded as ever: {why}", time.time_ns(), newest))
-        return last
+    def _open(self, request: Request, newest: int, at_ns: int) -> tuple[Path | None, str]:
+        path, why = self.windows.ask(request, at_ns)
+        self._deepen(request, path, newest, at_ns)
+        return path, why
 
-    def refuse(self, requests: Sequence[Request], why: str) -> None:
-        """Say that no window will be sealed for requests."""
-        names = " ".join(request.name for request in requests)
-        event = Event("capture", f"no window is sealed as asked: {why}", time.time_ns(), request=names)
+    def refuse(self, request: Request, why: str) -> None:
+        """Say that there is no window, or no part of this host in it."""
+        if request.collector:
+            self.windows.refuse(request, why)
+            return
+        event = Event(CAPTURE, failure_text(request, why), time.time_ns(), request=request.name)
         self._log.add(event)
         self._call(event)
 
+    def _deepen(self, request: Request, path: Path | None, newest: int, at_ns: int) -> None:
+        """Let the steps of a window that come be recorded deeper, and the window wait for them."""
+        if self._deeper is None or path is None:
+            return
+        if request.now:  # they do not come
+            self._deeper.give_up()
+        elif request.kinds and request.after_steps:
+            try:
+                last, why = self._deeper.ask(request.kinds, newest, request.after_steps, at_ns)
+            except OSError as error:
+                last, why = -1, f"ranks could not be asked ({error.strerror or error})"
+            if why:
+                text = f"the steps that come are recorded as ever: {why}"
+                self._log.add(Event("deeper", text, time.time_ns(), newest))
+            self.windows.lengthen(path, last)
+
     def seal_if_ready(self, accounts: LiveAccounts, at_ns: int, *, ended: bool) -> None:
-        """Seal the open windows that need not wait, and call the command for what they are of."""
+        """Seal the parts of this host that need not wait, and look for those of others."""
         if self._deeper is not None and self._deeper.is_open and not ended:
             return
         stacks = [] if self._deeper is None else self._deeper.take_stacks()
-        joint = self._joint
-        parts = () if joint is None else joint.seal_ready(accounts, at_ns, ended=ended, stacks=stacks)
-        for request, part in parts:
-            event = replace(_event_of(part), request=request.name)
-            self._log.add(event)
-            self._call(event)
-        self.look(at_ns)
-        sealed = self.captures.seal_if_ready(accounts, at_ns, ended=ended)
-        if sealed is None:
-            return
-        _add_stacks(sealed, stacks)
-        lacking = "" if joint is None else joint.lacking(accounts.closed)
-        event = replace(_event_of(sealed, lacking=lacking), request=" ".join(self._requests))
-        self._log.add(event)
-        if self._requests:
-            self._call(event)
-        for trigger in self._of_window:
-            self._call(replace(trigger, window=sealed.path))
-        self._of_window, self._requests = [], []
+        self.windows.seal_ready(accounts, at_ns, ended=ended, stacks=stacks)
+        self.collect(at_ns)
 
-    def look(self, at_ns: int, *, last: bool = False) -> None:
-        """Look whether windows of all hosts are whole by now; ``last``: nothing is waited for any more."""
-        for one in () if self._joint is None else self._joint.collecting.look(at_ns, last=last):
-            folder = str(one.window)
-            event = Event("capture", f"what was asked for is kept in {folder}", time.time_ns(), window=one.path)
-            if one.sealed is not None:
-                event = _event_of(one.sealed, one.ranks, one.lacking)
+    def collect(self, at_ns: int, *, last: bool = False) -> None:
+        """Report windows that are whole by now, and call the command for what they are of.
+
+        ``last``: nothing is waited for any more.
+        """
+        for one in self.windows.collect(at_ns, last=last):
+            asked, triggers = self._asked.pop(one.window, []), self._triggers.pop(one.window, [])
+            if one.text or asked:
+                # A host that takes the place of the one that was asked answers for it.
+                names = asked or ([one.request.name] if one.request.is_asked else [])
+                text = one.text or f"what was asked for {'is' if one.path else 'is to be'} kept in {one.window}"
+                answered = " ".join(filter(None, names))
+                event = Event(CAPTURE, text, time.time_ns(), one.last_step, window=one.path, request=answered)
                 self._log.add(event)
-            if folder in self._signalled:
-                self._signalled.remove(folder)
-                self._call(event)
-            for trigger in self._of_joint.pop(folder, ()):
+                if asked:
+                    self._call(event)
+            for trigger in triggers:
                 self._call(replace(trigger, window=one.path))
-
-    @property
-    def is_collecting(self) -> bool:
-        """Whether parts of other hosts are waited for."""
-        return self._joint is not None and self._joint.collecting.is_on
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a window waits for its last steps."""
-        return self.captures.is_open or (self._joint is not None and self._joint.is_open)
 
     def settle(self, *, ended: bool) -> None:
         """End a round: say what a storm kept back, and look at the calls of the command."""
@@ -228,9 +170,9 @@ class Alarms:
     def notes(self) -> list[str]:
         """What was not done for triggers so far."""
         notes = [self._command.note] if self._command is not None and self._command.note else []
-        if self.captures.refused_count:
-            triggers = count_noun(self.captures.refused_count, "trigger")
-            notes.append(f"no window was sealed for {triggers}; the last: {self.captures.refusal}")
+        if self.windows.refused_count:
+            triggers = count_noun(self.windows.refused_count, "trigger")
+            notes.append(f"no window was sealed for {triggers}; the last: {self.windows.refusal}")
         return notes
 
     def _call(self, event: Event) -> None:
@@ -238,19 +180,128 @@ class Alarms:
             self._command.add(event)
 
 
-def _add_stacks(sealed: Sealed, stacks: Sequence[Mapping[str, Any]]) -> None:
-    """Keep what was sampled in a window beside the other facts of this host. Errors of the system are raised."""
-    if stacks and not sealed.error:
-        update_host_facts(Path(sealed.path), os.uname().nodename, {STACKS: stacks})
+class TriggerCommand:
+    """Calls a command for events, one call at a time.
+
+    ``words``: program and arguments. ``directory``: of the run. ``dropped_count``: events for which it was not called.
+    ``failed_count``: calls that failed or took too long.
+    """
+
+    def __init__(self, words: Sequence[str], directory: Path, *, timeout_s: float = times.CALL_S) -> None:
+        self._words = list(words)
+        self._directory = directory
+        self._timeout_s = timeout_s
+        self._waiting: deque[Event] = deque()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._until_s = 0.0
+        self._said: set[str] = set()
+        self.called_count = self.failed_count = self.dropped_count = 0
+
+    def add(self, event: Event) -> None:
+        """Let the command be called for an event; if too many wait already, the least costly is counted instead."""
+        self._waiting.append(event)
+        if len(self._waiting) > WAITING_COUNT:
+            # Of equal ones the newest: several come at once where the follower was kept from a processor.
+            del self._waiting[min(range(len(self._waiting)), key=lambda at: (*_worth(self._waiting[at]), -at))]
+            self.dropped_count += 1
+
+    def poll(self) -> list[str]:
+        """Check the running call, and start the next one; return what went wrong for the first time."""
+        found = self._check_call()
+        while self._process is None and self._waiting:
+            found += self._start(self._waiting.popleft())
+        if self.dropped_count:
+            why = f"{WAITING_COUNT} calls wait already for the one that runs"
+            found.append(self._line("is not called for some triggers", why))
+        return self._new(found)
+
+    def finish(self, patience_s: float = times.LAST_CALLS_S) -> list[str]:
+        """Make the calls that are left, for so long; return what went wrong for the first time."""
+        until_s = time.monotonic() + patience_s
+        found = self.poll()
+        while self._process is not None and time.monotonic() < until_s:
+            time.sleep(times.CALL_POLL_S)
+            found += self.poll()
+        if self._process is not None:
+            self._kill(self._process)
+            self.failed_count += 1
+            found += self._new([self._line("was killed", f"the job has ended {patience_s:g} s ago")])
+        self.dropped_count += len(self._waiting)
+        self._waiting.clear()
+        return found
+
+    @property
+    def note(self) -> str:
+        """How many calls failed and were not made so far; empty if none."""
+        parts = [f"{self.failed_count} of {count_noun(self.called_count, 'call')} failed"] if self.failed_count else []
+        parts += [f"{count_noun(self.dropped_count, 'trigger')} did not call it"] if self.dropped_count else []
+        return self._line("", "; ".join(parts)) if parts else ""
+
+    def _check_call(self) -> list[str]:
+        process = self._process
+        if process is None:
+            return []
+        code = process.poll()
+        if code is None and time.monotonic() < self._until_s:
+            return []
+        if code is None:
+            self._kill(process)
+            why = self._line("was killed", f"it took longer than {self._timeout_s:g} s")
+        elif code:
+            how = f"exit code {code}" if code > 0 else f"signal {-code}"
+            why = self._line("failed", f"it ended with {how}")
+        self._process = None
+        if not code and code is not None:
+            return []
+        self.failed_count += 1
+        return [why]
+
+    def _start(self, event: Event) -> list[str]:
+        self.called_count += 1
+        try:
+            self._process = subprocess.Popen(
+                self._words,
+                env={**os.environ, **variables_of(event, self._directory)},
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # standard output is the job's
+                start_new_session=True,  # so that Ctrl-C does not reach it, and all that it starts can be killed
+            )
+        except OSError as error:
+            self.failed_count += 1
+            return [self._line("cannot be started", error.strerror or str(error))]
+        self._until_s = time.monotonic() + self._timeout_s
+        return []
+
+    def _kill(self, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._process = None
+
+    def _line(self, what: str, why: str) -> str:
+        return f"{f'--on-trigger {shlex.join(self._words)} {what}'.rstrip()}: {why}"
+
+    def _new(self, lines: Sequence[str]) -> list[str]:
+        new = [line for line in dict.fromkeys(lines) if line not in self._said]
+        self._said.update(new)
+        return new
 
 
-def _event_of(sealed: Sealed, ranks: Sequence[int] = (), lacking: str = "") -> Event:
-    """Word a window that was sealed, or that could not be. ``ranks``, ``lacking``: that it has, and that it has not."""
-    if sealed.error:
-        text = f"the window {sealed.name} could not be written: {sealed.error}"
-        return Event("capture", text, time.time_ns(), step=sealed.last_step)
-    steps = f"steps {sealed.first_step} to {sealed.last_step}"
-    whose = f" of {ranks_named(ranks)}" if ranks else ""
-    without = f", without {lacking}" if lacking else ""
-    text = f"{steps}{whose} are kept in {sealed.path} ({bytes_text(sealed.size_bytes)}){without}"
-    return Event("capture", text, time.time_ns(), step=sealed.last_step, window=sealed.path)
+def _worth(event: Event) -> tuple[bool, int]:
+    """Order events by how much a call for them matters: steps that take longer come after all else."""
+    return event.kind not in _LONGER, event.cost_ns
+
+
+def variables_of(event: Event, directory: Path) -> Mapping[str, str]:
+    """Return the variables that tell a command about an event."""
+    facts = {
+        "KIND": event.kind,
+        "TEXT": event.text,
+        "STEP": str(event.step),
+        "RANK": str(event.rank),
+        "COST_NS": str(event.cost_ns),
+        "REALTIME_NS": str(event.realtime_ns),
+        "WINDOW": event.window,
+        "RUN": str(directory),
+    }
+    return {f"STASHTRACE_TRIGGER_{name}": value.replace("\0", "") for name, value in facts.items()}

@@ -24,6 +24,7 @@ import numpy as np
 
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import StashtraceError
+from stashtrace.live import times
 from stashtrace.live.state import Event
 from stashtrace.record.follower import ask_for_deeper_steps
 from stashtrace.record.look.stack_samples import StackSampler
@@ -31,22 +32,16 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import KERNELS_WINDOW, KERNELS_WINDOWS_COUNT, Trace
 from stashtrace.text import count_noun
-from stashtrace.units import duration_text, ranks_text
+from stashtrace.units import duration_text, ranks_named
 
 #: What can be recorded beside: on the ranks' devices, and what their threads do in Python.
 KERNELS, STACKS = "kernels", "stacks"
-HOUR_NS = 3_600_000_000_000
 #: Part of the job's time that deeper steps may cost, in each hour.
 BUDGET_RATIO = 0.01
 #: So many of the newest steps say what a step usually takes.
 _USUAL_STEPS = 64
 #: Between what a rank does and the round that sees it, beside the age of the newest step.
 _MARGIN_STEPS = 2
-#: After its last step, a rank that has told nothing of its kernels is awaited for so long: the recorder flushes them
-#: within a second or two.
-_PATIENCE_NS = 5_000_000_000
-#: A rank that makes no steps, or very long ones, is given up this long after its time was over.
-_LONGEST_NS = 60_000_000_000
 
 
 @dataclass(slots=True)
@@ -59,11 +54,11 @@ class Budget:
     @property
     def hourly_ns(self) -> int:
         """What may be spent in an hour."""
-        return round(self.ratio * HOUR_NS)
+        return round(self.ratio * times.HOUR_NS)
 
     def left_ns(self, at_ns: int) -> int:
         """Return what is left of the hour before ``at_ns``, on a clock that never steps back."""
-        while self._spent and self._spent[0][0] <= at_ns - HOUR_NS:
+        while self._spent and self._spent[0][0] <= at_ns - times.HOUR_NS:
             self._spent.popleft()
         return max(self.hourly_ns - sum(cost for _, cost in self._spent), 0)
 
@@ -159,11 +154,11 @@ class DeeperSteps:
             ask_for_deeper_steps(self._directory, first, count, usual_ns, left_ns)
         if STACKS in kinds:
             self._sampler.start(self._processes())
-        until_ns = at_ns + age_ns + (count + 1 + _MARGIN_STEPS) * usual_ns + left_ns + _LONGEST_NS
+        until_ns = at_ns + age_ns + (count + 1 + _MARGIN_STEPS) * usual_ns + left_ns + times.DEEPER_NS
         self._asked = _Asked(frozenset(kinds), first, count, usual_ns, at_ns, until_ns, left_ns, self._windows_count)
         return first + count - 1, ""
 
-    def look(self, closed: Table, window: Trace | None, origin_ns: int, at_ns: int, *, ended: bool) -> Event | None:
+    def round(self, closed: Table, window: Trace | None, origin_ns: int, at_ns: int, *, ended: bool) -> Event | None:
         """Take in the steps that closed in a round; return what deeper steps have cost once they are over.
 
         ``origin_ns``: zero of the common time on CLOCK_MONOTONIC, which ``at_ns`` is of.
@@ -185,7 +180,7 @@ class DeeperSteps:
             asked.over_ns = at_ns
         awaited = KERNELS in asked.kinds and window is not None and set(window.ranks.tolist()) - new.keys()
         # Ranks that were further than was known begin later.
-        patience_ns = _PATIENCE_NS + 2 * (asked.count + _MARGIN_STEPS) * asked.usual_ns if awaited else 0
+        patience_ns = times.KERNELS_NS + 2 * (asked.count + _MARGIN_STEPS) * asked.usual_ns if awaited else 0
         is_over = asked.over_ns >= 0 and at_ns - asked.over_ns >= patience_ns
         if STACKS in asked.kinds:  # the ranks cannot end that by themselves
             is_over = is_over or self._cost_ns(list(asked.lengths_ns.values())) >= asked.left_ns
@@ -283,7 +278,7 @@ def _of_kernels(new: dict[int, str], window: Trace | None) -> str:
         return f"; {count_noun(pieces, 'piece')} of work on devices"
     why = "" if window is None else _why_none(window, set(without))
     some = f"; {count_noun(pieces, 'piece')} of work on devices, and" if new else ";"
-    return f"{some} {_named(without)} recorded no kernels{f': {why}' if why else ''}"
+    return f"{some} {ranks_named(without)} recorded no kernels{f': {why}' if why else ''}"
 
 
 def _of_stacks(unseen: Mapping[int, str]) -> str:
@@ -291,11 +286,7 @@ def _of_stacks(unseen: Mapping[int, str]) -> str:
     by_reason: dict[str, list[int]] = {}
     for rank, why in sorted(unseen.items()):
         by_reason.setdefault(why, []).append(rank)
-    return "".join(f"; no Python stacks of {_named(ranks)}: {why}" for why, ranks in by_reason.items())
-
-
-def _named(ranks: list[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
+    return "".join(f"; no Python stacks of {ranks_named(ranks)}: {why}" for why, ranks in by_reason.items())
 
 
 def _why_none(window: Trace, ranks: set[int]) -> str:

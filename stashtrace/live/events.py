@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TextIO
 
 from stashtrace.errors import FormatError
+from stashtrace.live import times
 from stashtrace.live.state import EVENTS_KEPT, Event
 from stashtrace.live.table import open_own
 from stashtrace.text import count_noun
@@ -25,7 +26,6 @@ from stashtrace.whole_files import read_text
 EVENTS_FILE = "events-{host}.jsonl"
 #: Lines of one kind in a minute.
 STORM_COUNT = 20
-_MINUTE_NS = 60_000_000_000
 
 
 class EventLog:
@@ -44,17 +44,17 @@ class EventLog:
 
     def add(self, event: Event) -> None:
         """Write an event. What cannot be written is counted: the job goes on."""
-        times = self._written_ns.setdefault(event.kind, deque(maxlen=STORM_COUNT))
-        if len(times) == STORM_COUNT and event.realtime_ns - times[0] < _MINUTE_NS:
+        written = self._written_ns.setdefault(event.kind, deque(maxlen=STORM_COUNT))
+        if len(written) == STORM_COUNT and event.realtime_ns - written[0] < times.MINUTE_NS:
             self._withheld[event.kind] += 1
             return
-        times.append(event.realtime_ns)
+        written.append(event.realtime_ns)
         self._write(event)
 
     def settle(self, realtime_ns: int, *, ended: bool = False) -> None:
         """Say how many events had no line, once the storm of their kind is over for a minute or the job has ended."""
         for kind, count in list(self._withheld.items()):
-            if ended or realtime_ns - self._written_ns[kind][-1] >= _MINUTE_NS:
+            if ended or realtime_ns - self._written_ns[kind][-1] >= times.MINUTE_NS:
                 del self._withheld[kind]
                 text = f"{count_noun(count, 'event')} of the kind {kind} had no line: {STORM_COUNT} a minute have one"
                 self._write(Event(kind, text, realtime_ns))

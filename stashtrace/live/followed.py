@@ -6,57 +6,39 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.stalls.sampled_cpus import last_values
-from stashtrace.errors import MissingDataError, StashtraceError, guarded
-from stashtrace.format.growing import GrowingRun
+from stashtrace.errors import StashtraceError, guarded
+from stashtrace.format.growing import CLOCKS_NS, GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
+from stashtrace.live import times
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
-from stashtrace.live.alarms import Alarms
-from stashtrace.live.capture import Captures, Request, take_requests
+from stashtrace.live.alarms import Alarms, TriggerCommand
 from stashtrace.live.deeper import BUDGET_RATIO, Budget, DeeperSteps
 from stashtrace.live.events import EventLog
-from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
-from stashtrace.live.hosts.joint_windows import JointWindows
 from stashtrace.live.hosts.other_hosts import OtherHosts, other_launchers
+from stashtrace.live.hosts.requests import Request, take_requests
 from stashtrace.live.hosts.share import Share
-from stashtrace.live.idle import ASLEEP, PATIENCE_NS, IdleRecording
-from stashtrace.live.keeping import Keeper
-from stashtrace.live.lines_now import lines_now
-from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
-from stashtrace.live.state import Event, LineNow, LiveState, read_states
+from stashtrace.live.hosts.windows import Windows
+from stashtrace.live.idle import ASLEEP, IdleRecording
+from stashtrace.live.newest import gpus_of, losses_by_process, recorder_cpu_ns, said_of
+from stashtrace.live.state import Event, LiveState, job_of, pod_of, read_states
 from stashtrace.live.table import LiveFile
 from stashtrace.live.totals import GrowingSum, LiveTotals
 from stashtrace.live.triggers.growth import GrowthTrigger
 from stashtrace.live.triggers.lost_ranks import LostRankTrigger
 from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
-from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import WINDOWS_FOLDER, read_run_file, update_host_facts, write_run_file
 from stashtrace.record.look.stack_samples import StackSampler
 from stashtrace.run_facts import LOOKS
-from stashtrace.schema.kinds import Severity, ThreadRole, TrackKind
-from stashtrace.schema.trace import Trace
-from stashtrace.summary.words import Finding, claim_text, findings_of
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text
 
-#: Verdicts cost more than the budget of a step; they are made anew after this time.
-VERDICTS_S = 15.0
-_VERDICTS_COUNT = 3
-#: When the job has ended, other hosts are awaited for so long.
-_LAST_WORDS_S = 15.0
-#: And then for their parts of windows.
-_LAST_PARTS_S = 8.0
-#: A slow step of a rank of another host is left to that one for so long: rounds are up to 10 s apart.
-_LEFT_NS = 12_000_000_000
 #: A slow step gets a window if it is longer by this part of a usual one.
 _WINDOW_RATIO = 0.5
 
@@ -107,26 +89,11 @@ class FollowedRun:
         self.share = Share(directory)
         self.accounts = LiveAccounts(GrowingRun(str(records), is_ours), self.others)
         self.accounts.context_steps = max(CONTEXT_STEPS, options.before_steps + 2)
-        captures = Captures(directory, facts)
-        budget = Budget(options.deeper_ratio)
-        self.deeper = DeeperSteps(records, StackSampler(host), self._processes, budget)
-        self.alarms = Alarms(
-            log,
-            captures,
-            TriggerCommand(options.on_trigger, directory) if options.on_trigger else None,
-            options.after_steps,
-            JointWindows(
-                captures,
-                directory,
-                facts,
-                host,
-                waits=bool(facts.get("idle")),
-                others=self.others,
-                before_steps=options.before_steps,
-            ),
-            self.deeper,
-            options.deeper,
-        )
+        waits, before_steps = bool(facts.get("idle")), options.before_steps
+        self.windows = Windows(directory, facts, host, waits=waits, others=self.others, before_steps=before_steps)
+        self.deeper = DeeperSteps(records, StackSampler(host), self._processes, Budget(options.deeper_ratio))
+        command = TriggerCommand(options.on_trigger, directory) if options.on_trigger else None
+        self.alarms = Alarms(log, self.windows, command, options.after_steps, self.deeper, options.deeper)
         self.keeper = Keeper(records, options.keep_steps, options.keep_bytes)
         if (options.keep_steps or options.keep_bytes) and int(facts.get("launchers_count") or 1) > 1:
             self.keeper.error = f"all steps are kept: several hosts record into {directory}"
@@ -165,16 +132,15 @@ class FollowedRun:
         return {rank: (pid, own) for rank, (pid, own) in found.items() if pid >= 0}
 
     def ask(self) -> None:
-        """Let the next round open a window, of all hosts where they share a directory."""
+        """Let the next round open a window."""
         self._is_asked = True
 
-    def look(self) -> bool:
-        """Look at windows of all hosts between two rounds; return whether the next round is to come at once.
+    def collect(self) -> bool:
+        """Look between two rounds for parts of windows; return whether the next round is to come at once.
 
-        Another host that asks for a window makes its folder first.
+        Who asks for a window touches the folder of windows.
         """
-        if self.alarms.is_collecting:
-            self.alarms.look(time.monotonic_ns())
+        self.alarms.collect(time.monotonic_ns())
         return self._windows_changed_ns() != self._windows_ns
 
     def _windows_changed_ns(self) -> int:
@@ -205,12 +171,12 @@ class FollowedRun:
                 self.totals.add(found.closed)
                 self._file.append(found.closed)
                 usual = replace(found, closed=self.deeper.usual(found.closed))
-                for what, look, of in (
-                    ("what the newest steps show", self._look_at, found),
-                    ("deeper steps", self._look_deeper, found),
+                for what, part, of in (
+                    ("what the newest steps show", self._show, found),
+                    ("deeper steps", self._deepen, found),
                     ("what is slow, stuck or lost", self._triggers, usual),
                 ):
-                    guarded(what, partial(look, of, ended), notes.append)
+                    guarded(what, partial(part, of, ended), notes.append)
             self._seal(ended)
         except OSError as error:
             notes.append(f"cannot write to {self.directory}: {error.strerror}")
@@ -247,28 +213,28 @@ class FollowedRun:
 
     def _await_others(self) -> None:
         """Tell what is left to tell, and wait a little for what other hosts still have to tell."""
-        deadline_s = time.monotonic() + _LAST_WORDS_S
+        deadline_s = time.monotonic() + times.LAST_WORDS_S
         with contextlib.suppress(StashtraceError):  # the round that follows says it
             while True:
                 self.accounts.run.look(time.monotonic_ns())
                 self._tell()
-                self.others.look(time.monotonic_ns())
+                self.others.round(time.monotonic_ns())
                 if not self.others.recording() or time.monotonic() > deadline_s:
                     break
-                time.sleep(0.3)
+                time.sleep(times.LAST_WORDS_APART_S)
 
     def _await_parts(self) -> None:
-        """Wait a little for the parts of other hosts in windows, as nobody looks later."""
-        deadline_s = time.monotonic() + _LAST_PARTS_S
-        while self.alarms.is_collecting and time.monotonic() < deadline_s:
-            time.sleep(0.2)
-            self.alarms.look(time.monotonic_ns())
-        self.alarms.look(time.monotonic_ns(), last=True)
+        """Wait a little for the parts of other hosts in windows, as no round comes later."""
+        deadline_s = time.monotonic() + times.LAST_PARTS_S
+        while self.windows.collecting.parts and time.monotonic() < deadline_s:
+            time.sleep(times.ANSWER_POLL_S)
+            self.alarms.collect(time.monotonic_ns())
+        self.alarms.collect(time.monotonic_ns(), last=True)
 
-    def _look_deeper(self, found: Round, ended: bool) -> None:
+    def _deepen(self, found: Round, ended: bool) -> None:
         """Begin and end what is recorded in more detail."""
         at_ns, origin_ns = time.monotonic_ns(), self.accounts.origin_ns
-        if event := self.deeper.look(found.closed, found.window, origin_ns, at_ns, ended=ended):
+        if event := self.deeper.round(found.closed, found.window, origin_ns, at_ns, ended=ended):
             self.log.add(event)
 
     def _triggers(self, found: Round, ended: bool) -> None:
@@ -276,7 +242,7 @@ class FollowedRun:
         if found.window is None:
             return
         at_ns, in_part = time.monotonic_ns(), bool(self.others.lacking())
-        slow_steps = self.slow_steps.look(found.closed, found.window, in_part=in_part) if len(found.closed) else []
+        slow_steps = self.slow_steps.round(found.closed, found.window, in_part=in_part) if len(found.closed) else []
         for slow in slow_steps:
             event = Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns)
             name = f"step-{slow.step:06}-slow" if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns else ""
@@ -285,7 +251,7 @@ class FollowedRun:
             else:
                 self.alarms.add(event, name, at_ns)
         self._tell_what_is_left(at_ns, ended)
-        for growth in self.growth.look(found.closed):
+        for growth in self.growth.round(found.closed):
             cost_ns = round(growth.now_ns - growth.before_ns)
             rank = growth.ranks[0] if len(growth.ranks) == 1 else growth.cause_rank
             event = Event("stall_grows", growth.text, time.time_ns(), growth.step, rank, cost_ns)
@@ -294,7 +260,7 @@ class FollowedRun:
             return
         last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
         joint = found.window if found.joint is None else found.joint
-        if not ended and self.stuck.look(joint, at_ns, last_ns, *self._of_others(at_ns), in_part=in_part):
+        if not ended and self.stuck.round(joint, at_ns, last_ns, *self._of_others(at_ns), in_part=in_part):
             if self.stuck.sentences:
                 newest = max(self.accounts.closed.values(), default=-1)
                 text = "; ".join(self.stuck.sentences)
@@ -308,14 +274,14 @@ class FollowedRun:
         self._waits = self.stuck.waits
         if not ended:
             files, closed = self.accounts.run.files, self.accounts.closed
-            for lost in self.lost_ranks.look(found.window, files, at_ns, closed, self.stuck.ranks):
+            for lost in self.lost_ranks.round(found.window, files, at_ns, closed, self.stuck.ranks):
                 event = Event("rank_lost", lost.text, time.time_ns(), lost.last_step, lost.rank)
                 self.alarms.add(event, f"step-{max(lost.last_step, 0):06}-lost", at_ns, now=True)
         self.state.stuck, self.state.stuck_ranks = "; ".join(self.stuck.sentences), list(self.stuck.ranks)
 
     def _tell_what_is_left(self, at_ns: int, ended: bool) -> None:
         """Tell slow steps that the host of the slow rank has not told: it knows more of them, but may see none."""
-        due = [one for one in self._left if ended or at_ns - one[2] >= _LEFT_NS]
+        due = [one for one in self._left if ended or at_ns - one[2] >= times.LEFT_NS]
         self._left = [one for one in self._left if one not in due]
         told: set[tuple[str, int]] = set()
         if due:
@@ -333,55 +299,41 @@ class FollowedRun:
     def _answer(self, ended: bool) -> None:
         """Open the windows that are asked for."""
         at_ns = time.monotonic_ns()
+        requests = take_requests(self.directory, self.state.host)
+        if self._is_asked:
+            self._is_asked = False
+            requests.append(Request(self.options.after_steps))
         newest = min(self.accounts.closed.values(), default=-1)
-        requests, asked = take_requests(self.directory, self.state.host), self._is_asked
-        self._is_asked = False
         if self.idle is not None:
-            if asked:
-                requests += self._ask_all()
-            requests, newest = self._wake(self.idle, requests, at_ns, ended=ended)
-        elif asked:
-            self.alarms.ask(newest, at_ns)
+            requests = self._wake(self.idle, requests, at_ns, ended=ended)
+            newest = -1 if self.accounts.window is None else self.accounts.window.first_step - 1
         for request in requests:
             self.alarms.answer(request, newest, at_ns)
-
-    def _ask_all(self) -> list[Request]:
-        """Ask all hosts for a window of an idle run; return the request where it is for this host alone."""
-        with contextlib.suppress(OSError, StashtraceError):
-            states = asked_hosts(self.directory)
-            if len(states) > 1:
-                ask_hosts(self.directory, states, self.options.after_steps)
-                return take_requests(self.directory, self.state.host)
-        return [Request(self.options.after_steps)]
 
     def _seal(self, ended: bool) -> None:
         """Seal the windows that are ready, and drop what need not stay."""
         at_ns = time.monotonic_ns()
         self.alarms.seal_if_ready(self.accounts, at_ns, ended=ended)
-        self.accounts.held = self.alarms.is_open
+        self.accounts.held = self.windows.is_open
         if self.idle is not None and self.idle.is_on and self.accounts.window is not None and not self.accounts.held:
             self._end_period(self.idle, self.accounts.window)
         if not ended:
             self.keeper.drop(self.accounts)
 
-    def _wake(
-        self, idle: IdleRecording, requests: list[Request], at_ns: int, *, ended: bool
-    ) -> tuple[list[Request], int]:
-        """Begin to record for requests; return those that can be answered, and the step before their first one."""
+    def _wake(self, idle: IdleRecording, requests: list[Request], at_ns: int, *, ended: bool) -> list[Request]:
+        """Record for requests; return those that can be answered, as their first step is known."""
         if requests and not idle.is_on:
             self.accounts.begin_again(at_ns)
             idle.begin(at_ns)
-        begun = self.accounts.window
-        if begun is not None and self.alarms.is_open:  # those that come meanwhile make the window longer
-            return requests, begun.first_step - 1
         idle.requests += requests
-        if begun is not None and idle.requests:
+        if self.accounts.window is not None:
             ready, idle.requests = idle.requests, []
-            return ready, begun.first_step - 1
-        if idle.requests and (ended or at_ns - idle.since_ns > PATIENCE_NS):
-            self.alarms.refuse(idle.requests, "the job has ended" if ended else idle.why_not())
+            return ready
+        if idle.requests and (ended or at_ns - idle.since_ns > times.PATIENCE_NS):
+            for request in idle.requests:
+                self.alarms.refuse(request, "the job has ended" if ended else idle.why_not())
             idle.end()
-        return [], -1
+        return []
 
     def _end_period(self, idle: IdleRecording, begun: Window) -> None:
         """Record no longer: the window lies there. The run itself is the last period."""
@@ -392,13 +344,13 @@ class FollowedRun:
         last = replace(begun, last_step=min(self.accounts.closed.values(), default=begun.first_step))
         write_run_file(self.records, {**read_run_file(self.records), WINDOW_FACT: last.fact(self.accounts.origin_ns)})
 
-    def _look_at(self, found: Round, ended: bool) -> None:
+    def _show(self, found: Round, ended: bool) -> None:
         if found.window is None:
             return
-        self.state.lost_records_count = self._lost.update(_losses(found.window))
-        self.state.recorder_cpu_ns = self._recorder_cpu.update(_recorder_cpu_ns(found.window))
+        self.state.lost_records_count = self._lost.update(losses_by_process(found.window))
+        self.state.recorder_cpu_ns = self._recorder_cpu.update(recorder_cpu_ns(found.window))
         self.state.gpus |= gpus_of(found.window)
-        if self.accounts.closed and (ended or time.monotonic() - self._verdicts_at_s >= VERDICTS_S):
+        if self.accounts.closed and (ended or time.monotonic() - self._verdicts_at_s >= times.VERDICTS_S):
             self._verdicts_at_s = time.monotonic()
             self.state.verdicts, self.state.lines = said_of(found.window)
 
@@ -423,62 +375,55 @@ class FollowedRun:
         state.events = list(self.log.events)
 
 
-def said_of(window: Trace) -> tuple[list[str], list[LineNow]]:
-    """Return the sentences of the summary about the newest steps, worst first, and the lines that cost most in them.
+@dataclass(slots=True)
+class Keeper:
+    """Drops what is older than the steps to keep from the files of a run while it records.
 
-    Both are empty if they cannot be made.
+    The processes of the job append to their files as ever; what is dropped becomes a hole, which takes no space. The
+    run then begins in the middle of the job, and the fact ``window`` in its ``run.json`` says where.
+
+    ``steps``: how many closed steps stay, 0 for no such limit. ``most_bytes``: what the files may take, 0 for no limit.
     """
-    verdicts = guarded("the verdicts", lambda: _verdicts_of(window), lambda line: [line])
-    faults, lines = guarded("the costliest line", lambda: ([], _lines_of(window)), lambda line: ([line], []))
-    return [*verdicts, *faults], lines
 
+    directory: Path
+    steps: int = 0
+    most_bytes: int = 0
+    #: Where the run on disk begins; None while all of it is there.
+    window: Window | None = None
+    dropped_bytes: int = 0
+    #: Why nothing can be dropped; empty while it can.
+    error: str = ""
 
-def _verdicts_of(window: Trace) -> list[str]:
-    return [claim_text(f) for f in _findings_of(window) if f.row["section"] == "verdict"][:_VERDICTS_COUNT]
+    def drop(self, accounts: LiveAccounts) -> None:
+        """Drop what need not stay. If the file system cannot, ``error`` says so, and nothing is dropped."""
+        wanted = self._wanted(accounts)
+        if self.error or wanted is None or (self.window is not None and wanted.first_step <= self.window.first_step):
+            return
+        before_ns = min(wanted.begins_ns.values()) + accounts.origin_ns - CLOCKS_NS
+        # First where the run begins, then the holes: a run that is cut off in between has too many rows, not too few.
+        content = read_run_file(self.directory)
+        write_run_file(self.directory, {**content, WINDOW_FACT: wanted.fact(accounts.origin_ns)})
+        try:
+            self.dropped_bytes += accounts.run.drop(before_ns)
+            self.window = wanted
+        except OSError as error:
+            if not self.dropped_bytes:  # then all rows are there, whatever was noted before
+                content.pop(WINDOW_FACT, None)
+            write_run_file(self.directory, content)
+            reason = error.strerror or str(error)
+            self.error = f"no more steps are dropped: the file system of {self.directory} refuses it ({reason})"
 
-
-def _lines_of(window: Trace) -> list[LineNow]:
-    found = _findings_of(window)
-    with contextlib.suppress(MissingDataError):  # no rank has made a step
-        return lines_now(window, found) if found else []
-    return []
-
-
-def _findings_of(window: Trace) -> list[Finding]:
-    with contextlib.suppress(StashtraceError):
-        tables = summarize(window)  # kept on the trace
-        return findings_of(tables.findings, tables.evidence)
-    return []
-
-
-def _losses(window: Trace) -> dict[Hashable, int]:
-    """Return the records that are missing, by process and reason; numbers of processes change from round to round."""
-    losses, found = window.losses, Counter[Hashable]()
-    for row in losses.take(losses["severity_code"] == int(Severity.DATA_LOSS)).rows():
-        reason = (_process_key(window, row["process_id"]), window.text(row["collector_code"]))
-        found[reason, window.text(row["name_code"])] += row["lost_count"]
-    return found
-
-
-def _recorder_cpu_ns(window: Trace) -> dict[Hashable, int]:
-    """Return the CPU time of each thread of the recorder."""
-    tracks = window.tracks
-    own = tracks.take((tracks["kind_code"] == TrackKind.THREAD) & (tracks["role_code"] == ThreadRole.TRACER))
-    threads = set(zip(own["process_id"].tolist(), own["native_id"].tolist(), strict=True))
-    run_ns = last_values(window, "thread_run_ns_total")
-    return {(_process_key(window, key[0]), key[1]): int(value) for key, value in run_ns.items() if key in threads}
-
-
-def _process_key(window: Trace, process_id: int) -> Hashable:
-    """Return what a process image is known by in every round."""
-    if process_id < 0:
-        return ""
-    processes = window.processes
-    host, pid, name = (processes[column][process_id] for column in ("host_code", "pid", "name_code"))
-    return window.text(host), int(pid), window.text(name)
-
-
-def lost_count(window: Trace) -> int:
-    """Return how many records are lost."""
-    losses = window.losses
-    return int(losses["lost_count"][losses["severity_code"] == int(Severity.DATA_LOSS)].sum())
+    def _wanted(self, accounts: LiveAccounts) -> Window | None:
+        """Return where the run on disk is to begin, None if all of it may stay."""
+        closed = min(accounts.closed.values(), default=-1)
+        found = None
+        if self.steps:
+            old = (w for w in reversed(accounts.windows) if w.first_step <= closed + 1 - self.steps)
+            found = next(old, None)
+        if self.most_bytes and accounts.windows and accounts.run.bytes_on_disk() > self.most_bytes:
+            # A quarter of the steps more, until the files are small enough; what is in memory stays.
+            known = [w for w in accounts.windows if self.window is None or w.first_step > self.window.first_step]
+            if known:
+                further = known[(len(known) - 1) // 4]
+                found = further if found is None or further.first_step > found.first_step else found
+        return found

@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from stashtrace.live import times
 from stashtrace.live.deeper import BUDGET_RATIO
 from stashtrace.live.events import EventLog
 from stashtrace.live.followed import FollowedRun, FollowOptions
@@ -27,10 +28,8 @@ from stashtrace.live.state import Event
 from stashtrace.record.launchers import own_place
 from stashtrace.record.run import FORWARDED
 
-#: Seconds between two rounds, and the share of one core that all rounds may take.
-_LEAST_S, _MOST_S, _CPU_RATIO = 1.0, 10.0, 0.02
-#: Where no step has closed, something may be wrong: the next round comes sooner.
-_QUIET_S = 4.0
+#: The share of one core that all rounds may take.
+_CPU_RATIO = 0.02
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -75,15 +74,15 @@ def _follow(arguments: argparse.Namespace) -> None:
     run.state.follower_pid, run.state.follower_place = os.getpid(), own_place()
     outlets = outlets_of(arguments, run.state)
     run.publish = Outlets(outlets, lambda text: log.add(Event("metrics", text, time.time_ns()))).publish
-    interval_s, ended = _LEAST_S, False
+    interval_s, ended = times.LEAST_ROUND_S, False
     while not ended:
         asked, ended = _wait_for_round(run, sys.stdin.fileno(), interval_s)
         if asked:
             run.ask()
         before_s = time.process_time()
         closed = run.round(ended=ended, interval_s=interval_s)
-        most_s = _MOST_S if closed else _QUIET_S
-        interval_s = min(max(_LEAST_S, (time.process_time() - before_s) / _CPU_RATIO), most_s)
+        most_s = times.ROUND_S if closed else times.QUIET_ROUND_S
+        interval_s = min(max(times.LEAST_ROUND_S, (time.process_time() - before_s) / _CPU_RATIO), most_s)
 
 
 def _wait_for_round(run: FollowedRun, descriptor: int, interval_s: float) -> tuple[bool, bool]:
@@ -91,8 +90,8 @@ def _wait_for_round(run: FollowedRun, descriptor: int, interval_s: float) -> tup
     begin_s = time.monotonic()
     while True:
         left_s = interval_s - (time.monotonic() - begin_s)
-        asked, ended = _wait(descriptor, min(left_s, _LEAST_S))
-        if asked or ended or left_s <= _LEAST_S or run.look():
+        asked, ended = _wait(descriptor, min(left_s, times.LEAST_ROUND_S))
+        if asked or ended or left_s <= times.LEAST_ROUND_S or run.collect():
             return asked, ended
 
 
@@ -104,7 +103,7 @@ def _wait(descriptor: int, timeout_s: float) -> tuple[bool, bool]:
     begin_s = time.monotonic()
     asked = False
     while True:
-        left_s = (min(timeout_s, _LEAST_S) if asked else timeout_s) - (time.monotonic() - begin_s)
+        left_s = (min(timeout_s, times.LEAST_ROUND_S) if asked else timeout_s) - (time.monotonic() - begin_s)
         readable, _, _ = select.select([descriptor], [], [], max(left_s, 0.0))
         if not readable:
             return asked, False

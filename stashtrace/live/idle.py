@@ -15,18 +15,14 @@ from pathlib import Path
 from stashtrace.analysis.steps.steps import host_steps
 from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import MissingDataError
-from stashtrace.live.capture import Request
+from stashtrace.live import times
+from stashtrace.live.hosts.requests import Request
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.follower import set_period
 from stashtrace.schema.trace import Trace
-from stashtrace.units import ranks_text, span_text
+from stashtrace.units import ranks_named, span_text
 
-#: Ranks that do not begin a step for so long do not begin one: the request is given up.
-PATIENCE_NS = 60_000_000_000
 _FACT = "step_begins"
-#: The told begin of a rank's first step, and the mark that begins it, are readings of two clocks. Nothing was recorded
-#: for as long before.
-_CLOCKS_APART_NS = 1_000_000
 _MOST_PERIODS = 255
 
 
@@ -66,8 +62,8 @@ class IdleRecording:
     def why_not(self) -> str:
         """Say why a window cannot begin, as far as that is known."""
         late = self.late_ranks
-        who = f"; rank{'s' if len(late) > 1 else ''} {ranks_text(late)} may be stuck" if late else ""
-        return f"no step of all ranks has begun for {span_text(PATIENCE_NS)}{who}"
+        who = f"; {ranks_named(late)} may be stuck" if late else ""
+        return f"no step of all ranks has begun for {span_text(times.PATIENCE_NS)}{who}"
 
     def find_begin(self, trace: Trace, origin_ns: int) -> Window | None:
         """Return the first step that all ranks have begun to record; None while it is not known.
@@ -100,6 +96,6 @@ class IdleRecording:
         for row in facts.take(facts["key_code"] == trace.strings.find(_FACT)).rows():
             step, _, moment = trace.text(row["value_code"]).partition(" ")
             if step.isdecimal() and moment.isdecimal() and int(moment) >= self.since_ns:
-                begin = int(moment) - _CLOCKS_APART_NS - origin_ns
+                begin = int(moment) - times.CLOCKS_APART_NS - origin_ns
                 told[max(ranks.get(row["process_id"], -1), 0)] = int(step), begin
         return told

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 _NAME = "live-{host}.json"
 _FORMAT = 1
+_JOB_VARIABLES = ("SLURM_JOB_ID", "FLUX_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+#: As manifests of Kubernetes name what they take from the downward API.
+_POD_VARIABLES = ("POD_NAME", "MY_POD_NAME", "K8S_POD_NAME")
 #: Events in the state; all of them are in the log.
 EVENTS_KEPT = 20
 
@@ -161,3 +165,17 @@ def _read(path: Path) -> LiveState:
         return LiveState(**facts, lines=lines, events=events)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path} is damaged: {error}") from error
+
+
+def job_of(environment: Mapping[str, str], facts: Mapping[str, Any]) -> str:
+    """Return the job by its scheduler's id, else by the name that the run was given, else by its run id."""
+    named = [environment.get(name) for name in _JOB_VARIABLES]
+    return next(filter(None, named), None) or str(facts.get("job") or facts.get("run_id") or "")
+
+
+def pod_of(environment: Mapping[str, str]) -> str:
+    """Return the pod that this process runs in, empty outside Kubernetes; a pod's host name is its own name."""
+    named = [environment.get(name) for name in _POD_VARIABLES]
+    if environment.get("KUBERNETES_SERVICE_HOST"):
+        named.append(environment.get("HOSTNAME"))
+    return next(filter(None, named), None) or ""

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from stashtrace.collectors.decode_context import DecodeContext
-from stashtrace.collectors.registry import Decoder, resolve
+from stashtrace.collectors.decode_context import DecodeContext, Decoder, resolve
 from stashtrace.format.project import current_layouts
 from stashtrace.format.stash_file import StashFile, pieces
 from stashtrace.loading.join_collectives import GroupNotes, merge_collectives

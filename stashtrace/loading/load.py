@@ -10,8 +10,7 @@ A run directory passes through these modules, each stage once and in this order:
     loading.process_identity     parents, ranks and roles of processes; the processes to load
     loading.clocks.device_clock  one clock for each GPU
     loading.decode               process by process: rows -> tables on the common clock; rows are freed here
-      collectors.registry        the decoder of each collector
-      collectors.decode_context  the arguments of a decoder
+      collectors.decode_context  the decoder of each collector, and its arguments
       collectors.*               the decoders, one for each collector with rows
       loading.join_collectives   one row per collective, from the records of torch and NCCL
     loading.io_calls             I/O calls, in pieces: into memory, or left on disk if they are many

@@ -1,9 +1,10 @@
 """The options of a run, each declared once, as a field of :class:`RecordOptions`.
 
 A declaration says how an option is written on a command line and in the environment of the traced processes, which
-values it takes and what holds without it. From it follow the parsers of ``stashtrace run`` and ``stashtrace env``, the
-command lines of runs that the lab starts, and the variables of the traced processes. These are read by
-``csrc/core/config.cpp`` and the probes, and explained in ``docs/reference/environment.md``.
+values it takes and what holds without it; ``csrc/core/settings.def`` says that of what the recorder reads. From it
+follow the parsers of ``stashtrace run`` and ``stashtrace env``, the command lines of runs that the lab starts, and the
+variables of the traced processes. These are read by ``csrc/core/config.cpp`` and the probes, and explained in
+``docs/reference/environment.md``.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import UsageError, native_failure
+from stashtrace.record.settings import SETTINGS, Setting
 from stashtrace.record.staged_files import check_staged_list
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Deep mode: recorded with ``kernels`` alone.
 KERNEL_COLLECTOR = "cupti"
-#: Steps of deep mode unless others are given.
-KERNEL_STEPS = "10:13"
 #: Batches that ``--synthetic`` keeps: two show whether batches are alike, and fit on a device that holds the current
 #: batch and the next one.
 SYNTHETIC_BATCHES = 2
@@ -109,15 +109,21 @@ class Declaration:
         return value if self.check is None else self.check(name, value)
 
 
-def _option(variable: str, default: str, flag: str = "", help: str = "", *, value: Any = None, **declared: Any) -> Any:
-    """A field of RecordOptions; ``value`` means that the option is not given."""
-    declaration = Declaration(f"STASHTRACE_{variable}", default, flag, help, **declared)
+def _option(name: str, flag: str = "", help: str = "", *, default: str = "", value: Any = None, **declared: Any) -> Any:
+    """A field of RecordOptions; ``value`` means that the option is not given.
+
+    ``default``: of an option that the recorder does not read, or the words for its empty text.
+    """
+    variable = f"STASHTRACE_{name}"
+    setting = SETTINGS.get(variable, Setting(""))
+    declared = {"limits": setting.limits, "choices": setting.choices, **declared}
+    declaration = Declaration(variable, default or setting.default, flag, help, **declared)
     return field(default=value, metadata={_METADATA_KEY: declaration})
 
 
-def _switch(variable: str, default: str, flag: str, help: str, **declared: Any) -> Any:
+def _switch(name: str, flag: str, help: str, **declared: Any) -> Any:
     """A field of RecordOptions that is on or off."""
-    return _option(variable, default, flag, help, value=False, const=True, **declared)
+    return _option(name, flag, help, value=False, const=True, **declared)
 
 
 @dataclass(frozen=True)
@@ -133,9 +139,9 @@ class RecordOptions:
 
     steps: str | None = _option(
         "STEPS",
-        "all",
         "--steps",
         "record steps A to B-1 only; the others are counted",
+        default="all",
         metavar="A:B",
         check=step_range,
         inherited=False,
@@ -143,9 +149,9 @@ class RecordOptions:
     )
     collectors: Sequence[str] | None = _option(
         "COLLECTORS",
-        "all",
         "--collectors",
         "comma list of what to record (default: {default}): ",
+        default="all",
         metavar="NAMES",
         parse=lambda text: text.split(","),
         check=lambda _, names: tuple(names),
@@ -153,34 +159,29 @@ class RecordOptions:
     )
     stack_hz: int | None = _option(
         "STACK_HZ",
-        "50",
         "--stack-hz",
         "samples of Python stacks per second and thread, 0 for none (default: {default})",
         metavar="N",
         parse=int,
-        limits=(0, 1000),
         in_run_file=True,
     )
     nvml_hz: int | None = _option(
         "NVML_HZ",
-        "10",
         "--nvml-hz",
         "samples of device counters per second, 0 for none (default: {default})",
         metavar="N",
         parse=int,
-        limits=(0, 1000),
     )
-    nvml_links: bool = _switch("NVML_LINKS", "0", "--nvml-links", "sample each NVLink of a device beside their sum")
+    nvml_links: bool = _switch("NVML_LINKS", "--nvml-links", "sample each NVLink of a device beside their sum")
     kernels: bool | str = _switch(
         "KERNELS",
-        "off",
         "--kernels",
         "deep mode: also every kernel and copy of the GPU, for a few steps; gives way to another profiler",
+        default="off",
         inherited=False,
     )
     kernels_steps: str | None = _option(
         "KERNELS_STEPS",
-        KERNEL_STEPS,
         "--kernels-steps",
         "steps A to B-1 of deep mode (default: {default}); the step before A is slow; turns --kernels on",
         metavar="A:B",
@@ -190,37 +191,31 @@ class RecordOptions:
     )
     event_budget: int | None = _option(
         "EVENT_BUDGET",
-        "10000",
         "--event-budget",
         "timing events on devices per second; above it whole steps go without, 0: no limit (default: {default})",
         metavar="N",
         parse=int,
-        limits=(0, 1_000_000_000),
     )
     lookup_hook: bool = _switch(
         "LOOKUP_HOOK",
-        "0",
         "--lookup-hook",
         "also see CUDA's and NCCL's calls of CuPy, Triton and JAX, by standing in front of dlsym",
         inherited=False,
     )
     nccl_source: str | None = _option(
         "NCCL_SOURCE",
-        "auto",
         "--nccl-source",
         "device times of NCCL from its plugin, from events, or (auto) from what works here without harm",
-        choices=("auto", "plugin", "events"),
     )
     share: bool = _switch(
         "SHARE",
-        "unset",
         "--share",
         "let the group read the run (0750, 0640); else the user alone (0700, 0600)",
+        default="unset",
         inherited=False,
     )
     idle: bool = _switch(
         "IDLE",
-        "0",
         "--idle",
         "record nothing until a window is asked for, by `stashtrace capture` or SIGUSR2 to the launcher",
         inherited=False,
@@ -229,9 +224,9 @@ class RecordOptions:
     )
     until_step: int | None = _option(
         "UNTIL_STEP",
-        "unset",
         "--until-step",
         "end the command when its ranks have made K steps; exit code 0",
+        default="unset",
         metavar="K",
         parse=int,
         limits=(1, None),
@@ -240,9 +235,9 @@ class RecordOptions:
     )
     staged: str | None = _option(
         "STAGED",
-        "unset",
         "--staged",
         "open copies of files: a list that `stashtrace stage` wrote",
+        default="unset",
         metavar="LIST",
         check=lambda _, path: str(Path(path).absolute()),
         inherited=False,
@@ -251,9 +246,9 @@ class RecordOptions:
     )
     synthetic_batches: int = _option(
         "SYNTHETIC",
-        "unset: real data",
         "--synthetic",
         "let DataLoaders return their first two batches again and again",
+        default="unset: real data",
         value=0,
         const=SYNTHETIC_BATCHES,
         limits=(0, None),
@@ -261,17 +256,17 @@ class RecordOptions:
         needs_launcher=True,
         in_run_file=True,
     )
-    wait_threshold_ns: int | None = _option("WAIT_THRESHOLD_NS", "20000", limits=(0, 3_600_000_000_000))
-    sample_ms: int | None = _option("SAMPLE_MS", "100", limits=(1, 3_600_000))
-    drainer: str | None = _option("DRAINER", "auto", choices=("auto", "thread", "self", "off"))
-    log_level: str | None = _option("LOG", "error", choices=("error", "info", "debug"))
+    wait_threshold_ns: int | None = _option("WAIT_THRESHOLD_NS")
+    sample_ms: int | None = _option("SAMPLE_MS")
+    drainer: str | None = _option("DRAINER")
+    log_level: str | None = _option("LOG")
 
     def __post_init__(self) -> None:
         for name, value in self.given().items():
             object.__setattr__(self, name, DECLARATIONS[name].checked(value))
         if self.kernels or self.kernels_steps is not None:
             object.__setattr__(self, "kernels", self.kernels or True)
-            object.__setattr__(self, "kernels_steps", self.kernels_steps or KERNEL_STEPS)
+            object.__setattr__(self, "kernels_steps", self.kernels_steps or DECLARATIONS["kernels_steps"].default)
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser, *, launched: bool = True) -> None:

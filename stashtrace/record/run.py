@@ -144,137 +144,182 @@ def run_command(
     option or the URL cannot be used. Raises CaptureError if the command cannot be started, or the directory cannot be
     used.
     """
-    program = find_program(command)
-    check_script(command)
-    job = job_of(command, os.environ, run_id)
-    # Refuses unknown collectors, a missing library and a bad URL before a directory is made.
-    environment = traced_environment(os.environ, options, run_dir=".", run_id=job.run_id, library=library)
-    url = out if out is not None and is_url(out) else ""
-    if url:
-        check_url(url)
-    content = run_facts(command, job, options.recorded_collectors()) | options.to_run_facts()
-    obstacle = preload_obstacle(program)
-    if obstacle is not None:
-        environment = without_library(environment)
-        content["not_recorded"] = f"{Path(program).name} ({obstacle})"
-    is_new = out is None or bool(url)
-    is_made = is_new or not Path(str(out)).exists()
-    with file_rights(options.share):
-        records = make_scratch(scratch, job) if scratch is not None or url else None
-        directory = prepare_directory(out, job=job, overwrite=overwrite) if records is None or not url else records
-        kind = far_file_system(directory) if records is None else ""
-        if kind:
-            near = near_folder()
-            records = None if near is None else make_scratch(near, job)
-            if on_far is not None:
-                on_far(directory, kind, records)
-        began_in = os.stat(directory)
-        elsewhere = {} if records in (None, directory) else {RECORDS: str(records)}
-        launch_file = open_run_directory(directory, content | elsewhere, job)
-        if records is None:
-            records = directory
-        elif records != directory:
-            # So that it can be merged in place if it is never copied to the directory.
-            write_run_file(records, content | {RUN_DIRECTORY: str(directory)})
-    environment["STASHTRACE_DIR"] = str(records)
-    environment.pop("STASHTRACE_RUN_DIR", None)
-    if records != directory:  # for processes of the job on hosts and in containers that have no such folder
-        environment["STASHTRACE_RUN_DIR"] = str(directory)
-    own_list = records / f"staged.{os.uname().nodename}.{os.getpid()}.list"
-    if options.staged is not None:
-        with file_rights(options.share):
-            usable_count, changed = list_for_run(Path(options.staged), own_list)
-        environment["STASHTRACE_STAGED"] = str(own_list)
-        if changed and on_changed is not None:
-            on_changed(usable_count, changed)
+    run = _Run(command, options, out, run_id, library)
+    run.open_directories(scratch, overwrite, on_far)
+    run.make_files(follow, on_changed)
+    run.await_job(follow_sockets, grace_s, on_wait)
+    return run.outcome()
 
-    control = None
-    if options.idle and follow is None:
-        follow = []  # it says when to record
-    environment.pop("STASHTRACE_FOLLOWED", None)
-    if follow is not None:
-        with file_rights(options.share):
-            control = make_control(records)
-        environment["STASHTRACE_FOLLOWED"] = "1"
-    goal = None if options.until_step is None else StepGoal(records)
-    # Beside the job: NVML may take seconds to answer where the driver was not in use before.
-    inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None
-    follower = None
-    kills = MemoryKills()
-    if follow is not None:
-        with file_rights(options.share):
-            words = follow if records == directory or url else [*follow, "--shared", str(directory)]
-            follower = Follower(records, words, os.environ, follow_sockets)
-    try:
-        with _Watch(goal, follower) as watch:
-            try:
-                watch.start(program, command, environment)
-            except CaptureError:
-                if launch_file is None:  # else other launchers of the job may record into it
-                    discard_run_without_records(directory, keep_folder=not is_made)
-                raise
-            watch.wait_for_command()
-            end_realtime_ns, end_monotonic_ns = time.time_ns(), time.monotonic_ns()
-            if goal is not None and goal.reached:
-                goal.end_rest(lambda: [pid for pid in living_processes(records) if _is_below_us(pid)])
-            survivors = watch.wait_for_stragglers(records, grace_s, on_wait, alone=launch_file is None)
-            watch.take_pending()
-    finally:
-        if follower is not None:
-            follower.end()
-        for own in (own_list, control):
-            with contextlib.suppress(OSError):  # the file system may have died: the job has its exit code all the same
-                if own is not None:
-                    own.unlink(missing_ok=True)
-        devices = None if inventory is None else inventory.result()
-    status = watch.status or 0
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    code = 128 + number if number else os.waitstatus_to_exitcode(status)
-    reached = goal is not None and goal.reached
-    if goal is not None:
-        goal.clear()
-    if reached:  # we ended the command as asked, so its own exit code does not count
-        number = code = 0
-        content["until_step"] = options.until_step
-    content["end_realtime_ns"], content["end_monotonic_ns"] = end_realtime_ns, end_monotonic_ns
-    content["exit_code"], content["signal"] = code, number
-    content |= kills.facts()
-    if devices is not None:
-        content[GPU_INVENTORY] = devices
-    if survivors:
-        content["outlived_by"] = ", ".join(map(str, survivors))
-    write_error = None
-    replaced = was_replaced(directory, began_in)
-    try:
-        if follower is not None:  # it notes there where a run begins of which only the last steps are kept
-            content = {**read_run_file(records), **content}
-            content.pop(RUN_DIRECTORY, None)
-        if replaced:
-            raise CaptureError(f"another folder has taken the place of run directory {directory} during the run")
-        with file_rights(options.share):
-            if launch_file is None:
-                write_run_file(directory, content)
-            if records != directory:
-                write_run_file(records, content)
-    except CaptureError as error:  # the disk has filled up: the run is readable, but looks unfinished
-        write_error = error
-    return Outcome(
-        directory,
-        records,
-        url,
-        job,
-        content,
-        launch_file,
-        code,
-        number,
-        watch.interrupts_count,
-        tuple(survivors),
-        write_error,
-        is_new,
-        is_made,
-        reached,
-        replaced,
-    )
+
+class _Run:
+    """A run, step by step: the methods are called in their order, with arguments of :func:`run_command`."""
+
+    def __init__(
+        self, command: Sequence[str], options: RecordOptions, out: str | None, run_id: str | None, library: str | None
+    ) -> None:
+        """Refuse what cannot be run before a directory is made."""
+        self._command, self._options, self._out = command, options, out
+        self._program = find_program(command)
+        check_script(command)
+        self._job = job_of(command, os.environ, run_id)
+        run_id = self._job.run_id
+        self._environment = traced_environment(os.environ, options, run_dir=".", run_id=run_id, library=library)
+        self._url = out if out is not None and is_url(out) else ""
+        if self._url:
+            check_url(self._url)
+        self._is_new = out is None or bool(self._url)
+        self._is_made = self._is_new or not Path(str(out)).exists()
+        self._facts = run_facts(command, self._job, options.recorded_collectors()) | options.to_run_facts()
+        if (obstacle := preload_obstacle(self._program)) is not None:
+            self._environment = without_library(self._environment)
+            self._facts["not_recorded"] = f"{Path(self._program).name} ({obstacle})"
+        self._goal: StepGoal | None = None
+        self._follow: Sequence[str] | None = None
+        self._follower: Follower | None = None
+        #: Our files for the processes of the job.
+        self._files: list[Path] = []
+
+    def open_directories(
+        self, scratch: str | None, overwrite: bool, on_far: Callable[[Path, str, Path | None], None] | None
+    ) -> None:
+        """Make the run directory, and the one on scratch in which the run records, with a ``run.json`` each."""
+        with file_rights(self._options.share):
+            records = make_scratch(scratch, self._job) if scratch is not None or self._url else None
+            if records is None or not self._url:
+                self._directory = prepare_directory(self._out, job=self._job, overwrite=overwrite)
+            else:
+                self._directory = records
+            kind = far_file_system(self._directory) if records is None else ""
+            if kind:
+                near = near_folder()
+                records = None if near is None else make_scratch(near, self._job)
+                if on_far is not None:
+                    on_far(self._directory, kind, records)
+            self._began_in = os.stat(self._directory)
+            elsewhere = {} if records in (None, self._directory) else {RECORDS: str(records)}
+            self._launch_file = open_run_directory(self._directory, self._facts | elsewhere, self._job)
+            self._records = records or self._directory
+            if elsewhere:  # so that it can be merged in place if it is never copied to the directory
+                write_run_file(self._records, self._facts | {RUN_DIRECTORY: str(self._directory)})
+
+    def make_files(self, follow: Sequence[str] | None, on_changed: Callable[[int, Sequence[str]], None] | None) -> None:
+        """Make our files for the job, and name them and its directories in its variables."""
+        environment, options = self._environment, self._options
+        environment["STASHTRACE_DIR"] = str(self._records)
+        environment.pop("STASHTRACE_RUN_DIR", None)
+        if self._records != self._directory:  # for processes on hosts and in containers that have no such folder
+            environment["STASHTRACE_RUN_DIR"] = str(self._directory)
+        if options.staged is not None:
+            own_list = self._records / f"staged.{os.uname().nodename}.{os.getpid()}.list"
+            self._files.append(own_list)
+            with file_rights(options.share):
+                usable_count, changed = list_for_run(Path(options.staged), own_list)
+            environment["STASHTRACE_STAGED"] = str(own_list)
+            if changed and on_changed is not None:
+                on_changed(usable_count, changed)
+        environment.pop("STASHTRACE_FOLLOWED", None)
+        self._follow = [] if follow is None and options.idle else follow  # it says when an idle run records
+        if self._follow is not None:
+            with file_rights(options.share):
+                self._files.append(make_control(self._records))
+            environment["STASHTRACE_FOLLOWED"] = "1"
+
+    def await_job(
+        self,
+        follow_sockets: Sequence[socket.socket],
+        grace_s: float,
+        on_wait: Callable[[Sequence[int]], None] | None,
+    ) -> None:
+        """Start the command and what runs beside it; wait until it has ended, and what it leaves behind."""
+        self._goal = None if self._options.until_step is None else StepGoal(self._records)
+        # Beside the job: NVML may take seconds to answer where the driver was not in use before.
+        inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None
+        kills = MemoryKills()
+        if self._follow is not None:
+            is_elsewhere = self._records != self._directory
+            words = [*self._follow, "--shared", str(self._directory)] if is_elsewhere else self._follow
+            with file_rights(self._options.share):
+                self._follower = Follower(self._records, words, os.environ, follow_sockets)
+        devices = None
+        try:
+            with _Watch(self._goal, self._follower) as watch:
+                self._start(watch)
+                watch.wait_for_command()
+                self._facts |= {"end_realtime_ns": time.time_ns(), "end_monotonic_ns": time.monotonic_ns()}
+                if self._goal is not None and self._goal.reached:
+                    self._goal.end_rest(lambda: [p for p in living_processes(self._records) if _is_below_us(p)])
+                alone = self._launch_file is None
+                self._survivors = watch.wait_for_stragglers(self._records, grace_s, on_wait, alone=alone)
+                watch.take_pending()
+        finally:
+            if self._follower is not None:
+                self._follower.end()
+            for path in self._files:
+                with contextlib.suppress(OSError):  # the file system may have died: the exit code is there all the same
+                    path.unlink(missing_ok=True)
+            devices = None if inventory is None else inventory.result()
+        self._status, self._interrupts_count = watch.status or 0, watch.interrupts_count
+        self._facts |= kills.facts() | ({} if devices is None else {GPU_INVENTORY: devices})
+
+    def _start(self, watch: _Watch) -> None:
+        try:
+            watch.start(self._program, self._command, self._environment)
+        except CaptureError:
+            if self._launch_file is None:  # else other launchers of the job may record into it
+                discard_run_without_records(self._directory, keep_folder=not self._is_made)
+            raise
+
+    def outcome(self) -> Outcome:
+        """Say in ``run.json`` how the run ended, and return it."""
+        number = os.WTERMSIG(self._status) if os.WIFSIGNALED(self._status) else 0
+        code = 128 + number if number else os.waitstatus_to_exitcode(self._status)
+        reached = self._goal is not None and self._goal.reached
+        if self._goal is not None:
+            self._goal.clear()
+        if reached:  # we ended the command as asked, so its own exit code does not count
+            number = code = 0
+            self._facts["until_step"] = self._options.until_step
+        self._facts |= {"exit_code": code, "signal": number}
+        if self._survivors:
+            self._facts["outlived_by"] = ", ".join(map(str, self._survivors))
+        replaced = was_replaced(self._directory, self._began_in)
+        write_error = self._write_end(replaced=replaced)
+        return Outcome(
+            directory=self._directory,
+            records=self._records,
+            url=self._url,
+            job=self._job,
+            facts=self._facts,
+            launch_file=self._launch_file,
+            exit_code=code,
+            signal_number=number,
+            interrupts_count=self._interrupts_count,
+            survivors=tuple(self._survivors),
+            write_error=write_error,
+            is_new=self._is_new,
+            is_made=self._is_made,
+            goal_reached=reached,
+            replaced=replaced,
+        )
+
+    def _write_end(self, *, replaced: bool) -> CaptureError | None:
+        """Write ``run.json``; return why that failed."""
+        try:
+            if self._follower is not None:  # it notes there where a run begins of which only the last steps are kept
+                self._facts = {**read_run_file(self._records), **self._facts}
+                self._facts.pop(RUN_DIRECTORY, None)
+            if replaced:
+                raise CaptureError(
+                    f"another folder has taken the place of run directory {self._directory} during the run"
+                )
+            with file_rights(self._options.share):
+                if self._launch_file is None:
+                    write_run_file(self._directory, self._facts)
+                if self._records != self._directory:
+                    write_run_file(self._records, self._facts)
+        except CaptureError as error:  # the disk has filled up: the run is readable, but looks unfinished
+            return error
+        return None
 
 
 def open_run_directory(directory: Path, content: Mapping[str, Any], job: Job) -> Path | None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from stashtrace.analysis.graph import Graph
 from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.calibration.noise import OF_MEAN, deviation
 from stashtrace.replay.change_transfers import LINKS, latency_ns
 from stashtrace.replay.scenario import Floats, Links, Scenario, Unknowns, counted_span, whole_ns
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -36,8 +37,6 @@ _LEAST_SLOWER = 0.2
 _CHANCE = 0.02
 #: Two standard errors on each side.
 _ERRORS = 2.0
-#: Scatter of a median relative to a mean, and of a normal distribution relative to its median deviation.
-_OF_MEDIANS, _OF_DEVIATIONS = 1.2533, 1.4826
 
 
 class Verdict(IntEnum):
@@ -131,8 +130,7 @@ def _slower_by(took: Floats, slower: Floats, company: Floats) -> tuple[float, fl
         return None
     variance = _CHANCE**2
     for chosen in (beside, apart):
-        deviation = _OF_DEVIATIONS * float(np.median(np.abs(took[chosen] - np.median(took[chosen]))))
-        variance += (_OF_MEDIANS * deviation) ** 2 / int(chosen.sum())
+        variance += (OF_MEAN * deviation(took[chosen])) ** 2 / int(chosen.sum())
     return float(np.median(took[beside]) - np.median(took[apart])) / expected, math.sqrt(variance) / expected
 
 

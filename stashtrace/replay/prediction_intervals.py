@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.calibration.robust_line import STUDENT
+from stashtrace.calibration.noise import student
 from stashtrace.replay.scenario import Floats
 
 #: Recordings of one job differ by this, however many steps they have (`benchmarks/results/whatif.md`).
@@ -42,8 +42,7 @@ def noise_ns(means: Floats, period: int = 0) -> float:
         error = _ERRORS * _ONE_STEP * mean / math.sqrt(count)
     else:
         of_blocks = blocks_of(means, period)
-        student = STUDENT[min(len(of_blocks) - 1, len(STUDENT)) - 1]
-        error = student * float(of_blocks.std(ddof=1)) / math.sqrt(len(of_blocks))
+        error = student(len(of_blocks) - 1) * float(of_blocks.std(ddof=1)) / math.sqrt(len(of_blocks))
         if period:  # a part of a period is more or less than its share
             error += abs(float(of_blocks.mean()) - mean)
     return math.hypot(BETWEEN_RUNS * mean, error)

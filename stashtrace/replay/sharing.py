@@ -18,13 +18,18 @@ _LEAST_LEFT = 0.25
 
 
 def crowded_hosts(
-    graph: Graph, workers: Callable[[int], float] = float, *, transfers: bool = False, pace: float = 1.0
+    graph: Graph,
+    workers: Callable[[int], float] = float,
+    *,
+    transfers: bool = False,
+    pace: float = 1.0,
+    apart: float = 0.0,
 ) -> dict[str, float]:
     """Return the CPUs of each host on which more threads of the job may want a CPU than there are.
 
     ``workers``: maps the recorded number of workers of a rank to the number that counts. ``transfers``: count the
     thread of each rank that moves its messages as well. ``pace``: steps in the time of one: what the job does in each
-    step beside the nodes of the graph takes so many times as much of the CPUs.
+    step beside the nodes of the graph takes so many times as much of the CPUs. ``apart``: as of :func:`cpus_left`.
     """
     facts = graph.facts
     if facts is None:
@@ -32,9 +37,20 @@ def crowded_hosts(
     wanted: dict[str, float] = {}
     for (host, present), ranks in graph.ranks_by_workers.items():
         wanted[host] = wanted.get(host, 0.0) + ranks * (1 + transfers + workers(present))
-    left = {host: cpus - (pace - 1) * facts.beside.get(host, 0.0) for host, cpus in facts.cpus.items()}
+    left = {host: cpus - (pace - 1) * facts.beside.get(host, 0.0) for host, cpus in cpus_left(graph, apart).items()}
     left = {host: max(cpus, _LEAST_LEFT * facts.cpus[host]) for host, cpus in left.items()}
     return {host: cpus for host, cpus in left.items() if 0 < cpus < wanted.get(host, 0.0) - _USED_BY_OTHERS}
+
+
+def cpus_left(graph: Graph, apart: float) -> dict[str, float]:
+    """Return the CPUs of each host that are left for the nodes of a graph.
+
+    ``apart``: part of what the job does beside its nodes that no node waits for, as a thread of the job that runs while
+    the step thread waits for it.
+    """
+    if graph.facts is None:
+        return {}
+    return {host: cpus + apart * graph.facts.beside.get(host, 0.0) for host, cpus in graph.facts.cpus.items()}
 
 
 def replayed(scenario: Scenario) -> Replayed:

@@ -33,7 +33,7 @@ from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, STORAGE_BETWEEN
 from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.replayed_budget import step_budget
 from stashtrace.replay.scenario import Bools, Floats, Links, Scenario, Unknowns
-from stashtrace.replay.sharing import crowded_hosts, replayed, shared
+from stashtrace.replay.sharing import cpus_left, crowded_hosts, replayed, shared
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import words_of
@@ -59,6 +59,8 @@ _SINGLE = (
     "slow_worker=0",
     "in_order=false",
 )
+#: To this the part is found of what runs apart from the nodes.
+_APART_PRECISION = 0.125
 #: Of the steps, by their length, those up to this part are quick ones.
 _QUICK_QUANTILE = 0.25
 #: Of several numbers of workers the least is taken whose step is at most this part of the run's step longer than that
@@ -316,8 +318,9 @@ class ReplayedRun:
         if self.measured_ns <= 0:
             raise MissingDataError("the counted steps took no time", hint="see `stashtrace analyze steps`")
         self.steps: Int64 = np.unique(graph.ends_step[self.counted])
-        by_step = self._means_of(measured[self.counted])
-        self._quick_ns = min(self.measured_ns, float(np.quantile(by_step, _QUICK_QUANTILE)))
+        #: Length of each counted step, mean of its ranks.
+        self.steps_ns: Floats = self._means_of(measured[self.counted])
+        self._quick_ns = min(self.measured_ns, float(np.quantile(self.steps_ns, _QUICK_QUANTILE)))
         self.unchanged = graph.replay()
         self._shared: dict[frozenset[str], tuple[Replayed, Contention]] = {}
         self._alone: dict[tuple[frozenset[StallKind], float], Graph] = {}
@@ -440,7 +443,30 @@ class ReplayedRun:
 
     def _crowded(self, changes: Sequence[Change], pace: float = 1.0) -> dict[str, float]:
         """Return the CPUs of the hosts on which threads compete for them, with changes, at so many times the pace."""
-        return crowded_hosts(self.graph, lambda present: _workers(changes, present), pace=pace)
+        return crowded_hosts(self.graph, lambda present: _workers(changes, present), pace=pace, apart=self._apart_ratio)
+
+    @cached_property
+    def _apart_ratio(self) -> float:
+        """Part of what the job does beside its nodes that none of these waits for.
+
+        How much of it runs at the same time is not recorded. With too few CPUs a replay of the unchanged run takes
+        longer than the run: it is the least part with which it does not, to an eighth.
+        """
+        unchanged, longest_ns = Scenario.of(self.graph, Unknowns()), (1 + BETWEEN_RUNS) * self.measured_ns
+
+        def takes_too_long(apart: float) -> bool:
+            cpus = crowded_hosts(self.graph, apart=apart)
+            return bool(cpus) and self._mean(self.graph, shared(unchanged, cpus)) > longest_ns
+
+        if not takes_too_long(0.0):
+            return 0.0
+        low, high = 0.0, 1.0
+        if takes_too_long(high):
+            return high
+        while high - low > _APART_PRECISION:
+            middle = (low + high) / 2
+            low, high = (middle, high) if takes_too_long(middle) else (low, middle)
+        return high
 
     def _with_cpus(
         self, scenarios: Sequence[Scenario], cpus: dict[str, float], missed: Sequence[float], company: Sequence[float]
@@ -576,8 +602,8 @@ class ReplayedRun:
     def _contention(self, hosts: frozenset[str]) -> tuple[Replayed, Contention]:
         """Replay the unchanged run with the shared CPUs of hosts; return that, and how long its work waits for them."""
         if hosts not in self._shared:
-            assert self.graph.facts is not None
-            cpus = {host: cpus for host, cpus in self.graph.facts.cpus.items() if host in hosts}
+            left = cpus_left(self.graph, self._apart_ratio)
+            cpus = {host: cpus for host, cpus in left.items() if host in hosts}
             unchanged = Scenario.of(self.graph, Unknowns())
             replayed, free = shared(unchanged, cpus), shared(unchanged, _endless(cpus))
             means = self._mean(self.graph, replayed), self._mean(self.graph, free)

@@ -16,7 +16,6 @@ import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.collective_waits import collective_rows
-from stashtrace.analysis.findings.rules.stalls.costliest_wait import wait_evidence
 from stashtrace.analysis.intervals import Int64, int64, rows_of
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
@@ -24,6 +23,7 @@ from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED, READ_OPS, Trace
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.stragglers.late import late
 from stashtrace.errors import MissingDataError
+from stashtrace.report.wait_text import wait_text
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
@@ -91,7 +91,7 @@ def _row(table: Table, at: int) -> dict[str, Any]:
     """Return a row of ``late`` with its sentence."""
     row = {name: table[name][at].item() for name in table.columns}
     row["waiting_count"] = len(ranks_in(row["waiting_ranks"]))
-    row["text"] = wait_evidence(table, at)[0].text
+    row["text"] = wait_text(row)
     return row
 
 

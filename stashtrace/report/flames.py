@@ -19,9 +19,10 @@ import numpy as np
 from stashtrace.analysis.findings.rules.stalls.lines import longer_lines
 from stashtrace.analysis.intervals import int64
 from stashtrace.analysis.lines.flames import flames
-from stashtrace.analysis.lines.lines import costliest_rows, wilson
+from stashtrace.analysis.lines.lines import costliest_rows
 from stashtrace.analysis.lines.place_times import STEP, WORKER
 from stashtrace.analysis.lines.user_frames import place_of
+from stashtrace.calibration.noise import wilson
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.stall_kinds import STALL_KINDS
 from stashtrace.schema.table import Table

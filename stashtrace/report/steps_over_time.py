@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
-from stashtrace.analysis.findings.spikes.noise import LEAST_STEPS
+from stashtrace.analysis.findings.spikes.policy import POLICY
 from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
@@ -209,7 +209,7 @@ def slow_steps(trace: Trace, steps: Table, slow: Table) -> dict[str, Any]:
         )
     return {
         "steps_count": len(by_step),
-        "too_few": len(by_step) <= LEAST_STEPS,
+        "too_few": len(by_step) <= POLICY.least_steps,
         "slow_count": len(slow),
         "excess_ns": int(excess_ns.sum()),
         "whole_ns": round(float(step_lengths(steps).sum())),

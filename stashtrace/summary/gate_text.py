@@ -55,14 +55,29 @@ def gate_lines(gate: Gate, command: Command | None = None) -> list[str]:
 
 
 def sentences(gate: Gate) -> list[str]:
-    """Return one sentence for each condition, worst first; for incomparable jobs, one that says why."""
+    """Return one sentence for each condition, worst first; for incomparable jobs, one that says why.
+
+    Behind them stands what growth of a kind was in truth.
+    """
     if gate.refused:
         fields = ", ".join(f"{one.field.words} ({' -> '.join(difference_texts(one))})" for one in gate.refused)
         return [f"not comparable: the jobs differ in {fields}"]
     if gate.is_same:
         return [f"inconclusive: {SAME_RECORDING}"]
     ordered = sorted(gate.judged, key=lambda one: _WORST_FIRST.index(one.verdict))
-    return [condition_sentence(gate, one) for one in ordered]
+    return [*(condition_sentence(gate, one) for one in ordered), *_queued_handoff(gate)]
+
+
+def _queued_handoff(gate: Gate) -> list[str]:
+    """Return what is said of hand-off that grew with waits for a CPU."""
+    waits_ns = gate.queued_handoff_ns
+    if not waits_ns:
+        return []
+    grew = next(one.change_ns for one in gate.changes if one.kind == "handoff")
+    return [
+        f"{words_of('handoff')} grew by {duration_text(grew)} a step, and waits for a CPU by {duration_text(waits_ns)}:"
+        " ready batches waited for a CPU"
+    ]
 
 
 def condition_sentence(gate: Gate, judged: Judged) -> str:

@@ -66,7 +66,7 @@ QUESTIONS = {
 }
 # Packages whose files stand side by side: they may use the named shared doors of their package only.
 SIBLINGS = {
-    "collectors": {"decode_context", "registry", "core"},
+    "collectors": {"decode_context", "core"},
     "importers": {
         *("registry", "import_context", "source", "import_limits", "collective_names", "phase_names", "protobuf"),
     },

@@ -30,6 +30,7 @@ OWN_READS = {
     "stashtrace/lab/characterize/network.py": "/etc/netns, where root alone may write",
     "stashtrace/lab/history/rows_of_run.py": "/proc and /sys",
     "stashtrace/lab/machine.py": "/proc and /sys",
+    "stashtrace/lab/machine_use.py": "/proc",
     "stashtrace/lab/page_cache.py": "files that it has been asked to read or to drop from the page cache",
     "stashtrace/lab/processes.py": "logs of its own processes",
     "stashtrace/record/host/file_systems.py": "/proc",

@@ -38,6 +38,7 @@ def made(alpha: float = 1e5, beta: float = 0.5, **options: object) -> Calibratio
         "versions": {"python": "3"},
         "links": links,
         "left_out": {"gloo all_to_all": "not \\ here"},
+        "others": {"gloo, 2 ranks": "other programs used 0.1 of 2 CPUs"},
     }
     return Calibration(**{**given, **options})  # type: ignore[arg-type]
 
@@ -50,7 +51,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, alpha
     path.write_text(calibration_text(before), encoding="utf-8")
     after = load_calibration(path)
     assert (after.date, after.command, dict(after.machine)) == (before.date, before.command, dict(before.machine))
-    assert dict(after.left_out) == dict(before.left_out)
+    assert (dict(after.left_out), dict(after.others)) == (dict(before.left_out), dict(before.others))
     for one, other in zip(before.links, after.links, strict=True):
         assert other.name == one.name
         assert other.points.sizes_bytes == one.points.sizes_bytes

@@ -28,7 +28,10 @@ def test_measure_write_and_use(run: Run, tmp_path: Path) -> None:
     assert answer.code == 0, answer.err
     assert "gloo, 2 ranks" in answer.out
     assert all(len(line) <= 80 for line in answer.out.splitlines())
-    assert answer.err.strip().splitlines()[0] == "wrote one/calibration.toml"
+    assert "gloo, 2 ranks, meanwhile: other programs used" in answer.out
+    first, *others = answer.err.strip().splitlines()
+    assert first == "measuring gloo, 2 ranks: 5 operations, start 1 of 1"
+    assert "wrote one/calibration.toml" in others
     found = load_calibration(tmp_path / "one/calibration.toml")
     assert {link.op for link in found.links} >= {"all_reduce", "all_gather", "broadcast"}
     assert all(0 < link.fit.alpha_ns < 1e9 for link in found.links)

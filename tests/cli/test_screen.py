@@ -51,6 +51,16 @@ def test_the_bar_erases_itself_and_is_quiet_elsewhere() -> None:
     assert file.getvalue() == ""
 
 
+def test_a_long_task_says_each_part_once_where_no_bar_can_be() -> None:
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        with Screen(stream, {}).progress("measuring", lines=True) as progress:
+            for share, task in ((0.1, "start 1"), (0.2, "start 1"), (0.5, "start 2"), (0.9, "")):
+                progress.step(share, task)
+    assert file.getvalue() == "measuring start 1\nmeasuring start 2\n"
+    assert "\n" not in terminal.getvalue()
+
+
 def test_a_closed_stream_is_no_reason_to_fail() -> None:
     stream = io.StringIO()
     screen = Screen(stream, {})

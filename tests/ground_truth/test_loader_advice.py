@@ -76,7 +76,7 @@ def test_advice_is_true(kind: str, tmp_path: Path) -> None:
         if finding is None:  # quick storage: there was nothing to advise
             assert kind in ("mapped", "columns")
             return
-        assert finding["cause_kind"] in PARTS[kind] | {"handoff"}, (finding, first)
+        assert finding["cause_kind"] in PARTS[kind] | {"handoff", "queue"}, (finding, first)
         said = f"{first}: {now_ms:.1f} ms with 1 worker, {then_ms:.1f} ms with {workers}, {os.cpu_count()} CPUs"
         if not first:
             return

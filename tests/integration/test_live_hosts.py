@@ -87,17 +87,17 @@ def test_a_window_of_both_hosts(pair: list[Host], tmp_path: Path) -> None:
     """Asked for from outside: one folder with the same steps of both ranks; a signal to one launcher does the same."""
     job = Job(tmp_path, pair, torchrun(pair, 1500), "shared/run", "--live", LATE_RANK="1")
     run, deadline = tmp_path / "shared/run", time.monotonic() + 100
-    while time.monotonic() < deadline and not (len(_states(run)) == 2 and all(s.ranks for s in _states(run))):
-        time.sleep(0.5)
+    while time.monotonic() < deadline and sum(_last_step(state) > 200 for state in _states(run)) < 2:
+        time.sleep(0.5)  # so many that the first ones are no longer in memory
     launcher = next(json.loads(path.read_text()) for path in run.glob("launch.node1.*.json"))
     os.kill(launcher["launcher_pid"], signal.SIGUSR2)
     answer = stashtrace("capture", "shared/run", "--steps", "20", cwd=tmp_path)
     assert job.codes() == [0, 0], [job.said(host) for host in pair]
     assert answer.returncode == 0, answer.stderr
-    assert "sealed on node0, node1" in answer.stderr
+    assert " of ranks 0,1 are kept in " in " ".join(answer.stderr.split())
     windows = list((run / "windows").glob("*-asked*"))
     assert Path(answer.stdout.strip()).name in {path.name for path in windows}
-    assert len(windows) == 2, "the other one is what the signal asked for"
+    assert len(windows) in (1, 2), "what the signal asked for may still be open, and is made longer then"
     whole = steps(load_trace(run))
     for window in windows:
         table = steps(load_trace(window))
@@ -160,6 +160,10 @@ def test_an_idle_run_is_captured_on_both_hosts(pair: list[Host], tmp_path: Path)
     assert numbers[0] == numbers[1] == [*range(min(numbers[0]), max(numbers[0]) + 1)]
     assert len(numbers[0]) >= 20
     assert min(numbers[0]) > 5, "the steps before the request count"
+
+
+def _last_step(state: LiveState) -> int:
+    return max((own["last_step"] for own in state.ranks.values()), default=-1)
 
 
 def _events(run: Path) -> list[Event]:

@@ -13,8 +13,7 @@ import pytest
 from example_job import ENVIRONMENT
 
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.live.view.merged import LiveView
-from stashtrace.live.view.sources import Watched
+from stashtrace.live.view.watched import LiveView, Watched
 from stashtrace.loading.load import load_trace
 
 #: Steps of 50 ms until standard input is closed.
@@ -53,7 +52,7 @@ def _looks(directory: Path) -> Iterator[LiveView]:
         time.sleep(0.1)
     watched = Watched(directory)
     while time.monotonic() < deadline:
-        yield watched.look()
+        yield watched.peek()
         time.sleep(0.2)
     raise TimeoutError(f"nothing more was seen of {directory}")
 

@@ -19,7 +19,7 @@ import pytest
 from traced import ROOT
 
 from stashtrace.record.environment import traced_environment
-from stashtrace.record.options import KERNEL_STEPS, RecordOptions
+from stashtrace.record.options import DECLARATIONS, RecordOptions
 
 PYTHON = os.environ.get("STASHTRACE_WHEELS_PYTHON", "").partition(os.pathsep)[0]
 pytestmark = [
@@ -109,7 +109,7 @@ def test_torch_works_under_the_recorder(tmp_path: Path) -> None:
     facts, _ = answers(TORCH.replace("PROFILED", "False"), "torch", tmp_path)
     assert facts["unique_id"] == 128
     assert 0 not in facts["refused"]
-    assert KERNEL_STEPS != "2:4"
+    assert DECLARATIONS["kernels_steps"].default != "2:4"
 
 
 def test_cupy_works_under_the_recorder(tmp_path: Path) -> None:

@@ -229,13 +229,39 @@ def test_the_answer(bisect: Bisect) -> None:
     lines = text_lines(bisect_blocks(found, 29))
     assert lines[0].startswith("FIRST BAD COMMIT: ")
     assert lines[0].endswith(" change 17")
-    assert "half of what grew most from the good commit to the bad one" in " ".join(line.strip() for line in lines)
+    assert "half of its growth from the good commit to the bad one" in " ".join(line.strip() for line in lines)
     assert any(line.strip().startswith("worse beyond doubt: data: storage per step went from ") for line in lines)
     assert lines[-1] == f"{found.runs_count} runs for 29 commits"
     document = bisect_document(found, 29)
     assert document["first_bad"]["subject"] == "change 17"
     assert [one["mark"] for one in document["judged"]] == [one.mark for one in (found.ends, *found.judged)]
     assert document["runs_count"] == sum(one["runs_count"] for one in document["judged"])
+
+
+def test_hand_off_that_waited_for_cpus_is_not_what_is_searched_for(bisect: Bisect) -> None:
+    """The bad commit starts threads that keep the CPUs busy: ready batches wait for one, and then the step counts."""
+    made_up = exact(PLANTED_AT, "handoff")
+
+    def run_of(waits_ms: float) -> Callable[[int], StepsOfRun]:
+        def of_commit(number: int) -> StepsOfRun:
+            run = made_up(number)
+            assert run.cpus is not None
+            return replace(run, cpus=replace(run.cpus, wait_ns=(waits_ms if number >= PLANTED_AT else 1) * MS))
+
+        return of_commit
+
+    found = bisect(run_of(46.0))
+    assert [one.kind for one in found.conditions] == ["step"]
+    assert found.first_bad is not None
+    assert found.first_bad.subject == f"change {PLANTED_AT}"
+    said = " ".join(line.strip() for line in text_lines(bisect_blocks(found, COMMITS - 1)))
+    assert re.search(
+        r"data: hand-off grew by [56]\d\.\d ms a step, and waits for a CPU by 45.0 ms: ready batches waited for a CPU",
+        said,
+    )
+    found = bisect(run_of(20.0))
+    assert [one.kind for one in found.conditions] == ["handoff"]
+    assert "waited for a CPU" not in " ".join(text_lines(bisect_blocks(found, COMMITS - 1)))
 
 
 # What git refuses --------------------------------------------------------------------------------

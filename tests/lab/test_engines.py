@@ -153,5 +153,5 @@ def test_a_worker_measures_with_cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "rendezvous": str(tmp_path / "meet"),
     }
     with installed(monkeypatch, cupy=cupy, cupy_cuda_nccl=nccl):
-        assert set(calibrate_worker.run(task).stamps["d2d"]) == set(SIZES)
-        assert calibrate_worker.run({**task, "backend": "nccl", "ops": ["all_reduce"], "ranks": 2}).rounds_count >= 1
+        assert set(calibrate_worker.run(task)["stamps"]["d2d"]) == set(SIZES)
+        assert calibrate_worker.run({**task, "backend": "nccl", "ops": ["all_reduce"], "ranks": 2})["rounds_count"] >= 1

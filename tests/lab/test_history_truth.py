@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from made_up_history import HOUR, MINUTE, SECOND, SHARED, Fleet, Job, commit, write_history
 
 from stashtrace.lab.history.answers import hosts_sentences, interference_sentences
-from stashtrace.lab.history.chances import student_tail, times_or_more, together
 from stashtrace.lab.history.gather import read_history
 from stashtrace.lab.history.questions.fleet import BY, costs, fleet_view
 from stashtrace.lab.history.questions.interference import interference
@@ -169,15 +167,6 @@ def test_each_view_of_the_fleet_has_all_hours(tmp_path: Path, by: str) -> None:
     assert float(table["machine_hours"].sum()) == pytest.approx(float(totals.hours.sum()))
     parts = np.stack([table[name] for name in table.schema.names if name.endswith("_ratio") and "step" not in name])
     assert parts.sum(axis=0) == pytest.approx(1.0)
-
-
-def test_tails_are_those_of_the_distributions() -> None:
-    """Poisson-binomial of equal chances is the binomial; Student's 97.5 % points are tabled; Fisher by its formula."""
-    equal = sum(math.comb(9, k) * 0.3**k * 0.7 ** (9 - k) for k in range(5, 10))
-    assert times_or_more(5, [0.3] * 9) == pytest.approx(equal)
-    for degrees, point in ((1, 12.706), (4, 2.776), (20, 2.086)):
-        assert student_tail(point, degrees) == pytest.approx(0.05, abs=2e-4)
-    assert together([0.2, 0.3, 0.4]) == pytest.approx(0.024 * (1 - math.log(0.024) + math.log(0.024) ** 2 / 2))
 
 
 def test_names_of_jobs_leave_out_what_differs_from_run_to_run() -> None:

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stashtrace.calibration.file import Points
+from stashtrace.calibration.file import Calibration, Points
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError, UsageError
 from stashtrace.lab.calibrate import start_workers as link_ranks
+from stashtrace.lab.calibrate.calibration_text import calibration_lines
 from stashtrace.lab.calibrate.measure import (
     COLLECTIVES,
     COPIES,
@@ -27,6 +30,7 @@ from stashtrace.lab.calibrate.measure import (
 from stashtrace.lab.calibrate.start_workers import run_ranks, untraced
 from stashtrace.lab.calibrate.sweep import measure, sizes_between
 from stashtrace.lab.calibrate.torch_engine import DiskReads
+from stashtrace.lab.machine_use import Used
 
 GLOO = {"library": "torch", "backends": ["gloo"], "devices": [], "torch": "2.99"}
 GPUS = {
@@ -188,6 +192,89 @@ def test_from_answers_to_a_calibration() -> None:
     assert found.left_out == {"gloo all_to_all": "RuntimeError: no"}
     assert (found.versions["stashtrace"], found.versions["torch"], found.command) == ("9", "2.99", "c")
     assert found.machine["cores_count"] > 0
+
+
+SECOND = 10**9
+
+
+def used(*, others: float = 0.0, queue_s: float = 0.0, others_mb: int = 0, own_mb: int = 0) -> dict[str, int]:
+    """What one of two processes has used in 10 s in which it ran on one CPU, and other programs on ``others``."""
+    return {
+        "clock_ns": 10 * SECOND,
+        "machine_cpu_ns": round((2 + others) * 10 * SECOND),
+        "stolen_ns": 0,
+        "own_cpu_ns": 10 * SECOND,
+        "own_queue_ns": round(queue_s * SECOND),
+        "machine_disk_bytes": (others_mb + own_mb) * 10**6,
+        "own_disk_bytes": own_mb * 10**6,
+    }
+
+
+def calibrated(starts: list[dict[str, int] | None], request: CalibrationRequest) -> tuple[Calibration, list[str]]:
+    """Calibrate with workers that used this in each start, by turns; what was said of the progress."""
+    left, tasks = iter(starts), list[str]()
+
+    def runner(task: dict[str, Any], ranks: int, seconds: float, **calls: Callable[[float], None]) -> list[Any]:
+        calls["on_wait"](1.0)
+        one = next(left)
+        return [{**answer, "used": one} for answer in answers(task, ranks, seconds)]
+
+    found = calibrate(request, facts=GLOO, runner=runner, on_progress=lambda _, what: tasks.append(what))
+    assert next(left, "none left") == "none left"
+    return found, tasks
+
+
+def test_a_start_that_other_programs_disturbed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others that take a CPU matter where the workers wait for one meanwhile; a start is made at most twice."""
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    quiet, busy = used(), used(others=1.0, queue_s=5, others_mb=30)
+    found, tasks = calibrated([quiet, busy, used(others=0.2), busy, busy], CalibrationRequest())
+    assert tasks == [
+        "gloo, 2 ranks: 5 operations, start 1 of 3",
+        "gloo, 2 ranks: 5 operations, start 2 of 3",
+        "gloo, 2 ranks: start 2 of 3 again, since other programs used 1.0 of 4 CPUs",
+        "gloo, 2 ranks: 5 operations, start 3 of 3",
+        "gloo, 2 ranks: start 3 of 3 again, since other programs used 1.0 of 4 CPUs",
+    ]
+    assert found.others == {
+        "gloo, 2 ranks": "other programs used 0.0 to 1.0 of 4 CPUs and moved 0 B/s to 3.00 MB/s from and to disks;"
+        " starts 2,3 were made again for that; start 3 was disturbed again: times may be longer than on an idle machine"
+    }
+    assert "\n  gloo, 2 ranks, meanwhile: other programs used" in "\n".join(calibration_lines(found))
+
+
+def test_other_programs_that_kept_no_worker_from_a_cpu_did_no_harm() -> None:
+    found, tasks = calibrated([used(others=1.0, queue_s=0.1, others_mb=30)], CalibrationRequest(launches=1))
+    assert len(tasks) == 1
+    assert "again" not in found.others["gloo, 2 ranks"]
+
+
+def test_traffic_of_others_disturbs_reads_of_a_disk() -> None:
+    request = CalibrationRequest(backend="disk", disk=".", launches=1)
+    found, tasks = calibrated([used(others_mb=30, own_mb=100), used(others_mb=1, own_mb=100)], request)
+    assert tasks[1] == (
+        "posix: start 1 of 1 again, since other programs moved 3.00 MB/s from and to disks, next to its own 10.0 MB/s"
+    )
+    assert "start 1 was made again" in found.others["posix"]
+
+
+def test_nothing_is_said_of_others_where_the_kernel_does_not_tell() -> None:
+    found, _ = calibrated([None], CalibrationRequest(launches=1))
+    assert found.others == {}
+
+
+def test_a_process_that_computes_counts_its_own_time() -> None:
+    before = Used.now()
+    assert before is not None
+    while time.process_time_ns() < before.own_cpu_ns + SECOND // 20:
+        pass
+    after = Used.now()
+    assert after is not None
+    grown = after.since(before)
+    assert grown["own_cpu_ns"] >= SECOND // 20
+    # The machine counts in ticks of 10 ms.
+    assert grown["machine_cpu_ns"] >= grown["own_cpu_ns"] - SECOND // 50
+    assert min(grown.values()) >= 0
 
 
 def test_nothing_worked() -> None:

@@ -18,11 +18,11 @@ from made_job import write_job
 
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.alarms import Alarms
-from stashtrace.live.capture import Captures, Limits, Request
+from stashtrace.live.alarms import Alarms, TriggerCommand
 from stashtrace.live.events import STORM_COUNT, EventLog, read_events
+from stashtrace.live.hosts.requests import Request
+from stashtrace.live.hosts.windows import Limits, Windows
 from stashtrace.live.state import Event
-from stashtrace.live.triggers.trigger_command import TriggerCommand
 from stashtrace.loading.load import load_trace
 from stashtrace.run_facts import STACKS, read_host_facts
 
@@ -44,11 +44,11 @@ class Deeper:
     """Records which steps are asked for; they are open until told, and then have one process' stacks."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[str], int, int]] = []
+        self.asked: list[tuple[Sequence[str], int, int]] = []
         self.is_open = self.is_given_up = False
         self.why = ""
 
-    def ask(self, kinds: list[str], newest: int, count: int, at_ns: int) -> tuple[int, str]:
+    def ask(self, kinds: Sequence[str], newest: int, count: int, at_ns: int) -> tuple[int, str]:
         if self.why:
             return -1, self.why
         self.asked.append((kinds, newest, count))
@@ -73,9 +73,9 @@ class Followed:
             self.accounts.round(moment_ns)
         self.accounts.round(moment_ns, ended=True)
         self.stream, self.calls = io.StringIO(), Calls()
-        captures = Captures(self.run, {"run_id": "x"}, limits)
+        self.windows = Windows(self.run, {"run_id": "x"}, "node01", limits=limits)
         log, self.deeper = EventLog(self.run, self.stream), Deeper()
-        self.alarms = Alarms(log, captures, self.calls, 5, deeper=cast(Any, self.deeper), kinds=kinds)
+        self.alarms = Alarms(log, self.windows, self.calls, 5, cast(Any, self.deeper), kinds)
 
     def lines(self) -> list[str]:
         return self.stream.getvalue().splitlines()
@@ -183,7 +183,7 @@ def test_no_room_for_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("stashtrace.live.capture.write_packed", refuse)
+    monkeypatch.setattr("stashtrace.live.hosts.windows.write_packed", refuse)
     followed.alarms.add(slow(99), "step-000099-slow", 0)
     followed.alarms.seal_if_ready(followed.accounts, 1, ended=True)
     assert followed.lines()[1:] == [
@@ -204,7 +204,7 @@ def test_a_run_directory_that_vanishes(tmp_path: Path, between: bool) -> None:
     followed.alarms.seal_if_ready(followed.accounts, 1, ended=True)
     assert [event.window for event in followed.calls.events] == [""]
     if between:
-        assert "could not be written: No such file or directory" in followed.lines()[-1]
+        assert "could not be written: its folder is gone" in followed.lines()[-1]
     else:
         (note,) = followed.alarms.notes
         assert note.startswith("no window was sealed for 1 trigger; the last: cannot write to ")
@@ -220,12 +220,12 @@ def test_events_of_an_older_log_are_read(tmp_path: Path) -> None:
 def test_the_steps_after_a_trigger_are_asked_for_deeper_and_waited_for(tmp_path: Path) -> None:
     followed = Followed(tmp_path, kinds=["stacks"])
     followed.alarms.add(slow(90), "step-000090-slow", 0)
-    assert followed.deeper.asked == [(["stacks"], 90, 5)]
+    assert followed.deeper.asked == [(("stacks",), 90, 5)]
     followed.alarms.seal_if_ready(followed.accounts, 0, ended=False)
-    assert followed.alarms.is_open, "their rows are not there yet"
+    assert followed.windows.is_open, "their rows are not there yet"
     followed.deeper.is_open = False
     followed.alarms.seal_if_ready(followed.accounts, 0, ended=False)
-    assert not followed.alarms.is_open
+    assert not followed.windows.is_open
     (facts,) = read_host_facts(followed.run / "windows/step-000090-slow")
     assert facts[STACKS] == [{"host": "here", "pid": 7, "functions": [], "rows": []}]
 
@@ -235,7 +235,7 @@ def test_a_refusal_is_said_and_the_window_is_sealed_all_the_same(tmp_path: Path)
     followed.deeper.why = "0 ns are left"
     followed.alarms.add(slow(90), "step-000090-slow", 0)
     followed.alarms.seal_if_ready(followed.accounts, 0, ended=False)
-    assert not followed.alarms.is_open
+    assert not followed.windows.is_open
     texts = [event.text for event in read_events(followed.run) if event.kind == "deeper"]
     assert texts == ["the steps that come are recorded as ever: 0 ns are left"]
 

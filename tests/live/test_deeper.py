@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stashtrace.live.deeper import HOUR_NS, Budget, DeeperSteps
+from stashtrace.live.deeper import Budget, DeeperSteps
 from stashtrace.live.table import LIVE_STEPS
+from stashtrace.live.times import HOUR_NS
 from stashtrace.record.follower import control_path, make_control
 from stashtrace.schema.table import Table
 from stashtrace.units import duration_text
@@ -66,7 +67,7 @@ def test_an_hour_after_it_was_spent_a_cost_counts_no_more() -> None:
 
 def test_ranks_are_told_which_steps_and_how_long(tmp_path: Path) -> None:
     run, sampler = deeper(tmp_path)
-    run.look(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
+    run.round(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
     last, why = run.ask(["kernels"], 9, 5, 10 * SECOND)
     number, first, count, usual_ns, budget_ns = request(tmp_path)
     assert (why, number, count, last) == ("", 1, 5, first + 4)
@@ -78,9 +79,9 @@ def test_ranks_are_told_which_steps_and_how_long(tmp_path: Path) -> None:
 
 def test_what_they_take_longer_is_spent_and_said(tmp_path: Path) -> None:
     run, _ = deeper(tmp_path)
-    run.look(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
+    run.round(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
     last, _ = run.ask(["stacks"], 9, 2, 10 * SECOND)
-    event = run.look(closed(10, *[3.0] * (last - 9)), None, 0, 40 * SECOND, ended=False)
+    event = run.round(closed(10, *[3.0] * (last - 9)), None, 0, 40 * SECOND, ended=False)
     assert event is not None
     deeper_count = last - 9
     assert event.cost_ns == deeper_count * 2 * SECOND
@@ -97,21 +98,21 @@ def test_what_they_take_longer_is_spent_and_said(tmp_path: Path) -> None:
 
 def test_deeper_steps_are_no_measure_of_the_job(tmp_path: Path) -> None:
     run, _ = deeper(tmp_path)
-    run.look(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
+    run.round(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
     run.ask(["stacks"], 9, 2, 10 * SECOND)
     mixed = closed(8, *[1.0] * 4)
     assert np.unique(run.usual(mixed)["step"]).tolist() == [8]
-    run.look(mixed, None, 0, 20 * SECOND, ended=True)
+    run.round(mixed, None, 0, 20 * SECOND, ended=True)
     assert len(run.usual(mixed)) == len(mixed)
 
 
 def test_more_than_the_hour_has_left_is_refused(tmp_path: Path) -> None:
     """By what such steps cost when they were measured."""
     run, _ = deeper(tmp_path, ratio=10 * SECOND / HOUR_NS)
-    run.look(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
+    run.round(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
     last, _ = run.ask(["stacks"], 9, 1, 10 * SECOND)
     steps_count = last - 9
-    event = run.look(closed(10, *[2.0] * steps_count), None, 0, 30 * SECOND, ended=False)
+    event = run.round(closed(10, *[2.0] * steps_count), None, 0, 30 * SECOND, ended=False)
     assert event is not None
     assert event.cost_ns == steps_count * SECOND
     refused, why = run.ask(["stacks"], last, 7, 31 * SECOND)
@@ -126,12 +127,12 @@ def test_more_than_the_hour_has_left_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["ended", "given up", "too late"])
 def test_steps_that_do_not_come_are_not_waited_for(tmp_path: Path, how: str) -> None:
     run, _ = deeper(tmp_path)
-    run.look(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
+    run.round(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
     run.ask(["kernels"], 9, 5, 10 * SECOND)
-    assert run.look(closed(10), None, 0, 50 * SECOND, ended=False) is None
+    assert run.round(closed(10), None, 0, 50 * SECOND, ended=False) is None
     if how == "given up":
         run.give_up()
-    event = run.look(closed(10), None, 0, (51 if how != "too late" else 200) * SECOND, ended=how == "ended")
+    event = run.round(closed(10), None, 0, (51 if how != "too late" else 200) * SECOND, ended=how == "ended")
     assert event is not None
     assert event.text.startswith("recorded kernels of no step; 36.0 s of the 36.0 s ")
     assert not run.is_open
@@ -141,9 +142,9 @@ def test_steps_that_do_not_come_are_not_waited_for(tmp_path: Path, how: str) -> 
 
 def test_stacks_end_when_the_budget_is_used_up(tmp_path: Path) -> None:
     run, _ = deeper(tmp_path, ratio=3 * SECOND / HOUR_NS)
-    run.look(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
+    run.round(closed(0, *[1.0] * 10), None, 0, 10 * SECOND, ended=False)
     run.ask(["stacks"], 9, 50, 10 * SECOND)
-    assert run.look(closed(10, 2.0), None, 0, 12 * SECOND, ended=False) is None
-    event = run.look(closed(11, *[2.0] * 3), None, 0, 20 * SECOND, ended=False)
+    assert run.round(closed(10, 2.0), None, 0, 12 * SECOND, ended=False) is None
+    event = run.round(closed(11, *[2.0] * 3), None, 0, 20 * SECOND, ended=False)
     assert event is not None
     assert run.budget.left_ns(21 * SECOND) == 0

@@ -378,13 +378,13 @@ def test_a_stuck_job_is_told_by_the_host_of_the_rank(
             if at % pace == number % pace:
                 found = host.accounts.round(now_ns)
                 host.tell(now_ns)
-                if found.joint is not None and trigger.look(found.joint, now_ns, 0, host.others.spoken_for(now_ns)):
+                if found.joint is not None and trigger.round(found.joint, now_ns, 0, host.others.spoken_for(now_ns)):
                     looks.append((at, number, "; ".join(trigger.sentences)))
     now_ns += 8 * SECOND
     for host, trigger in zip(hosts, stuck, strict=True):
         found = host.accounts.round(now_ns)
         assert found.joint is not None
-        trigger.look(found.joint, now_ns, 0, host.others.spoken_for(now_ns))
+        trigger.round(found.joint, now_ns, 0, host.others.spoken_for(now_ns))
     moving = [(at, number, said) for at, number, said in looks[1:] if at < 6]
     assert moving == [], "the job gets on for 5 s"
     assert stuck[0].sentences == [], "node02 follows rank 2"
@@ -416,12 +416,12 @@ def test_a_job_whose_other_hosts_are_not_seen(tmp_path: Path, monkeypatch: pytes
         moments.append(now_ns)
         found = host.accounts.round(now_ns)
         if found.window is not None:
-            trigger.look(found.window, now_ns, 0, host.others.spoken_for(now_ns), host.others.told)
+            trigger.round(found.window, now_ns, 0, host.others.spoken_for(now_ns), host.others.told)
             said += [trigger.waits, *trigger.sentences]
     assert [text for text in said if text] == [], "nothing is said while the job gets on, nor of a wait that just began"
     found = host.accounts.round(moments[-1] + 8 * SECOND)
     assert found.window is not None
-    trigger.look(found.window, moments[-1] + 8 * SECOND, 0, host.others.spoken_for(moments[-1]), host.others.told)
+    trigger.round(found.window, moments[-1] + 8 * SECOND, 0, host.others.spoken_for(moments[-1]), host.others.told)
     said = [text for text in (trigger.waits, *trigger.sentences) if text]
     if dead == 1:
         assert trigger.ranks == [1]
@@ -452,7 +452,7 @@ def test_a_step_that_a_rank_of_another_host_made_slow(tmp_path: Path) -> None:
             found = host.accounts.round(now_ns)
             host.tell(now_ns)
             if len(found.closed) and found.window is not None:
-                own += trigger.look(found.closed, found.window)
+                own += trigger.round(found.closed, found.window)
     (here,), (there,) = seen
     assert (here.step, here.rank) == (there.step, there.rank) == (220, 2)
     assert "rank 2" in here.text

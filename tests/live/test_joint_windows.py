@@ -1,4 +1,4 @@
-"""Windows of all hosts of a job: each seals its own ranks up to the same step, and none waits for one that is gone."""
+"""Windows that somebody asks for, of all hosts of a job: the same steps of all ranks, without hosts that are gone."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -8,7 +8,6 @@ import os
 import subprocess
 import threading
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +16,17 @@ from growing_files import grow
 from other_boot import as_other_boot
 from stash_files import RUN_ID
 from test_accounts import SECOND, afterwards
+from test_alarms import Calls
 from test_hosts import NODES, Host, late_job, unequal
 
 from stashtrace.errors import DataLossWarning
 from stashtrace.format.compact import write_packed
 from stashtrace.format.stash_file import StashFile
+from stashtrace.live import times
 from stashtrace.live.alarms import Alarms
-from stashtrace.live.capture import Captures, Limits, take_requests
 from stashtrace.live.events import EventLog
-from stashtrace.live.hosts.asking import Asked, ask_hosts, asked_hosts
-from stashtrace.live.hosts.joint_windows import JointWindows
+from stashtrace.live.hosts.requests import Asked, Request, asked_hosts, put_request, take_requests
+from stashtrace.live.hosts.windows import Limits, Windows
 from stashtrace.live.state import Event, LiveState
 from stashtrace.loading.load import load_trace
 from stashtrace.record.launchers import own_place
@@ -52,35 +52,54 @@ def tell_state(state: LiveState, host: Host, *, ended: bool) -> None:
 
 
 class Follower:
-    """What a follower does about windows, on one of several hosts."""
+    """What a follower does about windows, on one of several hosts; its rounds come in the order of the real one."""
 
-    def __init__(self, host: Host, limits: Limits | None = None, *, waits: bool = False) -> None:
-        self.host = host
-        captures = Captures(host.directory, {"run_id": RUN_ID}, limits)
-        joint = JointWindows(captures, host.directory, {"run_id": RUN_ID}, host.name, waits=waits)
-        self.alarms = Alarms(Log(host.directory, host.name), captures, None, 5, joint)
+    def __init__(self, host: Host, limits: Limits | None = None, after: int = 5, *, waits: bool = False) -> None:
+        self.host, self.calls = host, Calls()
+        facts = {"run_id": RUN_ID}
+        self.windows = Windows(host.directory, facts, host.name, waits=waits, others=host.others, limits=limits)
+        self.alarms = Alarms(Log(host.directory, host.name), self.windows, self.calls, after)
         self.state = LiveState(host.name, RUN_ID)
         self.say()
 
-    def round(self, now_ns: int, *, ended: bool = False) -> None:
+    @property
+    def closed(self) -> int:
+        return min(self.host.accounts.closed.values(), default=-1)
+
+    def round(self, now_ns: int, triggers: list[Event] | None = None, *, ended: bool = False) -> None:
         self.host.round(now_ns, ended=ended)
-        accounts, at_ns = self.host.accounts, now_ns + self.host.offset_ns
+        at_ns = now_ns + self.host.offset_ns
         for request in take_requests(self.host.directory, self.host.name):
-            self.alarms.answer(request, min(accounts.closed.values(), default=-1), at_ns)
-        self.alarms.seal_if_ready(accounts, at_ns, ended=ended)
-        accounts.held = self.alarms.is_open
+            self.alarms.answer(request, self.closed, at_ns)
+        for event in triggers or []:
+            now = event.kind in ("stuck", "rank_lost")
+            self.alarms.add(event, f"step-{max(event.step, 0):06}-{event.kind.partition('_')[0]}", at_ns, now=now)
+        self.alarms.seal_if_ready(self.host.accounts, at_ns, ended=ended)
+        self.host.accounts.held = self.windows.is_open
         self.say(ended=ended)
 
     def say(self, *, ended: bool = False) -> None:
         tell_state(self.state, self.host, ended=ended)
 
 
+def ask(target: Path, after_steps: int) -> Asked:
+    return Asked(target, asked_hosts(target), after_steps)
+
+
+def answered(asked: Asked) -> Path:
+    """Return the window that was asked for."""
+    asked.wait(1)
+    assert asked.answer is not None
+    assert asked.missing == {}
+    return Path(asked.answer.window)
+
+
 def capture(
     recorded: Path, target: Path, at_step: int, paces: tuple[int, int] = (1, 1), gone: int = -1, **grown: bool
 ) -> tuple[Asked, list[Follower]]:
-    """Let a run grow, and ask its hosts for a window once a step has closed.
+    """Let a run grow, and ask its first host for a window once a step has closed.
 
-    ``paces``: looks between two rounds of each host. ``gone``: a host that makes no further round then.
+    ``paces``: moments between two rounds of each host. ``gone``: a host that makes no further round then.
     """
     target.mkdir()
     followers = [Follower(Host(target, name)) for name in NODES]
@@ -89,11 +108,13 @@ def capture(
         for number, (follower, pace) in enumerate(zip(followers, paces, strict=True)):
             if at % pace == 0 and (asked is None or number != gone):
                 follower.round(now_ns)
-        if asked is None and followers[0].host.accounts.closed.get(0, -1) >= at_step:
-            asked = ask_hosts(target, asked_hosts(target), 10)
-    for number, follower in enumerate(followers):
-        if number != gone:
-            follower.round(now_ns, ended=True)
+        if asked is None and followers[0].closed >= at_step:
+            asked = ask(target, 10)
+    left = [follower for number, follower in enumerate(followers) if number != gone]
+    for follower in left:
+        follower.round(now_ns, ended=True)
+    for follower in left:
+        follower.alarms.collect(now_ns, last=True)
     assert asked is not None
     return asked, followers
 
@@ -111,21 +132,20 @@ def test_a_window_has_the_ranks_of_all_hosts(tmp_path: Path, paces: tuple[int, i
     """Whose rounds are as far apart as they like: the same steps of all ranks, with the times of the whole run."""
     late_job(tmp_path / "job")
     asked, followers = capture(tmp_path / "job", tmp_path / "grown", 100, paces)
-    asked.wait(1)
-    assert set(asked.windows) == set(NODES)
-    assert asked.lines() == ["sealed on node01, node02"]
-    (path,) = set(asked.windows.values())
-    assert Path(path).name == asked.request.window
+    path = answered(asked)
+    assert asked.answer is not None
+    assert " of ranks 0-3 are kept in " in asked.answer.text
+    assert asked.answer.text.endswith(")"), "nothing is missing"
     table = whole(path)
     by_rank = GroupBy(table["rank"])
     assert by_rank.values.tolist() == [0, 1, 2, 3]
     steps = [sorted(table["step"][table["rank"] == rank].tolist()) for rank in range(4)]
     assert steps == [list(range(steps[0][0], steps[0][-1] + 1))] * 4
     assert steps[0][0] > 0
-    assert steps[0][-1] >= asked.request.newest + 10
+    assert steps[0][-1] >= 100 + 10
     assert unequal(table, afterwards(tmp_path / "job"), tolerance_ns=5) == []
     assert not list((tmp_path / "grown").glob("*.request")), "each host has taken its own"
-    assert all(not follower.alarms.is_open for follower in followers)
+    assert all(not follower.windows.is_open for follower in followers)
 
 
 def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path: Path) -> None:
@@ -134,14 +154,15 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
     target = tmp_path / "grown"
     target.mkdir()
     early, late = (Follower(Host(target, name), waits=True) for name in NODES)
-    asked, began, told = None, 0, 0
+    asked: Asked | None = None
+    began, told = 0, 0
     for now_ns in grow(tmp_path / "job", target, SECOND // 10):
         if asked is None:
             early.host.round(now_ns)
             late.host.round(now_ns)
             began = min(early.host.accounts.closed.values(), default=-1)
             if began >= 40:
-                asked = ask_hosts(target, asked_hosts(target), 10)
+                asked = ask(target, 10)
                 early.round(now_ns)
                 began = min(early.host.accounts.closed.values())
         elif told:
@@ -154,17 +175,16 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
                 (request,) = take_requests(target, late.host.name)
                 late.alarms.answer(request, told, now_ns)
                 late.alarms.seal_if_ready(late.host.accounts, now_ns, ended=False)
-                assert not late.alarms.is_open
+                assert not late.windows.is_open
                 # What the early host knows of its ranks is from a moment before.
                 before = copy(early.host.accounts)
                 before.closed = dict.fromkeys(before.closed, began + 12)
                 early.alarms.seal_if_ready(before, now_ns, ended=False)
-                assert early.alarms.is_open
+                assert early.windows.is_open
     early.round(now_ns, ended=True)
     assert asked is not None
     assert told
-    asked.wait(1)
-    (path,) = set(asked.windows.values())
+    path = answered(asked)
     table = whole(path)
     steps = [table["step"][table["rank"] == rank].tolist() for rank in range(4)]
     assert steps[0] == steps[1] == steps[2] == steps[3]
@@ -185,10 +205,9 @@ def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
         for follower in followers:
             follower.round(now_ns)
         if asked is None and followers[0].host.accounts.closed.get(0, -1) >= 100:
-            asked = ask_hosts(target, asked_hosts(target), 10)
+            asked = ask(target, 10)
     assert asked is not None
-    asked.wait(1)
-    (path,) = set(asked.windows.values())
+    path = answered(asked)
     table, recorded = whole(path), afterwards(tmp_path / "job")
     assert np.unique(table["rank"]).tolist() == [0, 1, 2, 3]
     assert int(table["step"].min()) > 0
@@ -197,38 +216,60 @@ def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
     assert np.abs(lengths - others).max() < 20_000, "fewer operations say less of the other host's clock"
 
 
-def test_a_host_that_is_gone_does_not_hold_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_gone_does_not_hold_it_up(tmp_path: Path) -> None:
     """The window is sealed without its ranks, and it is said which host has not answered."""
-    monkeypatch.setattr("stashtrace.live.hosts.asking._ASKED_SILENT_S", 0.2)
-    monkeypatch.setattr("stashtrace.live.hosts.asking._SILENT_ROUNDS", 0)
     late_job(tmp_path / "job")
     asked, _ = capture(tmp_path / "job", tmp_path / "grown", 100, gone=1)
-    asked.wait(60)
-    assert set(asked.windows) == {"node01"}
-    said = asked.lines()
-    assert said[0] == "sealed on node01"
-    assert said[1].startswith("node02 has not answered: its follower has made no round for ")
+    path = answered(asked)
+    assert asked.answer is not None
+    assert " of ranks 0,1 are kept in " in asked.answer.text
+    assert asked.answer.text.endswith(", without ranks 2,3 on node02 (no answer within 20 s)")
     with pytest.warns(DataLossWarning, match="ranks_missing"):
-        table = afterwards(Path(asked.windows["node01"]))
+        table = afterwards(path)
     assert np.unique(table["rank"]).tolist() == [0, 1]
-    assert table["step"].max() >= asked.request.newest + 10
+    assert table["step"].max() >= 100 + 10
     assert not list((tmp_path / "grown").glob("*.request")), "nobody takes it later"
 
 
 def test_a_follower_that_is_seen_to_live_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long its round takes; one that has ended is not waited for at all."""
-    monkeypatch.setattr("stashtrace.live.hosts.asking._ASKED_SILENT_S", 0.1)
-    monkeypatch.setattr("stashtrace.live.hosts.asking._SILENT_ROUNDS", 0)
+    monkeypatch.setattr(times, "ASKED_SILENT_NS", SECOND // 10)
+    monkeypatch.setattr(times, "SILENT_ROUNDS", 0)
     with subprocess.Popen(["sleep", "1000"]) as follower:
         state = LiveState("node01", follower_pid=follower.pid, follower_place=own_place())
         state.write(tmp_path)
-        asked = ask_hosts(tmp_path, [state], 5)
+        asked = Asked(tmp_path, [state], 5)
         asked.wait(1)
-        assert asked.missing == {"node01": "nothing within 1 s"}
+        assert asked.missing == {"node01": "no answer within 1 s"}
         follower.kill()
-    asked = ask_hosts(tmp_path, [state], 5)
+    asked = Asked(tmp_path, [state], 5)
     asked.wait(60)
     assert asked.missing == {"node01": "its follower has ended"}
+
+
+def test_the_next_host_is_asked_where_one_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request is taken back from the first one."""
+    monkeypatch.setattr(times, "ASKED_SILENT_NS", SECOND // 10)
+    monkeypatch.setattr(times, "SILENT_ROUNDS", 0)
+    states = [LiveState(host) for host in NODES]
+    for state in states:
+        state.write(tmp_path)
+    asked = Asked(tmp_path, states, 5)
+
+    def answer() -> None:
+        while not (taken := take_requests(tmp_path, NODES[1])):
+            pass
+        Log(tmp_path, NODES[1]).add(Event("capture", "kept", SECOND, window="w", request=taken[0].name))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    asked.wait(60)
+    thread.join()
+    assert asked.answer is not None
+    assert asked.answer.window == "w"
+    assert list(asked.missing) == ["node01"]
+    assert asked.missing["node01"].startswith("its follower has made no round for ")
+    assert not list(tmp_path.glob("*.request"))
 
 
 def test_a_host_that_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,19 +281,18 @@ def test_a_host_that_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.Mon
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write_packed(file, path)
 
-    monkeypatch.setattr("stashtrace.live.hosts.joint_windows.write_packed", refuse)
+    monkeypatch.setattr("stashtrace.live.hosts.windows.write_packed", refuse)
     asked, _ = capture(tmp_path / "job", tmp_path / "grown", 100)
-    asked.wait(1)
-    assert set(asked.windows) == {"node01"}
-    assert asked.lines()[1].endswith("could not be written: No space left on device")
-    left = {path.name.partition(".")[0] for path in Path(asked.windows["node01"]).glob("*.stash")}
-    assert left == {"node01"}
+    window = answered(asked)
+    assert asked.answer is not None
+    assert asked.answer.text.endswith(", without ranks 2,3 on node02 (No space left on device)")
+    assert {path.name.partition(".")[0] for path in window.glob("*.stash")} == {"node01"}
     with pytest.warns(DataLossWarning, match="ranks_missing"):
-        assert np.unique(afterwards(Path(asked.windows["node01"]))["rank"]).tolist() == [0, 1]
+        assert np.unique(afterwards(window)["rank"]).tolist() == [0, 1]
 
 
 def test_no_host_seals_more_than_the_limit(tmp_path: Path) -> None:
-    """The folder that another host has made for the same window does not count."""
+    """The one that is asked says so, and the others are not asked."""
     late_job(tmp_path / "job")
     target = tmp_path / "grown"
     target.mkdir()
@@ -262,13 +302,12 @@ def test_no_host_seals_more_than_the_limit(tmp_path: Path) -> None:
         for follower in followers:
             follower.round(now_ns)
         if followers[0].host.accounts.closed.get(0, -1) >= 100 and len(answers) < 2:
-            answers.append(ask_hosts(target, asked_hosts(target), 0))
-    for asked in answers:
-        asked.wait(1)
-    assert set(answers[0].windows) == set(NODES)
-    assert answers[1].windows == {}
-    assert set(answers[1].refusals) == set(NODES)
-    assert all("holds 1 window; remove some, or ask with" in text for text in answers[1].refusals.values())
+            answers.append(ask(target, 0))
+    assert answered(answers[0]).is_dir()
+    answers[1].wait(1)
+    assert answers[1].answer is not None
+    assert answers[1].answer.window == ""
+    assert "holds 1 window; remove some, or ask with" in answers[1].answer.text
     assert len(list((target / "windows").iterdir())) == 1
 
 
@@ -283,24 +322,24 @@ def test_hosts_whose_steps_begin_with_the_request(tmp_path: Path) -> None:
             follower.round(now_ns)
         if followers[0].host.accounts.closed.get(0, -1) >= 100:
             break
-    asked = ask_hosts(target, asked_hosts(target), 0)
+    asked = ask(target, 0)
     first, second = followers
     (request,) = take_requests(target, "node01")
-    assert request.hosts == NODES
-    first.alarms.answer(replace(request, newest=-1), 10, 0)
+    first.alarms.answer(request, 10, 0)
     first.alarms.seal_if_ready(first.host.accounts, 1, ended=False)
-    assert first.alarms.is_open
+    assert first.windows.is_open
     (request,) = take_requests(target, "node02")
-    second.alarms.answer(replace(request, newest=-1), 20, 0)
+    assert request.hosts == NODES
+    second.alarms.answer(request, 20, 0)
     for follower in followers:
         follower.alarms.seal_if_ready(follower.host.accounts, 1, ended=False)
-        assert not follower.alarms.is_open
-    asked.wait(1)
-    assert set(asked.windows) == set(NODES)
+        assert not follower.windows.is_open
+    first.alarms.collect(1)
+    assert answered(asked).is_dir()
 
 
-def test_two_requests_at_once_are_two_windows(tmp_path: Path) -> None:
-    """Whoever asks gets the steps of all hosts, in whatever order each host takes the requests."""
+def test_requests_share_the_window_that_is_open(tmp_path: Path) -> None:
+    """It becomes longer for them on all hosts, whichever host they ask; also one that a trigger has opened."""
     late_job(tmp_path / "job")
     target = tmp_path / "grown"
     target.mkdir()
@@ -309,15 +348,16 @@ def test_two_requests_at_once_are_two_windows(tmp_path: Path) -> None:
     for now_ns in grow(tmp_path / "job", target, SECOND):
         for follower in followers:
             follower.round(now_ns)
-        if followers[0].host.accounts.closed.get(0, -1) >= 100 and not answers:
-            follower = followers[1]  # one that waits for its last steps does not take the request in its place
-            follower.alarms.add(Event("slow_step", "slow", SECOND, 100), "step-000100-slow", now_ns)
-            answers = [ask_hosts(target, asked_hosts(target), after) for after in (3, 8)]
-    for asked in answers:
-        asked.wait(1)
-        assert set(asked.windows) == set(NODES)
-        for path in set(asked.windows.values()):
-            assert np.unique(whole(path)["rank"]).tolist() == [0, 1, 2, 3]
+        if followers[0].closed >= 100 and not answers:
+            slow = Event("slow_step", "slow", SECOND, followers[1].closed)
+            followers[1].alarms.add(slow, "step-000100-slow", now_ns)
+            closed = followers[0].closed
+            answers = [Asked(target, [follower.state], 30) for follower in followers]
+    paths = {answered(asked) for asked in answers}
+    assert [path.name for path in paths] == ["step-000100-slow"]
+    table = whole(paths.pop())
+    assert np.unique(table["rank"]).tolist() == [0, 1, 2, 3]
+    assert table["step"].max() >= closed + 30
 
 
 def test_requests_of_hosts_do_not_disturb_each_other(tmp_path: Path) -> None:
@@ -333,9 +373,8 @@ def test_requests_of_hosts_do_not_disturb_each_other(tmp_path: Path) -> None:
     threads = [threading.Thread(target=take, args=(host,)) for host in NODES]
     for thread in threads:
         thread.start()
-    states = [LiveState(host, ranks={"0": {"last_step": 3}}) for host in NODES]
-    for _ in names:
-        ask_hosts(tmp_path, states, 1)
+    for name, host in ((name, host) for name in names for host in NODES):
+        put_request(tmp_path, Request(1, name), host)
     done.set()
     for thread in threads:
         thread.join()

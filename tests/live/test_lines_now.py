@@ -8,7 +8,7 @@ from stack_rows import long_call, stack_of
 
 from stashtrace.analysis.lines.between_ranks import lines_between_ranks
 from stashtrace.live.followed import said_of
-from stashtrace.live.lines_now import lines_now
+from stashtrace.live.newest import lines_now
 from stashtrace.live.state import LineNow
 from stashtrace.schema.kinds import StackCause, WaitOp
 from stashtrace.schema.trace import Trace

@@ -19,10 +19,9 @@ from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.state import LATE, MOST, Event, LineNow, LiveState
 from stashtrace.live.totals import LiveTotals
-from stashtrace.live.view import merged
-from stashtrace.live.view.merged import LiveView, merge_states
-from stashtrace.live.view.sources import Watched
+from stashtrace.live.view import watched
 from stashtrace.live.view.text import live_lines
+from stashtrace.live.view.watched import LiveView, Watched, merge_states
 from stashtrace.record.launchers import own_place
 from stashtrace.summary.look import Look
 
@@ -302,11 +301,11 @@ def test_control_characters_are_visible() -> None:
 
 def test_the_json_page_names_each_field() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/live.md").read_text(encoding="utf-8")
-    classes = (LiveView, merged.HostView, merged.RankView, merged.Spent, LineNow, Event)
+    classes = (LiveView, watched.HostView, watched.RankView, watched.Spent, LineNow, Event)
     names = {"format", *(one.name for kind in classes for one in dataclasses.fields(kind))}
     first_cells = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith("|"))
     assert names - set(re.findall(r"`(\w+)`", first_cells)) == set()
-    for word, meaning in {**merged.CONDITIONS, **merged.ORIGINS}.items():
+    for word, meaning in {**watched.CONDITIONS, **watched.ORIGINS}.items():
         assert f"| `{word}` | {meaning} |" in page
 
 
@@ -325,14 +324,14 @@ def test_states_are_read_if_there_are_any(tmp_path: Path) -> None:
     line = LineNow(MOST, -1, "step", "compute", "main (a.py:1)", 3, 2, 4)
     state("node1", (0,), lines=[line]).write(tmp_path)
     state("node2", (1,)).write(tmp_path)
-    view = Watched(tmp_path).look()
+    view = Watched(tmp_path).peek()
     assert [host.lines for host in view.hosts] == [[line], []]
     assert (view.origin, [host.host for host in view.hosts]) == ("follower", ["node1", "node2"])
 
 
 def test_a_finished_run_has_the_numbers_of_one_that_was_followed(tmp_path: Path) -> None:
     write_job(tmp_path, steps_count=60, late_ms={(1, 50): 400.0})
-    view = Watched(tmp_path).look()
+    view = Watched(tmp_path).peek()
     followed = LiveTotals()
     accounts = LiveAccounts(merged_run(tmp_path))
     followed.add(accounts.round(0, ended=True).closed)
@@ -357,8 +356,8 @@ def test_a_state_of_another_run_is_left_out(tmp_path: Path) -> None:
     state("node1").write(tmp_path)
     state("node2", run_id="other").write(tmp_path)
     with pytest.raises(FormatError, match="holds several runs: id, other"):
-        Watched(tmp_path).look()
-    assert [host.host for host in Watched(tmp_path, "oth").look().hosts] == ["node2"]
+        Watched(tmp_path).peek()
+    assert [host.host for host in Watched(tmp_path, "oth").peek().hosts] == ["node2"]
 
 
 def test_a_directory_that_vanishes_is_one_clear_line(tmp_path: Path) -> None:
@@ -366,10 +365,10 @@ def test_a_directory_that_vanishes_is_one_clear_line(tmp_path: Path) -> None:
     run.mkdir()
     state().write(run)
     watched = Watched(run)
-    watched.look()
+    watched.peek()
     shutil.rmtree(run)
     with pytest.raises(FormatError, match=r"run is gone: it was renamed or removed$"):
-        watched.look()
+        watched.peek()
 
 
 def test_a_newer_state_is_refused(tmp_path: Path) -> None:
@@ -377,13 +376,13 @@ def test_a_newer_state_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "live-node1.json"
     path.write_text(path.read_text().replace('"format":1', '"format":2'))
     with pytest.raises(FormatError, match="newer stashtrace"):
-        Watched(tmp_path).look()
+        Watched(tmp_path).peek()
 
 
 def test_files_of_other_tools_are_refused(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text("{}")
     with pytest.raises(MissingDataError, match="holds no run of stashtrace"):
-        Watched(tmp_path).look()
+        Watched(tmp_path).peek()
 
 
 def test_the_sums_of_shares_are_whole() -> None:

@@ -38,7 +38,7 @@ def lost_ranks(
     for now_ns in grow(folder / "job", target, SECOND, killed):
         window = accounts.round(now_ns).window
         if window is not None:
-            found += trigger.look(window, accounts.run.files, now_ns, accounts.closed, awaited)
+            found += trigger.round(window, accounts.run.files, now_ns, accounts.closed, awaited)
     return found
 
 

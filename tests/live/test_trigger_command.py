@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stashtrace.live.alarms import WAITING_COUNT, TriggerCommand
 from stashtrace.live.state import Event
-from stashtrace.live.triggers.trigger_command import WAITING_COUNT, TriggerCommand
 
 #: Writes what it was told to a file of its own in the current folder.
 NOTE = """

@@ -15,59 +15,24 @@ import pytest
 from growing_files import grow
 from made_job import write_job
 from other_boot import as_other_boot
-from stash_files import RUN_ID, START_NS
+from stash_files import START_NS
 from test_accounts import SECOND, afterwards
-from test_alarms import Calls
 from test_hosts import NODES, Host, late_job, restarted_job, unequal
-from test_joint_windows import Log, tell_state, whole
+from test_joint_windows import Follower, whole
 
 from stashtrace.errors import DataLossWarning
 from stashtrace.format.compact import write_packed
 from stashtrace.format.stash_file import StashFile
-from stashtrace.live.alarms import Alarms
-from stashtrace.live.capture import Captures, Limits, take_requests
+from stashtrace.live import times
 from stashtrace.live.events import read_events
 from stashtrace.live.hosts.collecting import take_in
-from stashtrace.live.hosts.joint_windows import JointWindows
-from stashtrace.live.state import Event, LiveState
+from stashtrace.live.hosts.requests import Request, take_requests
+from stashtrace.live.hosts.windows import Limits
+from stashtrace.live.state import Event
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.table import Table
 
 BEFORE, AFTER = 20, 5
-
-
-class Follower:
-    """What a follower does about triggers, on one of several hosts; its rounds come in the order of the real one."""
-
-    def __init__(self, host: Host, limits: Limits | None = None, after: int = AFTER) -> None:
-        self.host, self.calls = host, Calls()
-        captures = Captures(host.directory, {"run_id": RUN_ID}, limits)
-        facts = {"run_id": RUN_ID}
-        joint = JointWindows(
-            captures, host.directory, facts, host.name, waits=False, others=host.others, before_steps=BEFORE
-        )
-        self.alarms = Alarms(Log(host.directory, host.name), captures, self.calls, after, joint)
-        self.state = LiveState(host.name, RUN_ID)
-        self.say()
-
-    @property
-    def closed(self) -> int:
-        return min(self.host.accounts.closed.values(), default=-1)
-
-    def round(self, now_ns: int, triggers: list[Event] | None = None, *, ended: bool = False) -> None:
-        self.host.round(now_ns, ended=ended)
-        at_ns = now_ns + self.host.offset_ns
-        for request in take_requests(self.host.directory, self.host.name):
-            self.alarms.answer(request, self.closed, at_ns)
-        for event in triggers or []:
-            now = event.kind in ("stuck", "rank_lost")
-            self.alarms.add(event, f"step-{max(event.step, 0):06}-{event.kind.partition('_')[0]}", at_ns, now=now)
-        self.alarms.seal_if_ready(self.host.accounts, at_ns, ended=ended)
-        self.host.accounts.held = self.alarms.is_open
-        self.say(ended=ended)
-
-    def say(self, *, ended: bool = False) -> None:
-        tell_state(self.state, self.host, ended=ended)
 
 
 def slow(step: int, rank: int = 1, cost_ns: int = 10) -> Event:
@@ -116,11 +81,11 @@ def grown(
             if at % pace == 0 or number in seen:
                 follower.round(now_ns, seen.get(number))
             else:
-                follower.alarms.look(now_ns + follower.host.offset_ns)
+                follower.alarms.collect(now_ns + follower.host.offset_ns)
     for follower in followers:
         follower.round(now_ns, ended=True)
     for follower in followers:
-        follower.alarms.look(now_ns + follower.host.offset_ns, last=True)
+        follower.alarms.collect(now_ns + follower.host.offset_ns, last=True)
     return followers, target
 
 
@@ -176,7 +141,7 @@ def test_the_window_of_a_slow_step_has_all_hosts(tmp_path: Path, paces: tuple[in
     assert followers[1].calls.events == []
     assert not [path for path in window.iterdir() if path.is_dir()]
     assert not list(target.glob("*.request"))
-    assert not any(follower.alarms.is_open or follower.alarms.is_collecting for follower in followers)
+    assert not any(follower.windows.is_open or follower.windows.collecting.parts for follower in followers)
 
 
 def test_a_host_that_looks_seldom(tmp_path: Path) -> None:
@@ -246,7 +211,7 @@ def test_a_stuck_job_seals_at_once(tmp_path: Path) -> None:
             moments.append(at)
             return {0: [slow(closed)]} if len(moments) == 1 else {0: [stuck(closed)]}
         if len(moments) == 2 and at == moments[1] + 2:
-            assert not followers[0].alarms.is_collecting
+            assert not followers[0].windows.collecting.parts
             assert [event.kind for event in read_events(tmp_path / "grown")] == ["slow_step", "stuck", "capture"]
         return {}
 
@@ -315,7 +280,7 @@ def test_a_host_that_has_ended(tmp_path: Path) -> None:
     _, target = follow(tmp_path, sees)
     (sealed,) = captures(target)
     assert sealed.window == str(windows(target)[0])
-    assert sealed.text.endswith(", without ranks 2,3 (nobody follows them any more)")
+    assert sealed.text.endswith(", without ranks 2,3 on node02 (its job has ended)")
     assert {path.name.partition(".")[0] for path in windows(target)[0].glob("*.stash")} == {"node01"}
 
 
@@ -327,7 +292,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, first_letters: str) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write_packed(file, path)
 
-    monkeypatch.setattr("stashtrace.live.hosts.joint_windows.write_packed", refuse)
+    monkeypatch.setattr("stashtrace.live.hosts.windows.write_packed", refuse)
 
 
 def test_a_host_whose_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,11 +338,11 @@ def test_a_run_directory_that_vanishes(tmp_path: Path, rounds: int) -> None:
         step()
     shutil.rmtree(target, ignore_errors=True)
     for follower in followers:
-        follower.alarms.look(now_ns + SECOND)
-        follower.alarms.look(now_ns + 2 * SECOND, last=True)
+        follower.alarms.collect(now_ns + SECOND)
+        follower.alarms.collect(now_ns + 2 * SECOND, last=True)
     assert not target.exists()
     assert [event.window for event in followers[0].calls.events] == [""]
-    assert not followers[0].alarms.is_collecting
+    assert not followers[0].windows.collecting.parts
 
 
 @pytest.mark.parametrize("begun", [False, True])
@@ -386,7 +351,7 @@ def test_the_host_that_saw_it_dies_while_parts_are_collected(
 ) -> None:
     """The other one puts the window together, with the part that is there, and says so; also of one that had begun."""
     write_job(tmp_path / "job", ranks_count=4, steps_count=950, hosts=NODES)
-    monkeypatch.setattr("stashtrace.live.hosts.collecting._TAKEN_NS", 3 * SECOND)
+    monkeypatch.setattr(times, "TAKEN_NS", 3 * SECOND)
 
     def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
         found = trigger(at, followers)
@@ -396,7 +361,7 @@ def test_the_host_that_saw_it_dies_while_parts_are_collected(
             if begun and at == stop[0] + 1:
                 (windows(tmp_path / "grown")[0] / "taken").touch()
             followers[0].round = lambda *_, **__: None  # type: ignore[method-assign]
-            followers[0].alarms.look = lambda *_, **__: None  # type: ignore[method-assign]
+            followers[0].alarms.collect = lambda *_, **__: None  # type: ignore[method-assign]
         return found
 
     stop: list[int] = []
@@ -419,7 +384,7 @@ def test_a_slow_host_is_taken_for_gone(tmp_path: Path, monkeypatch: pytest.Monke
     def take(window: Path, part: Path) -> None:
         if len(moved) == moved_count and not looks:
             looks.append(times[-1] + 12 * SECOND)  # node01 has made no round meanwhile
-            followers[1].alarms.look(looks[0])
+            followers[1].alarms.collect(looks[0])
         moved.append(part)
         take_in(window, part)
 
@@ -431,7 +396,7 @@ def test_a_slow_host_is_taken_for_gone(tmp_path: Path, monkeypatch: pytest.Monke
         for number, follower in enumerate(followers):
             follower.round(now_ns, seen.get(number))
     for follower in followers:
-        follower.alarms.look(times[-1] + 13 * SECOND, last=True)
+        follower.alarms.collect(times[-1] + 13 * SECOND, last=True)
     assert [path.name for path in moved] == ["node01.ranks", "node02.ranks"]
     (sealed,) = captures(target)
     assert " of ranks 0-3 are kept in " in sealed.text
@@ -485,7 +450,7 @@ def test_a_signal_asks_all_hosts(tmp_path: Path) -> None:
     def sees(at: int, followers: list[Follower]) -> dict[int, list[Event]]:
         if not asked and followers[1].closed >= 100:
             asked.append(followers[1].closed)
-            followers[1].alarms.ask(followers[1].closed, at_ns=10**15)
+            followers[1].alarms.answer(Request(AFTER), followers[1].closed, 10**15)
         return {}
 
     followers, target = grown(tmp_path, sees)

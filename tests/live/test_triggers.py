@@ -31,7 +31,7 @@ def slow_steps(job: Path, target: Path) -> list[SlowStepSeen]:
     for now_ns in grow(job, target, 2 * SECOND):
         closed = accounts.round(now_ns)
         if closed.window is not None and len(closed.closed):
-            found += trigger.look(closed.closed, closed.window)
+            found += trigger.round(closed.closed, closed.window)
     return found
 
 
@@ -63,15 +63,15 @@ def test_a_standstill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(StuckTrigger, "_stands_still", stands_still)
     trigger, window = StuckTrigger(str(tmp_path)), Trace.__new__(Trace)
-    assert not trigger.look(window, 3 * SECOND, last_end_ns=0), "too early"
+    assert not trigger.round(window, 3 * SECOND, last_end_ns=0), "too early"
     assert looks == []
-    assert trigger.look(window, 5 * SECOND, last_end_ns=0)
+    assert trigger.round(window, 5 * SECOND, last_end_ns=0)
     assert (trigger.sentences, trigger.ranks) == seen
-    assert not trigger.look(window, 9 * SECOND, last_end_ns=0), "said already, and looked at a moment ago"
+    assert not trigger.round(window, 9 * SECOND, last_end_ns=0), "said already, and looked at a moment ago"
     seen = ([], [])  # its processes end: that is no step
-    assert not trigger.look(window, 30 * SECOND, last_end_ns=0)
+    assert not trigger.round(window, 30 * SECOND, last_end_ns=0)
     assert trigger.sentences
-    assert trigger.look(window, 40 * SECOND, last_end_ns=39 * SECOND)
+    assert trigger.round(window, 40 * SECOND, last_end_ns=39 * SECOND)
     assert trigger.sentences == trigger.ranks == []
     assert len(looks) == 2
 
@@ -113,11 +113,11 @@ def test_a_rank_that_uses_a_cpu_and_records_nothing_is_said_after_half_a_minute(
     for now_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND):
         found = accounts.round(now_ns)
         if found.window is not None:
-            trigger.look(found.window, now_ns, 0)
+            trigger.round(found.window, now_ns, 0)
             said.append(trigger.waits)
     found = accounts.round(now_ns + 8 * SECOND)
     assert found.window is not None
-    trigger.look(found.window, now_ns + 8 * SECOND, 0)
+    trigger.round(found.window, now_ns + 8 * SECOND, 0)
     said.append(trigger.waits)
     assert trigger.sentences == []
     assert any(said) == (waits_s > 30)

@@ -24,14 +24,27 @@ from stashtrace.format.compact import compact_run
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.reader import open_run
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.capture import Captures, Limits, Request, put_request, take_requests
-from stashtrace.live.keeping import Keeper
+from stashtrace.live.followed import Keeper
+from stashtrace.live.hosts.collecting import Finished
+from stashtrace.live.hosts.requests import Request, put_request, take_requests
+from stashtrace.live.hosts.windows import Limits, Windows
 from stashtrace.loading.load import load_trace
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.directory import read_run_file
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.table import Table
 from stashtrace.summary.summary_text import summary
+
+
+def seal(windows: Windows, accounts: LiveAccounts, at_ns: int) -> list[Finished]:
+    """Seal what is ready; return the windows that are whole."""
+    windows.seal_ready(accounts, at_ns)
+    return windows.collect(at_ns)
+
+
+def triggered(step: int, after_steps: int = 0, cost_ns: int = 0) -> Request:
+    """The window of a trigger."""
+    return Request(after_steps, event="slow_step", step=step, cost_ns=cost_ns, window="step-x")
 
 
 def whole_steps(path: Path) -> Table:
@@ -53,29 +66,31 @@ def test_a_window_has_the_steps_of_the_whole_run(tmp_path: Path) -> None:
     write_job(tmp_path / "job", steps_count=400, late_ms={(1, 195): 60.0})
     target = tmp_path / "grown"
     accounts = LiveAccounts(GrowingRun(str(target)))
-    captures = Captures(target, {"run_id": "x"})
-    asked, sealed = False, None
+    windows = Windows(target, {"run_id": "x"}, "node01")
+    asked, sealed = None, list[Finished]()
     for now_ns in grow(tmp_path / "job", target, SECOND):
         accounts.round(now_ns)
         if not asked and accounts.closed.get(0, -1) >= 200:
-            asked = captures.ask("step-000200-asked", 200, 10, now_ns)
+            asked, _ = windows.ask(Request(10, step=200, window="step-000200-asked"), now_ns)
             assert asked
-        found = captures.seal_if_ready(accounts, now_ns)
-        accounts.held = captures.is_open
-        sealed = sealed or found
-    assert sealed is not None
-    assert sealed.error == ""
-    window = whole_steps(Path(sealed.path))
-    assert window["step"].min() == sealed.first_step <= 195
-    assert window["step"].max() == sealed.last_step >= 210
-    assert len(window) == 2 * (sealed.last_step - sealed.first_step + 1)
+        sealed += seal(windows, accounts, now_ns)
+        accounts.held = windows.is_open
+    (whole,) = sealed
+    assert whole.path == str(asked)
+    window = whole_steps(Path(whole.path))
+    first, last = int(window["step"].min()), int(window["step"].max())
+    assert first <= 195
+    assert last == whole.last_step >= 210
+    assert whole.text.startswith(f"steps {first} to {last} are kept in {whole.path} (")
+    assert len(window) == 2 * (last - first + 1)
     assert differences(window, whole_steps(tmp_path / "job")) == []
     slow = window.take((window["step"] == 195) & (window["rank"] == 0))
     assert slow["straggler_ns"][0] >= 50_000_000
-    said = summary(load_trace(sealed.path))
-    assert f"a window of a run: steps {sealed.first_step} to {sealed.last_step} of the job" in " ".join(said.split())
-    assert sealed.size_bytes < sum(path.stat().st_size for path in target.glob("*.stash"))
-    assert not load_trace(sealed.path).losses["severity_code"].tolist().count(int(Severity.DATA_LOSS))
+    said = summary(load_trace(whole.path))
+    assert f"a window of a run: steps {first} to {last} of the job" in " ".join(said.split())
+    sizes = [sum(path.stat().st_size for path in folder.glob("*.stash")) for folder in (Path(whole.path), target)]
+    assert sizes[0] < sizes[1]
+    assert not load_trace(whole.path).losses["severity_code"].tolist().count(int(Severity.DATA_LOSS))
 
 
 def holes_count(path: Path) -> int:
@@ -167,73 +182,72 @@ def test_a_run_that_was_cut_merges(tmp_path: Path) -> None:
 
 
 def test_a_storm_of_triggers_seals_few_windows(tmp_path: Path) -> None:
-    captures = Captures(tmp_path, {}, Limits(windows_count=3, pause_ns=10))
+    windows = Windows(tmp_path, {}, "node01", limits=Limits(windows_count=3, pause_ns=10))
     accounts = LiveAccounts(GrowingRun(str(tmp_path)))
     accounts.closed = {0: 1000}
     sealed = 0
     for at_ns in range(0, 1000, 4):
-        captures.ask("step-x", 5, 0, at_ns)
-        sealed += captures.seal_if_ready(accounts, at_ns) is not None
+        windows.ask(triggered(5), at_ns)
+        sealed += len(seal(windows, accounts, at_ns))
     assert sealed == 3
-    assert captures.refused_count == 250 - 3
-    assert captures.ask("step-y", 5, 0, 1001, by_hand=True), "these limits are those of triggers"
+    assert windows.refused_count == 250 - 3
+    assert windows.ask(Request(step=5, window="step-y"), 1001)[0], "these limits are those of triggers"
 
 
-def ask_in_a_loop(directory: Path, limits: Limits, times: int, **more: bool) -> tuple[int, Captures]:
-    """Ask for a window after each that was sealed, as a script would; return how many were."""
-    captures, sealed = Captures(directory, {}, limits), 0
+def ask_in_a_loop(directory: Path, limits: Limits, count: int, *, unlimited: bool = False) -> tuple[int, str]:
+    """Ask for a window after each that was sealed, as a script would; return how many were, and the last refusal."""
+    windows, sealed = Windows(directory, {}, "node01", limits=limits), 0
     accounts = LiveAccounts(GrowingRun(str(directory)), closed={0: 1000})
-    for at_ns in range(times):
-        if captures.ask("step-x", 5, 0, at_ns, by_hand=True, **more):
-            assert captures.seal_if_ready(accounts, at_ns) is not None
+    for at_ns in range(count):
+        if windows.ask(Request(unlimited=unlimited, step=5, window="step-x"), at_ns)[0]:
+            assert len(seal(windows, accounts, at_ns)) == 1
             sealed += 1
-    return sealed, captures
+    return sealed, windows.refusal
 
 
 def test_a_script_that_asks_again_and_again(tmp_path: Path) -> None:
     """It gets so many windows; one more for each that is removed; and all with the option for it."""
     limits = Limits(folders_count=3)
-    sealed, captures = ask_in_a_loop(tmp_path, limits, 10)
+    sealed, refusal = ask_in_a_loop(tmp_path, limits, 10)
     assert sealed == 3
     more = "remove some, or ask with `stashtrace capture --no-limit`"
-    assert captures.refusal == f"{tmp_path / 'windows'} holds 3 windows; {more}"
+    assert refusal == f"{tmp_path / 'windows'} holds 3 windows; {more}"
     shutil.rmtree(tmp_path / "windows" / "step-x-2")
     assert ask_in_a_loop(tmp_path, limits, 10)[0] == 1, "also of a follower that has sealed none"
     assert ask_in_a_loop(tmp_path, limits, 5, unlimited=True)[0] == 5
-    assert ask_in_a_loop(tmp_path, limits, 5)[1].refusal.startswith(f"{tmp_path / 'windows'} holds 8 windows")
+    assert ask_in_a_loop(tmp_path, limits, 5)[1].startswith(f"{tmp_path / 'windows'} holds 8 windows")
 
 
 def test_windows_take_so_many_bytes(tmp_path: Path) -> None:
     (tmp_path / "windows" / "step-1").mkdir(parents=True)
     (tmp_path / "windows" / "step-1" / "a.stash").write_bytes(b"x" * 5000)
-    sealed, captures = ask_in_a_loop(tmp_path, Limits(folders_bytes=5000), 3)
+    sealed, refusal = ask_in_a_loop(tmp_path, Limits(folders_bytes=5000), 3)
     assert sealed == 0
-    assert captures.refusal.startswith(f"the windows in {tmp_path / 'windows'} take 5.00 KB; remove some")
+    assert refusal.startswith(f"the windows in {tmp_path / 'windows'} take 5.00 KB; remove some")
     assert ask_in_a_loop(tmp_path, Limits(folders_bytes=6000), 1)[0] == 1
 
 
 def test_a_window_is_not_held_open_for_ever(tmp_path: Path) -> None:
     """Though it is asked for every half minute: its rows stay in memory as long as it is open."""
-    captures = Captures(tmp_path, {})
+    windows = Windows(tmp_path, {}, "node01")
     accounts = LiveAccounts(GrowingRun(str(tmp_path)), closed={0: 0})
     sealed_s = None
     for at_s in range(0, 3600, 30):
-        assert captures.ask("step-x", at_s, 1000, at_s * SECOND, by_hand=True)
-        if sealed_s is None and captures.seal_if_ready(accounts, at_s * SECOND) is not None:
+        assert windows.ask(Request(1000, step=at_s, window="step-x"), at_s * SECOND)[0]
+        if seal(windows, accounts, at_s * SECOND) and sealed_s is None:
             sealed_s = at_s
     assert sealed_s == 600
 
 
 def test_what_costs_far_more_gets_its_window(tmp_path: Path) -> None:
     """A small trigger a moment ago does not keep the window of a large one from being sealed."""
-    captures = Captures(tmp_path, {}, Limits(pause_ns=1000))
+    windows = Windows(tmp_path, {}, "node01", limits=Limits(pause_ns=1000))
     accounts = LiveAccounts(GrowingRun(str(tmp_path)), closed={0: 1000})
-    assert captures.ask("step-1", 1, 0, 0, cost_ns=3)
-    assert captures.seal_if_ready(accounts, 1) is not None
-    assert not captures.ask("step-2", 2, 0, 10, cost_ns=12)
-    assert captures.ask("step-3", 3, 0, 20, cost_ns=800)
-    assert captures.seal_if_ready(accounts, 21) is not None
-    assert not captures.ask("step-4", 4, 0, 30, cost_ns=900)
+    for step, cost_ns, is_opened in ((1, 3, True), (2, 12, False), (3, 800, True), (4, 900, False)):
+        path, why = windows.ask(triggered(step, cost_ns=cost_ns), 10 * step)
+        assert (path is not None) == is_opened
+        assert why == ("" if is_opened else "the last window was a moment ago")
+        assert len(seal(windows, accounts, 10 * step + 1)) == is_opened
 
 
 def test_no_room_for_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,28 +260,28 @@ def test_no_room_for_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def refuse(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("stashtrace.live.capture.write_packed", refuse)
-    captures = Captures(tmp_path / "grown", {})
-    assert captures.ask("step-x", 5, 0, 0)
-    sealed = captures.seal_if_ready(accounts, 1)
-    assert sealed is not None
-    assert sealed.error == "No space left on device"
+    monkeypatch.setattr("stashtrace.live.hosts.windows.write_packed", refuse)
+    windows = Windows(tmp_path / "grown", {}, "node01")
+    assert windows.ask(triggered(5), 0)[0]
+    (finished,) = seal(windows, accounts, 1)
+    assert finished.path == ""
+    assert finished.text == "the window step-x could not be written: No space left on device"
     assert list((tmp_path / "grown" / "windows").iterdir()) == []
 
 
 def test_requests_are_taken_once(tmp_path: Path) -> None:
     """Each host takes its own; one that makes no sense, or names another folder, is removed."""
     for host in ("a", "b"):
-        put_request(tmp_path, Request(7, "x", ("a", "b"), "step-000004-asked", 4), host)
+        put_request(tmp_path, Request(7, "x", step=4, collector="c", window="step-000004-asked"), host)
     (tmp_path / "capture-x@b.request").rename(tmp_path / "capture-x@[b].request")
     for name, window in (("y", "../../step-000004-asked"), ("z", "")):
-        put_request(tmp_path, Request(7, name, ("a", "b"), window), "a")
+        put_request(tmp_path, Request(7, name, collector="c", window=window), "a")
     (tmp_path / "capture-w@a.request").write_text("{")
     (taken,) = take_requests(tmp_path, "a")
-    assert taken == Request(7, "x", ("a", "b"), "step-000004-asked", 4)
+    assert taken == Request(7, "x", step=4, collector="c", window="step-000004-asked")
     assert taken.name == "x"
     assert take_requests(tmp_path, "a") == []
-    assert [path.name for path in tmp_path.iterdir()] == ["capture-x@[b].request"]
+    assert [path.name for path in tmp_path.glob("*.request")] == ["capture-x@[b].request"]
     assert len(take_requests(tmp_path, "[b]")) == 1
 
 

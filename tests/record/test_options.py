@@ -11,20 +11,17 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import FormatError, UsageError
-from stashtrace.record.options import DECLARATIONS, Declaration, RecordOptions
+from stashtrace.record.options import DECLARATIONS, RecordOptions
+from stashtrace.record.settings import SETTINGS
 from stashtrace.record.staged_files import write_staged_list
 
 ROOT = Path(__file__).resolve().parents[2]
-NATIVE = (ROOT / "csrc/core/config.cpp").read_text(encoding="utf-8")
-NATIVE_TABLE = (ROOT / "csrc/core/config.h").read_text(encoding="utf-8")
-PARSED_NATIVELY = set(re.findall(r'variable\(environment, "(STASHTRACE_\w+)"\)', NATIVE))
+PARSED_BY_HAND = set(re.findall(r'"(STASHTRACE_\w+)"', (ROOT / "csrc/core/config.cpp").read_text(encoding="utf-8")))
 READ_BY_PROBES = {
     name
     for path in (ROOT / "stashtrace/probes").rglob("*.py")
     for name in re.findall(r'environ\b.{0,8}"(STASHTRACE_\w+)"', path.read_text(encoding="utf-8"))
 }
-#: Spellings of the native table -> of the declarations.
-NATIVE_WORDS = {"automatic": "auto", "false": "0", "uint32_t{0}": "all"}
 #: Options that ``env`` has of its own, or ``run``.
 OWN_DESTINATIONS = {
     "deeper",
@@ -55,11 +52,6 @@ def flags(command: str) -> dict[str, argparse.Action]:
     return {action.dest: action for action in actions}
 
 
-def native_word(text: str) -> str:
-    word = text.rpartition("::")[2].strip('"').replace("'", "")
-    return NATIVE_WORDS.get(word, word)
-
-
 @named
 def test_the_help_shows_each_flag(name: str) -> None:
     declared = DECLARATIONS[name]
@@ -86,35 +78,7 @@ def test_the_environment_page_has_each_variable_and_its_default(name: str) -> No
 
 @named
 def test_somebody_reads_each_variable(name: str) -> None:
-    assert DECLARATIONS[name].variable in PARSED_NATIVELY | READ_BY_PROBES
-
-
-native = pytest.mark.parametrize(
-    "declared",
-    [declared for declared in DECLARATIONS.values() if declared.variable in PARSED_NATIVELY],
-    ids=lambda declared: declared.variable,
-)
-
-
-@native
-def test_the_native_table_agrees(declared: Declaration) -> None:
-    entry = re.search(rf"(\w+) (\w+)(?:\[\w+\])? = (.+?);.*// {declared.variable}\b", NATIVE_TABLE)
-    if entry is None:
-        assert declared.variable == "STASHTRACE_SHARE", "every variable of Config is named behind its field"
-        return
-    default = native_word(entry[3])
-    if default != "{}":  # an empty text, which the pages put into words
-        assert default == declared.default
-    if declared.choices:
-        enum = re.search(rf"enum class {entry[1]} : [\w:]+ {{ (.+) }};", NATIVE_TABLE)
-        assert enum is not None
-        assert tuple(map(native_word, enum[1].split(", "))) == declared.choices
-
-
-@native
-def test_native_limits_agree(declared: Declaration) -> None:
-    limits = re.search(rf'number\(variable\(environment, "{declared.variable}"\), ([\d\']+), ([\d\']+), value', NATIVE)
-    assert declared.limits == (limits and tuple(int(bound.replace("'", "")) for bound in limits.groups()))
+    assert DECLARATIONS[name].variable in PARSED_BY_HAND | SETTINGS.keys() | READ_BY_PROBES
 
 
 def read(command: str, *words: str) -> RecordOptions:

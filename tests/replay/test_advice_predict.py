@@ -5,11 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from stashtrace.replay.advice.policy import POLICY
 from stashtrace.replay.advice.predict import (
-    FEWEST_ELEMENTS,
-    FUSE_ERROR_RATIO,
-    FUSE_HOLDS_ELEMENTS,
-    MOST_CHUNKS,
     chunks_of,
     gather_cost_ns,
     overlapped_ns,
@@ -33,22 +30,22 @@ ADAM_MS = {
 }
 
 
-@pytest.mark.parametrize("elements", [n for n in ADAM_MS if n >= FUSE_HOLDS_ELEMENTS])
+@pytest.mark.parametrize("elements", [n for n in ADAM_MS if n >= POLICY.fuse_holds_elements])
 def test_fused_adam_takes_what_the_rule_says_where_it_is_stated_to_hold(elements: int) -> None:
     total, kernel, measured = ADAM_MS[elements]
-    assert total - kernel == pytest.approx(measured, rel=FUSE_ERROR_RATIO)
+    assert total - kernel == pytest.approx(measured, rel=POLICY.fuse_error_ratio)
     # The lower bound of a row's saving is below what was saved.
-    assert total - measured >= kernel - FUSE_ERROR_RATIO * total
+    assert total - measured >= kernel - POLICY.fuse_error_ratio * total
 
 
-@pytest.mark.parametrize("elements", [n for n in ADAM_MS if FEWEST_ELEMENTS <= n < FUSE_HOLDS_ELEMENTS])
+@pytest.mark.parametrize("elements", [n for n in ADAM_MS if POLICY.fewest_elements <= n < POLICY.fuse_holds_elements])
 def test_below_the_rule_is_far_off(elements: int) -> None:
     total, kernel, measured = ADAM_MS[elements]
     assert total - kernel > 1.2 * measured
 
 
 def test_below_the_smallest_size_a_fused_update_may_be_slower() -> None:
-    total, _, measured = ADAM_MS[FEWEST_ELEMENTS >> 1]
+    total, _, measured = ADAM_MS[POLICY.fewest_elements >> 1]
     assert measured > total
 
 
@@ -82,8 +79,14 @@ def test_chunks_run_beside_their_producer(
 
 
 def test_no_chunk_is_smaller_than_what_is_advised_on() -> None:
-    sizes = [FEWEST_ELEMENTS - 1, FEWEST_ELEMENTS, 2 * FEWEST_ELEMENTS, 5 * FEWEST_ELEMENTS - 1, 1 << 30]
-    assert [int(chunks_of(n)) for n in sizes] == [1, 1, 2, 4, MOST_CHUNKS]
+    sizes = [
+        POLICY.fewest_elements - 1,
+        POLICY.fewest_elements,
+        2 * POLICY.fewest_elements,
+        5 * POLICY.fewest_elements - 1,
+        1 << 30,
+    ]
+    assert [int(chunks_of(n)) for n in sizes] == [1, 1, 2, 4, POLICY.most_chunks]
 
 
 def test_sends_in_slices() -> None:

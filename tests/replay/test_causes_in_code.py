@@ -15,7 +15,7 @@ from stashtrace.replay.causes import causes
 from stashtrace.replay.causes.candidates import Candidates
 from stashtrace.replay.causes.work_by_line import work_by_line
 from stashtrace.replay.whatif import ReplayedRun
-from stashtrace.schema.kinds import StackCause, StackFlag
+from stashtrace.schema.kinds import StackCause, StackFlag, StallKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words.cause_templates import cause_lines
 
@@ -128,6 +128,39 @@ def test_a_function_is_told_with_the_one_that_the_loop_calls() -> None:
     found = first(build.trace("./run"))
     assert (found["ranks"], found["place"], found["caller"]) == ("0", "Block.forward (model.py:9)", "sample_text")
     assert cause_lines(found, "RUN")[0].endswith(" in Block.forward (model.py:9), called by sample_text")
+
+
+def test_code_between_phases_takes_its_cpu_from_those_of_the_host() -> None:
+    """Two ranks compute for 20 ms of 37 and run code of the loop for 12: nothing beside these uses one of two CPUs."""
+    trace = job(python_ms=12, phase="")
+    graph = build_graph(trace)
+    assert graph.facts is not None
+    python = graph.is_thread & (graph.kind == StallKind.PYTHON) & (graph.work_ns >= 12 * MS)
+    assert python.sum() >= STEPS
+    assert (graph.facts.cpu_ns[python] == graph.work_ns[python]).all()
+
+
+def test_a_function_of_several_lines_is_named_where_each_step_has_few_samples() -> None:
+    """Every fifth step runs ``score`` for 80 ms: four samples, each in another one of its lines."""
+    build, now = TraceBuilder(), 0
+    build.group(range(2))
+    for step in range(60):
+        at = now + 20 * MS
+        for rank in range(2):
+            process = build.rank(rank)
+            process.phase("forward", now, at, cpu=(now, at))
+            sample(process, now + 10 * MS, stack_of(process, MAIN))
+            for n in range(4) if step % 5 == 4 else ():
+                sample(process, at + (10 + 20 * n) * MS, stack_of(process, MAIN, f"score /jobs/train.py:{50 + n}"))
+        end = at + 80 * MS * (step % 5 == 4) + MS
+        keys = build.collective(dict.fromkeys(range(2), (end, end + 2 * MS)))
+        for rank in range(2):
+            process = build.rank(rank)
+            process.collective_wait(keys[rank], end, end + 2 * MS)
+            process.phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(end, end + MS))
+        now = end + 3 * MS
+    found = first(build.trace("./run"))
+    assert (found["kind"], found["every_count"], found["place"].partition(" ")[0]) == ("python", 5, "score")
 
 
 def test_equal_work_in_other_functions_makes_no_rank_longer() -> None:

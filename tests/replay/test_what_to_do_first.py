@@ -22,7 +22,7 @@ from stashtrace.exporters.registry import export
 from stashtrace.replay import Change, best_workers, what_if
 from stashtrace.replay.causes import causes, what_to_do_first
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words.cause_templates import cause_texts
+from stashtrace.summary.words.cause_templates import cause_text
 
 #: Workers of a job, and what it does: all of these wait for batches, and more workers would help.
 JOBS: tuple[tuple[int, dict[str, Any]], ...] = (
@@ -172,7 +172,7 @@ def test_changes_that_shorten_one_wait_are_not_told_twice() -> None:
 def test_computation_is_named_where_nothing_else_helps() -> None:
     (row,) = causes(late_job(0, transfer_ms=0)).rows()
     assert (row["kind"], row["level"]) == ("compute", "half")
-    assert cause_texts(causes(late_job(0, transfer_ms=0)), "run")[0].startswith(
+    assert cause_text(next(causes(late_job(0, transfer_ms=0)).rows()), "run").startswith(
         "compute bound: up to 6.00 ms a step (100 %); no other change is predicted to save 3 %; computing twice"
         " as fast: saves "
     )
@@ -183,7 +183,7 @@ def test_fewer_bytes_are_named_where_transfers_take_most_of_the_step() -> None:
     (link,) = causes(late_job(0, transfer_ms=20)).rows()
     assert (link["where"], link["op"], link["level"]) == ("link", "all_reduce", "half")
     assert link["saved_ns"] == pytest.approx(10 * MS, rel=0.01)
-    assert cause_texts(causes(late_job(0, transfer_ms=20)), "run")[0].startswith(
+    assert cause_text(next(causes(late_job(0, transfer_ms=20)).rows()), "run").startswith(
         "transfers of all-reduce are in flight 20.0 ms a step (1 operation, 1.05 MB a step); half of that (fewer"
         " bytes, or fewer operations): saves "
     )

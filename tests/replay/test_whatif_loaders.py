@@ -118,6 +118,20 @@ def test_without_workers_their_number_is_no_question() -> None:
     assert error.value.hint == "record it with at least num_workers=1"
 
 
+def test_a_sampler_stays_with_the_step_thread() -> None:
+    """Of 10 ms for a batch the sampler takes 8, which the main process of a loader with workers does as well."""
+    build_ = TraceBuilder()
+    rank = build_.rank(0)
+    for batch in range(30):
+        at = 30 * MS * batch
+        rank.batch_wait(batch, at, at + 10 * MS, cpu=10 * MS, runqueue=0)
+        rank.fetch(batch, at + 8 * MS, at + 10 * MS, cpu=2 * MS, runqueue=0)
+        rank.phase("forward", at + 10 * MS, at + 29 * MS, cpu=(at, at))
+        rank.phase("optimizer", at + 29 * MS, at + 30 * MS, cpu=(at, at))
+    answer = what_if(build(build_.trace()), [Change.parse("workers=2")])
+    assert answer.middle_ns / MS == pytest.approx(28, abs=0.2)
+
+
 def test_the_budget_is_that_of_the_changed_job() -> None:
     """With three workers nobody waits for batches of 9 ms any more."""
     answer = predicted(job(1), "workers=3")

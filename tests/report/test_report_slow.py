@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.findings.spikes.noise import LEAST_STEPS
+from stashtrace.analysis.findings.spikes.policy import POLICY
 from stashtrace.analysis.findings.spikes.spikes import spikes
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.report.page.waits_links_machine import slow_lead
@@ -96,6 +96,6 @@ def test_what_goes_on_at_the_same_time_is_named_as_that() -> None:
 
 
 def test_too_few_steps_have_no_usual_length() -> None:
-    found = slow_of(job({12: 50}, steps=LEAST_STEPS))
+    found = slow_of(job({12: 50}, steps=POLICY.least_steps))
     assert found["too_few"]
     assert found["listed"] == []

@@ -13,7 +13,7 @@ from stashtrace.replay.causes import causes
 from stashtrace.replay.changes import Change
 from stashtrace.replay.whatif import what_if
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words.cause_templates import cause_texts
+from stashtrace.summary.words.cause_templates import cause_text
 
 STEPS, USUAL_MS, COMPILE_MS = 24, 20, 80
 REASON = "tensor 'x' size mismatch at index 0. expected 64, actual 65"
@@ -97,7 +97,7 @@ def test_without_compilations_the_steps_are_as_long_as_the_others() -> None:
 def test_what_to_do_first_is_not_to_compile_again() -> None:
     table = causes(job(inside_forward=True))
     assert (table["kind"][0], table["level"][0]) == ("compile", "gone")
-    assert cause_texts(table, "run")[0].startswith(
+    assert cause_text(next(table.rows()), "run").startswith(
         "rank 0 compiles (torch.compile) 80.0 ms in every 4th step; with nothing compiled again in the steps"
     )
 

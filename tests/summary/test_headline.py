@@ -7,7 +7,8 @@ import pytest
 
 from stashtrace.analysis.findings.claim_rows import Claim, tables_of
 from stashtrace.summary.words import findings_of
-from stashtrace.summary.words.headline import MOST_CHARACTERS, _beginning, headline_text
+from stashtrace.summary.words.headline import _beginning, headline_text
+from stashtrace.summary.words.policy import POLICY
 
 SHORT = "ranks 0-4 wait 40 to 60 % of a step for other ranks"
 LONG = f"{SHORT} in all-reduce, " + "and so on " * 10
@@ -26,7 +27,7 @@ def test_a_sentence_that_is_too_long_has_a_short_form() -> None:
     assert headline(f"{SHORT}; {LONG}", short=f"{SHORT}; {LONG}") == SHORT
     too_long = when * 5
     assert headline(LONG + too_long, short=SHORT, plain=LONG, when=too_long) == SHORT
-    assert len(headline(LONG)) <= MOST_CHARACTERS
+    assert len(headline(LONG)) <= POLICY.headline_characters
 
 
 @pytest.mark.parametrize(

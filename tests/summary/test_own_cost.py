@@ -11,9 +11,10 @@ import pytest
 from stash_files import StashWriter, ms, write_run_json
 
 from stashtrace.analysis.findings import Summary
-from stashtrace.analysis.findings.rules import trust as trusted
-from stashtrace.analysis.findings.rules.trust import Trust, trust
+from stashtrace.analysis.findings.rules import trust
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import gather
+from stashtrace.cli import main
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import ThreadRole
 from stashtrace.summary.look import Look
@@ -61,53 +62,66 @@ def process_of(
     stash.save()
 
 
-def own_cost(folder: Path) -> Trust:
-    trace = load_trace(folder)
-    return trust(trace, {})
+def own_cost(folder: Path) -> trust.OwnCost:
+    return trust.own_cost(load_trace(folder))
 
 
 def test_the_probes_are_in_it(tmp_path: Path) -> None:
-    wakes_ns = 2 * trusted.WAKE_MOST_NS
+    wakes_ns = 2 * POLICY.wake_most_ns
     found = own_cost(run_of(tmp_path, probes=(4_000_000, 10_000_000)))
-    assert found.own_cost_ratio == pytest.approx(10_000_000 / USED_NS), "what was said last counts, and once"
-    assert found.own_cost_most_ratio == pytest.approx((10_000_000 * trusted.PROBE_MOST_RATIO + wakes_ns) / USED_NS)
+    assert found.least_ratio == pytest.approx(10_000_000 / USED_NS), "what was said last counts, and once"
+    assert found.most_ratio == pytest.approx((10_000_000 * POLICY.probe_most_ratio + wakes_ns) / USED_NS)
 
 
 def test_hooks_count_by_their_records(tmp_path: Path) -> None:
     found = own_cost(run_of(tmp_path, calls=300))
-    assert found.own_cost_ratio == pytest.approx(300 * trusted.HOOK_COST_NS / USED_NS)
-    assert found.own_cost_most_ratio > 300 * trusted.HOOK_MOST_NS / USED_NS
+    assert found.least_ratio == pytest.approx(300 * POLICY.hook_ns / USED_NS)
+    assert found.most_ratio > 300 * POLICY.hook_most_ns / USED_NS
 
 
 def test_each_wake_up_raises_the_upper_end_alone(tmp_path: Path) -> None:
     few, many = own_cost(run_of(tmp_path / "few", samples=2)), own_cost(run_of(tmp_path / "many", samples=12))
-    assert few.own_cost_ratio == many.own_cost_ratio == 0
-    added = many.own_cost_most_ratio - few.own_cost_most_ratio
-    assert added == pytest.approx(10 * trusted.WAKE_MOST_NS / USED_NS)
+    assert few.least_ratio == many.least_ratio == 0
+    added = many.most_ratio - few.most_ratio
+    assert added == pytest.approx(10 * POLICY.wake_most_ns / USED_NS)
 
 
 def test_each_thread_of_ours_wakes_up_for_a_sample(tmp_path: Path) -> None:
     """One drains, one reads /proc; files of before have one thread for both."""
     one, two = (own_cost(run_of(tmp_path / str(n), tracers=n)) for n in (1, 2))
-    assert one.own_cost_most_ratio == pytest.approx(2 * trusted.WAKE_MOST_NS / USED_NS)
-    assert two.own_cost_most_ratio == pytest.approx(2 * 2 * trusted.WAKE_MOST_NS / USED_NS)
+    assert one.most_ratio == pytest.approx(2 * POLICY.wake_most_ns / USED_NS)
+    assert two.most_ratio == pytest.approx(2 * 2 * POLICY.wake_most_ns / USED_NS)
 
 
 def test_the_summary_says_both_ends(tmp_path: Path) -> None:
     facts = gather(load_trace(run_of(tmp_path, probes=(4_000_000,))))
-    assert "own cost 0.4 % to 1 % CPU" in render(Summary.of(facts), Look(), "run")
+    assert "own cost 0.4 % to 1 % of 1.00 s CPU, mostly probes" in render(Summary.of(facts), Look(), "run")
+
+
+def test_info_lists_the_parts_and_their_base(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(tmp_path, probes=(4_000_000,), calls=20_000)
+    assert main(["info", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("own cost"))
+    said = [" ".join(line.split()) for line in lines[at : at + 4]]
+    assert said == [
+        "own cost 0.5 to 2 % of 1.00 s of CPU time, that of all processes from start to end:",
+        "probes 4.00 to 12.0 ms 0.4 to 1 % with steps",
+        "recorder threads 0 ns to 100 us 0 to <0.1 % with time",
+        "hooks 800 us to 3.00 ms 0.1 to 0.3 % with calls on files and waits, most of them at the start",
+    ]
 
 
 def test_processes_without_samples_count_by_what_they_say_at_their_end(tmp_path: Path) -> None:
     process_of(tmp_path, 100, {"cpu_ns": 5_000_000, "children_cpu_ns": 0}, calls=300)
     write_run_json(tmp_path)
-    assert own_cost(tmp_path).own_cost_ratio == pytest.approx(300 * trusted.HOOK_COST_NS / 5_000_000)
+    assert own_cost(tmp_path).least_ratio == pytest.approx(300 * POLICY.hook_ns / 5_000_000)
 
 
 def test_a_sampled_process_counts_once_and_by_its_last_word(tmp_path: Path) -> None:
     run_of(tmp_path, calls=300)
     process_of(tmp_path, 101, {"cpu_ns": 1_000_000_000})
-    assert own_cost(tmp_path).own_cost_ratio == pytest.approx(300 * trusted.HOOK_COST_NS / (USED_NS + 1_000_000_000))
+    assert own_cost(tmp_path).least_ratio == pytest.approx(300 * POLICY.hook_ns / (USED_NS + 1_000_000_000))
 
 
 def test_children_that_were_waited_for_count_once(tmp_path: Path) -> None:
@@ -115,27 +129,27 @@ def test_children_that_were_waited_for_count_once(tmp_path: Path) -> None:
     process_of(tmp_path, 100, {"cpu_ns": 1_000_000, "children_cpu_ns": 19_000_000}, calls=1000)
     process_of(tmp_path, 101, {"cpu_ns": 10_000_000, "children_cpu_ns": 2_000_000}, ppid=100)
     write_run_json(tmp_path)
-    assert own_cost(tmp_path).own_cost_ratio == pytest.approx(1000 * trusted.HOOK_COST_NS / 20_000_000)
+    assert own_cost(tmp_path).least_ratio == pytest.approx(1000 * POLICY.hook_ns / 20_000_000)
 
 
 def test_a_killed_child_counts_by_what_its_parent_waited_for(tmp_path: Path) -> None:
     process_of(tmp_path, 100, {"cpu_ns": 1_000_000, "children_cpu_ns": 9_000_000})
     process_of(tmp_path, 101, {}, ppid=100, calls=1000)
     write_run_json(tmp_path)
-    assert own_cost(tmp_path).own_cost_ratio == pytest.approx(1000 * trusted.HOOK_COST_NS / 10_000_000)
+    assert own_cost(tmp_path).least_ratio == pytest.approx(1000 * POLICY.hook_ns / 10_000_000)
 
 
 def test_images_of_one_process_count_once(tmp_path: Path) -> None:
     process_of(tmp_path, 100, {"cpu_ns": 2_000_000}, calls=100)
     process_of(tmp_path, 100, {"cpu_ns": 8_000_000}, incarnation=1)
     write_run_json(tmp_path)
-    assert own_cost(tmp_path).own_cost_ratio == pytest.approx(100 * trusted.HOOK_COST_NS / 8_000_000)
+    assert own_cost(tmp_path).least_ratio == pytest.approx(100 * POLICY.hook_ns / 8_000_000)
 
 
 def test_without_any_cpu_time_it_is_not_measured(tmp_path: Path) -> None:
     process_of(tmp_path, 100, {}, calls=100)
     write_run_json(tmp_path)
-    assert own_cost(tmp_path).own_cost_ratio == -1
+    assert own_cost(tmp_path).least_ratio == -1
 
 
 BUSY_VFORK_CHILD = r"""
@@ -167,4 +181,4 @@ def test_reads_of_a_vfork_child_are_set_against_its_own_time(tmp_path: Path) -> 
     trace = load_trace(run)
     assert trace.io_rows_count >= 20_000
     # A read of 16 bytes takes some hundred ns, of which 40 ns are ours; the parent alone used next to nothing.
-    assert 0 < own_cost(run).own_cost_ratio < 0.5
+    assert 0 < own_cost(run).least_ratio < 0.5

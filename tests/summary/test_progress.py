@@ -7,7 +7,7 @@ import pytest
 from builders import MS, S, TraceBuilder
 from scenes import job
 
-from stashtrace.analysis.findings.ending.newest_row import newest_ns
+from stashtrace.analysis.findings.ending.last_activity import newest_ns
 from stashtrace.schema.kinds import CollectiveOp, ProcessRole, TrackKind, WaitOp
 from stashtrace.summary.status_text import describe_stuck
 from stashtrace.summary.summary_text import summary

@@ -14,10 +14,9 @@ from scenes import job
 
 from stashtrace.analysis.findings.claim_rows import SECTIONS, Claim
 from stashtrace.analysis.findings.rules.stalls.batches import is_input_bound
-from stashtrace.analysis.findings.rules.stalls.compute import no_stall
+from stashtrace.analysis.findings.rules.stalls.verdicts import _RULES, no_stall
 from stashtrace.analysis.findings.stall_claims import confidence, phrases_of, step_words
 from stashtrace.analysis.findings.summary_input import gather
-from stashtrace.analysis.findings.verdicts import _RULES
 from stashtrace.analysis.registry import analyze
 from stashtrace.units import filled
 

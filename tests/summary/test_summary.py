@@ -50,9 +50,6 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
     for rank 0
       rank 0 makes all of the waiting: it waited for batches longer (all of
         that)
-      the costliest wait: rank 1 waited 57.0 ms in all-reduce 5; rank 0 was
-        late: its worker 0 took 44.0 ms longer to make its batch (77 % of that
-        wait)
 """
 
 QUIET = """\
@@ -452,6 +449,17 @@ def test_steps_may_be_among_the_records_that_were_lost(reason: str, cause: str) 
     assert f"RECORDS LOST: 1,200 of 1,200 (100 %), most of them because of {cause}" in shown
     assert "steps are seen where" not in shown  # there may have been updates among the lost records
     assert "no training steps among the records that are left" in shown
+
+
+def test_losses_for_one_cause_are_one_line() -> None:
+    """The recorder counts them where it found no room, and the reader those whose count it finds in the ring."""
+    build, _ = job()
+    build.loss("no_space", 1200, collector="core", advice="what the recorder said")
+    build.loss("no_space_rows", 30, collector="core", advice="what the reader found")
+    shown = render(summarize(build.trace()), Look(), "x")
+    assert [line.strip() for line in shown.splitlines() if "records lost (" in line] == [
+        "! 1,230 records lost (core): no space left in the run directory"
+    ]
 
 
 def test_a_run_without_steps() -> None:

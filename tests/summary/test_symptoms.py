@@ -57,6 +57,16 @@ def with_slow_reads() -> TraceBuilder:
     return build
 
 
+def on_a_gpu_of_another_job() -> TraceBuilder:
+    """Job 4710 on a GPU that is job 4711's by the account of the site."""
+    build = TraceBuilder()
+    code, process = build.strings.code, build.rank(0).process_id
+    build.add("devices", process_id=process, rank=0, device_index=0, uuid_code=code("GPU-a0"), name_code=code("H100"))
+    for key, value in {"gpu_job GPU-a0": "4711", "env.SLURM_JOB_ID": "4710"}.items():
+        build.add("metadata", process_id=process, key_code=code(key), value_code=code(value))
+    return build
+
+
 @pytest.fixture(scope="module")
 def printed() -> str:
     """What summaries say of the recordings of the gallery, of devices and loaders made up, and of a job that hangs."""
@@ -69,6 +79,11 @@ def printed() -> str:
     stepless = TraceBuilder()
     stepless.rank(0)
     shown.append(summary(stepless.trace("./run")))
+    full = TraceBuilder(("node00",))
+    full.rank(0)
+    full.loss("no_space", 1200, collector="core", advice="what the recorder said")
+    shown.append(summary(full.trace("./run")))
+    shown.append(summary(on_a_gpu_of_another_job().trace("./run")))
     slower = TraceBuilder()
     at = 0
     for step in range(200):
@@ -115,6 +130,15 @@ def test_page_has_its_parts() -> None:
         counts = {mark: text.count(mark) for mark in ("\n> ", "- **Look:** ", "- **Do:** ")}
         assert min(counts.values()) > 0, f"{title}: {counts}"
         assert len(set(counts.values())) == 1, f"{title}: {counts}"
+
+
+def test_each_symptom_names_findings_and_each_claim_has_a_symptom() -> None:
+    rules = docs_script("generate_findings")
+    symptoms = rules.codes_of_symptoms()
+    assert [title for title, codes in symptoms.items() if not codes] == []
+    named = {code for codes in symptoms.values() for code in codes}
+    assert named - {code for path in rules.rule_files() for code in rules.said_by(path)} == set()
+    assert {code for path in rules.rule_files() for code in rules.said_by(path, ("claim", "verdict"))} - named == set()
 
 
 def check_command(command: str) -> None:

@@ -15,8 +15,8 @@ from summary.scenes import verdicts, worded
 import stashtrace
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.claim_rows import Claim
-from stashtrace.analysis.findings.rules.doubts import doubt_claims
 from stashtrace.analysis.findings.rules.files import files_claims
+from stashtrace.analysis.findings.rules.headline import doubt_claims
 from stashtrace.analysis.findings.rules.losses import loss_claims
 from stashtrace.analysis.findings.stall_claims import phrases_of, step_words
 from stashtrace.analysis.findings.summary_input import gather

@@ -16,25 +16,26 @@ from stashtrace.analysis.findings.blocked_calls import CALL_OF_WAIT, KNOWN_CALLS
 from stashtrace.analysis.findings.over_time.attribute_change import TOGETHER
 from stashtrace.analysis.findings.rules.stalls.batches import PART_WORDS
 from stashtrace.analysis.findings.rules.stalls.blocked import BLOCKED_WORDS
-from stashtrace.analysis.findings.rules.stalls.costliest_wait import WORK_NAMES, late_because
 from stashtrace.analysis.findings.rules.stalls.late import LATE_WORK
 from stashtrace.analysis.findings.rules.steps.changes import time_that_changes
 from stashtrace.analysis.findings.rules.steps.slow import BESIDE
 from stashtrace.analysis.findings.spikes.spikes import SPIKES
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.analysis.stragglers.causes import CAUSES
+from stashtrace.analysis.stragglers.surplus import GROUPS
 from stashtrace.live.view import text as live_text
-from stashtrace.live.view.merged import CONDITIONS
+from stashtrace.live.view.watched import CONDITIONS
 from stashtrace.replay import BUCKET, change_times
 from stashtrace.replay.changes import IN_ORDER, KEPT, TIMES
 from stashtrace.report.page.page_words import KINDS
+from stashtrace.report.wait_text import late_because
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.summary.words.cause_templates import cause_text
 
 
 def test_names_of_findings() -> None:
-    assert set(WORK_NAMES) <= set(LATE_WORK)
+    assert {*GROUPS, "reads", "unrecorded"} <= set(LATE_WORK)
     assert {*CALL_OF_WAIT.values(), *KNOWN_CALLS, "io"} <= set(BLOCKED_WORDS)
     assert set(PARTS) <= set(PART_WORDS)
     assert {figure.rpartition("_")[0] for figure in SPIKES.names[SPIKES.names.index("gc_ns") :]} <= set(BESIDE)
@@ -79,7 +80,7 @@ _CAUSE = {
     "waiting_op": "all_reduce",
     "through_ranks": "",
     "waiting_ns": MS,
-    "thread": "",
+    "waiter": "",
     "file": "",
     "file_call": "",
     "files_count": 0,

@@ -71,5 +71,5 @@ def varying_job(
 def growths(job: Table, round_steps: int = ROUND_STEPS) -> list[Growth]:
     trigger, found = GrowthTrigger(), []
     for first in range(0, int(job["step"].max()) + 1, round_steps):
-        found += trigger.look(job.take((job["step"] >= first) & (job["step"] < first + round_steps)))
+        found += trigger.round(job.take((job["step"] >= first) & (job["step"] < first + round_steps)))
     return found

@@ -21,16 +21,16 @@ from summary.scenes import job
 from stashtrace import errors
 from stashtrace.analysis.findings import Summary, all_claims
 from stashtrace.analysis.findings.claim_rows import tables_of
+from stashtrace.analysis.findings.rules.stalls.verdicts import _RULES
 from stashtrace.analysis.findings.summary_input import budgets, gather
-from stashtrace.analysis.findings.verdicts import _RULES
 from stashtrace.analysis.graph import build
 from stashtrace.cli import main
 from stashtrace.cli.commands.summary import FORMATS
 from stashtrace.cli.merging import _write_timeline
 from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.live.view.merged import merge_states
 from stashtrace.live.view.text import live_lines
+from stashtrace.live.view.watched import merge_states
 from stashtrace.replay import single_changes, whatif
 from stashtrace.replay.causes import causes_table
 from stashtrace.report.document import report_facts
@@ -45,12 +45,10 @@ FINDINGS, WORDS, REPORT = "stashtrace.analysis.findings", "stashtrace.summary.wo
 OF_THE_SUMMARY = (
     *((f"{FINDINGS}.all_claims", name) for name in ("loss_claims", "contention_claims", "ending_claims", "verdicts")),
     *((f"{FINDINGS}.all_claims", name) for name in ("in_steps", "change_claims", "slow_claims", "steps_claims")),
-    *((f"{FINDINGS}.summary_input", name) for name in ("straggler_causes", "hidden", "changes_of", "spikes_of")),
-    *((f"{FINDINGS}.summary_input", name) for name in ("bounds_of_groups", "blocked_calls", "files_of_ranks", "trust")),
-    (f"{FINDINGS}.verdicts", "file_claims"),
+    *((f"{FINDINGS}.summary_input", name) for name in ("hidden", "changes_of", "spikes_of")),
+    *((f"{FINDINGS}.summary_input", name) for name in ("bounds_of_groups", "blocked_calls", "trust")),
     (f"{FINDINGS}.rules.stalls.late", "roots_of"),
     (f"{FINDINGS}.rules.stalls.batches", "loading"),
-    (f"{FINDINGS}.rules.stalls.costliest_wait", "late"),
     (f"{WORDS}.headline", "_headline_text"),
     ("stashtrace.summary.summary_text", "_next"),
 )

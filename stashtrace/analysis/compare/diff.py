@@ -8,9 +8,9 @@ import math
 import numpy as np
 
 from stashtrace.analysis.compare.change import RUNS_THAT_TELL, Side, change_of, kinds_of
-from stashtrace.analysis.compare.resampling import Statistic
 from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
 from stashtrace.analysis.intervals import Int64
+from stashtrace.calibration.noise import OF_MEAN, OF_MEDIAN_DEVIATION, Statistic, median_deviation
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema as _schema
 from stashtrace.schema.table import Table
@@ -42,10 +42,6 @@ DIFF = _schema(
     col.number("after_runs_count", "runs compared"),
 )
 
-#: MAD of a normal distribution times this is its standard deviation.
-_MAD_SCALE = 1.4826
-#: Standard error of a median, in standard deviations over the root of the number of steps.
-_MEDIAN_ERROR = 1.2533
 #: A change counts if it is this many standard errors, and this share of the step.
 _SIGNIFICANT, WORTH_NAMING_RATIO = 3.0, 0.01
 
@@ -120,10 +116,10 @@ def _is_rare(runs: list[Int64]) -> bool:
 
 def _spread(runs: list[Int64]) -> int:
     """Spread over the steps within a run, mean over the runs."""
-    return int(_MAD_SCALE * np.mean([float(np.median(np.abs(v - np.median(v)))) for v in runs]))
+    return int(OF_MEDIAN_DEVIATION * np.mean([median_deviation(v) for v in runs]))
 
 
 def _error(runs: list[Int64], rare: bool) -> float:
     """Standard error of the statistic, as if steps were independent."""
-    errors = [float(np.std(v)) if rare else _MEDIAN_ERROR * _spread([v]) for v in runs]
+    errors = [float(np.std(v)) if rare else OF_MEAN * _spread([v]) for v in runs]
     return math.sqrt(sum(error**2 / len(v) for error, v in zip(errors, runs, strict=True))) / len(runs)

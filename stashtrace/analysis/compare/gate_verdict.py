@@ -136,6 +136,15 @@ class Gate:
         return "worse" if "worse" in verdicts else "inconclusive" if "inconclusive" in verdicts else "not worse"
 
     @property
+    def queued_handoff_ns(self) -> float:
+        """What waits for a CPU grew by, where that may be most of what the hand-off of batches grew by; else 0."""
+        change = next((one for one in self.changes if one.kind == "handoff"), None)
+        if change is None or change.low_ns <= 0:
+            return 0.0
+        waits_ns = _waits_grew_ns(self.before, self.after)
+        return waits_ns if 2 * waits_ns >= change.change_ns else 0.0
+
+    @property
     def exit_code(self) -> int:
         """Exit code of the verdict."""
         return EXIT_CODES[self.verdict]
@@ -191,11 +200,15 @@ def other_work(before: Side, after: Side) -> OtherWork:
     """
     if before.cpus is not None and after.cpus is not None:
         return added_by_others(before.cpus, after.cpus, before.value(STEP, "mean"), after.value(STEP, "mean"))
-    added_ns = 0.0
-    for old, new in ((before.cpu_wait_ns, after.cpu_wait_ns), (before.worker_wait_ns, after.worker_wait_ns)):
-        if old is not None and new is not None:
-            added_ns += new - old
-    return OtherWork(added_ns)
+    return OtherWork(_waits_grew_ns(before, after))
+
+
+def _waits_grew_ns(before: Side, after: Side) -> float:
+    """Return by how much longer threads of the job waited for a CPU in a step, as far as the recordings tell."""
+    if before.cpus is not None and after.cpus is not None:
+        return after.cpus.wait_ns - before.cpus.wait_ns
+    pairs = (before.cpu_wait_ns, after.cpu_wait_ns), (before.worker_wait_ns, after.worker_wait_ns)
+    return sum(new - old for old, new in pairs if old is not None and new is not None)
 
 
 def _judge(

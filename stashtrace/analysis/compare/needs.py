@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from stashtrace.analysis.compare.change import RUNS_THAT_TELL, Change, Side
-from stashtrace.analysis.compare.resampling import FOUR_OF_FIVE, NORMAL, standard_error, student
+from stashtrace.calibration.noise import FOUR_OF_FIVE, NORMAL, standard_error, student
 
 #: More steps than that many times the present ones are no advice.
 _MOST_TIMES = 100

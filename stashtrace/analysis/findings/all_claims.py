@@ -8,36 +8,39 @@ from collections.abc import Callable
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, claims_by, not_said
-from stashtrace.analysis.findings.rules.clocks import unordered_claims
 from stashtrace.analysis.findings.rules.contention import contention_claims
-from stashtrace.analysis.findings.rules.doubts import doubt_claims
-from stashtrace.analysis.findings.rules.ending.failures import failure_claims
+from stashtrace.analysis.findings.rules.ending.failures import failure_claims, killed_claims
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
-from stashtrace.analysis.findings.rules.ending.killed import killed_claims
 from stashtrace.analysis.findings.rules.files import files_claims, without_steps
-from stashtrace.analysis.findings.rules.hidden import hidden_claims, staged_claims
-from stashtrace.analysis.findings.rules.left_out import left_out_claims
+from stashtrace.analysis.findings.rules.headline import (
+    doubt_claims,
+    no_steps_claim,
+    rank_claims,
+    recording_claim,
+    steps_claims,
+)
 from stashtrace.analysis.findings.rules.losses import loss_claims
 from stashtrace.analysis.findings.rules.machine import (
     emulated_claims,
+    hidden_claims,
     host_claims,
+    left_out_claims,
     outlived_claims,
     restart_claims,
+    staged_claims,
     steal_claims,
     thinned_claims,
     uneven_claims,
 )
-from stashtrace.analysis.findings.rules.ranks import no_steps_claim, rank_claims
 from stashtrace.analysis.findings.rules.stalls.lines import computing_claims, with_lines, with_slow_line
+from stashtrace.analysis.findings.rules.stalls.verdicts import verdicts
 from stashtrace.analysis.findings.rules.start import start_claims
 from stashtrace.analysis.findings.rules.steps.affected import in_steps
 from stashtrace.analysis.findings.rules.steps.changes import change_claims
-from stashtrace.analysis.findings.rules.steps.count import recording_claim, steps_claims
 from stashtrace.analysis.findings.rules.steps.slow import slow_claims
-from stashtrace.analysis.findings.rules.trust import agreement_claims, trust_claims
+from stashtrace.analysis.findings.rules.trust import agreement_claims, trust_claims, unordered_claims
 from stashtrace.analysis.findings.stall_claims import one_recording
 from stashtrace.analysis.findings.summary_input import RunFacts
-from stashtrace.analysis.findings.verdicts import verdicts
 from stashtrace.errors import guarded
 from stashtrace.schema.trace import Trace
 

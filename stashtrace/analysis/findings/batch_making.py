@@ -14,8 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.stalls.cpu_waits import handoffs
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.epochs import waits_of_steps, workers_count
+from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
 from stashtrace.schema.stall_kinds import COLUMNS
@@ -25,12 +29,6 @@ from stashtrace.schema.trace import Trace
 #: Parts of the making of a batch; time that several could have goes to the first.
 PARTS = ("cpu", "queue", "storage", "network", "asleep", "gil", "page_faults", "blocked", "unknown")
 DATA_KINDS = COLUMNS["data"]
-#: Page faults explain time without another cause if at least this share of it is in batches with faults.
-_FAULTS_RATIO = 0.5
-#: Other processes cause a run queue if they use more than this share of the CPUs.
-OTHERS_RATIO = 0.2
-#: Makers that are in the run queue for more than this part of their time have no CPU for the hand-over either.
-_STARVED_RATIO = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
     if not len(made) or not len(own):
         return None
     waits = waits_of_steps(batches, own)
-    waits = waits.take(inside(waits["begin_ns"], own))
+    waits = waits.take(inside(waits["begin_ns"], steps, rank))
     served = made.take(np.isin(made["loader_id"], waits["loader_id"]))
     made = served if len(served) else made
     during = made.take((made["end_ns"] > own["begin_ns"].min()) & (made["begin_ns"] < own["end_ns"].max()))
@@ -100,8 +98,9 @@ def _idle_workers(served: Table, taken: Table) -> tuple[int, ...]:
     return tuple(np.setdiff1d(passed[passed >= 0], taken["worker_id"]).tolist())
 
 
-def inside(moments: Int64, own: Table) -> npt.NDArray[np.bool_]:
-    """Return which moments lie in the steps of one rank, which are sorted by begin."""
+def inside(moments: Int64, steps: Table, rank: int) -> npt.NDArray[np.bool_]:
+    """Return which moments lie in the steps of a rank."""
+    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
     if not len(own):
         return np.zeros(len(moments), dtype=bool)
     at = np.searchsorted(own["begin_ns"], moments, side="right") - 1
@@ -123,7 +122,7 @@ def _parts(trace: Trace, made: Table) -> dict[str, float]:
         left = left - of_batch
         sums[part] = float(of_batch.sum())
     faulty = (made["major_faults_count"] > 0) | (made["block_inputs_count"] > 0)
-    by_faults = left[faulty].sum() if faulty.any() and left[faulty].sum() > _FAULTS_RATIO * left.sum() else 0
+    by_faults = left[faulty].sum() if faulty.any() and left[faulty].sum() > POLICY.mostly_ratio * left.sum() else 0
     sums["page_faults"] = float(by_faults)
     sums["unknown"] = float(left.sum() - by_faults)
     return {part: ns / len(made) for part, ns in sums.items()}
@@ -159,6 +158,8 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
     return spent
 
 
-def is_starved(making: Making) -> bool:
-    """Return True if the makers wait for a CPU for most of the time, as the hand-over of their batches then does."""
-    return making.parts_ns.get("queue", 0.0) > _STARVED_RATIO * making.batch_ns
+def queued_handoffs_ns(trace: Trace, rank: int, steps: Table) -> int:
+    """Return how long hand-offs of batches to a rank waited for a CPU, in all of these steps."""
+    index, own = TraceIndex(trace), steps.take(steps["rank"] == rank).sort_by("begin_ns")
+    found = (handoffs(index, thread) for thread in step_threads(trace) if thread.rank == rank)
+    return sum(int(one.queued[inside(one.begin, own)].sum()) for one in found)

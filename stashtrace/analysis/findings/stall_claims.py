@@ -14,15 +14,12 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, by_column
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.schema.kinds import SpanKind
 from stashtrace.schema.trace import WHOLE_RECORDING, Trace, cached_on_trace
 from stashtrace.text import plural
-from stashtrace.units import duration_text, few_ranks, filled, percent_text, range_text, ranks_text
-
-#: Longer lists of ranks are cut.
-_RANKS_WIDTH = 40
+from stashtrace.units import duration_text, filled, named_ranks, percent_text, range_text, ranks_text
 
 
 def stall_claim(hit: Sequence[RankFacts], kind: str, kinds: Sequence[str]) -> Claim:
@@ -124,12 +121,11 @@ class Who:
 
 def phrases_of(claim: Claim, steps: Mapping[str, str]) -> dict[str, Any]:
     """Return what a template may name beside facts: the fields of a claim, and phrases made of them."""
-    count, named = claim.items_count, claim.ranks
-    name = f"rank{'s' if count > 1 else ''} {named}"
-    if len(named) > _RANKS_WIDTH:
-        name = f"{count} ranks ({few_ranks(named)})"
+    count = claim.items_count
     nothing = POLICY.worth_saying_ratio * claim.stall_ns
-    who = Who(name, count > 1, claim.stall_ns > 0 and claim.low_ns * claim.share_ratio < nothing)
+    who = Who(
+        named_ranks(claim.ranks, count), count > 1, claim.stall_ns > 0 and claim.low_ns * claim.share_ratio < nothing
+    )
     amount, share = _amount(claim), _share(claim)
     return {
         **{field.name: getattr(claim, field.name) for field in fields(claim)},

@@ -17,13 +17,13 @@ import numpy.typing as npt
 
 from stashtrace.analysis.findings.blocked_calls import blocked_calls
 from stashtrace.analysis.findings.claim_rows import BUDGETS
-from stashtrace.analysis.findings.one_file import files_of_ranks
 from stashtrace.analysis.findings.over_time.step_changes import OVER_TIME, changes_of
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.agreement import AGREEMENT, agreement
-from stashtrace.analysis.stalls.budget import STRAGGLER_CAUSES, bounds_of_groups, straggler_causes
+from stashtrace.analysis.stalls.budget import bounds_of_groups
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import HIDDEN, hidden
 from stashtrace.analysis.steps.step_kinds import step_kinds
@@ -31,7 +31,6 @@ from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_cou
 from stashtrace.analysis.steps.steps import counted_steps, in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
-from stashtrace.analysis.stragglers.file_calls import OnFile
 from stashtrace.errors import MissingDataError, guarded
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Awaited, Bracket, ProcessRole, StreamFlag
@@ -40,9 +39,6 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 T = TypeVar("T")
-
-#: The blocking calls of a rank are looked up if ``other`` is at least this share of its steps.
-_OTHER_RATIO = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +74,6 @@ class RankFacts:
     exact: dict[frozenset[str], tuple[int, int]] = field(default_factory=dict)
     #: Time of ``other`` by the call that blocked the step thread (``blocking.blocked_calls``).
     blocked_ns: dict[str, int] = field(default_factory=dict)
-    #: What its loop does with one file, where that is a cause of its own (``one_file``).
-    on_file: OnFile | None = None
-
-    @property
-    def on_file_time(self) -> TimeSet:
-        """When its loop is in calls on that file; empty if none is a cause of its own."""
-        return TimeSet.empty() if self.on_file is None else self.on_file.time
 
     @property
     def unexplained_ns(self) -> int:
@@ -128,7 +117,7 @@ class RunFacts:
     thinned_count: int
     missing_ranks: tuple[int, ...]
     trust: Trust
-    #: ``steps`` (the counted ones), ``stalls``, ``straggler_causes``, ``hidden``, ``over_time``, after deep mode
+    #: ``steps`` (the counted ones), ``stalls``, ``hidden``, ``step_kinds``, ``over_time``, ``spikes``, after deep mode
     #: ``agreement``; empty without steps.
     tables: dict[str, Table] = field(default_factory=dict)
     #: Of ``warmup_count``, steps at the end that the recording cut.
@@ -166,10 +155,6 @@ class RunFacts:
         """Whether another tool recorded the run."""
         code = self.trace.strings.find("imported")
         return code >= 0 and bool((self.trace.metadata["key_code"] == code).any())
-
-    def rank(self, rank: int) -> RankFacts | None:
-        """Return the facts of a rank, None if it has no counted step."""
-        return next((r for r in self.ranks if r.rank == rank), None)
 
 
 def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
@@ -255,11 +240,9 @@ def _steps_and_stalls(trace: Trace) -> tuple[Table, Table] | None:
 
 def _tables(trace: Trace, steps: Table, stalls: Table, unsaid: _Unsaid) -> dict[str, Table]:
     """Return the tables of a run with steps, those that cannot be made without rows."""
-    late, beside = partial(straggler_causes, trace, warmup=True), partial(hidden, trace)
     tables = {
         "stalls": stalls,
-        "straggler_causes": unsaid.made("who waited for whom", late, Table.empty(STRAGGLER_CAUSES)),
-        "hidden": unsaid.made("what the steps hide", beside, Table.empty(HIDDEN)),
+        "hidden": unsaid.made("what the steps hide", partial(hidden, trace), Table.empty(HIDDEN)),
         "step_kinds": step_kinds(trace),
     }
     if len(trace.kernels):
@@ -278,36 +261,29 @@ def _ranks(trace: Trace, tables: dict[str, Table], unsaid: _Unsaid) -> tuple[Ran
     bounds: dict[int, dict[str, tuple[int, int]]] = unsaid.made(
         "bounds of times", partial(bounds_of_groups, trace, counted, COLUMNS), {}
     )
-    calls = partial(blocked_calls, trace, tables["stalls"], counted, least_ratio=_OTHER_RATIO)
+    calls = partial(blocked_calls, trace, tables["stalls"], counted, least_ratio=POLICY.blocked_examined_ratio)
     blocked: dict[int, dict[str, int]] = unsaid.made("calls that block", calls, {})
     known = _Known(trace, tables)
     ranks = [_rank_facts(known, rank, bounds.get(rank, {})) for rank in np.unique(counted["rank"]).tolist()]
-    of_ranks = {rank.rank: rank.kinds for rank in ranks}
-    files: dict[int, OnFile] = unsaid.made(
-        "the time on one file", partial(files_of_ranks, trace, counted, of_ranks), {}
-    )
-    return tuple(replace(rank, blocked_ns=blocked.get(rank.rank, {}), on_file=files.get(rank.rank)) for rank in ranks)
+    return tuple(replace(rank, blocked_ns=blocked.get(rank.rank, {})) for rank in ranks)
 
 
 class _Known:
     """Rows of the counted steps of all ranks, chosen and grouped once."""
 
     def __init__(self, trace: Trace, tables: dict[str, Table]) -> None:
-        steps = tables["steps"]
-        self.trace = trace
-        self.steps = _ByRank(steps)
-        stalls = tables["stalls"]
-        self._stalls, self._methods = _ByRank(stalls, in_steps(stalls, steps)), stalls["method"]
-        rows, kinds = self._stalls.chosen, GroupBy(stalls["kind"])
+        steps, stalls, hidden_work = tables["steps"], tables["stalls"], tables["hidden"]
+        self.stalls, counted = stalls, in_steps(stalls, steps)
+        self.steps, self.stall_rows = _by_rank(steps), RowsBy(np.where(counted, stalls["rank"], _NOBODY))
+        rows, kinds = np.flatnonzero(counted), GroupBy(stalls["kind"])
         of_ranks = GroupBy(stalls["rank"][rows], kinds.number[rows])
         self._kinds, self._kinds_by_rank = kinds.values[of_ranks.keys[1]], RowsBy(of_ranks.keys[0])
         self._sums = [of_ranks.sum(stalls[name][rows]) for name in ("stall_ns", "low_ns", "high_ns")]
-        self.hidden = _ByRank(tables["hidden"], in_steps(tables["hidden"], steps))
-        self.held = _ByRank(trace.device_brackets, _waits_for_host_functions(trace))
-        self.timed = _ByRank(trace.collectives, trace.collectives["device_begin_ns"] >= 0)
+        self.hidden = _by_rank(hidden_work, in_steps(hidden_work, steps))
+        self.held = _by_rank(trace.device_brackets, _waits_for_host_functions(trace))
+        self.timed = _by_rank(trace.collectives, trace.collectives["device_begin_ns"] >= 0)
         self.on_device = frozenset(np.unique(trace.device_brackets["rank"]).tolist())
-        processes = trace.processes
-        ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
+        ranks = trace.processes.take(trace.processes["role_code"] == ProcessRole.RANK)
         first = zip(ranks["rank"][::-1].tolist(), ranks["host_code"][::-1].tolist(), strict=True)
         self.hosts = {rank: trace.text(host) for rank, host in first}
 
@@ -319,33 +295,25 @@ class _Known:
 
     def method(self, rank: int) -> str:
         """Return the method of the stalls of a rank; ``mixed`` if there are several, or none."""
-        methods = self._methods[self._stalls.rows(rank)]
+        methods = self.stalls["method"][self.stall_rows.rows(rank)]
         return str(methods[0]) if len(methods) and (methods == methods[0]).all() else "mixed"
 
 
-class _ByRank:
-    """Some rows of a table by rank, without a copy of the table."""
+#: The rank of rows that are not chosen.
+_NOBODY = -2
 
-    def __init__(self, table: Table, chosen: npt.NDArray[np.bool_] | None = None) -> None:
-        self._table = table
-        #: Their numbers in the table.
-        self.chosen = np.arange(len(table)) if chosen is None else np.flatnonzero(chosen)
-        self._rows = RowsBy(table["rank"][self.chosen])
 
-    def of(self, rank: int) -> Table:
-        """Return the chosen rows of one rank in order."""
-        return self._table.take(self.rows(rank))
-
-    def rows(self, rank: int) -> Int64:
-        """Return the numbers of the chosen rows of one rank in the table, in order."""
-        return int64(self.chosen[self._rows.rows(rank)])
+def _by_rank(table: Table, chosen: npt.NDArray[np.bool_] | None = None) -> Callable[[int], Table]:
+    """Return what gives the rows, or the chosen ones, of a rank in order."""
+    rows = RowsBy(table["rank"] if chosen is None else np.where(chosen, table["rank"], _NOBODY))
+    return lambda rank: table.take(rows.rows(rank))
 
 
 def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) -> RankFacts:
-    own, beside = known.steps.of(rank), known.hidden.of(rank)
+    own, beside, held = known.steps(rank), known.hidden(rank), known.held(rank)
     kinds, low, high = known.sums(rank)
     wall = own["end_ns"] - own["begin_ns"]
-    held = known.held.of(rank)
+    sampled = beside.take(beside["cpu_contention_ns"] >= 0)
     return RankFacts(
         rank,
         known.hosts.get(rank, ""),
@@ -356,23 +324,22 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
         kinds,
         low,
         high,
-        _contention(beside),
+        float(sampled["cpu_contention_ns"].sum()) / max(int(sampled["wall_ns"].sum()), 1),
         int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum()),
-        *_unseen(known.timed, rank, beside),
+        *_unseen(known.timed(rank), beside),
         host_timed=rank in known.on_device and bool((own["clock_code"] == 0).all()),
         exact={frozenset(COLUMNS[name]): of_name for name, of_name in bounds.items()},
         method=known.method(rank),
     )
 
 
-def _unseen(timed: _ByRank, rank: int, hidden: Table) -> tuple[int, int]:
+def _unseen(timed: Table, hidden: Table) -> tuple[int, int]:
     """Return the time of the counted steps inside opaque graphs, and an estimate of that of untimed collectives."""
     opaque, untimed = int(hidden["graph_opaque_ns"].sum()), int(hidden["untimed_count"].sum())
     if not untimed:
         return opaque, 0
-    mine = timed.of(rank)
-    if len(mine):
-        return opaque, untimed * int(np.median(mine["device_end_ns"] - mine["device_begin_ns"]))
+    if len(timed):
+        return opaque, untimed * int(np.median(timed["device_end_ns"] - timed["device_begin_ns"]))
     return opaque, int(hidden["wall_ns"][hidden["untimed_count"] > 0].sum())  # nothing is known of those steps
 
 
@@ -384,12 +351,6 @@ def _waits_for_host_functions(trace: Trace) -> npt.NDArray[np.bool_]:
     function |= (brackets["bracket_code"] == Bracket.STREAM_WAIT) & (brackets["awaited_code"] == Awaited.HOST_FUNCTION)
     held = function & np.isin(brackets["track_id"], compute) & (brackets["begin_ns"] >= 0)
     return np.asarray(held, dtype=np.bool_)
-
-
-def _contention(hidden: Table) -> float:
-    """Return the share of counted steps in which a rank's step thread was runnable but not running; 0 if unknown."""
-    rows = hidden.take(hidden["cpu_contention_ns"] >= 0)
-    return float(rows["cpu_contention_ns"].sum()) / max(int(rows["wall_ns"].sum()), 1)
 
 
 def budgets(facts: RunFacts) -> Table:

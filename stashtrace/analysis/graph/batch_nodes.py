@@ -222,6 +222,14 @@ def _latest(number: Int64, until: Int64, numbers: Int64, moments: Int64) -> Int6
     return latest
 
 
+@kept_per_thread
+def own_fetches(index: TraceIndex, thread: StepThread) -> Int64:
+    """Return the rows, among the fetches, of the batches that a thread makes itself, in order."""
+    fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
+    own = rows[fetches["track_id"][rows] == thread.track_id]
+    return int64(own[np.argsort(fetches["begin_ns"][own], kind="stable")])
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerStarts:
     """Disjoint times of a step thread in order, each with the iterator whose workers it starts or sees end.

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.devices.launches import full_queue
-from stashtrace.analysis.graph.batch_nodes import add_batches, arrived_ns, made_by_workers, worker_starts
+from stashtrace.analysis.graph.batch_nodes import add_batches, arrived_ns, made_by_workers, own_fetches, worker_starts
 from stashtrace.analysis.graph.checkpoint_nodes import Saves
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, step_of
 from stashtrace.analysis.graph.transfer_nodes import Transfers
@@ -35,6 +35,7 @@ from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,
     SYNCHRONISING_CALLS,
+    BatchPhase,
     CopyDirection,
     DeviceCall,
     DeviceWork,
@@ -156,6 +157,8 @@ class _Rank:
         points = [moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns, saves.moments_ns]
         named = time_of_spans(index, thread, SpanKind.COMPILE, SpanKind.OBJECTS)
         points += [held.begin, held.end, named.begin, named.end, worker_starts(index, thread).end_ns]
+        made = index.batches_of_phase(BatchPhase.FETCH).take(own_fetches(index, thread))
+        points += [made["begin_ns"], made["end_ns"]]
         # The host comes to the end of the last step also where it waited for its device until then.
         free = life - waits
         if not len(free):  # all was launched before, or at unknown times: the host waited from the begin on

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.graph.batch_nodes import add_batches, arrived_ns, made_by_workers, worker_starts
+from stashtrace.analysis.graph.batch_nodes import add_batches, arrived_ns, made_by_workers, own_fetches, worker_starts
 from stashtrace.analysis.graph.checkpoint_nodes import Saves
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, ThreadNodes, step_of
 from stashtrace.analysis.graph.transfer_nodes import IN_COLLECTIVES, Transfers
@@ -17,7 +17,7 @@ from stashtrace.analysis.stalls.collective_blocking import Blocked, in_flight_he
 from stashtrace.analysis.stalls.on_host import host_blocked, outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.kinds import CollectiveOp, SpanKind, StallKind
+from stashtrace.schema.kinds import BatchPhase, CollectiveOp, SpanKind, StallKind
 from stashtrace.schema.table import Table
 
 #: Kinds of time in which a thread may wait for a save in the background.
@@ -52,6 +52,7 @@ def add_rank(
     calls = index.entered_ns[rows]
     phases = outer_phase_rows(index, thread)
     pickling = time_of_spans(index, thread, SpanKind.OBJECTS)
+    made = index.batches_of_phase(BatchPhase.FETCH).take(own_fetches(index, thread))
     points = [
         calls,
         steps["end_ns"],
@@ -59,6 +60,8 @@ def add_rank(
         loads.end,
         np.clip(had, loads.begin, loads.end),
         worker_starts(index, thread).end_ns,
+        made["begin_ns"],
+        made["end_ns"],
         *(index.trace.phases[name][phases] for name in ("begin_ns", "end_ns")),
         saves.moments_ns,
         pickling.begin,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.graph.batch_nodes import worker_starts
+from stashtrace.analysis.graph.batch_nodes import own_fetches, worker_starts
 from stashtrace.analysis.graph.work_graph import Facts, Resource
 from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.io.rereads import memory_bounds_ns
+from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
 from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import host_cpus
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 _RINGS = ("gloo",)
 #: Other programs are taken for threads that compete with the job if they use this part of the CPUs.
 _NOTABLE_OTHERS = 0.1
+#: Kinds of time in which a step thread runs, or waits for a CPU.
+_RUNS = (StallKind.COMPUTE, StallKind.PYTHON, StallKind.LAUNCH)
 #: What a step thread does itself.
 _ON_HOST = (Resource.STEP_THREAD, Resource.HOST)
 _PHASE_COLUMNS = ("begin_ns", "end_ns", "begin_runqueue_ns", "end_runqueue_ns")
@@ -54,13 +57,13 @@ def facts_of(
     number_of = loaders.number
     loader, batch = _column(count, made, number_of[rows]), _column(count, made, fetches["batch_index"][rows])
     starts, served = np.zeros(count, dtype=bool), np.full(len(loaders), -1, dtype=np.int64)
-    computing = np.flatnonzero(graph.is_thread & (graph.kind == StallKind.COMPUTE))
+    running = np.flatnonzero(graph.is_thread & np.isin(graph.kind, _RUNS))
     on_host = np.flatnonzero(np.isin(graph.resource, _ON_HOST))
-    by_rank, by_process = RowsBy(graph.rank[computing]), RowsBy(graph.process_id[on_host])
+    by_rank, by_process = RowsBy(graph.rank[running]), RowsBy(graph.process_id[on_host])
     compiles, pickles = np.zeros(count, dtype=bool), np.zeros(count, dtype=bool)
     waited: list[tuple[Int64, npt.NDArray[np.str_]]] = []
     for thread, steps in ranks:
-        _compute(index, thread, graph, computing[by_rank.rows(thread.rank)], cpu, queued)
+        _run(index, thread, graph, running[by_rank.rows(thread.rank)], cpu, queued)
         own = on_host[by_process.rows(thread.process_id)]
         compiles[_inside(index, thread, graph, own, SpanKind.COMPILE)] = True
         pickles[_inside(index, thread, graph, own, SpanKind.OBJECTS)] = True
@@ -68,6 +71,7 @@ def facts_of(
         if len(nodes):
             loader[nodes], batch[nodes] = number_of[of], fetches["batch_index"][of]
             _share_out(graph, nodes, fetches.take(of), GroupBy(of), cpu, queued)
+        _wait_for_cpus(handoffs(index, thread), graph, own[graph.kind[own] == StallKind.HANDOFF], queued)
         nodes, of = _starting(index, thread, graph, own, loaders)
         loader[nodes], starts[nodes] = of, True
         waited.append(_waits_in_steps(index, thread, steps))
@@ -123,21 +127,17 @@ def _inside(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64, k
 
 
 def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64) -> tuple[Int64, Int64]:
-    """Return those of a thread's nodes in which it makes batches itself, and the row of the batch among the fetches."""
-    fetches, waits = index.batches_of_phase(BatchPhase.FETCH), index.batches_of_phase(BatchPhase.WAIT)
-    own = index.fetches.rows(thread.rank)
-    own = own[fetches["process_id"][own] == thread.process_id]
-    mine = index.batch_waits.rows(thread.track_id)
-    mine = mine[waits["batch_index"][mine] >= 0]
-    if not len(own) or not len(mine) or not len(nodes):
+    """Return those of a thread's nodes in which it makes batches itself, and the row of the batch among the fetches.
+
+    What a loader does around that, such as asking a sampler for the next indices, its main process does with workers,
+    too.
+    """
+    fetches, own = index.batches_of_phase(BatchPhase.FETCH), own_fetches(index, thread)
+    if not len(own) or not len(nodes):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    mine = mine[np.argsort(waits["begin_ns"][mine], kind="stable")]
-    at = np.searchsorted(waits["begin_ns"][mine], graph.begin_ns[nodes], side="right") - 1
-    inside = (at >= 0) & (graph.begin_ns[nodes] < waits["end_ns"][mine][at])
-    nodes, wait = nodes[inside], mine[at[inside]]
-    made = GroupBy(fetches["loader_id"][own], fetches["batch_index"][own])
-    row = np.append(own[made.last], -1)[made.find(waits["loader_id"][wait], waits["batch_index"][wait])]
-    return nodes[row >= 0], row[row >= 0]
+    at = np.searchsorted(fetches["begin_ns"][own], graph.begin_ns[nodes], side="right") - 1
+    inside = (at >= 0) & (graph.begin_ns[nodes] < fetches["end_ns"][own][at])
+    return nodes[inside], own[at[inside]]
 
 
 def _starting(
@@ -176,6 +176,15 @@ def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: 
     cpu_ns[nodes[known]], queued_ns[nodes[known]] = ran[known], stood[known]
 
 
+def _wait_for_cpus(handed: Handoffs, graph: Graph, nodes: Int64, queued_ns: Int64) -> None:
+    """Fill in how long the hand-offs that some nodes are waited for a CPU."""
+    at = np.searchsorted(handed.begin, graph.begin_ns[nodes], side="right") - 1
+    inside = (at >= 0) & (graph.begin_ns[nodes] < np.append(handed.end, -1)[at])
+    part = handed.queued / np.maximum(handed.end - handed.begin, 1)
+    nodes = nodes[inside]
+    queued_ns[nodes] = np.rint(part[at[inside]] * (graph.end_ns[nodes] - graph.begin_ns[nodes]))
+
+
 def _column(count: int, nodes: Int64, values: Int64) -> Int64:
     column = np.full(count, -1, dtype=np.int64)
     column[nodes] = values
@@ -210,17 +219,19 @@ def _free_cpus(
     return free, beside
 
 
-def _compute(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64, cpu: Int64, queued: Int64) -> None:
-    """Divide the time that a thread waited for a CPU in a phase among its computation there, by length."""
+def _run(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64, cpu: Int64, queued: Int64) -> None:
+    """Divide the time that a thread waited for a CPU, in a phase or between two, among what it ran there, by length."""
     phases, rows = index.trace.phases, outer_phase_rows(index, thread)
     begin, end, first, last = (phases[name][rows] for name in _PHASE_COLUMNS)
+    # Ends of phases, and of what lies between them, in turns, with the counter of the thread at each.
+    edge, counter = np.stack([begin, end], axis=1).ravel(), np.stack([first, last], axis=1).ravel()
     work = graph.end_ns[nodes] - graph.begin_ns[nodes]
-    at = np.searchsorted(begin, graph.begin_ns[nodes], side="right") - 1
-    inside = (at >= 0) & (graph.begin_ns[nodes] < np.append(end, -1)[at])
-    waited = np.where((first >= 0) & (last >= first), last - first, 0)
-    whole = np.bincount(at[inside], weights=work[inside], minlength=len(rows))
+    at = np.searchsorted(edge, graph.begin_ns[nodes], side="right") - 1
+    inside = (at >= 0) & (at < len(edge) - 1)
+    waited = np.where((counter[:-1] >= 0) & (counter[1:] >= counter[:-1]), counter[1:] - counter[:-1], 0)
+    whole = np.bincount(at[inside], weights=work[inside], minlength=len(waited))
     share = np.minimum(waited / np.maximum(whole, 1), 1.0)
-    part = np.where(inside, np.append(share, 0.0)[at], 0.0) * work
+    part = np.where(inside, np.append(share, 0.0)[np.where(inside, at, -1)], 0.0) * work
     queued[nodes] = np.rint(part).astype(np.int64)
     cpu[nodes] = work - queued[nodes]
 

@@ -274,6 +274,7 @@ class Facts:
     #: The same for iterators whose workers each make the batches of their own part of the data set.
     is_parted: np.ndarray
     #: For batches, and for computation and own batches of step threads: time on a CPU, and time runnable without one.
+    #: Of the hand-off of batches, the latter alone.
     cpu_ns: Int64
     queued_ns: Int64
     #: For transfers: ``CollectiveOp``, ranks of the group, and number of their hosts.

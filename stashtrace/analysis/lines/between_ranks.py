@@ -21,12 +21,12 @@ from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.lines.function_means import (
     CHANCE,
     FunctionMeans,
-    errors_at,
     function_means,
     median_of_others,
     variance_from_others,
 )
 from stashtrace.analysis.lines.place_times import STEP, WHERES, WORKER, PlaceTimes, is_of_others, place_times
+from stashtrace.calibration.noise import errors_at
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by

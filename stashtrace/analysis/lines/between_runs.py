@@ -31,9 +31,10 @@ from stashtrace.analysis.compare.function_times import (
     FunctionTime,
 )
 from stashtrace.analysis.compare.gate_verdict import Gate, other_work
-from stashtrace.analysis.lines.function_means import CHANCE, errors_at, median_of_others, variance_from_others
+from stashtrace.analysis.lines.function_means import CHANCE, median_of_others, variance_from_others
 from stashtrace.analysis.lines.lines_of_function import line_that_changed
 from stashtrace.analysis.lines.place_times import OF_OTHERS, OF_WORKERS
+from stashtrace.calibration.noise import errors_at
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.groupby import order_by

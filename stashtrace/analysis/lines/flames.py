@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.lines.lines import divide, wilson
+from stashtrace.analysis.lines.lines import divide
 from stashtrace.analysis.lines.place_times import PlaceParts, PlaceTimes
 from stashtrace.analysis.lines.user_frames import (
     OURS,
@@ -28,6 +28,7 @@ from stashtrace.analysis.lines.user_frames import (
 )
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
+from stashtrace.calibration.noise import wilson
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by

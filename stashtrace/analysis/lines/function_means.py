@@ -8,21 +8,19 @@ sample more or less.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.lines.place_times import PlaceTimes
+from stashtrace.calibration.noise import OF_MEAN
 from stashtrace.schema.groupby import GroupBy
 
 Floats = npt.NDArray[np.float64]
 
 #: Chance that a bound of any compared function at all excludes 0 where nothing differs.
 CHANCE = 0.05
-#: Error of a median of normal values, in errors of their mean.
-_OF_MEDIAN = 1.2533
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +132,4 @@ def variance_from_others(error: Floats) -> Floats:
     """Return the variance of the difference of each value to the median of the others in its row."""
     variance, others = error**2, error.shape[1] - 1
     of_mean = (variance.sum(axis=1, keepdims=True) - variance) / others**2
-    return np.asarray(variance + of_mean * (_OF_MEDIAN**2 if others > 2 else 1.0))
-
-
-def errors_at(chance: float, degrees: Floats) -> Floats:
-    """Return how many standard errors a value is above its mean with this chance (Student, Wallace's approximation).
-
-    Examples
-    --------
-    >>> errors_at(0.025, np.array([5.0, 10.0, 1000.0])).round(2).tolist()
-    [2.58, 2.23, 1.96]
-    """
-    normal = NormalDist().inv_cdf(1 - chance) * (8 * degrees + 3) / (8 * degrees + 1)
-    return np.asarray(np.sqrt(degrees * np.expm1(normal**2 / degrees)))
+    return np.asarray(variance + of_mean * (OF_MEAN**2 if others > 2 else 1.0))

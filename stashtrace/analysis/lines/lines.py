@@ -19,6 +19,7 @@ import numpy.typing as npt
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.lines.place_times import STEP, WHERES, WORKER, PlaceTimes, is_of_others, place_times
 from stashtrace.analysis.lines.user_frames import place_of
+from stashtrace.calibration.noise import wilson
 from stashtrace.errors import UsageError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
@@ -47,8 +48,6 @@ LINES = schema(
     col.number("samples_count", "samples that say so, beyond the long calls", detail=3),
     col.real("exact_ratio", "part of time_ns in calls whose begin and end were recorded", detail=2),
 )
-#: Normal distribution: its two-sided 95 % point.
-_NORMAL = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,21 +356,3 @@ def _means(group: Int64, amount: Int64, count: Int64) -> Int64:
     """Divide amounts by a count, so that those of a group still sum to their whole; rows are sorted by group."""
     before = GroupBy.runs(group).sum_before(amount)
     return int64((before + amount) // count - before // count)
-
-
-def wilson(hits: Int64, trials: Int64) -> tuple[Floats, Floats]:
-    """Return the bounds that trials leave of a share, with 95 % confidence; 0 and 1 without a trial.
-
-    Examples
-    --------
-    >>> low, high = wilson(np.array([0, 3, 10]), np.array([0, 8, 10]))
-    >>> low.round(2).tolist(), high.round(2).tolist()
-    ([0.0, 0.14, 0.72], [1.0, 0.69, 1.0])
-    """
-    square = _NORMAL**2
-    count = np.maximum(trials, 1)
-    share = hits / count
-    middle = share + square / (2 * count)
-    half = _NORMAL * np.sqrt(share * (1 - share) / count + square / (4 * count**2))
-    low, high = (middle - half) / (1 + square / count), (middle + half) / (1 + square / count)
-    return np.where(trials > 0, np.maximum(low, 0.0), 0.0), np.where(trials > 0, np.minimum(high, 1.0), 1.0)

@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.lines.lines import CostlyLine, wilson
+from stashtrace.analysis.lines.lines import CostlyLine
 from stashtrace.analysis.lines.place_times import STEP, WHERES, PlaceTimes, place_times
+from stashtrace.calibration.noise import wilson
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.trace import Trace

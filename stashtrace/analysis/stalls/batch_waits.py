@@ -48,6 +48,8 @@ class BatchWaits:
     made_ns: Int64
     #: CPU and run-queue time of the step thread inside, 0 if unknown.
     ran_ns: Int64
+    #: Run-queue time of it alone.
+    queued_ns: Int64
 
     @property
     def time(self) -> TimeSet:
@@ -76,13 +78,15 @@ def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
         last = value_at(by_worker.last, by_worker.find(loader, worker), -1)
         maker = np.where(by_batch >= 0, by_batch, value_at(made, last, -1))
     process = value_at(fetches["process_id"], maker, -1)
+    queued = np.maximum(waits["runqueue_ns"][rows], 0)
     return BatchWaits(
         begin=waits["begin_ns"][rows],
         end=waits["end_ns"][rows],
         worker_id=worker,
         made_by=np.where(none, thread.process_id, process),
         made_ns=np.where(none, waits["end_ns"][rows], value_at(fetches["end_ns"], by_batch, NEVER)),
-        ran_ns=np.maximum(waits["cpu_ns"][rows], 0) + np.maximum(waits["runqueue_ns"][rows], 0),
+        ran_ns=np.maximum(waits["cpu_ns"][rows], 0) + queued,
+        queued_ns=queued,
     )
 
 

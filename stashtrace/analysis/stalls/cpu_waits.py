@@ -1,5 +1,7 @@
 """Where a step thread waited for a CPU: the run-queue time that the kernel counted, by column of the budget.
 
+Batches that are ready wait for a CPU as well, where the threads that hand them over do.
+
 The kernel's counter is read where phases begin and end. Between two readings the wait lies first in time in which the
 thread could run; a thread that sleeps waits for a CPU once it is woken, so what is left lies in its waits.
 """
@@ -7,14 +9,19 @@ thread could run; a thread that sleeps waits for a CPU once it is woken, so what
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.stalls.batch_waits import batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
-from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, kept_per_thread
+from stashtrace.analysis.stalls.sampled_cpus import runqueue_of_threads
+from stashtrace.analysis.steps.steps import counted_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.kinds import StallKind
+from stashtrace.schema.kinds import BatchPhase, StallKind, ThreadRole, TrackKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 
@@ -73,3 +80,47 @@ def cpu_waits(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, 
         found |= {name: round(float((spent[name] * part).sum())) for name in columns}
         left = left - whole * part
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Handoffs:
+    """Waits of a step thread for batches that workers had made, in the order of time, ns."""
+
+    begin: Int64
+    end: Int64
+    #: How much of each was a wait for a CPU: of the step thread, or of threads of the worker that send the batch.
+    queued: Int64
+
+
+@kept_per_thread
+def handoffs(index: TraceIndex, thread: StepThread) -> Handoffs:
+    """Return the hand-offs of batches to a step thread, and how long each waited for a CPU.
+
+    The step thread sleeps until a batch arrives, so its own wait for a CPU lies in the hand-off. The threads of workers
+    are sampled: each batch has their mean.
+    """
+    waits = batch_waits(index, thread)
+    handed = np.flatnonzero((waits.made_by >= 0) & (waits.made_by != thread.process_id) & (waits.made_ns < waits.end))
+    begin, end = np.maximum(waits.made_ns, waits.begin)[handed], waits.end[handed]
+    sending_ns = _queued_senders_ns(index, thread, begin)
+    return Handoffs(begin, end, np.minimum(waits.queued_ns[handed] + round(sending_ns), end - begin))
+
+
+def _queued_senders_ns(index: TraceIndex, thread: StepThread, taken_ns: Int64) -> float:
+    """Return how long threads of a rank's workers waited for a CPU per batch, without those that make the batches.
+
+    ``taken_ns``: when the step thread took each batch.
+    """
+    steps, tracks = counted_steps(index.steps_of(thread.rank)), index.trace.tracks
+    window = (int(steps["begin_ns"].min()), int(steps["end_ns"].max())) if len(steps) else (0, 0)
+    count = int(((taken_ns >= window[0]) & (taken_ns < window[1])).sum())
+    if not count:
+        return 0.0
+    fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
+    rows = rows[fetches["process_id"][rows] != thread.process_id]
+    workers = set(fetches["process_id"][rows].tolist())
+    apart = np.isin(tracks["track_id"], fetches["track_id"][rows]) | (tracks["role_code"] == ThreadRole.TRACER)
+    apart &= tracks["kind_code"] == TrackKind.THREAD
+    others = set(zip(tracks["process_id"][apart].tolist(), tracks["native_id"][apart].tolist(), strict=True))
+    waited = (ns for key, ns in runqueue_of_threads(index.trace, window) if key[0] in workers and key not in others)
+    return sum(waited) / count

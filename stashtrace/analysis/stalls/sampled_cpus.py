@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.schema.groupby import RowsBy
-from stashtrace.schema.kinds import ProcessRole, TrackKind
+from stashtrace.schema.kinds import TrackKind
 from stashtrace.schema.trace import Trace
 
 _PARTS = ("user", "system", "idle", "iowait", "steal")
@@ -27,8 +27,6 @@ class HostCpu:
     #: Shares of all CPU time: used by any process, and taken by the hypervisor.
     busy_ratio: float
     steal_ratio: float
-    #: CPU time of the process of each rank, all of its threads, per second.
-    main_ns_per_s: dict[int, float] = field(default_factory=dict)
 
 
 def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu]:
@@ -42,20 +40,16 @@ def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu
         whole, host = sum(values.values()), hosts[key[0]]
         if span[1] > span[0] and whole > looks.get(host, (0.0, span, {}))[0]:
             looks[host] = whole, span, values
-    ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
     cpus = {}
     for host, (whole, span, values) in looks.items():
         seconds = (span[1] - span[0]) / 1e9
         busy = values["user"] + values["system"] + values["steal"]
-        rates = {process: ns / seconds for process, ns in _cpu_ns(trace, span).items() if hosts[process] == host}
-        own = ranks.take(ranks["host_code"] == host)
-        main = {r: rates.get(p, 0.0) for r, p in zip(own["rank"].tolist(), own["process_id"].tolist(), strict=True)}
+        of_job = sum(ns / seconds for process, ns in _cpu_ns(trace, span).items() if hosts[process] == host)
         cpus[trace.text(host)] = HostCpu(
             whole / seconds / 1e9,
-            max(busy / seconds - sum(rates.values()), 0.0) / 1e9,
+            max(busy / seconds - of_job, 0.0) / 1e9,
             busy / whole,
             values["steal"] / whole,
-            main,
         )
     return cpus
 
@@ -68,11 +62,16 @@ def runqueue_of_ranks(trace: Trace, window: tuple[int, int]) -> dict[int, float]
     processes = trace.processes
     rank_of = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
     waited: dict[int, float] = {}
-    for (process, _), ns in _of_threads(trace, "thread_runqueue_ns_total", window):
+    for (process, _), ns in runqueue_of_threads(trace, window):
         rank = rank_of.get(process, -1)
         if rank >= 0:
             waited[rank] = waited.get(rank, 0.0) + ns
     return waited
+
+
+def runqueue_of_threads(trace: Trace, window: tuple[int, int]) -> Iterator[tuple[tuple[int, int], float]]:
+    """Give each sampled thread, as process and thread id, with the time for which it could run but had no CPU, ns."""
+    return _of_threads(trace, "thread_runqueue_ns_total", window)
 
 
 def thread_demand(trace: Trace, window: tuple[int, int]) -> dict[tuple[int, int], float]:

@@ -228,6 +228,19 @@ def ranks_and_steps(trace: Trace, steps: Table) -> Iterator[tuple[StepThread, Ta
         yield replace(thread, begin_ns=first, end_ns=last), own
 
 
+def rank_and_steps(trace: Trace, steps: Table, rank: int) -> tuple[StepThread, Table] | None:
+    """Return the thread and the steps of a rank, as :func:`ranks_and_steps`; None if it has no thread."""
+    return next((pair for pair in ranks_and_steps(trace, steps) if pair[0].rank == rank), None)
+
+
+def steps_if_any(trace: Trace) -> Table | None:
+    """Return the steps of a trace; None if nothing tells where they are."""
+    try:
+        return steps(trace)
+    except MissingDataError:
+        return None
+
+
 class _Rows:
     """Rows that tokens are made of, grouped by thread once for all ranks."""
 

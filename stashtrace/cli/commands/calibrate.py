@@ -18,7 +18,8 @@ _FILE = "calibration.toml"
 _PATH_OPTIONS = ("-o", *OUT_OPTIONS, "--disk", "--plot")
 _EPILOG = """Without options it measures copies to and from the GPU and NCCL between all
 GPUs of this machine; without a GPU, gloo between two ranks. Nothing else
-should run on the machine meanwhile."""
+should run on the machine meanwhile: what other programs take is said, and a
+start that suffers is made again once."""
 
 
 def parser() -> Parser:
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         launches=arguments.launches,
     )
     screen = Screen()
-    with screen.progress("measuring") as bar:
+    with screen.progress("measuring", lines=True) as bar:
         calibration = calibrate(request, version=__version__, command=_command(argv), on_progress=bar.step)
     write_output(out, calibration_text(calibration))
     print_lines(calibration_lines(calibration))

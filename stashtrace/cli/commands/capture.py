@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
         )
     directory = followed_run(arguments.path or running_or_newest())
 
-    from stashtrace.live.hosts.asking import ask_hosts, asked_hosts
+    from stashtrace.live.hosts.requests import Asked, asked_hosts
     from stashtrace.live.state import read_states
 
     states = asked_hosts(directory)
@@ -66,18 +66,19 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"the run in {directory} {why}", hint="begin it with `stashtrace run --live`")
     try:
         kinds = [name for name in ("kernels", "stacks") if getattr(arguments, name)]
-        asked = ask_hosts(directory, states, arguments.steps, unlimited=arguments.no_limit, kinds=kinds)
+        asked = Asked(directory, states, arguments.steps, unlimited=arguments.no_limit, kinds=kinds)
+        asked.wait(arguments.timeout)
     except OSError as error:
         raise OutputError(f"cannot write to {directory}: {error.strerror}") from error
-    asked.wait(arguments.timeout)
-    if not asked.windows:
-        if asked.refusals:
-            raise CaptureError(next(iter(asked.refusals.values())))
+    if asked.answer is None:
         raise CaptureError(
             f"no window was sealed: {next(iter(asked.missing.values()))}",
             hint=f"`stashtrace live {shlex.quote(str(directory))}` shows whether it still makes steps",
         )
-    for line in asked.lines():
+    if not asked.answer.window:
+        raise CaptureError(asked.answer.text)
+    said = [f"{host} has not answered: {why}" for host, why in asked.missing.items()]
+    for line in [*said, asked.answer.text] if len(states) > 1 else []:
         Screen().say(f"stashtrace: {line}")
-    print_lines([next(iter(asked.windows.values()))])
+    print_lines([asked.answer.window])
     return 0

@@ -17,7 +17,7 @@ from stashtrace.loading.temporary_archives import named
 from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
 from stashtrace.record.launchers import launchers
 from stashtrace.schema.kinds import DeviceClock
-from stashtrace.units import bytes_text, duration_text, ranks_text
+from stashtrace.units import bytes_text, duration_text, percent_text, range_text, ranks_text
 from stashtrace.visible import visible_line
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ _NOT_FACTS = ("origin_monotonic_ns", "origin_realtime_ns", "imported", "numbered
 _NOT_RECORDS = ("processes", "tracks", "losses", "alignment", "metadata", "numbered_steps", "matched_collectives")
 _FACTS_AT_MOST = 12
 _ALIKE_AT_MOST = 3
+#: Part of the cost of tracing -> what it grows with; a short job shows more of its start.
+_GROWS_WITH = {
+    "probes": "with steps",
+    "recorder threads": "with time",
+    "hooks": "with calls on files and waits, most of them at the start",
+}
 
 
 def parser() -> Parser:
@@ -62,10 +68,11 @@ def main(argv: Sequence[str]) -> int:
 def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
     """Return facts about a run that can be written as JSON.
 
-    ``ranks`` is the list of global ranks, ``steps`` the number of steps that the ranks have in common order,
-    ``devices`` those of each process with the error of their clocks, ``gpu_inventories`` what each host with GPUs
-    recorded of them (see :mod:`stashtrace.record.gpu.inventory`), ``records`` rows per collector, ``losses`` a list of
-    rows of the losses table.
+    ``own_cost`` is what the tracing cost and of what, with bounds; empty if not measured. ``ranks`` is the list of
+    global ranks, ``steps`` the number of steps that the ranks have in common order, ``devices`` those of each process
+    with the error of their clocks, ``gpu_inventories`` what each host with GPUs recorded of them (see
+    :mod:`stashtrace.record.gpu.inventory`), ``records`` rows per collector, ``losses`` a list of rows of the losses
+    table.
     """
     from stashtrace.analysis.findings.rules.losses import losses_of
     from stashtrace.analysis.findings.summary_input import ranks_of_hosts
@@ -99,6 +106,7 @@ def describe(path: str, run_id: str | None = None) -> dict[str, Any]:
         "devices": _run_devices(trace),
         "gpu_inventories": inventories_of(Path(path), run),
         "records": dict(sorted(records.items())),
+        "own_cost": _own_cost(trace),
         "losses": losses_of(trace),
     }
 
@@ -134,6 +142,17 @@ def describe_files(path: str) -> dict[str, Any]:
         },
         "losses": losses_of(trace),
     }
+
+
+def _own_cost(trace: Trace) -> dict[str, Any]:
+    """Return what the tracing cost; empty if that was not measured."""
+    from stashtrace.analysis.findings.rules.trust import own_cost
+
+    cost = own_cost(trace)
+    if cost.used_ns <= 0:
+        return {}
+    parts = {name: {"least_ns": least, "most_ns": most} for name, (least, most) in cost.parts.items()}
+    return {"used_ns": cost.used_ns, "least_ratio": cost.least_ratio, "most_ratio": cost.most_ratio, "parts": parts}
 
 
 def _ranks(trace: Trace) -> dict[str, list[int]]:
@@ -236,6 +255,7 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
         ("processes", f"{facts['processes']}, {bytes_text(facts['size_bytes'])}{merged}"),
         ("ranks", _ranks_line(facts)),
         ("steps", str(facts["steps"])),
+        *_own_cost_rows(facts["own_cost"]),
     )
     if len(facts["launchers"]) > 1:
         lines += ["launchers"] + [_launcher_line(launcher) for launcher in facts["launchers"]]
@@ -263,6 +283,21 @@ def _files_lines(facts: dict[str, Any]) -> list[str]:
         listed = list(facts["facts"].items())[:_FACTS_AT_MOST]
         lines += ["facts"] + [f"  {key:<22} {value}" for key, value in listed]
     return [*lines, *_records_lines(facts["records"]), *_losses_lines(facts["losses"])]
+
+
+def _own_cost_rows(cost: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows about the cost of the tracing: of what, its parts, and what they depend on."""
+    if not cost:
+        return [("own cost", "not measured")]
+    used_ns = cost["used_ns"]
+    whole = range_text(percent_text(cost["least_ratio"]), percent_text(cost["most_ratio"]))
+    rows = [f"{whole} of {duration_text(used_ns)} of CPU time, that of all processes from start to end:"]
+    for name, part in cost["parts"].items():
+        least, most = part["least_ns"], part["most_ns"]
+        times = range_text(duration_text(least), duration_text(most))
+        shares = range_text(percent_text(least / used_ns), percent_text(most / used_ns))
+        rows.append(f"  {name:<18}{times:<20}{shares:<16}{_GROWS_WITH[name]}")
+    return [("own cost" if number == 0 else "", row) for number, row in enumerate(rows)]
 
 
 def _align(*rows: tuple[str, str]) -> list[str]:

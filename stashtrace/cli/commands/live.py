@@ -14,8 +14,7 @@ from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
-    from stashtrace.live.view.merged import LiveView
-    from stashtrace.live.view.sources import Watched
+    from stashtrace.live.view.watched import LiveView, Watched
     from stashtrace.summary.look import Look
 
 #: Ctrl-C.
@@ -60,11 +59,11 @@ def main(argv: Sequence[str]) -> int:
     end_on_terminate()  # else a signal would leave the terminal as it is
     path = arguments.path or running_or_newest()
 
-    from stashtrace.live.view.sources import Watched
+    from stashtrace.live.view.watched import Watched
     from stashtrace.summary.look import Look
 
     watched = Watched(followed_run(path), arguments.run)
-    view = watched.look()
+    view = watched.peek()
     if arguments.format == "json":
         print_json(view.document())
         return 0
@@ -95,7 +94,7 @@ def _follow(watched: Watched, view: LiveView, screen: Screen, interval_s: float)
             why = full.wait(interval_s)
             if why == "quit":
                 break
-            view = watched.look() if why == "time" else view
+            view = watched.peek() if why == "time" else view
     return view
 
 

@@ -161,12 +161,16 @@ class _FailedError(Exception):
 
 
 def _condition_of(gate: Gate | None) -> Condition:
-    """Return half of the growth of the kind that grew most beyond doubt, or of the step if none did."""
+    """Return half of the growth of the kind that grew most beyond doubt, or of the step if none did.
+
+    Hand-off of batches that waited for CPUs says nothing of what holds these: the step does.
+    """
     assert gate is not None
     step = next(change for change in gate.changes if change.kind == STEP)
     kinds = [change for change in gate.changes if change.kind != STEP]
     most = max(kinds, key=_certain_growth, default=step)
-    grown = most if most.low_ns > 0 else step
+    queued = most.kind == "handoff" and gate.queued_handoff_ns > 0
+    grown = most if most.low_ns > 0 and not queued else step
     return Condition(grown.kind, round(_HALF * 100 * grown.change_ns / step.before_ns, 1))
 
 
@@ -212,7 +216,7 @@ def bisect_blocks(found: Found, commits_count: int) -> list[Block | None]:
 
     ``commits_count``: commits after the good one, up to the bad one.
     """
-    chosen = ", half of what grew most from the good commit to the bad one" if found.chosen else ""
+    chosen = ", half of its growth from the good commit to the bad one" if found.chosen else ""
     lost = sum(one.compared.contended_count for one in _all(found) if one.compared is not None)
     more = f"; {lost} not used, since other work disturbed them" if lost else ""
     head = ("commit", "subject", "verdict", "runs", "growth of step", "kinds that grew")

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import MissingDataError
-from stashtrace.lab.calibrate.sweep import Engine, Measured, measure
+from stashtrace.lab.calibrate.sweep import Engine, measure
+from stashtrace.lab.machine_use import Used
 from stashtrace.whole_files import write_whole
 
 
 def main(argv: list[str]) -> int:
     """Do the task of a file, and write the answer beside it."""
     task = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
-    answer = probe() if task["what"] == "probe" else asdict(run(task))
+    answer = probe() if task["what"] == "probe" else run(task)
     write_whole(Path(task["answer"]), json.dumps(answer))
     return 0
 
@@ -52,18 +53,24 @@ def probe() -> dict[str, Any]:
     return {**devices, "library": "cupy", **beside}
 
 
-def run(task: Mapping[str, Any]) -> Measured:
-    """Measure what the task says; what the engine itself does not trust is left out."""
+def run(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure what the task says; what the engine itself does not trust is left out.
+
+    Returns the fields of :class:`stashtrace.lab.calibrate.sweep.Measured`, and as ``used`` those of :class:`Used`
+    meanwhile; None if not known.
+    """
     engine = _engine(task)
     try:
+        before = Used.now()
         measured = measure(engine, task["ops"], task["sizes_bytes"], task["seconds"])
+        after = Used.now()
         engine.check()
     except MissingDataError as error:
         measured.left_out |= dict.fromkeys(measured.stamps, str(error))
         measured.stamps.clear()
     finally:
         engine.close()
-    return measured
+    return {**asdict(measured), "used": after.since(before) if before and after else None}
 
 
 def _engine(task: Mapping[str, Any]) -> Engine:

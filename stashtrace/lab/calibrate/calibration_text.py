@@ -37,6 +37,7 @@ def calibration_lines(calibration: Calibration) -> list[str]:
         out += [_line(link) for link in own]
     remarks = [r for link in calibration.links for r in _remarks(link)]
     remarks += [f"{name} was left out: {why}" for name, why in calibration.left_out.items()]
+    remarks += [f"{name}, meanwhile: {said}" for name, said in calibration.others.items()]
     if remarks:
         out.append("")
         for remark in remarks:

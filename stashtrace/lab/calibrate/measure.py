@@ -22,6 +22,7 @@ from stashtrace.errors import CaptureError, MissingDataError, UsageError
 from stashtrace.lab.calibrate.start_workers import probe_machine, run_ranks
 from stashtrace.lab.calibrate.sweep import sizes_between
 from stashtrace.lab.machine import free_memory_bytes, machine_facts
+from stashtrace.lab.other_work import Meanwhile, meanwhile_text, measured_quietly
 from stashtrace.lab.progress import ProgressCallback, no_progress
 
 BACKENDS = ("auto", "gloo", "nccl", "cuda", "disk")
@@ -74,6 +75,11 @@ class LinkPlan:
     sizes_bytes: tuple[int, ...]
     seconds: float
     disk: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name in messages."""
+        return f"{self.backend}, {self.ranks} ranks" if self.ranks > 1 else self.backend
 
     def task(self) -> dict[str, Any]:
         """The task as ``calibrate_worker`` reads it."""
@@ -184,17 +190,22 @@ def calibrate(
     plans = plan(request, known, free_memory_bytes())
     links: list[Link] = []
     left_out: dict[str, str] = {}
+    others: dict[str, str] = {}
     for number, part in enumerate(plans):
         starts: list[dict[str, Points]] = []
-        for launch in range(request.launches):
-
-            def tell(seconds: float, part: LinkPlan = part, begun: int = number * request.launches + launch) -> None:
-                share = (begun + min(seconds / part.seconds, 0.99)) / (len(plans) * request.launches)
-                on_progress(share, f"{part.backend}, {len(part.ops)} operations")
-
-            answers = runner(part.task(), part.ranks, part.seconds, on_wait=tell)
+        seen: list[Meanwhile] = []
+        again: list[int] = []
+        still: list[int] = []
+        for launch in range(1, request.launches + 1):
+            begun = number * request.launches + launch - 1, len(plans) * request.launches
+            answers, *disturbed = _start(part, runner, on_progress, begun, f"start {launch} of {request.launches}")
             left_out |= {f"{part.backend} {op}": why for op, why in answers[0]["left_out"].items()}
             starts.append(_points(answers))
+            seen += [used] if (used := _meanwhile(answers)) is not None else []
+            for numbers, taken in zip((again, still), disturbed, strict=True):
+                numbers += [launch] if taken else []
+        if seen:
+            others[part.name] = meanwhile_text(seen, again, still)
         for op in part.ops:
             launches = [points[op] for points in starts if op in points]
             if launches:
@@ -207,7 +218,37 @@ def calibrate(
     versions = {"stashtrace": version, "python": platform.python_version()}
     versions |= {name: str(known[name]) for name in names if known.get(name)}
     date = datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0).isoformat()
-    return Calibration(date, command, machine, versions, tuple(links), left_out=left_out)
+    return Calibration(date, command, machine, versions, tuple(links), left_out=left_out, others=others)
+
+
+def _start(
+    part: LinkPlan, runner: Runner, on_progress: ProgressCallback, begun: tuple[int, int], which: str
+) -> tuple[list[dict[str, Any]], str, str]:
+    """Start the workers of a plan, and once more if other work disturbed them.
+
+    ``begun``: starts that are done, of how many. Returns answers, and what disturbed the first and the last attempt.
+    """
+    what = f"{part.name}: {len(part.ops)} operations, {which}"
+
+    def tell(seconds: float) -> None:
+        on_progress((begun[0] + min(seconds / part.seconds, 0.99)) / begun[1], what)
+
+    def disturbance(answers: list[dict[str, Any]]) -> str:
+        nonlocal what
+        used = _meanwhile(answers)
+        taken = used.disturbance(of_disk=part.kind == "disk") if used is not None else ""
+        if taken:
+            what = f"{part.name}: {which} again, since {taken}"
+        return taken
+
+    def start() -> list[dict[str, Any]]:
+        return runner(part.task(), part.ranks, part.seconds, on_wait=tell)
+
+    return measured_quietly(start, disturbance)
+
+
+def _meanwhile(answers: Sequence[Mapping[str, Any]]) -> Meanwhile | None:
+    return Meanwhile.of([answer.get("used") for answer in answers])
 
 
 def _points(answers: Sequence[Mapping[str, Any]]) -> dict[str, Points]:

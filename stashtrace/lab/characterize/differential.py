@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.calibration.robust_line import STUDENT, Floats
+from stashtrace.calibration.noise import NORMAL, Floats, student
 from stashtrace.lab.number_intervals import Estimate
 
 #: The five configurations: 1 one device, synthetic batches; 2 all devices of a host, synthetic; 3 as 2 with the real
@@ -32,7 +32,6 @@ _PUBLISHED_NEEDS: Mapping[str, tuple[int, ...]] = {**SIDES, "fetch": (2, 3, 4)}
 
 _RESAMPLES = 4000
 _SEED = 20230718
-_NORMAL = 1.960
 #: A deviation this small beside the other one is rounding.
 _NOTHING = 1e-6
 
@@ -148,8 +147,7 @@ def _estimate(runs: Mapping[int, Floats], statistic: Callable[[Mapping[int, Floa
     drawn = np.random.default_rng(_SEED).integers(0, count, (_RESAMPLES, count))
     resampled = statistic(_medians(runs, table[:, drawn]))
     deviation = _both_sides(np.nanpercentile(resampled, (2.5, 97.5)) - value)
-    student = STUDENT[min(fewest - 1, len(STUDENT)) - 1]
-    low, high = value + deviation * (student / _NORMAL * np.sqrt(fewest / (fewest - 1)))
+    low, high = value + deviation * (student(fewest - 1) / NORMAL * np.sqrt(fewest / (fewest - 1)))
     return Estimate(value, min(float(low), value), max(float(high), value), fewest)
 
 

@@ -19,10 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stashtrace.analysis.compare.cpu_use import CpuUse, added_by_others
 from stashtrace.analysis.steps.samples_per_step import job_samples
 from stashtrace.errors import CaptureError, StashtraceError
-from stashtrace.lab.by_turns import CONTENDED_RATIO
 from stashtrace.lab.characterize.answer import (
     FAILED,
     MEASURED,
@@ -39,6 +37,7 @@ from stashtrace.lab.characterize.network import EmulatedHost, emulated_hosts
 from stashtrace.lab.characterize.request import CharacterizationRequest, open_characterization
 from stashtrace.lab.characterize.run_figures import Figures, step_figures, synthetic_data
 from stashtrace.lab.characterize.run_on_hosts import HostTask, by_ssh, free_port, from_host, here, run_tasks
+from stashtrace.lab.other_work import Quietest, measured_quietly
 from stashtrace.lab.page_cache import COLD, WARM, CacheState
 from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.progress import Progress, ProgressCallback, no_progress
@@ -46,7 +45,6 @@ from stashtrace.loading.load import load_trace
 from stashtrace.record.options import SYNTHETIC_BATCHES, RecordOptions
 from stashtrace.schema.trace import Trace
 from stashtrace.text import count_noun
-from stashtrace.units import percent_text
 
 _SYNTHETIC = (1, 2, 5)
 _CACHE_STATES = {3: COLD, 4: WARM}
@@ -83,9 +81,7 @@ class Characterizer:
         self._runs = request.out / "runs"
         self._failures: Counter[int] = Counter()  # of this call: the next one tries again
         known = [(run.figures.cpus, run.figures.step_ns) for run in self.answer.runs if run.figures is not None]
-        sampled = [(cpus, step_ns) for cpus, step_ns in known if cpus is not None]
-        #: Use of the CPUs, and the step, of the run during which others used them least; None before the first.
-        self._quietest = min(sampled, key=lambda one: _use_of_others(one[0]), default=None)
+        self._quietest = Quietest((cpus, step_ns) for cpus, step_ns in known if cpus is not None)
 
     def run(self) -> Characterization:
         """Make the runs that are missing."""
@@ -172,36 +168,15 @@ class Characterizer:
 
     def run_configuration(self, configuration: int, repeat: int, progress: Progress) -> None:
         """Make one run, and again one that other work on the machine disturbed; keep its figures, or why it failed."""
+        _, taken, still = measured_quietly(lambda: self._run_once(configuration, repeat, progress), self._disturbance)
         which = f"configuration {configuration}, run {repeat + 1}:"
-        figures = self._run_once(configuration, repeat, progress)
-        if figures is None or not (taken := self._disturbance(figures)):
-            return
-        again = self._run_once(configuration, repeat, progress)
-        if again is not None and (still := self._disturbance(again)):
+        if still:
             self._note(f"{which} {still}, as in a first attempt: its step may be longer for that")
-        else:
+        elif taken:
             self._note(f"{which} made again, since {taken} in a first attempt")
 
-    def _disturbance(self, figures: Figures) -> str:
-        """Say what other work took if it may have made the step of a run longer than in the quietest one; else nothing.
-
-        The quietest one of those seen so far is remembered.
-        """
-        cpus, before = figures.cpus, self._quietest
-        if cpus is None:
-            return ""
-        if before is None or _use_of_others(cpus) < _use_of_others(before[0]):
-            self._quietest = cpus, figures.step_ns
-        if before is None:
-            return ""
-        quiet, quiet_ns = before
-        other = added_by_others(quiet, cpus, quiet_ns, figures.step_ns)
-        if other.added_ns <= CONTENDED_RATIO * figures.step_ns:
-            return ""
-        if (cpus.stolen_ratio - quiet.stolen_ratio) * figures.step_ns > other.added_ns / 2:
-            return f"the hypervisor took {percent_text(cpus.stolen_ratio)} of the CPU time"
-        count = count_noun(os.cpu_count() or 1, "CPU")
-        return f"other programs used {cpus.others_count:.1f} of {count}, not {quiet.others_count:.1f}"
+    def _disturbance(self, figures: Figures | None) -> str:
+        return self._quietest.disturbance(figures.cpus, figures.step_ns) if figures is not None else ""
 
     def _run_once(self, configuration: int, repeat: int, progress: Progress) -> Figures | None:
         """Make one run; keep its figures and return them, or keep why it failed."""
@@ -353,10 +328,6 @@ class Characterizer:
             own = shares[first : first + ranks]
             out["STASHTRACE_CPU_SHARES"] = ";".join(",".join(map(str, share)) for share in own)
         return out
-
-
-def _use_of_others(cpus: CpuUse) -> float:
-    return cpus.others_count + cpus.stolen_ratio
 
 
 def _require_ranks(figures: Figures, asked: int) -> None:

@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from stashtrace.calibration.robust_line import STUDENT, Floats
+from stashtrace.calibration.noise import Floats, student
 from stashtrace.schema.trace import Trace
 
 #: The same in ``probes/torch/losses.py``.
@@ -128,9 +128,8 @@ def compare_distributions(before: Sequence[Losses], after: Sequence[Losses]) -> 
     freedom = len(old) + len(new) - 2
     squares = ((old - old.mean(axis=0)) ** 2).sum(axis=0) + ((new - new.mean(axis=0)) ** 2).sum(axis=0)
     quantile = NormalDist().inv_cdf
-    student = STUDENT[min(freedom, len(STUDENT)) - 1]
-    student *= quantile(1 - _CHANCE_RATIO / _PARTS / 2) / quantile(1 - _CHANCE_RATIO / 2)
-    error = student * np.sqrt(squares / freedom * (1 / len(old) + 1 / len(new)))
+    stricter = quantile(1 - _CHANCE_RATIO / _PARTS / 2) / quantile(1 - _CHANCE_RATIO / 2)
+    error = student(freedom) * stricter * np.sqrt(squares / freedom * (1 / len(old) + 1 / len(new)))
     first, second = old.mean(axis=0), new.mean(axis=0)
     differs = np.abs(second - first)
     if (differs > error).any():

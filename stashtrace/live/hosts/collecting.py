@@ -1,11 +1,11 @@
-"""Put the parts of a window together that hosts have sealed for a trigger, and say which ranks it lacks.
+"""Put the parts of a window together that hosts have sealed, and say which ranks it lacks.
 
-    host A (saw the trigger)  ──► A.ranks ─┐
+    host A (the collector)    ──► A.ranks ─┐
     host B                    ──► B.ranks ─┼──► files of all, then run.json: the window is whole
-    host C, gone              ──► nothing ─┘    "without ranks 4-5: node2 has not answered within 20 s"
+    host C, gone              ──► nothing ─┘    "without ranks 4-5 on node2 (no answer within 20 s)"
 
-A window is a run once its ``run.json`` lies there, which the collecting host writes last: a part that comes later is
-removed by its own host. If the collecting host itself is gone, one of the others takes its place.
+A window is a run once its ``run.json`` lies there, which the collector writes last: a part that comes later is
+removed by its own host. If the collector itself is gone, one of the others takes its place.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -15,31 +15,25 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import StashtraceError
-from stashtrace.live.capture import PATIENCE_NS, Request, Sealed
-from stashtrace.live.hosts.asking import Heard
-from stashtrace.live.hosts.other_hosts import OtherHosts, ranks_named
+from stashtrace.live import times
+from stashtrace.live.hosts.other_hosts import OtherHosts
+from stashtrace.live.hosts.requests import Awaited, Request
 from stashtrace.live.state import LiveState, read_states
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.directory import RUN_FILE
 from stashtrace.run_facts import WINDOW_STEPS, host_file, read_host_facts
+from stashtrace.units import bytes_text, ranks_named
 from stashtrace.whole_files import new_file, read_text, write_whole
 
-#: Other hosts have so long for their parts once this host has sealed its own: rounds are up to 10 s apart, and a step
-#: closes a second or two after it ended. Where no step is to come, each of them can seal at once.
-_WAIT_NS, _WAIT_NOW_NS = 20_000_000_000, 4_000_000_000
-#: Another host takes the place of a collecting one that has not put a window together for so long.
-_LONGEST_NS = 2 * PATIENCE_NS
 #: The host that makes this file puts the window together. One that is slow may have been taken for gone, and two would
 #: take the parts from each other.
 _TAKEN = "taken"
-#: That takes a moment: a host that has not done it for so long is gone, and another one does it.
-_TAKEN_NS = PATIENCE_NS
 
 
 def making_folder(window: Path, host: str) -> Path:
@@ -53,7 +47,7 @@ def part_folder(window: Path, host: str) -> Path:
 
 
 def refuse_part(window: Path, host: str, why: str) -> None:
-    """Tell the collecting host why there is no part of a host; where that cannot be written, it hears nothing."""
+    """Tell the collector why there is no part of a host; where that cannot be written, it hears nothing."""
     with contextlib.suppress(OSError):
         write_whole(_refusal(window, host), why)
 
@@ -73,51 +67,55 @@ def _refusal(window: Path, host: str) -> Path:
     return window / f"{_file_name(host)}.refused"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
-    """The part of this host in a window: sealed, or why it is not."""
+    """The part of this host in a window: sealed at a time, or why it is not."""
 
     request: Request
     window: Path
     sealed_ns: int
     error: str = ""
+    #: Whether this host puts the window together.
+    is_ours: bool = False
+    #: The hosts whose parts are waited for, and the collector.
+    others: Awaited = field(init=False)
+    #: The file of another host that puts it together, and when it was first seen.
+    taken: tuple[int, int] = (-1, -1)
+    taken_ns: int = -1
+
+    def __post_init__(self) -> None:
+        self.others = Awaited(self.sealed_ns, times.PART_SILENT_NS)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """A window that is whole, or that will not be.
 
-    ``sealed``: what there is to say of it, None where another host says it. ``path``: its folder, empty for none.
-    ``lacking``: which ranks it lacks, and why.
+    ``path``: its folder, empty for none. ``text``: what there is to say of it, empty where another host says it.
+    ``last_step``: that it holds.
     """
 
     request: Request
     window: Path
     path: str
-    sealed: Sealed | None = None
-    ranks: tuple[int, ...] = ()
-    lacking: str = ""
+    text: str = ""
+    last_step: int = -1
 
 
 @dataclass(slots=True)
-class _Waiting:
-    part: Part
-    is_ours: bool
-    heard: Heard = field(default_factory=Heard)
-    #: The file of another host that puts it together, and when it was first seen.
-    taken: tuple[int, int] = (-1, -1)
-    taken_ns: int = -1
-
-
-@dataclass(slots=True)
-class _Told:
-    """What the part of a host holds: when its ranks began which steps."""
+class _Steps:
+    """When the ranks of the part of a host began which steps."""
 
     host: str
-    folder: Path
     steps: dict[int, Window]
-    first: int
-    last: int
+
+    @property
+    def first(self) -> int:
+        return min(self.steps, default=0)
+
+    @property
+    def last(self) -> int:
+        return max(self.steps, default=-1)
 
     @property
     def ranks(self) -> set[int]:
@@ -125,7 +123,7 @@ class _Told:
 
 
 class Collecting:
-    """The windows of triggers whose part of this host is sealed.
+    """The windows whose part of this host is sealed.
 
     ``directory``: of the run. ``facts``: of its ``run.json``. ``host``: name of this one. ``others``: what others tell.
     """
@@ -135,63 +133,34 @@ class Collecting:
         self._facts = facts
         self._host = host
         self._others = others
-        self._waiting: list[_Waiting] = []
-        #: Requests of this host to others that they may not have taken yet, by their name.
-        self._files: dict[str, Sequence[Path]] = {}
-
-    @property
-    def is_on(self) -> bool:
-        """Whether a window is not whole yet."""
-        return bool(self._waiting)
-
-    def begin(self, request: Request, files: Sequence[Path]) -> None:
-        """Remember what other hosts were asked for."""
-        self._files[request.name] = files
-
-    def knows(self, request: Request) -> bool:
-        """Return whether the part of this host in a window is sealed."""
-        return any(one.part.request.name == request.name for one in self._waiting)
-
-    def with_step(self, step: int) -> str:
-        """Return the folder of a window that is not whole yet and will hold a step; empty if there is none."""
-        for one in self._waiting:
-            request = one.part.request
-            if step <= request.newest + (0 if request.now else request.after_steps):
-                return str(one.part.window)
-        return ""
+        #: Windows that are not whole yet.
+        self.parts: list[Part] = []
 
     def add(self, part: Part) -> None:
         """Take the part of this host."""
-        self._waiting.append(_Waiting(part, part.request.collector == self._host))
+        part.is_ours = part.request.collector == self._host
+        self.parts.append(part)
 
-    def look(self, at_ns: int, *, last: bool = False) -> list[Finished]:
+    def round(self, at_ns: int, *, last: bool = False) -> list[Finished]:
         """Return the windows that are whole by now, or given up. ``last``: nothing is waited for any more."""
-        if not self._waiting:
-            return []
         states: dict[str, LiveState] = {}
-        with contextlib.suppress(StashtraceError):
-            states = {state.host: state for state in read_states(self._directory)}
-        found = []
-        for one in list(self._waiting):
-            if finished := self._finished(one, states, at_ns, last=last):
-                self._waiting.remove(one)
-                for path in self._files.pop(one.part.request.name, ()):
-                    with contextlib.suppress(OSError):
-                        path.unlink(missing_ok=True)
-                found.append(finished)
-        return found
+        if self.parts:
+            with contextlib.suppress(StashtraceError):
+                run_id = str(self._facts.get("run_id", ""))
+                states = {state.host: state for state in read_states(self._directory) if state.run_id == run_id}
+        found = [(one, self._finished(one, states, at_ns, last=last)) for one in self.parts]
+        self.parts = [one for one, finished in found if finished is None]
+        return [finished for _, finished in found if finished is not None]
 
-    def _finished(self, one: _Waiting, states: dict[str, LiveState], at_ns: int, *, last: bool) -> Finished | None:
-        request, window = one.part.request, one.part.window
+    def _finished(self, one: Part, states: dict[str, LiveState], at_ns: int, *, last: bool) -> Finished | None:
+        request, window = one.request, one.window
         if (window / RUN_FILE).exists():  # another host has put it together: what is left of ours came too late
             shutil.rmtree(part_folder(window, self._host), ignore_errors=True)
             return Finished(request, window, str(window))
         if not window.is_dir():
-            gone = Sealed(window.name, "", -1, request.step, 0, f"its folder is gone: {window}")
-            return Finished(request, window, "", gone if one.is_ours else None)
+            return self._failed(one, f"its folder is gone: {window}") if one.is_ours else Finished(request, window, "")
         if not one.is_ours:
-            why = one.heard.why_missing(request.collector, states.get(request.collector), at_ns)
-            if not why and at_ns - one.part.sealed_ns < _LONGEST_NS:
+            if not one.others.why_not(request.collector, states.get(request.collector), at_ns, times.COLLECTOR_NS):
                 return Finished(request, window, "") if last else None
             one.is_ours = True
         missing = self._missing(one, states, at_ns, last=last)
@@ -203,20 +172,23 @@ class Collecting:
             if (window / RUN_FILE).exists():  # another host was done meanwhile
                 (window / _TAKEN).unlink(missing_ok=True)
                 return Finished(request, window, str(window))
-            return self._put_together(one.part, states, missing)
+            return self._put_together(one, states, missing, at_ns)
         except OSError as error:
-            shutil.rmtree(window, ignore_errors=True)  # half a window would be read as a whole one
-            sealed = Sealed(window.name, "", -1, request.step, 0, error.strerror or str(error))
-            return Finished(request, window, "", sealed)
+            return self._failed(one, error.strerror or str(error))
 
-    def _takes(self, one: _Waiting, at_ns: int) -> bool:
+    def _failed(self, one: Part, why: str) -> Finished:
+        """Remove a window: half of it would be read as a whole one."""
+        shutil.rmtree(one.window, ignore_errors=True)
+        return Finished(one.request, one.window, "", failure_text(one.request, why), one.request.step)
+
+    def _takes(self, one: Part, at_ns: int) -> bool:
         """Return True if it is for this host to put a window together. Raises OSError if the system refuses."""
-        path = one.part.window / _TAKEN
+        path = one.window / _TAKEN
         with contextlib.suppress(FileNotFoundError):
             facts = path.stat()
             if one.taken != (facts.st_ino, facts.st_mtime_ns):
                 one.taken, one.taken_ns = (facts.st_ino, facts.st_mtime_ns), at_ns
-            if at_ns - one.taken_ns < _TAKEN_NS:
+            if at_ns - one.taken_ns < times.TAKEN_NS:
                 return False
             path.unlink(missing_ok=True)
         with contextlib.suppress(FileExistsError):  # another host was first
@@ -224,47 +196,49 @@ class Collecting:
             return True
         return False
 
-    def _missing(self, one: _Waiting, states: dict[str, LiveState], at_ns: int, *, last: bool) -> dict[str, str] | None:
+    def _missing(self, one: Part, states: dict[str, LiveState], at_ns: int, *, last: bool) -> dict[str, str] | None:
         """Return the hosts without a part and why; None while one is waited for."""
-        request, window, missing = one.part.request, one.part.window, {}
-        wait_ns = _WAIT_NOW_NS if request.now else _WAIT_NS
-        for host in request.hosts:
-            if part_folder(window, host).is_dir():
+        missing, patience_ns = {}, times.PARTS_NOW_NS if one.request.now else times.PARTS_NS
+        for host in one.request.hosts:
+            if part_folder(one.window, host).is_dir():
                 continue
-            if host == self._host:
-                missing[host] = one.part.error or "its part is gone"
-            elif why := _text_of(_refusal(window, host)) or one.heard.why_missing(host, states.get(host), at_ns):
-                missing[host] = why
-            elif last or at_ns - one.part.sealed_ns >= wait_ns:
-                missing[host] = f"no answer within {wait_ns // 10**9} s"
-            else:
+            why = (one.error or "its part is gone") if host == self._host else _text_of(_refusal(one.window, host))
+            missing[host] = why or one.others.why_not(host, states.get(host), at_ns, patience_ns, last=last)
+            if not missing[host]:
                 return None
         return missing
 
-    def _put_together(self, part: Part, states: dict[str, LiveState], missing: dict[str, str]) -> Finished:
+    def _put_together(self, one: Part, states: dict[str, LiveState], missing: dict[str, str], at_ns: int) -> Finished:
         """Take the parts over, and write ``run.json``. Raises OSError if the system refuses."""
-        request, window = part.request, part.window
-        told = [_read_part(part_folder(window, host), host) for host in request.hosts if host not in missing]
-        told, left_out = _fitting(told, request, self._host)
-        missing = {**missing, **left_out}
-        if not told:
-            why = "; ".join(f"{host}: {reason}" for host, reason in missing.items())
-            shutil.rmtree(window, ignore_errors=True)
-            return Finished(request, window, "", Sealed(window.name, "", -1, request.step, 0, why))
+        request, window = one.request, one.window
+        parts = [_read_part(window, host) for host in request.hosts if host not in missing]
+        parts, left_out = _fitting(parts, request, self._host)
+        missing |= left_out
+        if not parts:
+            whys = [why if len(request.hosts) == 1 else f"{host}: {why}" for host, why in missing.items()]
+            return self._failed(one, "; ".join(whys))
         for host in missing:
             shutil.rmtree(part_folder(window, host), ignore_errors=True)
             for path in (_refusal(window, host), window / host_file(host)):
                 path.unlink(missing_ok=True)
-        for one in told:
-            take_in(window, one.folder)
+        for part in parts:
+            take_in(window, part_folder(window, part.host))
         facts = {**self._facts, "window_of": str(self._facts.get("run_id", ""))}
         write_whole(window / RUN_FILE, json.dumps(facts))
         (window / _TAKEN).unlink(missing_ok=True)
-        ranks = sorted(set().union(*(one.ranks for one in told)))
         size = sum(file.stat().st_size for file in window.glob("*.stash"))
-        first, last = max(one.first for one in told), min(one.last for one in told)
-        sealed = Sealed(window.name, str(window), first, last, size)
-        return Finished(request, window, str(window), sealed, tuple(ranks), self._lacking(states, missing))
+        first, last = max(part.first for part in parts), min(part.last for part in parts)
+        ranks = sorted(set().union(*(part.ranks for part in parts)))
+        whose = f" of {ranks_named(ranks)}" if len(request.hosts) > 1 and ranks else ""
+        what = (
+            f"steps {first} to {last}{whose} are" if last >= 0 else "what was recorded before the first step ended is"
+        )
+        # A host whose job has ended was not asked.
+        ended = {host: state for host, state in states.items() if state.ended and host not in request.hosts}
+        missing |= {host: one.others.why_not(host, state, at_ns, times.PARTS_NS) for host, state in ended.items()}
+        lacking = self._lacking(states, missing)
+        text = f"{what} kept in {window} ({bytes_text(size)})"
+        return Finished(request, window, str(window), f"{text}, without {lacking}" if lacking else text, last)
 
     def _lacking(self, states: dict[str, LiveState], missing: dict[str, str]) -> str:
         """Say which ranks are not in a window, and why."""
@@ -278,27 +252,37 @@ class Collecting:
         return "; ".join([*said, *([rest] if rest else [])])
 
 
+def failure_text(request: Request, why: str) -> str:
+    """Say why there is no window."""
+    if request.is_asked:
+        return f"no window is sealed as asked: {why}"
+    return f"the window {request.window} could not be written: {why}"
+
+
 def _text_of(path: Path) -> str:
     with contextlib.suppress(OSError):
         return read_text(path, errors="replace") or "it has none"
     return ""
 
 
-def _read_part(folder: Path, host: str) -> _Told:
-    told = [text for facts in read_host_facts(folder) for text in facts.get(WINDOW_STEPS, ())]
-    steps = {step.first_step: step for text in told if (step := Window.read(text, "0")) is not None}
-    return _Told(host, folder, steps, min(steps, default=-1), max(steps, default=-1))
+def _read_part(window: Path, host: str) -> _Steps:
+    facts = read_host_facts(part_folder(window, host))
+    told = (Window.read(text, "0") for one in facts for text in one.get(WINDOW_STEPS, ()))
+    return _Steps(host, {step.first_step: step for step in told if step is not None})
 
 
-def _fitting(told: Iterable[_Told], request: Request, own: str) -> tuple[list[_Told], dict[str, str]]:
+def _fitting(parts: Sequence[_Steps], request: Request, own: str) -> tuple[list[_Steps], dict[str, str]]:
     """Divide parts into those that have steps together, and hosts whose part has none of these, with why.
 
     The step of a trigger counts more than ranks: a part that begins behind it is left out, unless it is the only one.
+    Before the first step of all has closed, the parts have what the ranks did so far.
     """
-    kept: list[_Told] = []
+    if not any(one.steps for one in parts):
+        return list(parts), {}
+    kept: list[_Steps] = []
     left_out: dict[str, str] = {}
     first, last = -1, -1
-    for one in sorted(told, key=lambda one: (one.host != own, one.host)):
+    for one in sorted(parts, key=lambda one: (one.host != own, one.host)):
         if not one.steps:
             left_out[one.host] = "no step of it has closed"
         elif kept and (one.first > last or one.last < first or (not request.now and one.first > request.step >= first)):

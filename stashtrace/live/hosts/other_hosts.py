@@ -7,25 +7,22 @@ when it goes on. Ranks that are missing from the begin are awaited for a while, 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import FormatError
 from stashtrace.format.growing import GrowingFile, GrowingRun
 from stashtrace.format.stash_file import StashFile
+from stashtrace.live import times
 from stashtrace.loading.run_tables import OpenedRun, missing_ranks
 from stashtrace.record.directory import HOSTS_FOLDER
 from stashtrace.record.launchers import launchers
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import LossRow
 from stashtrace.text import list_some
-from stashtrace.units import duration_text, ranks_text
+from stashtrace.units import duration_text, ranks_named
 
-#: A follower makes a round every ten seconds at most: one that has told nothing for so long is dead or stopped.
-SILENT_NS = 30_000_000_000
-#: Ranks that have told nothing yet are awaited for so long.
-AWAITED_NS = 30_000_000_000
 #: Each costs some milliseconds a round: of more ranks none is taken in, as some alone would name wrong causes.
 MOST_RANKS = 128
 _NAMED = 3
@@ -82,8 +79,8 @@ class OtherHosts:
         """Whether ranks of hosts that record into the same directory were missing in the last round."""
         return bool(self._missing) and bool(self._launchers)
 
-    def look(self, at_ns: int) -> list[StashFile]:
-        """Take in what was told since the last look, and return the ranks of the hosts that tell; ``at_ns``: now."""
+    def round(self, at_ns: int) -> list[StashFile]:
+        """Take in what was told since the last round, and return the ranks of the hosts that tell; ``at_ns``: now."""
         self._now_ns, self._error = at_ns, ""
         if not (self._directory / HOSTS_FOLDER).is_dir():
             return []
@@ -97,7 +94,7 @@ class OtherHosts:
             if file.is_open:
                 host = str(file.metadata.get("host", ""))
                 newest[host] = max(newest.get(host, 0), file.newest_ns)
-        self._silent = {host: seen for host, seen in newest.items() if at_ns - seen > SILENT_NS}
+        self._silent = {host: seen for host, seen in newest.items() if at_ns - seen > times.SILENT_NS}
         self._taken = [file for file in self._run.files if not self._is_silent(file)]
         count = len(self.recording())
         self._too_many = count if count > MOST_RANKS else 0
@@ -110,7 +107,7 @@ class OtherHosts:
         return str(file.metadata.get("host", "")) in self._silent
 
     def recording(self) -> list[GrowingFile]:
-        """Return the ranks that had not ended at the last look, without those of hosts that tell nothing."""
+        """Return the ranks that had not ended in the last round, without those of hosts that tell nothing."""
         return [file for file in self._taken if file.is_open]
 
     def is_recording(self, file: StashFile) -> bool:
@@ -135,7 +132,7 @@ class OtherHosts:
         unseen = set(self._missing) - self._told
         if self._too_many:
             return False
-        return bool(unseen) and bool(self._launchers) and at_ns - self._begin_ns < AWAITED_NS
+        return bool(unseen) and bool(self._launchers) and at_ns - self._begin_ns < times.SILENT_NS
 
     def spoken_for(self, at_ns: int) -> set[int]:
         """Return the ranks about which their own hosts say whether they are stuck; ``at_ns``: now.
@@ -143,7 +140,7 @@ class OtherHosts:
         What is told of them here is some seconds old, and their processes cannot be looked at. Ranks of which nothing
         was told yet are awaited.
         """
-        awaited = self._launchers and not self._too_many and at_ns - self._begin_ns < AWAITED_NS
+        awaited = self._launchers and not self._too_many and at_ns - self._begin_ns < times.SILENT_NS
         return self._spoken_for | (set(self._missing) - self._told if awaited else set())
 
     @property
@@ -194,8 +191,3 @@ class OtherHosts:
                 f"{self._directory}, so it cannot say for which of their ranks its own ranks wait"
             )
         return notes + [text for _, reason, _, _, text in self._clock_losses if reason == "clock_stepped"]
-
-
-def ranks_named(ranks: Sequence[int]) -> str:
-    """Return ranks with their noun: ``ranks 0,1``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(list(ranks))}"

@@ -26,6 +26,7 @@ from stashtrace.format.growing import LASTING, GrowingFile, Holes, Range
 from stashtrace.format.project import current_layouts
 from stashtrace.format.ring import PAGE_BYTES, RING_FILE_HEADER, RING_FILE_MAGIC
 from stashtrace.format.stash_file import PART_BYTES, Chunk, StashFile
+from stashtrace.live import times
 from stashtrace.live.table import open_own
 from stashtrace.loading.clocks.host_clock import UNBRACKETED_NS
 from stashtrace.record.directory import HOSTS_FOLDER
@@ -51,8 +52,6 @@ _WANTED: dict[str, Callable[[Rows], npt.NDArray[np.bool_]]] = {
     "phase_span": lambda rows: (rows["phase_flags"] & PhaseFlag.BACKGROUND) == 0,
 }
 _OF_COLLECTIVES = ("group", "collective_call", "collective_done", "collective_wait")
-#: Other hosts have so much time to read a row.
-_READ_WITHIN_NS = 120_000_000_000
 _CLOCK_RING = 0xFFFF_FFFF
 
 
@@ -276,7 +275,7 @@ class Share:
         if self._has_holes:
             try:
                 for told in self._ranks.values():
-                    told.drop(at_ns - _READ_WITHIN_NS)
+                    told.drop(at_ns - times.READ_WITHIN_NS)
             except OSError:  # then the files grow, as those of the run do
                 self._has_holes = False
 

@@ -1,3 +1,3 @@
-"""What is worth a line and a window while a job runs, and the command of the user that is called for it."""
+"""What is worth a line and a window while a job runs."""
 
 # SPDX-License-Identifier: Apache-2.0

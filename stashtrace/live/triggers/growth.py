@@ -26,7 +26,7 @@ from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import STALL_KINDS, words_of
 from stashtrace.schema.table import Table
 from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text, ranks_text
+from stashtrace.units import duration_text, percent_text, ranks_named
 
 Floats = npt.NDArray[np.float64]
 
@@ -58,11 +58,10 @@ class Growth:
     @property
     def text(self) -> str:
         """A sentence."""
-        where = f"rank{'s' if len(self.ranks) > 1 else ''} {ranks_text(list(self.ranks))}"
         part = percent_text((self.now_ns - self.before_ns) / self.usual_step_ns)
         cause = f", waiting for rank {self.cause_rank}" if self.cause_rank >= 0 else ""
         return (
-            f"{words_of(self.kind)} grew on {where} since step {self.since_step:,}{cause}: "
+            f"{words_of(self.kind)} grew on {ranks_named(self.ranks)} since step {self.since_step:,}{cause}: "
             f"{duration_text(self.before_ns)} -> {duration_text(self.now_ns)} a step, {part} of a usual step more, "
             f"over {count_noun(NEWEST_BLOCKS * BLOCK_STEPS, 'step')}"
         )
@@ -129,7 +128,7 @@ class GrowthTrigger:
 
     _ranks: dict[int, _Rank] = field(default_factory=dict)
 
-    def look(self, closed: Table) -> list[Growth]:
+    def round(self, closed: Table) -> list[Growth]:
         """Take in the steps that closed in a round (rows of ``live_steps``), and return what has grown."""
         closed = closed.take((closed["step"] >= WARMUP_STEPS) & ~np.isin(closed["step_kind"], QUIET_KINDS))
         times = np.column_stack([*(closed[name] for name in _COLUMNS), closed["end_ns"] - closed["begin_ns"]])

@@ -11,16 +11,13 @@ from dataclasses import dataclass, field
 
 from stashtrace.format.growing import GrowingFile
 from stashtrace.format.liveness import LiveRings
+from stashtrace.live import times
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
-from stashtrace.units import duration_text, ranks_text
+from stashtrace.units import duration_text, ranks_named
 
-#: A process that is there but has written nothing for so long has stopped recording.
-SILENT_NS = 15_000_000_000
-#: Others that wrote within this time go on.
-_LATELY_NS = 5_000_000_000
-#: Steps that others make without a rank that has ended in order, before it counts as lost, and how long they take.
-_MORE_STEPS, _MORE_NS = 10, 10_000_000_000
+#: Steps that others make without a rank that has ended in order, before it counts as lost.
+_MORE_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class LostRankTrigger:
     #: Rank -> when its process was first found ended.
     _ended_ns: dict[int, int] = field(default_factory=dict)
 
-    def look(
+    def round(
         self,
         window: Trace,
         files: Collection[GrowingFile],
@@ -54,7 +51,7 @@ class LostRankTrigger:
         said already that the job is stuck for them.
         """
         own = _files_of_ranks(window, files)
-        going = {rank for rank, file in own.items() if file.is_open and at_ns - file.newest_ns < _LATELY_NS}
+        going = {rank for rank, file in own.items() if file.is_open and at_ns - file.newest_ns < times.LATELY_NS}
         self.lost -= going
         for rank in going:
             self._ended_ns.pop(rank, None)
@@ -68,8 +65,8 @@ class LostRankTrigger:
                 self.lost.add(rank)
                 last = last_steps.get(rank, -1)
                 after = f" after step {last:,}" if last >= 0 else ""
-                named = f"ranks {ranks_text(sorted(others))} go" if len(others) > 1 else f"rank {min(others)} goes"
-                found.append(LostRank(rank, last, f"rank {rank} is lost{after}: {how}; {named} on"))
+                go = f"{ranks_named(sorted(others))} go{'' if len(others) > 1 else 'es'} on"
+                found.append(LostRank(rank, last, f"rank {rank} is lost{after}: {how}; {go}"))
         return found
 
     def _how(
@@ -80,13 +77,13 @@ class LostRankTrigger:
         if not file.is_open:
             begun_ns = self._ended_ns.setdefault(rank, at_ns)
             ahead = min(last_steps.get(other, -1) for other in others) - last_steps.get(rank, -1)
-            if ahead < _MORE_STEPS or at_ns - begun_ns < _MORE_NS:
+            if ahead < _MORE_STEPS or at_ns - begun_ns < times.ENDED_EARLY_NS:
                 return ""
             return f"its process {pid} has ended, and the others have made {ahead} steps without it"
         silent_ns = at_ns - file.newest_ns
         if not LiveRings.look().holds(file):
-            return f"its process {pid} has died without an end in order" if silent_ns >= _LATELY_NS else ""
-        if silent_ns < SILENT_NS:
+            return f"its process {pid} has died without an end in order" if silent_ns >= times.LATELY_NS else ""
+        if silent_ns < times.STOPPED_NS:
             return ""
         return f"its process {pid} lives but has recorded nothing for {duration_text(silent_ns)}"
 

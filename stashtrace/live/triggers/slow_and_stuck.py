@@ -18,7 +18,7 @@ import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, tables_of
 from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
-from stashtrace.analysis.findings.ending.idle import long_ns
+from stashtrace.analysis.findings.ending.last_activity import long_ns
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims, stuck_at_end
 from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
@@ -26,19 +26,14 @@ from stashtrace.analysis.findings.spikes.spikes import described, samples_of
 from stashtrace.analysis.stalls.hidden import hidden
 from stashtrace.analysis.steps.steps import WARMUP_STEPS, steps
 from stashtrace.errors import StashtraceError
+from stashtrace.live import times
 from stashtrace.loading.looks import facts_of_looks, look_at
 from stashtrace.record.look.progress import RUNS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts, findings_of
-from stashtrace.units import duration_text, operation, ranks_in, ranks_text
-
-#: No step has ended for so long before the ranks are looked at, and so long between two looks.
-_QUIET_NS, _PAUSE_NS = 4_000_000_000, 8_000_000_000
-
-#: Ranks wait for others that are not seen for so long before it is worth a line: checkpoints take as long.
-_LONG_NS = 30_000_000_000
+from stashtrace.units import duration_text, operation, ranks_in, ranks_named
 
 #: A wait for the rank that made a step slow is told if it is this part of what the step took longer.
 _WORTH_WAIT = 0.25
@@ -61,7 +56,7 @@ class SlowStepTrigger:
 
     _search: SlowSteps = field(default_factory=SlowSteps)
 
-    def look(self, closed: Table, window: Trace, *, in_part: bool = False) -> list[SlowStepSeen]:
+    def round(self, closed: Table, window: Trace, *, in_part: bool = False) -> list[SlowStepSeen]:
         """Take in the steps that closed in a round, and return those that are slow.
 
         ``in_part``: the job has ranks that are not seen from here.
@@ -104,9 +99,9 @@ class StuckTrigger:
     waits: str = ""
     #: The sentences about ranks that others wait for and that get on in something; no alarm, and said to who asks.
     awaited: list[str] = field(default_factory=list)
-    _looked_ns: int = -_PAUSE_NS
+    _looked_ns: int = -times.LOOKS_APART_NS
 
-    def look(
+    def round(
         self,
         window: Trace,
         at_ns: int,
@@ -123,10 +118,10 @@ class StuckTrigger:
         ``told``: ranks of which other hosts have told at any time. ``in_part``: the job has ranks that are not seen
         from here.
         """
-        if at_ns - last_end_ns < _QUIET_NS:
+        if at_ns - last_end_ns < times.QUIET_NS:
             self.waits, self.awaited = "", []
             return self._become([], [])
-        if at_ns - self._looked_ns < _PAUSE_NS:
+        if at_ns - self._looked_ns < times.LOOKS_APART_NS:
             return False
         self._looked_ns = at_ns
         with contextlib.suppress(StashtraceError):  # a run that has no rank yet, or whose files go away
@@ -154,8 +149,7 @@ class StuckTrigger:
             self.waits = "; ".join(_sentences([claim for claim in endings if _waits_for_loop(claim, window)]))
         found = sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
         if any(claim.name == "unseen" for claim in claims):
-            silent = f"rank{'s' if len(ranks) > 1 else ''} {ranks_text(ranks)}"
-            return [*_sentences(claims), f"of {silent} nothing is told any more"], ranks
+            return [*_sentences(claims), f"of {ranks_named(ranks)} nothing is told any more"], ranks
         return ([], []) if found and set(found) <= set(elsewhere) else (_sentences(claims), found)
 
     def _become(self, sentences: list[str], ranks: list[int]) -> bool:
@@ -166,12 +160,11 @@ class StuckTrigger:
 
 def _wait_for_unseen(window: Trace) -> str:
     """Say that ranks wait for others of which nothing is seen here; empty where they do not wait for long."""
-    found = stuck_at_end(window, _LONG_NS)
+    found = stuck_at_end(window, times.LONG_WAIT_NS)
     if found is None or not found.roots:
         return ""
     waited = found.roots[0]
-    ranks = ranks_text(sorted(waited.waiting))
-    who = f"ranks {ranks} wait" if len(waited.waiting) > 1 else f"rank {ranks} waits"
+    who = f"{ranks_named(sorted(waited.waiting))} wait{'' if len(waited.waiting) > 1 else 's'}"
     number = f" {waited.operation.sequence}" if waited.operation.sequence >= 0 else ""
     group = waited.operation.group or "a group without a name"
     return (
@@ -186,7 +179,7 @@ def _waits_for_loop(claim: Claim, window: Trace) -> bool:
     It may be a loop without an end or a long computation: nobody can tell from outside.
     """
     ways = [row["kind"] for row in claim.evidence if row.code == "still_works"]
-    return claim.kind == "awaited" and set(ways) == {RUNS} and claim.stall_ns > max(_LONG_NS, long_ns(window))
+    return claim.kind == "awaited" and set(ways) == {RUNS} and claim.stall_ns > max(times.LONG_WAIT_NS, long_ns(window))
 
 
 def _sentences(claims: Sequence[Claim]) -> list[str]:

@@ -19,17 +19,17 @@ from collections.abc import Callable, Sequence
 from stashtrace.analysis.findings.stall_claims import bounded_time
 from stashtrace.analysis.lines.place_times import STEP
 from stashtrace.errors import guarded
+from stashtrace.live import times
 from stashtrace.live.state import LATE, MOST, Event, LineNow
-from stashtrace.live.view.merged import OLD_ROUNDS, HostView, LiveView, RankView
+from stashtrace.live.view.watched import HostView, LiveView, RankView
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.look import Look
 from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text, ranks_text, shortened, span_text
+from stashtrace.units import duration_text, percent_text, ranks_named, shortened, span_text
 from stashtrace.visible import visible_line
 
 _INDENT = "  "
-_DAY_NS = 86_400_000_000_000
 #: Events that are shown at most, and lines where the height does not matter.
 _EVENTS_AT_MOST = 10
 _ANY = 1 << 30
@@ -45,33 +45,33 @@ _CONDITION_WORDS = {
 }
 
 
-def live_lines(view: LiveView, look: Look, *, height: int = 0, keys: str = "") -> list[str]:
+def live_lines(view: LiveView, style: Look, *, height: int = 0, keys: str = "") -> list[str]:
     """Return the lines of a view.
 
     ``height``: lines that there is room for; 0 for any number. ``keys``: what the keys of the screen do.
     """
 
     def lines_of(what: str, make: Callable[[LiveView, Look], list[str]]) -> list[str]:
-        return guarded(what, lambda: make(view, look), lambda line: look.wrap(line, f"{_INDENT}! ", _INDENT * 2))
+        return guarded(what, lambda: make(view, style), lambda line: style.wrap(line, f"{_INDENT}! ", _INDENT * 2))
 
     def items_of(what: str, make: Callable[[LiveView, Look], Sequence[list[str]]]) -> Sequence[list[str]]:
-        return guarded(what, lambda: make(view, look), lambda line: [look.wrap(line, f"{_INDENT}! ", _INDENT * 2)])
+        return guarded(what, lambda: make(view, style), lambda line: [style.wrap(line, f"{_INDENT}! ", _INDENT * 2)])
 
     parts = (("the title", _title), ("the condition", _condition), ("warnings", _warnings))
     top = [line for what, make in parts for line in lines_of(what, make)]
     bars = [*lines_of("the budget", _bars), *lines_of("the costliest lines", _costliest)]
     verdicts = items_of("the verdicts", _verdict_items)
     events = items_of("the events", _event_items)
-    foot = ["", *lines_of("the last lines", lambda view, look: _foot(view, look, keys))]
+    foot = ["", *lines_of("the last lines", lambda view, style: _foot(view, style, keys))]
     room = height - len(top) - len(foot) if height > 0 else _ANY
     bars = bars[: max(room, 0)]
     room -= len(bars)
-    lines = [*top, *bars, *_middle(view, look, verdicts, events, room), *foot]
-    return [look.plain(line.rstrip()) for line in lines]
+    lines = [*top, *bars, *_middle(view, style, verdicts, events, room), *foot]
+    return [style.plain(line.rstrip()) for line in lines]
 
 
 def _middle(
-    view: LiveView, look: Look, verdicts: Sequence[list[str]], events: Sequence[list[str]], room: int
+    view: LiveView, style: Look, verdicts: Sequence[list[str]], events: Sequence[list[str]], room: int
 ) -> list[str]:
     """Return the verdicts and the newest events that fit into so many lines, those that are lost least first.
 
@@ -84,31 +84,31 @@ def _middle(
     choices += [(said, 0) for said in range(len(verdicts), 0, -1)]
     for said, shown in choices:
         lines = [
-            *_block(about, "", verdicts[:said], len(verdicts), look),
-            *_block("what happened", ", newest last", events[len(events) - shown :], len(events), look),
+            *_block(about, "", verdicts[:said], len(verdicts), style),
+            *_block("what happened", ", newest last", events[len(events) - shown :], len(events), style),
         ]
         if len(lines) <= room:
             return lines
     return []
 
 
-def _block(title: str, which: str, items: Sequence[list[str]], known: int, look: Look) -> list[str]:
+def _block(title: str, which: str, items: Sequence[list[str]], known: int, style: Look) -> list[str]:
     """Return the lines of items below each other, after an empty one and a title; ``known``: items that there are."""
     if not items:
         return []
     which = f"{which}, {len(items)} of {known}" if len(items) < known else ""
-    return ["", look.paint(f"{_INDENT}{title}{which}:", "faint"), *(line for item in items for line in item)]
+    return ["", style.paint(f"{_INDENT}{title}{which}:", "faint"), *(line for item in items for line in item)]
 
 
-def _title(view: LiveView, look: Look) -> list[str]:
+def _title(view: LiveView, style: Look) -> list[str]:
     line = f"stashtrace live  {view.path}  {shlex.join(view.command)}".rstrip()
-    return [look.paint(shortened(visible_line(line), look.width), "strong")]
+    return [style.paint(shortened(visible_line(line), style.width), "strong")]
 
 
-def _condition(view: LiveView, look: Look) -> list[str]:
+def _condition(view: LiveView, style: Look) -> list[str]:
     """Return what the job does, how fast its steps are, and since when it runs."""
-    style = "warn" if view.condition in ("stuck", "unknown", "quiet") else "strong"
-    lines = [look.paint(line, style) for line in look.wrap(f"{_condition_text(view)}: {_size_text(view)}")]
+    role = "warn" if view.condition in ("stuck", "unknown", "quiet") else "strong"
+    lines = [style.paint(line, role) for line in style.wrap(f"{_condition_text(view)}: {_size_text(view)}")]
     rate = _rate_text(view)
     times = [rate] if rate else []
     since = _clock(view.begin_realtime_ns, view.now_realtime_ns) if view.begin_realtime_ns else ""
@@ -119,7 +119,7 @@ def _condition(view: LiveView, look: Look) -> list[str]:
         times.append(f"last step ended {_clock(last, view.now_realtime_ns)}")
     if view.condition != "ended":
         times.append(f"seen {span_text(min(host.age_s for host in view.hosts) * 1e9)} ago")
-    return [*lines, *_flow(times, look, "")]
+    return [*lines, *_flow(times, style, "")]
 
 
 def _condition_text(view: LiveView) -> str:
@@ -157,37 +157,37 @@ def _rate_text(view: LiveView) -> str:
     return text
 
 
-def _warnings(view: LiveView, look: Look) -> list[str]:
+def _warnings(view: LiveView, style: Look) -> list[str]:
     """Return that the job is stuck, and what is old or missing."""
     lines = []
     if view.stuck and (view.condition != "ended" or view.origin == "recording"):
         said, *more = view.stuck.split("; ")
-        lines += [look.paint(line, "warn") for line in look.wrap(said, f"{_INDENT}▶ ", _INDENT * 2)]
-        lines += [line for part in more for line in look.wrap(part, _INDENT * 2, _INDENT * 3)]
+        lines += [style.paint(line, "warn") for line in style.wrap(said, f"{_INDENT}▶ ", _INDENT * 2)]
+        lines += [line for part in more for line in style.wrap(part, _INDENT * 2, _INDENT * 3)]
     if view.condition != "ended":
         for host in view.hosts:
-            lines += look.wrap(_old_text(host), f"{_INDENT}! ", _INDENT * 2) if host.is_old else []
+            lines += style.wrap(_old_text(host), f"{_INDENT}! ", _INDENT * 2) if host.is_old else []
     for host in view.hosts:
         for note in host.notes:
             text = f"{host.host}: {note}" if len(view.hosts) > 1 else note
-            lines += look.wrap(text, f"{_INDENT}! ", _INDENT * 2)
+            lines += style.wrap(text, f"{_INDENT}! ", _INDENT * 2)
     return lines
 
 
 def _old_text(host: HostView) -> str:
-    ranks = f"the figures of rank{'s' if len(host.ranks) > 1 else ''} {ranks_text(host.ranks)} are as old; "
+    ranks = f"the figures of {ranks_named(host.ranks)} are as old; "
     why = {
         True: "the process that follows the run there goes on, and gets no CPU or waits for the file system",
         False: "the process that follows the run there is gone; the job is recorded all the same",
         None: "the host or the process that follows the run there may be gone",
     }
     return (
-        f"old: {host.host} was last seen {span_text(host.age_s * 1e9)} ago, more than {OLD_ROUNDS} rounds; "
+        f"old: {host.host} was last seen {span_text(host.age_s * 1e9)} ago, more than {times.SILENT_ROUNDS} rounds; "
         f"{ranks if host.ranks else ''}{why[host.follower_lives]}"
     )
 
 
-def _bars(view: LiveView, look: Look) -> list[str]:
+def _bars(view: LiveView, style: Look) -> list[str]:
     """Return the budget of each rank: of its newest steps, or of all once the job has ended."""
     if not view.ranks:
         return []
@@ -200,11 +200,11 @@ def _bars(view: LiveView, look: Look) -> list[str]:
     ]
     count = max(spent.steps_count for _, spent in parts)
     which = f"all {count:,} steps, the first ones too" if ended else f"newest {count} steps"
-    table = budget_lines(budgets, look, ("data", "link"))
+    table = budget_lines(budgets, style, ("data", "link"))
     if len(table) - 1 < len(budgets):
         which += f"; {len(budgets)} ranks, those that are alike as their median in one row"
-    lines = ["", *(look.paint(line, "faint") for line in look.wrap(f"{which}:", _INDENT, _INDENT)), *table]
-    return lines + look.wrap(_causes_text(view.ranks), _INDENT, _INDENT * 2)
+    lines = ["", *(style.paint(line, "faint") for line in style.wrap(f"{which}:", _INDENT, _INDENT)), *table]
+    return lines + style.wrap(_causes_text(view.ranks), _INDENT, _INDENT * 2)
 
 
 def _causes_text(ranks: Sequence[RankView]) -> str:
@@ -218,7 +218,7 @@ def _causes_text(ranks: Sequence[RankView]) -> str:
     return f"waits since the begin, summed over the ranks that waited: {', '.join(named)}"
 
 
-def _costliest(view: LiveView, look: Look) -> list[str]:
+def _costliest(view: LiveView, style: Look) -> list[str]:
     """Return the line of the user's code in which a step spends most, and that of each rank that is late.
 
     Of several hosts the one where it is longest; a host whose state is old says nothing about now.
@@ -231,7 +231,7 @@ def _costliest(view: LiveView, look: Look) -> list[str]:
     return [
         text
         for host, line in shown
-        for text in look.wrap(_line_text(line, host if many and line.rank < 0 else ""), _INDENT, _INDENT * 2)
+        for text in style.wrap(_line_text(line, host if many and line.rank < 0 else ""), _INDENT, _INDENT * 2)
     ]
 
 
@@ -247,30 +247,30 @@ def _line_text(line: LineNow, host: str) -> str:
     return f"rank {line.rank} is late: {longer} {line.place} ({kind})"
 
 
-def _verdict_items(view: LiveView, look: Look) -> list[list[str]]:
+def _verdict_items(view: LiveView, style: Look) -> list[list[str]]:
     items = []
     for host in view.hosts:
         for text in host.verdicts:
             said = f"{host.host}: {text}" if len(view.hosts) > 1 else text
-            lines = look.wrap(said, f"{_INDENT}▶ ", _INDENT * 2)
-            items.append([look.paint(line, "strong") for line in lines])
+            lines = style.wrap(said, f"{_INDENT}▶ ", _INDENT * 2)
+            items.append([style.paint(line, "strong") for line in lines])
     return items
 
 
-def _event_items(view: LiveView, look: Look) -> list[list[str]]:
-    return [_event_lines(event, view, look) for event in view.events]
+def _event_items(view: LiveView, style: Look) -> list[list[str]]:
+    return [_event_lines(event, view, style) for event in view.events]
 
 
-def _event_lines(event: Event, view: LiveView, look: Look) -> list[str]:
+def _event_lines(event: Event, view: LiveView, style: Look) -> list[str]:
     first = f"{_INDENT}{_clock(event.realtime_ns, view.now_realtime_ns)}  "
     rest = " " * len(first)
     is_above = event.text == view.stuck and view.condition == "stuck"
-    lines = look.wrap("stuck, as above" if is_above else event.text, first, rest)
+    lines = style.wrap("stuck, as above" if is_above else event.text, first, rest)
     named = not event.window or event.window in event.text
-    return lines if named else lines + look.wrap(f"window {event.window}", rest, rest + _INDENT)
+    return lines if named else lines + style.wrap(f"window {event.window}", rest, rest + _INDENT)
 
 
-def _foot(view: LiveView, look: Look, keys: str) -> list[str]:
+def _foot(view: LiveView, style: Look, keys: str) -> list[str]:
     parts = [f"lost records {view.lost_records_count:,}"]
     ratios = [host.own_cpu_ratio for host in view.hosts if host.own_cpu_ratio >= 0]
     if view.origin == "follower" and ratios:
@@ -280,23 +280,23 @@ def _foot(view: LiveView, look: Look, keys: str) -> list[str]:
         parts.append(f"this command has taken {duration_text(view.hosts[0].own_cpu_ns)} of CPU time")
     if view.condition == "ended":
         parts.append(f"more: `stashtrace summary {shlex.quote(view.path)}`")
-    return _flow([*parts, *([keys] if keys else [])], look, _INDENT)
+    return _flow([*parts, *([keys] if keys else [])], style, _INDENT)
 
 
-def _flow(parts: Sequence[str], look: Look, indent: str) -> list[str]:
+def _flow(parts: Sequence[str], style: Look, indent: str) -> list[str]:
     """Return phrases side by side, as many as fit a line; one that is longer than a line is wrapped."""
     lines: list[str] = []
     for part in parts:
-        if lines and len(lines[-1]) + 4 + len(part) <= look.width:
+        if lines and len(lines[-1]) + 4 + len(part) <= style.width:
             lines[-1] += "    " + part
         else:
-            lines += look.wrap(part, indent, indent + _INDENT)
+            lines += style.wrap(part, indent, indent + _INDENT)
     return lines
 
 
 def _clock(realtime_ns: int, now_ns: int) -> str:
     """Return the local time of an event, with its date unless it was within a day."""
-    form = "%H:%M:%S" if abs(now_ns - realtime_ns) < _DAY_NS else "%Y-%m-%d %H:%M:%S"
+    form = "%H:%M:%S" if abs(now_ns - realtime_ns) < times.DAY_NS else "%Y-%m-%d %H:%M:%S"
     return time.strftime(form, time.localtime(realtime_ns / 1e9))
 
 

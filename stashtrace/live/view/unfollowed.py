@@ -21,8 +21,9 @@ from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
+from stashtrace.live import times
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.followed import VERDICTS_S, lost_count, said_of
+from stashtrace.live.newest import lost_count, said_of
 from stashtrace.live.state import LiveState
 from stashtrace.live.table import wide_rows
 from stashtrace.live.totals import LiveTotals
@@ -36,8 +37,6 @@ from stashtrace.schema.trace import Trace
 from stashtrace.summary.status_text import describe_stuck
 from stashtrace.text import list_some
 
-#: A run of other hosts is read again after so long; its files show it to be alive for as long.
-AGAIN_S = 30.0
 #: Share of one core that looking at a run may take which is followed in memory; rounds are further apart if need be.
 _CPU_RATIO = 0.1
 
@@ -76,7 +75,7 @@ class FollowedHere:
         if time.monotonic() >= self._next_s:
             before_s = time.process_time()
             self._round()
-            self._state.interval_s = max(1.0, (time.process_time() - before_s) / _CPU_RATIO)
+            self._state.interval_s = max(times.LEAST_ROUND_S, (time.process_time() - before_s) / _CPU_RATIO)
             self._next_s = time.monotonic() + self._state.interval_s
         return self._state
 
@@ -90,11 +89,11 @@ class FollowedHere:
                 return
             self._totals.add(found.closed)
             if found.window is not None:
-                self._look_if_stuck(found.window)
+                self._find_stuck(found.window)
                 state.lost_records_count = lost_count(found.window)
                 if self._accounts.closed and time.monotonic() >= self._verdicts_s:
                     state.verdicts, state.lines = said_of(found.window)
-                    self._verdicts_s = time.monotonic() + VERDICTS_S
+                    self._verdicts_s = time.monotonic() + times.VERDICTS_S
         state.updated_realtime_ns = at_realtime_ns  # what was written after it is not known
         state.take_totals(self._totals, time.time_ns() - time.monotonic_ns() + self._accounts.origin_ns)
         state.own_cpu_ns = time.process_time_ns()
@@ -103,10 +102,10 @@ class FollowedHere:
         state.start = self._accounts.start
         state.rounds_count += 1
 
-    def _look_if_stuck(self, window: Trace) -> None:
+    def _find_stuck(self, window: Trace) -> None:
         last_ns = max((own.last_end_ns for own in self._totals.ranks.values()), default=-1)
         at_ns, last_ns = time.monotonic_ns(), last_ns + self._accounts.origin_ns
-        if self._stuck.look(window, at_ns, last_ns, in_part=not self._sees_all) and self._stuck.sentences:
+        if self._stuck.round(window, at_ns, last_ns, in_part=not self._sees_all) and self._stuck.sentences:
             with contextlib.suppress(OSError):  # the run of another user, or of a file system that is full
                 update_host_facts(self._directory, self._state.host, {LOOKS: self._stuck.looks})
         self._state.stuck = "; ".join(self._stuck.sentences)
@@ -166,7 +165,7 @@ def _states_elsewhere(path: Path, run_id: str, facts: Mapping[str, Any], hosts: 
         " (`stashtrace live` there says more, and `stashtrace run --live` shows it on every host)"
     ]
     for state in states:
-        state.ended, state.updated_realtime_ns, state.interval_s = False, written_ns, AGAIN_S
+        state.ended, state.updated_realtime_ns, state.interval_s = False, written_ns, times.AGAIN_S
     return states
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from stashtrace.probes import native, patching, recorder
 from stashtrace.probes.recorder import failed
 
-#: Metadata key: this and the pid; the same in ``analysis/findings/ending/killed.py``.
+#: Metadata key: this and the pid; the same in ``analysis/findings/ending/endings.py``.
 FACT = "killed "
 #: The same of a child that left with an exit code other than 0; in ``analysis/findings/ending/endings.py``.
 EXITED = "exited "

@@ -7,17 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from stashtrace.replay.advice.policy import POLICY
 from stashtrace.text import wrap
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 if TYPE_CHECKING:
     from stashtrace.replay.advice.choose_remedies import Advice
 
-_WIDTH = 78
 _OPS = {"all_reduce": "all-reduces", "reduce_scatter": "reduce-scatters", "send": "sends"}
-#: Times are those of the median rank, savings the least and the most of any rank. If the largest saving is more than
-#: this many times what those times allow, the sentence names the rank of each.
-_UNEVEN_RATIO = 1.05
 #: Each limit in words; limits of rows without a figure are in no sentence.
 LIMITS = {
     "halves_unmeasured": "if a reduce-scatter and an all-gather together take as long as the all-reduce",
@@ -50,7 +47,7 @@ def advice_lines(advice: Sequence[Advice]) -> list[str]:
     lines = [""] if advice else []
     for item in advice:
         text = advice_text(item)
-        lines += wrap(f"advice: {text}", "", width=_WIDTH, rest=2)
+        lines += wrap(f"advice: {text}", "", width=POLICY.width_characters, rest=2)
     return lines
 
 
@@ -93,7 +90,7 @@ def _is_uneven(item: Advice) -> bool:
         "fuse": item.work_ns + max(item.gap_ns, 0.0),
         "overlap": item.exposed_ns,
     }
-    return item.saving_high_ns > _UNEVEN_RATIO * allowed_ns.get(item.transformation, math.inf)
+    return item.saving_high_ns > POLICY.uneven_ratio * allowed_ns.get(item.transformation, math.inf)
 
 
 def _whose(item: Advice) -> str:

@@ -24,6 +24,7 @@ from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.steps.updates import update_times
 from stashtrace.errors import MissingDataError
+from stashtrace.replay.advice.policy import POLICY
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, DeviceWork, Phase, PhaseFlag
 from stashtrace.schema.table import Table
@@ -35,8 +36,6 @@ POSITIONS = ("forward", "backward", "after_backward", "update", "after_update", 
 FORWARD, BACKWARD, AFTER_BACKWARD, UPDATE, AFTER_UPDATE, ELSEWHERE = range(len(POSITIONS))
 _COMPUTE = (DeviceWork.KERNEL, DeviceWork.GRAPH)
 _SKIPPED = (CollectiveOp.OTHER, CollectiveOp.BARRIER)
-#: Size of an element where no kernel names its type; a message has twice as many of 16 bits.
-ELEMENT_BYTES = 4
 _WORDS = re.compile(r"[a-z0-9]+")
 #: Types as NCCL and RCCL name them in their kernels.
 _TYPES = {
@@ -230,7 +229,7 @@ def _calls(
 
 def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
     """Return the size of an element of each row, by the name of the kernel that began when it did."""
-    element_bytes = np.full(len(rows), ELEMENT_BYTES, dtype=np.int64)
+    element_bytes = np.full(len(rows), POLICY.element_bytes, dtype=np.int64)
     kernels, began = index.trace.kernels, index.on_devices.begin_ns[rows]
     talks = np.flatnonzero(kernels["work_code"] == DeviceWork.COMMUNICATION)
     if not len(talks):

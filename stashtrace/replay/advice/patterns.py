@@ -30,10 +30,8 @@ from stashtrace.replay.advice.counted_collectives import (
     UPDATE,
     Scene,
 )
+from stashtrace.replay.advice.policy import POLICY
 from stashtrace.replay.advice.predict import (
-    FEWEST_ELEMENTS,
-    FUSE_ERROR_RATIO,
-    FUSE_HOLDS_ELEMENTS,
     chunks_of,
     gather_cost_ns,
     overlapped_ns,
@@ -54,18 +52,6 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 
 SPLIT, FUSE, OVERLAP, SLICE = "split_reorder", "fuse", "overlap", "sliced_p2p"
-#: A message of up to this many bytes is all latency.
-_SMALL_BYTES = 1 << 16
-#: An update is sharded if it gathers parameters of at least this part of the gradients' bytes.
-_SHARDED_FROM = 0.1
-#: Kernels shorter than this on average do not become N times shorter on slices.
-_SHORT_NS = 10_000
-#: An update with more kernels a step, or a larger part of gaps, is not fused yet.
-_MANY_KERNELS, _GAPS_FROM = 16, 0.1
-#: Exposed time below this share of the step is not worth a row.
-_EXPOSED_FROM = 0.001
-#: A producer ends at most this long before its collective begins, and at least this part of a kind's calls has one.
-_BEHIND_NS, _PRODUCED_FROM = 50_000, 0.5
 _GEMM = re.compile(r"gemm|cublas|cutlass|nvjet|xmma|_mm_|\bmatmul|Cijk_", re.IGNORECASE)
 
 
@@ -181,7 +167,7 @@ class Patterns:
         exposed = any(gather.values())
         limits += ["halves_unmeasured"] * (halves is None) + ["gather_exposed"] * exposed
         limits += ["peers_unseen"] * (exposed and self._peers_unseen(base.kind))
-        short = any(u.kernels_count > 0 and u.work_ns < _SHORT_NS * u.kernels_count for u in own.values())
+        short = any(u.kernels_count > 0 and u.work_ns < POLICY.short_kernel_ns * u.kernels_count for u in own.values())
         limits += ["short_kernels"] * short
         bound = short or "other_parameters" in limits
         lowest = spread(low)[0]
@@ -225,15 +211,15 @@ class Patterns:
         limits: list[str],
     ) -> Row:
         high = {rank: work[rank] + gap[rank] for rank in work}
-        error = {rank: FUSE_ERROR_RATIO * (measured.transfer[rank] + high[rank]) for rank in work}
+        error = {rank: POLICY.fuse_error_ratio * (measured.transfer[rank] + high[rank]) for rank in work}
         hosts = all(update.kernels_count < 0 for update in own.values())
         if hosts:
             limits.append("not_a_gpu")
-        elif base.kind.elements_count < FUSE_HOLDS_ELEMENTS:
+        elif base.kind.elements_count < POLICY.fuse_holds_elements:
             limits.append("size_between")
         holds = not limits
         many = any(
-            update.kernels_count > _MANY_KERNELS or update.gap_ns > _GAPS_FROM * update.work_ns
+            update.kernels_count > POLICY.many_kernels_count or update.gap_ns > POLICY.gaps_ratio * update.work_ns
             for update in own.values()
         )
         return replace(
@@ -252,7 +238,7 @@ class Patterns:
         gradients = {kind.number for kind in self._gradients}
         for kind in self.kinds:
             measured, size = self._sums[kind.number], self.scene.size(kind.group_hash)
-            if size < 2 or typical(measured.exposed) < _EXPOSED_FROM * self.scene.step_ns:
+            if size < 2 or typical(measured.exposed) < POLICY.exposed_ratio * self.scene.step_ns:
                 continue
             if kind.number in gradients:
                 inside = kind.position == BACKWARD
@@ -364,10 +350,10 @@ class Patterns:
             last = work.kernels[order[np.maximum(at, 0)]]
             codes = np.unique(kernels["name_code"][last])
             products = [code for code in codes.tolist() if _GEMM.search(self.scene.trace.text(code))]
-            hit = (at >= 0) & (enter - kernels["end_ns"][last] <= _BEHIND_NS)
+            hit = (at >= 0) & (enter - kernels["end_ns"][last] <= POLICY.behind_ns)
             hit &= np.isin(kernels["name_code"][last], products)
             produced[mine[hit]] = (kernels["end_ns"] - kernels["begin_ns"])[last[hit]]
-        return produced if len(produced) and (produced > 0).mean() >= _PRODUCED_FROM else None
+        return produced if len(produced) and (produced > 0).mean() >= POLICY.produced_ratio else None
 
     # Sliced sends ---------------------------------------------------------------------------------
 
@@ -431,7 +417,7 @@ class Patterns:
         calls, rates = self.scene.calls, []
         for kind in reduces:
             took = calls.transfer_ns[kind.entries]
-            if kind.elements_count >= FEWEST_ELEMENTS and (took > 0).any():
+            if kind.elements_count >= POLICY.fewest_elements and (took > 0).any():
                 rates.append(bus_bytes("all_reduce", size, kind.message_bytes) / float(np.median(took[took > 0])))
         return bus_bytes("all_gather", size, message_bytes / size) / float(np.median(rates)) if rates else -1.0
 
@@ -455,7 +441,7 @@ class Patterns:
         codes = []
         if kind.message_bytes <= 0:
             codes.append("no_payload")
-        elif kind.elements_count < FEWEST_ELEMENTS:
+        elif kind.elements_count < POLICY.fewest_elements:
             codes.append("too_small")
         if any(self._unseen(rank) for rank in ranks):
             codes.append("no_kernels")
@@ -480,11 +466,11 @@ class Patterns:
                 moved = count * max(kind.message_bytes, 0)
                 if kind.number in gradients and kind.op == CollectiveOp.ALL_REDUCE:
                     reduced[rank] = reduced.get(rank, 0.0) + moved
-                elif kind.number in gradients and moved >= FEWEST_ELEMENTS * kind.element_bytes:
+                elif kind.number in gradients and moved >= POLICY.fewest_elements * kind.element_bytes:
                     scattered.add(rank)
                 elif in_update and kind.op in (CollectiveOp.ALL_GATHER, CollectiveOp.BROADCAST):
                     gathered[rank] = gathered.get(rank, 0.0) + max(whole, 1) * moved
-        many = {r for r, moved in gathered.items() if moved > 0 and moved >= _SHARDED_FROM * reduced.get(r, 0.0)}
+        many = {r for r, moved in gathered.items() if moved > 0 and moved >= POLICY.sharded_ratio * reduced.get(r, 0.0)}
         return scattered | many
 
     def _moves_other_parameters(self, ranks: list[int]) -> bool:
@@ -502,6 +488,8 @@ class Patterns:
     def _latency_ns(self, group_hash: int) -> float:
         """Return the median time of the group's small messages, -1 if it sent none."""
         calls = self.scene.calls
-        small = (calls.group_hash == group_hash) & (calls.message_bytes > 0) & (calls.message_bytes <= _SMALL_BYTES)
+        small = (
+            (calls.group_hash == group_hash) & (calls.message_bytes > 0) & (calls.message_bytes <= POLICY.small_bytes)
+        )
         small &= calls.op == CollectiveOp.ALL_REDUCE
         return float(np.median(calls.transfer_ns[small])) if small.any() else -1.0

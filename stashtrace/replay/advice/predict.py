@@ -19,14 +19,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.calibration.robust_line import Floats
-
-#: Smaller messages are not predicted: at 2^17 elements the fused update was slower than the separate one.
-FEWEST_ELEMENTS = 1 << 18
-#: From this size on, a fused update took the remaining time without its kernel, within 5 %; below, up to 38 % less.
-FUSE_HOLDS_ELEMENTS = 1 << 26
-FUSE_ERROR_RATIO = 0.05
-#: More chunks save less than an eighth of the shorter part, and cost a latency each.
-MOST_CHUNKS = 8
+from stashtrace.replay.advice.policy import POLICY
 
 
 def split_saving_ns(update_ns: Any, ranks_count: Any) -> Floats:
@@ -77,8 +70,8 @@ def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, content
 
 
 def chunks_of(elements_count: Any) -> Any:
-    """Return the number of chunks of a message: of at least :data:`FEWEST_ELEMENTS`, at most :data:`MOST_CHUNKS`."""
-    return np.clip(np.asarray(elements_count) // FEWEST_ELEMENTS, 1, MOST_CHUNKS)
+    """Return the number of chunks of a message: none smaller than what is predicted, and not too many."""
+    return np.clip(np.asarray(elements_count) // POLICY.fewest_elements, 1, POLICY.most_chunks)
 
 
 def sliced_send_ns(send_ns: Any, ranks_count: Any, gather_ns: Any) -> Floats:

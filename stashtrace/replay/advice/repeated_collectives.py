@@ -12,15 +12,13 @@ from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
 from stashtrace.calibration.robust_line import Floats
 from stashtrace.replay.advice.counted_collectives import DEVICE, HOST, RankWork, Scene
+from stashtrace.replay.advice.policy import POLICY
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.table import Table
 
 #: Work of an update on a device: its kernels, and copies and fills that it launches.
 _UPDATE_WORK = (DeviceWork.KERNEL, DeviceWork.GRAPH, DeviceWork.COPY, DeviceWork.MEMSET)
-
-#: A kernel is beside a collective if this part of it is; this many places tell something about contention.
-_BESIDE, _FEWEST_PAIRS = 0.9, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +155,13 @@ def contention_ratio(scene: Scene) -> float:
         place = _places(kernels["name_code"][rows], step[inside])
         beside = talking.within(begin, begin + length)
         known = (place >= 0) & (length > 0)
-        slow = _means(place, length, known & (beside >= _BESIDE * length))
+        slow = _means(place, length, known & (beside >= POLICY.beside_ratio * length))
         alone = _means(place, length, known & (beside == 0))
         both = np.isfinite(slow) & np.isfinite(alone)
         ratios.append(np.maximum(slow[both] / alone[both], 1.0))
         weights.append(alone[both])
     ratio, weight = np.concatenate(ratios), np.concatenate(weights)
-    return _weighted_median(ratio, weight) if len(ratio) >= _FEWEST_PAIRS else -1.0
+    return _weighted_median(ratio, weight) if len(ratio) >= POLICY.fewest_pairs_count else -1.0
 
 
 def _places(name: Int64, step: Int64) -> Int64:

@@ -12,6 +12,7 @@ from stashtrace.analysis.findings.blocked_calls import blocked_in
 from stashtrace.analysis.findings.rules.stalls.loop_code import file_calls
 from stashtrace.analysis.graph import Graph
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.lines.thread_places import exact_calls
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
@@ -19,7 +20,7 @@ from stashtrace.replay.causes.candidates import ANY, Candidate
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.work_by_line import WorkByLine
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import SpanKind, StallKind
+from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind
 
 #: Kinds of time in which a thread may be blocked.
 _BLOCKED = (StallKind.OTHER, ANY)
@@ -114,20 +115,42 @@ def file_of(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, s
     return OnFile(longest["name"], longest["kind"], longest["items_count"], max(whole_ns / max(spent_ns, 1.0), 1.0))
 
 
-def is_elsewhere(index: TraceIndex, work: WorkByLine, one: Candidate, function: tuple[int, int]) -> bool:
-    """Return True if the step thread of a candidate is never in a function: another thread is, for which it waits."""
-    assert work.places is not None
+def waiting_place(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, function: tuple[int, int]) -> str:
+    """Return where a thread waits for another one that runs a function; empty if it runs that itself.
+
+    It is the thread of the rank, or the worker, with most of the candidate.
+    """
+    places = work.places
+    assert places is not None
     rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
-    track = next((thread.track_id for thread in step_threads(index.trace) if thread.rank == rank), -1)
+    pieces = one.pieces[work.rank[one.pieces] == rank]
+    if one.by_workers:
+        fetches = index.batches_of_phase(BatchPhase.FETCH)
+        tracks = GroupBy(fetches["track_id"][graph.row[work.node[pieces]]])
+        sums = tracks.sum(work.ns[pieces])
+        track = int(tracks.values[sums.argmax()]) if len(sums) else -1
+    else:
+        track = next((thread.track_id for thread in step_threads(index.trace) if thread.rank == rank), -1)
+    seen = []
     tables = ((index.trace.stack_samples, index.stack_samples), (index.trace.stack_spans, index.stack_spans))
     for table, by_track in tables:
         rows = by_track.rows(track)
-        place = work.places.of(table["process_id"][rows], table["frame_key"][rows])
-        place = place[place >= 0]
-        names = zip(work.places.function_code[place].tolist(), work.places.path_code[place].tolist(), strict=True)
-        if function in set(names):
-            return False
-    return True
+        place = places.of(table["process_id"][rows], table["frame_key"][rows])
+        seen.append(place)
+        known = place[place >= 0]
+        if function in zip(places.function_code[known].tolist(), places.path_code[known].tolist(), strict=True):
+            return ""
+    spans = index.trace.stack_spans.take(index.stack_spans.rows(track))
+    calls, row = exact_calls(spans)
+    nodes = work.node[pieces]
+    begin, end, call = TimeSet.of(graph.begin_ns[nodes], graph.end_ns[nodes]).pieces(calls.begin, calls.end)
+    place = seen[1][row[calls.tag[call]]]
+    lines = GroupBy(place[place >= 0])
+    if not len(lines.values):
+        return ""
+    most = int(lines.values[lines.sum((end - begin)[place >= 0]).argmax()])
+    name, path = (index.trace.text(int(codes[most])) for codes in (places.function_code, places.path_code))
+    return place_of(name, path, int(places.line[most]))
 
 
 def called_in(index: TraceIndex, work: WorkByLine, one: Candidate) -> tuple[str, float]:

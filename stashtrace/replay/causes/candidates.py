@@ -21,7 +21,7 @@ from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.calibration.robust_line import student
 from stashtrace.replay.causes.policy import POLICY
-from stashtrace.replay.causes.work_by_line import UNKNOWN, Floats, WorkByLine
+from stashtrace.replay.causes.work_by_line import COMPILE, OBJECTS, UNKNOWN, Floats, WorkByLine, kinds_of
 from stashtrace.replay.prediction_intervals import FEW_STEPS, blocks_of, period_of
 from stashtrace.replay.remove_straggler import places_in_step
 from stashtrace.schema.groupby import GroupBy
@@ -29,9 +29,8 @@ from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 Bools = npt.NDArray[np.bool_]
 
-#: Kinds of work beside those of ``StallKind``: inside torch.compile, inside collectives of Python objects, and the part
-#: of any work that is a wait for a CPU.
-COMPILE, OBJECTS, QUEUED, ANY = 100, 101, 102, -1
+#: Kinds of work beside those of ``kinds_of``: the part of any work that is a wait for a CPU, and any.
+QUEUED, ANY = 102, -1
 #: Work that need not be done at all, or not while the step waits for it. Of all else half is taken.
 _GONE = (StallKind.OTHER, StallKind.CHECKPOINT, StallKind.FETCH, COMPILE, OBJECTS)
 _PART_OF: dict[Level, float] = {"gone": 1.0, "half": 0.5}
@@ -152,7 +151,7 @@ class Candidates:
         self._stages = _rows_of_stages(graph, self.ranks[self._has_steps], np.flatnonzero(self._has_steps))
         node = work.node
         self._resource, self._rank, self._is_batch = graph.resource[node], graph.rank[node], graph.is_batch[node]
-        self._kind = _kinds(graph)[node]
+        self._kind = kinds_of(graph)[node]
         step = _step_of_nodes(graph)[node]
         at = np.searchsorted(steps, step)
         self._step = np.minimum(at, len(steps) - 1)
@@ -648,13 +647,6 @@ def error_of_mean(ns: Floats, chance_ratio: float = 0.05) -> float:
 def _quantile(chance_ratio: float) -> float:
     """Return how many standard errors a mean is off with such a chance, on either side."""
     return NormalDist().inv_cdf(1 - chance_ratio / 2)
-
-
-def _kinds(graph: Graph) -> Int64:
-    """Return the kind of each node, with compilations and collectives of objects as kinds of their own."""
-    if graph.facts is None:
-        return graph.kind
-    return np.where(graph.facts.compiles, COMPILE, np.where(graph.facts.pickles, OBJECTS, graph.kind))
 
 
 def _inside_objects(graph: Graph) -> Bools:

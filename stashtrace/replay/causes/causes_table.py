@@ -23,13 +23,13 @@ from stashtrace.analysis.steps.step_time import step_time_of, step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.window import window_of
 from stashtrace.errors import MissingDataError, guarded
-from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, called_in, file_of, is_elsewhere
-from stashtrace.replay.causes.candidates import COMPILE, OBJECTS, QUEUED, Candidate, kind_word, operation, ranks_of
+from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, called_in, file_of, waiting_place
+from stashtrace.replay.causes.candidates import QUEUED, Candidate, kind_word, operation, ranks_of
 from stashtrace.replay.causes.choose_causes import Cause, causes_by_time, causes_of, waits_for, without
 from stashtrace.replay.causes.gradients import sends_gradients
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.who_waits import Waiting, who_waits
-from stashtrace.replay.causes.work_by_line import BACKWARD, Floats, WorkByLine, work_by_line
+from stashtrace.replay.causes.work_by_line import BACKWARD, COMPILE, OBJECTS, Floats, WorkByLine, work_by_line
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
 from stashtrace.replay.communication.ddp import shows_ddp
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
@@ -70,7 +70,7 @@ CAUSES = schema(
     col.real("python_ratio", "of compute and python: part that is Python, not operators; -1 unknown", missing=-1),
     col.real("excess_ratio", "of peers and usual: part of its own time that is beyond theirs; else 0", detail=2),
     col.real("backward_ratio", "of compute: part in backward passes, place is about the rest; -1 unknown", missing=-1),
-    col.word("call", "what most of it is: asleep, lock, gil, socket, file, garbage, ...; empty if no such call"),
+    col.word("call", "what most of it is: asleep, lock, gil, cpu, socket, file, garbage, ...; empty if nothing such"),
     col.word("file", "file whose calls are most of it, the longest if of several; else empty"),
     col.word("file_call", "the call on it that takes longest, as read; else empty", width=12),
     col.number("files_count", "files of such calls; else 0", detail=2),
@@ -78,7 +78,7 @@ CAUSES = schema(
         "work_ns",
         "mean of a step, of the rank with most: the time that it is about, with peers and usual what is beyond theirs",
     ),
-    col.word("thread", "other: its place is in another thread, for which the step thread waits; else empty", width=8),
+    col.word("waiter", "if its place is in another thread: where the step thread or worker waits for that; else empty"),
     col.real("operations_count", "of transfers: operations of a rank in a mean step; else 0", detail=2),
     col.nbytes("moved_bytes", "of transfers: payload of these, 0 if unknown", detail=2),
     col.word("waiting_ranks", "ranks that wait for its ranks, those that wait longest; empty: none", width=24),
@@ -142,7 +142,7 @@ def causes(trace: Trace) -> Table:
     Columns
     -------
     ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, excess_ratio, backward_ratio, call,
-    file, file_call, files_count, work_ns, thread, operations_count, moved_bytes, waiting_ranks, waiting_op,
+    file, file_call, files_count, work_ns, waiter, operations_count, moved_bytes, waiting_ranks, waiting_op,
     through_ranks, waiting_ns, step_ns, of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio,
     sure, steps_count, of_steps_count, every_count, first_step_index, last_step_index, shape, event_ns, change,
     present_count, worker_id, reason
@@ -372,6 +372,8 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         return _setting(trace, graph, cause) | ({"ranks": alone} if alone else {})
     kind = kind_word(one.kind)
     call = "" if one.by_workers or one.op >= 0 else _call(trace, graph, work, one)
+    if one.kind == StallKind.HANDOFF and not call and _is_queued(graph, work, one, found.causes):
+        call = "cpu"
     if kind == "other" and call == "gil":
         kind = "gil"
     if kind == "checkpoint" and _loads(trace, run):
@@ -403,7 +405,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "file_call": file.call,
         "files_count": file.files_count,
         "work_ns": round(file.whole_ratio * min(of_work * spent_ns, _most_ns(trace, one))),
-        "thread": "other" if call and _is_elsewhere(trace, work, one, cause) else "",
+        "waiter": _waiter(trace, run, work, cause) if call or one.by_workers else "",
         **_moved(run, work, one),
         **(_who_waits(run, work, one) if found.is_replayed else {}),
         "steps_count": one.steps_count,
@@ -476,21 +478,33 @@ def _some(graph: Graph, ranks: Int64) -> str:
     return "" if np.isin(graph.ends_rank, ranks).all() else ranks_of(np.unique(ranks).tolist())
 
 
-def _is_elsewhere(trace: Trace, work: WorkByLine, one: Candidate, cause: Cause) -> bool:
-    """Return True if the function of a cause runs in another thread than that which waits."""
+def _waiter(trace: Trace, run: ReplayedRun, work: WorkByLine, cause: Cause) -> str:
+    """Return where a thread waits for the one that runs the function of a cause; empty if it does so itself."""
+    one = cause.candidate
+    if one is None or work.places is None:
+        return ""
     function = one.function or (cause.within.function if cause.within is not None else None)
-    if function is None or work.places is None:
-        return False
+    if function is None:
+        return ""
     return guarded(
         "the thread of a cause",
-        lambda: is_elsewhere(TraceIndex(trace), work, one, function),
-        lambda line: False,
+        lambda: waiting_place(TraceIndex(trace), run.graph, work, one, function),
+        lambda line: "",
     )
 
 
 def _call(trace: Trace, graph: Graph, work: WorkByLine, one: Candidate) -> str:
     """Return what blocks the work of a candidate, empty if that is not known."""
     return guarded("what blocks a cause", lambda: blocking_call(TraceIndex(trace), graph, work, one), lambda line: "")
+
+
+def _is_queued(graph: Graph, work: WorkByLine, one: Candidate, causes: Sequence[Cause]) -> bool:
+    """Return whether a candidate is mostly a wait for a CPU, and no cause is said of these waits."""
+    if graph.facts is None or any(cause.candidate is not None and cause.candidate.kind == QUEUED for cause in causes):
+        return False
+    nodes = np.unique(work.node[one.pieces])
+    queued_ns = np.maximum(graph.facts.queued_ns[nodes], 0).sum()
+    return bool(queued_ns > POLICY.mostly_ratio * graph.work_ns[nodes].sum())
 
 
 def _who_waits(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:

@@ -217,8 +217,7 @@ def without(run: ReplayedRun, causes: Sequence[Cause], work: WorkByLine, buckets
 def _cause(run: ReplayedRun, one: Candidate, removed: tuple[Floats, Floats]) -> Cause:
     answer, of_steps = run.shorter_by_step(removed)
     low, high = answer.replayed_ns - answer.high_ns, answer.replayed_ns - answer.low_ns
-    saved_ns = float(of_steps.mean())
-    doubt_ns = math.hypot(BETWEEN_RUNS * run.measured_ns, _doubt_ns(one, of_steps))
+    saved_ns, doubt_ns = float(of_steps.mean()), _between_runs_ns(run, one, of_steps)
     return Cause(one, answer, saved_ns, low, min(low, saved_ns) - doubt_ns, max(high, saved_ns) + doubt_ns)
 
 
@@ -228,9 +227,13 @@ def _of_queue(run: ReplayedRun, one: Candidate, queued: Floats) -> Cause:
     Nobody promises as many CPUs, so that it may save less.
     """
     of_steps = run.saved_by_step(run.unchanged, run.replayed_without(queued))
-    saved_ns = float(of_steps.mean())
-    doubt_ns = math.hypot(BETWEEN_RUNS * run.measured_ns, _doubt_ns(one, of_steps))
+    saved_ns, doubt_ns = float(of_steps.mean()), _between_runs_ns(run, one, of_steps)
     return Cause(one, run.answer(()), saved_ns, saved_ns, 0.0, saved_ns + doubt_ns)
+
+
+def _between_runs_ns(run: ReplayedRun, one: Candidate, of_steps: Floats) -> float:
+    """Return by how much what a fix saves may differ from a saving by step: what is left of the steps scatters, too."""
+    return math.hypot(noise_ns(run.steps_ns - of_steps), BETWEEN_RUNS * run.measured_ns, _doubt_ns(one, of_steps))
 
 
 def _doubt_ns(one: Candidate, of_steps: Floats) -> float:
@@ -299,7 +302,7 @@ def _best(pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
     most_ns = max(cause.saved_ns for cause in open_to)
     mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.nearly_ratio * most_ns]
     best = max(mostly, key=lambda cause: (cause.detail, cause.saved_ns))
-    if best.detail <= 1:  # that some ranks take longer, by whatever they do, says next to nothing
+    if best.detail <= 1 or _is_of_nothing(best):  # that ranks take longer, by whatever they do, says next to nothing
         mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.mostly_ratio * most_ns]
         best = max(mostly, key=lambda cause: (cause.detail, cause.saved_ns))
     # A function may be most of a kind of time that is most of what a rank does longer.
@@ -339,6 +342,12 @@ def _is_line_of(cause: Cause, best: Cause) -> bool:
 
 def _is_guess(cause: Cause) -> bool:
     return cause.candidate is not None and cause.candidate.is_guess
+
+
+def _is_of_nothing(cause: Cause) -> bool:
+    """Return True for half of a kind of time: without a function nobody can tell what to change."""
+    one = cause.candidate
+    return one is not None and one.is_guess and one.function is None and one.op < 0
 
 
 def _is_queue(cause: Cause) -> bool:

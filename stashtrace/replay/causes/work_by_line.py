@@ -36,6 +36,8 @@ _THREADS = (Resource.STEP_THREAD, Resource.HOST)
 BACKWARD = "_engine_run_backward"
 #: How the words for a call of torch begin.
 _TORCH = "torch "
+#: Kinds of work beside those of ``StallKind``: inside torch.compile, and inside collectives of Python objects.
+COMPILE, OBJECTS = 100, 101
 #: What is known without a line.
 UNKNOWN = -1
 
@@ -108,9 +110,10 @@ def work_by_line(index: TraceIndex, graph: Graph) -> WorkByLine:
     if found is not None and threads is not None:
         spot_of, line_of = np.append(_spots(found).number, UNKNOWN), np.append(found.line_number, UNKNOWN)
         in_torch = np.append(_is_leaf(trace, found, lambda leaf: leaf.startswith(_TORCH)), False)
+        kinds = kinds_of(graph)
         for track, nodes in _threads(index, graph):
             stays = threads.of(track)
-            parts += _divided(graph, nodes, whole, stays, spot_of)
+            parts += _divided(graph, kinds, nodes, whole, stays, spot_of)
             of_sample = line_of[stays.place]
             known = of_sample >= 0
             np.add.at(samples, of_sample[known], 1)
@@ -125,6 +128,13 @@ def work_by_line(index: TraceIndex, graph: Graph) -> WorkByLine:
     columns = node, line, entry, ns[kept], doubt_ns[kept], entries
     of_lines = lines.first, found, graph.rank[node], threads, samples, holds
     return WorkByLine(*columns, *of_lines, _calls_of_backward(trace, found, lines_count))
+
+
+def kinds_of(graph: Graph) -> Int64:
+    """Return the kind of each node, with compilations and collectives of objects as kinds of their own."""
+    if graph.facts is None:
+        return graph.kind
+    return np.where(graph.facts.compiles, COMPILE, np.where(graph.facts.pickles, OBJECTS, graph.kind))
 
 
 def _spots(found: Places) -> GroupBy:
@@ -172,9 +182,9 @@ def _threads(index: TraceIndex, graph: Graph) -> Iterator[tuple[int, Int64]]:
 
 
 def _divided(
-    graph: Graph, nodes: Int64, whole: Floats, stays: Stays, line_of: Int64
+    graph: Graph, kinds: Int64, nodes: Int64, whole: Floats, stays: Stays, line_of: Int64
 ) -> Iterator[tuple[Int64, Int64, Floats, Floats]]:
-    """Yield pieces of a thread's nodes with their lines, and take them from ``whole``."""
+    """Yield pieces of a thread's nodes with their lines, and take them from ``whole``. ``kinds``: of all nodes."""
     begin = graph.begin_ns[nodes]
     end = np.minimum(graph.end_ns[nodes], np.append(begin[1:], graph.end_ns[nodes][-1:]))
     kept = end > begin
@@ -189,12 +199,16 @@ def _divided(
     at, line = intervals.locate(begin, end, stays.moment_ns), line_of[stays.place]
     line, at = line[at >= 0], at[at >= 0]
     rest_ns = np.maximum(whole[nodes], 0.0)
-    # A node with samples enough of its own is divided as these are, the others of a kind as all of theirs together.
+    # A line needs samples enough in all of a kind of time. A node with samples enough is divided as its own are, the
+    # others of a kind as all of theirs together.
+    kind = GroupBy(kinds[nodes]).number
+    alike = GroupBy(kind[at], line)
+    told = (alike.sizes[alike.number] >= POLICY.samples_count) & (line >= 0)
+    line = np.where(told, line, UNKNOWN)
     own = GroupBy(at).sizes[GroupBy(at).number] >= POLICY.samples_count
     yield from _shares(nodes, rest_ns, whole, at[own], line[own], np.arange(len(nodes)))
     left = np.ones(len(nodes), dtype=bool)
     left[at[own]] = False
-    kind = GroupBy(graph.kind[nodes]).number
     yield from _shares(nodes, np.where(left, rest_ns, 0.0), whole, kind[at[~own]], line[~own], kind)
 
 
@@ -203,11 +217,11 @@ def _shares(
 ) -> Iterator[tuple[Int64, Int64, Floats, Floats]]:
     """Yield what each line has of the rest of nodes, by the samples of their groups, and take it from ``whole``.
 
-    Lines of too few samples have none. ``group``: of each node.
+    ``group``: of each node.
     """
     lines = GroupBy(group_of_sample, line)
     total = GroupBy(lines.keys[0]).sum(lines.sizes)[GroupBy(lines.keys[0]).number]
-    known = np.flatnonzero((lines.sizes >= POLICY.samples_count) & (lines.keys[1] >= 0))
+    known = np.flatnonzero(lines.keys[1] >= 0)
     members = RowsBy(group)
     for one in known.tolist():
         rows = members.rows(int(lines.keys[0][one]))

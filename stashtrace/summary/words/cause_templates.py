@@ -12,8 +12,18 @@ from typing import Any
 from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import Row
-from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, duration_text, few_ranks, filled, number, percent_text, range_text, ranks_text
+from stashtrace.summary.words.policy import POLICY
+from stashtrace.text import count_noun, ordinal
+from stashtrace.units import (
+    bytes_text,
+    duration_text,
+    filled,
+    named_ranks,
+    number,
+    percent_text,
+    range_text,
+    ranks_text,
+)
 
 #: What blocks a thread -> what it does.
 _BLOCKED = {
@@ -27,6 +37,7 @@ _BLOCKED = {
     "pipe": ("waits for a pipe", "wait for a pipe"),
     "io": ("waits for a device", "wait for a device"),
     "garbage": ("collects garbage", "collect garbage"),
+    "cpu": ("waits for a CPU with its batch ready", "wait for a CPU with their batches ready"),
     "": ("is blocked", "are blocked"),
 }
 #: Kind of work -> what a rank, or several, does.
@@ -88,6 +99,7 @@ _HALF = {
     "compute": "no other change is predicted to save 3 %; computing twice as fast",
     "handoff": "half of it (fewer or larger objects in a batch, tensors instead of Python objects, a cheaper sampler)",
     "launch": "half as long between launches (CUDA graphs or torch.compile may)",
+    "cpu": "half of it (fewer threads, workers or other programs on its CPUs)",
 }
 _SETTINGS = {
     "persistent_workers": "the workers kept from one epoch to the next (persistent_workers=True)",
@@ -99,21 +111,9 @@ _SHAPES = {
     "until": "up to step {last_step_index}",
     "within": "in steps {first_step_index} to {last_step_index}",
 }
-_NEARLY_ALL = 0.9
-#: Transfers of less take as long as the operation does, whatever their bytes: gloo's and NCCL's latency over bandwidth.
-_SMALL_BYTES = 1 << 16
 _SAVES = {"sure": "saves", "likely": "likely saves", "perhaps": "may save"}
 #: What a line calls in a library, within its place.
 _LEAF = re.compile(r", in [^()]*\)$")
-#: Longer lists of ranks are cut.
-_RANKS_WIDTH = 40
-#: Longest headline, in characters.
-_MOST_CHARACTERS = 100
-
-
-def cause_texts(table: Table, path: str) -> list[str]:
-    """Word the rows of ``causes``; ``path`` is that of the run, for the command that predicts a setting."""
-    return [cause_text(row, path) for row in table.rows()]
 
 
 def cause_rows(table: Table, path: str) -> list[dict[str, Any]]:
@@ -154,9 +154,9 @@ def _headlines(row: Row, steps: str) -> Iterator[str]:
     forms += [_what(form, short=True) for form in (near, function, {**row, "place": ""})]
     # A place says more than the length of the step without it, which stands below.
     for what, tail in product(forms, (steps + _without(row), steps)):
-        if len(what + tail) <= _MOST_CHARACTERS:
+        if len(what + tail) <= POLICY.headline_characters:
             yield what + tail
-    yield textwrap.shorten(forms[-1], _MOST_CHARACTERS, placeholder=" …")
+    yield textwrap.shorten(forms[-1], POLICY.headline_characters, placeholder=" …")
 
 
 def _without(row: Row) -> str:
@@ -199,8 +199,9 @@ def _what(row: Row, *, short: bool = False) -> str:
         does = f"{_on_file(row['file_call'], several)} {_files(row)}{cached}"
     than = _THAN.get(row["level"], "") if row["ranks"] or row["level"] != "even" else _UNEVENLY
     amount, when = _amount(row, short=short)
-    if row["thread"] and where:
-        where = f", for another thread{where.removeprefix(',')}"
+    if row["waiter"] and where:
+        waiter = "" if short else f" in {row['waiter']}"
+        where = f"{waiter}, for another thread{where.removeprefix(',')}"
     elif when and where and not where.startswith(","):
         where = f",{where}"
     return f"{who} {does} {amount}{than}{when}{where}"
@@ -210,9 +211,8 @@ def _in_backward(row: Row) -> str:
     """Return which part of a computation backward passes are; what is said behind it is then about the rest."""
     if row["backward_ratio"] <= 0:
         return ""
-    rest = (
-        "; of the rest" if row["place"] and row["place_ratio"] <= _NEARLY_ALL else "; the rest" if row["place"] else ""
-    )
+    rest = "; the rest" if row["place_ratio"] > POLICY.nearly_all_ratio else "; of the rest"
+    rest = rest if row["place"] else ""
     return f", {percent_text(row['backward_ratio'])} of it in backward passes{rest}"
 
 
@@ -250,7 +250,7 @@ def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
     upto = "up to " if several and row["where"] != "link" else ""
     event = upto + duration_text(row["event_ns"])
     if row["level"] != "half" and row["every_count"] > 1:
-        return event, f" in every {_ordinal(row['every_count'])} step"
+        return event, f" in every {ordinal(row['every_count'])} step"
     if row["level"] != "half" and row["shape"] in _SHAPES:
         return event + _a_step(row), f" {filled(_SHAPES[row['shape']], row)}"
     few = row["level"] != "half" and 0 < 2 * row["steps_count"] <= row["of_steps_count"]
@@ -301,26 +301,27 @@ def _do(row: Row) -> str:
         if row["level"] == "gone":
             return "without them" + (" (of buffers: broadcast_buffers=False)" if row["op"] == "broadcast" else "")
         each_bytes = row["moved_bytes"] / max(row["operations_count"], 1)
-        if 0 < each_bytes < _SMALL_BYTES:
+        if 0 < each_bytes < POLICY.small_bytes:
             return "half of that (fewer operations: they are too small for their bytes to matter)"
         return f"half of that ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
     if row["level"] == "gone":
         return _GONE.get(row["call"] if row["call"] == "asleep" else kind, "without it")
     if row["level"] == "even" and not row["ranks"]:
         return _EVENLY
-    if row["level"] in ("peers", "usual") and row["excess_ratio"] > _NEARLY_ALL:
+    if row["level"] in ("peers", "usual") and row["excess_ratio"] > POLICY.nearly_all_ratio:
         return "without it"
     if row["level"] in _AS:
         return _AS[row["level"]]
     if kind == "compute" and _is_python(row):
         return "half of it (operators of whole tensors instead of Python)"
-    return _HALF.get(kind, "half of it")
+    return _HALF.get("cpu" if row["call"] == "cpu" else kind, "half of it")
 
 
 def _place(row: Row) -> str:
     if not row["place"]:
         return ""
-    part = "" if row["place_ratio"] > _NEARLY_ALL else ", mostly" if 2 * row["place_ratio"] >= 1 else ", partly"
+    part = ", mostly" if 2 * row["place_ratio"] >= 1 else ", partly"
+    part = "" if row["place_ratio"] > POLICY.nearly_all_ratio else part
     caller = f", called by {row['caller'].replace('.<locals>', '')}" if row["caller"] else ""
     return f"{part} in {row['place']}{caller}"
 
@@ -334,15 +335,7 @@ def _operation(name: str) -> str:
 
 def _ranks(ranks: str) -> str:
     numbers = [int(rank) for rank in ranks.split(",")]
-    named = ranks_text(numbers)
-    if len(named) > _RANKS_WIDTH:
-        return f"{count_noun(len(numbers), 'rank')} ({few_ranks(named)})"
-    return f"rank{'s' if len(numbers) > 1 else ''} {named}"
-
-
-def _ordinal(number: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th") if number % 100 // 10 != 1 else "th"
-    return f"{number}{ending}"
+    return named_ranks(ranks_text(numbers), len(numbers))
 
 
 def _of_setting(row: Row) -> str:

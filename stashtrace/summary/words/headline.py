@@ -11,11 +11,8 @@ from stashtrace.errors import guarded
 from stashtrace.summary.words import Finding, Row, claim_text
 from stashtrace.summary.words.beside_causes import steps_of
 from stashtrace.summary.words.cause_templates import cause_headline
+from stashtrace.summary.words.policy import POLICY
 
-#: Longest headline, in characters.
-MOST_CHARACTERS = 100
-#: A clause of fewer says too little alone.
-_LEAST_CHARACTERS = 30
 _NO_STEPS = "no_steps"
 
 
@@ -37,15 +34,16 @@ def _headline_text(found: Sequence[Finding]) -> str:
     for finding in [*ended, *verdicts, *others]:
         texts = list(_forms(finding)) if finding.row["section"] == "verdict" else [claim_text(finding)]
         if texts[-1]:
-            fits = (text for text in texts if len(text) <= MOST_CHARACTERS)
+            fits = (text for text in texts if len(text) <= POLICY.headline_characters)
             return next(fits, _beginning(texts[-1]))
     return ""
 
 
 def _beginning(text: str) -> str:
     """Return the clauses of a sentence that fit; where the first is too long, as much of it as fits, marked."""
-    end = max(text.rfind(mark, _LEAST_CHARACTERS, MOST_CHARACTERS + len(mark)) for mark in (": ", "; "))
-    return text[:end] if end > 0 else textwrap.shorten(text, MOST_CHARACTERS, placeholder=" …")
+    least, most = POLICY.clause_characters, POLICY.headline_characters
+    end = max(text.rfind(mark, least, most + len(mark)) for mark in (": ", "; "))
+    return text[:end] if end > 0 else textwrap.shorten(text, most, placeholder=" …")
 
 
 def _forms(f: Finding) -> Iterator[str]:

@@ -9,12 +9,11 @@ import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.batch_making import PARTS, Making, is_starved
 from stashtrace.analysis.steps.epochs import workers_count
-from stashtrace.schema.events import BATCHES
-from stashtrace.schema.kinds import ProcessRole
-from stashtrace.schema.table import Table
+from stashtrace.replay.causes.causes_table import causes
+from stashtrace.schema.kinds import ProcessRole, ThreadRole, TrackKind
 from stashtrace.summary.words import evidence_texts, findings_of
+from stashtrace.summary.words.cause_templates import cause_text
 
 
 def told(batch_ms: Callable[[int], int], *, workers: int = 1, epochs: int = 1) -> list[str]:
@@ -70,8 +69,55 @@ def test_workers_are_counted_by_their_ids(ids: list[int], count: int) -> None:
     assert workers_count(np.array(ids, dtype=np.int64)) == count
 
 
-@pytest.mark.parametrize(("queue", "starved"), [(2, False), (30, True)])
-def test_hand_off_that_waits_for_cpus_is_no_reason_for_larger_batches(queue: int, starved: bool) -> None:
-    parts = {part: float({"cpu": 8, "queue": queue}.get(part, 0) * MS) for part in PARTS}
-    making = Making(Table.from_rows(BATCHES, []), 2, sum(parts.values()), parts, 0.0, 1.0)
-    assert is_starved(making) is starved
+def handing(*, own_ms: int, sender_ms: int) -> TraceBuilder:
+    """Twelve steps of 40 ms: a batch is ready at once, and arrives after 20 ms.
+
+    For ``own_ms`` of these the step thread waits for a CPU, for ``sender_ms`` the thread of its worker that sends it.
+    """
+    build = TraceBuilder()
+    rank, worker = build.rank(0).lives(0, 480 * MS), build.rank(0).worker(0).lives(0, 480 * MS)
+    for step in range(12):
+        begin = step * 40 * MS
+        worker.fetch(step, begin - 5 * MS, begin, cpu=5 * MS, runqueue=0)
+        rank.batch_wait(step, begin, begin + 20 * MS, worker=0, cpu=0, runqueue=own_ms * MS)
+        rank.phase("forward", begin + 20 * MS, begin + 30 * MS).phase("optimizer", begin + 30 * MS, begin + 40 * MS)
+    for number, waited_ms in ((7, sender_ms), (8, 20)):
+        if number == 8:  # a thread of the recorder sends no batch
+            build.track(worker.process_id, number, "stashtrace proc", kind=TrackKind.THREAD, role=ThreadRole.TRACER)
+        track = build.track(worker.process_id, number, "thread_runqueue_ns_total", kind=TrackKind.COUNTER, unit="ns")
+        for step in range(13):
+            build.add("counters", ts_ns=step * 40 * MS, track_id=track, value=step * waited_ms * MS)
+    return build
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "sender_ms", "ratio"),
+    [(0, 0, 0.0), (3, 0, 0.15), (15, 0, 0.75), (4, 11, 0.75), (0, 12, 0.6), (15, 15, 1.0)],
+)
+def test_hand_off_that_waits_for_a_cpu_is_no_reason_for_larger_batches(
+    own_ms: int, sender_ms: int, ratio: float
+) -> None:
+    trace = handing(own_ms=own_ms, sender_ms=sender_ms).trace()
+    tables = summarize(trace)
+    (data,) = [f for f in findings_of(tables.findings, tables.evidence) if f.row["kind"] == "data"]
+    said = evidence_texts(data)
+    handed = data.first("handed_over")
+    assert handed is not None
+    assert handed["facts"]["queued_ratio"] == pytest.approx(ratio, abs=0.02)
+    starved = ratio > 0.5
+    assert data.row["cause_kind"] == ("queue" if starved else "handoff")
+    assert any("larger batches help" in line for line in said) is not starved
+    assert any("of it waiting for a CPU" in line for line in said) is (ratio > 0)
+    assert any("free CPUs would shorten it" in line for line in said) is starved
+
+
+@pytest.mark.parametrize(
+    ("own_ms", "does"), [(18, "waits for a CPU with its batch ready"), (0, "waits for the hand-off")]
+)
+def test_the_cause_of_starved_hand_off_is_a_wait_for_a_cpu(own_ms: int, does: str) -> None:
+    """Nothing says that others hold the CPUs, so that free ones are not promised."""
+    cause = next(iter(causes(handing(own_ms=own_ms, sender_ms=0).trace()).rows()))
+    assert (cause["kind"], cause["call"]) == ("handoff", "cpu" if own_ms else "")
+    said = cause_text(cause, "run")
+    assert said.startswith(f"rank 0 {does}")
+    assert ("Python objects" in said) is not bool(own_ms)

@@ -11,8 +11,9 @@ from builders import MS
 from test_over_time import NOISES, SEEDS, Noise, claims, job
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.over_time.detect_changes import Floats, period, stretches
+from stashtrace.analysis.findings.over_time.detect_changes import period, stretches
 from stashtrace.analysis.findings.over_time.step_changes import over_time
+from stashtrace.calibration.noise import Floats
 from stashtrace.summary.summary_document import document
 from stashtrace.summary.summary_text import summary
 

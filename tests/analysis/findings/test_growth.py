@@ -10,7 +10,8 @@ import pytest
 from wait_chains import data_parallel
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.over_time.detect_changes import Floats, drift, onset, stretches
+from stashtrace.analysis.findings.over_time.detect_changes import drift, onset, stretches
+from stashtrace.calibration.noise import Floats
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, findings_of
 

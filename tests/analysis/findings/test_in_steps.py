@@ -12,7 +12,7 @@ from stashtrace.analysis.findings import summarize
 from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
-from stashtrace.summary.words.headline import MOST_CHARACTERS
+from stashtrace.summary.words.policy import POLICY
 
 #: Milliseconds that a rank sleeps in a step.
 Sleeps = Callable[[int, int], int]
@@ -107,4 +107,4 @@ def test_fewer_steps_are_said_and_are_no_shorter_time() -> None:
 def test_the_headline_keeps_the_steps() -> None:
     shown = document(summarize(job(lambda rank, step: 40 if rank == 1 and step >= 40 else 0)))["headline"]
     assert shown.endswith("; only from step 40 on")
-    assert len(shown) <= MOST_CHARACTERS
+    assert len(shown) <= POLICY.headline_characters

@@ -13,18 +13,18 @@ from summary.scenes import Verdict, job, verdicts
 from wait_chains import Job
 
 from stashtrace.analysis.findings.all_claims import claims_of
-from stashtrace.analysis.findings.claim_rows import Claim, tables_of
-from stashtrace.analysis.findings.rules.stalls.costliest_wait import kind_in_words
+from stashtrace.analysis.findings.claim_rows import Claim
+from stashtrace.analysis.findings.rules.stalls.late import kind_in_words
 from stashtrace.analysis.findings.summary_input import gather
-from stashtrace.analysis.steps.steps import steps
-from stashtrace.analysis.stragglers.file_calls import longer_on_file
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
+from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.analysis.stragglers.file_calls import file_calls
 from stashtrace.analysis.stragglers.late import late
 from stashtrace.replay.causes import causes
-from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
+from stashtrace.report.wait_text import wait_text
+from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.words import findings_of
-from stashtrace.summary.words.headline import headline_text
 
 STEPS, STEP = 24, 100 * MS
 LOG, SHARD = "/logs/train.slowlog", "/data/shard-0000.bin"
@@ -97,25 +97,19 @@ def claims(trace: Trace) -> list[Claim]:
     return [claim for claim in claims_of(gather(trace)) if claim.section == "verdict"]
 
 
-def headline(trace: Trace) -> str:
-    return headline_text(findings_of(*tables_of(claims_of(gather(trace)))))
-
-
 def sentences(found: list[Verdict]) -> list[str]:
     return [text for verdict in found for text in (verdict.text, *verdict.evidence)]
 
 
-def test_the_parts_of_three_kinds_are_one_verdict() -> None:
-    trace = alone(write_log, ran=8 * MS, gap=30 * MS)
-    (claim,) = claims(trace)
-    assert (claim.kind, claim.cause_kind, claim.file, claim.confidence) == ("other", "on_file", LOG, "exact")
-    assert claim.stall_ns == claim.low_ns == claim.high_ns == pytest.approx(30 * MS)
-    (verdict,) = verdicts(trace)
-    assert verdict.text == (
-        "rank 0 spends 30.0 ms a step (30 %) writing train.slowlog: fsync() 16.0 ms, write() 8.00 ms, open() 6.00 ms"
-    )
-    assert verdict.evidence == (f"the file is {LOG}",)
-    assert headline(trace) == "rank 0 spends 30 % of a step writing train.slowlog"
+def cause(trace: Trace) -> dict[str, Any]:
+    (found,) = causes(trace).rows()
+    return found
+
+
+def test_the_parts_of_three_kinds_are_one_cause() -> None:
+    found = cause(alone(write_log, ran=8 * MS, gap=30 * MS))
+    assert (found["file"], found["file_call"], found["files_count"]) == (LOG, "fsync", 1)
+    assert found["work_ns"] == 30 * MS
 
 
 @pytest.mark.parametrize("journal", ["/data/runs.db-journal", "/data/runs.db-wal"])
@@ -125,25 +119,10 @@ def test_a_database_and_its_journal_are_one_file(journal: str) -> None:
             rank.io(begin, begin + 5 * MS, op=IoOp.PWRITE, path=path)
             rank.io(begin + 5 * MS, begin + 15 * MS, op=IoOp.FSYNC, path=path, blocked=True)
 
-    (verdict,) = verdicts(alone(fill, ran=10 * MS, gap=30 * MS))
-    assert verdict.text == "rank 0 spends 30.0 ms a step (30 %) writing runs.db: fsync() 20.0 ms, pwrite() 10.0 ms"
-    assert verdict.evidence == ("the file is /data/runs.db",)
-
-
-def test_the_rest_keeps_its_verdict() -> None:
-    """12 ms of sleep and 8 ms of Python beside the calls stay what they are."""
-
-    def fill(rank: ProcessBuilder, at: int) -> None:
-        write_log(rank, at)
-        rank.wait(WaitOp.SLEEP, at + 30 * MS, at + 42 * MS)
-
-    found = claims(alone(fill, ran=16 * MS, gap=50 * MS))
-    assert [(claim.cause_kind, round(claim.stall_ns / MS)) for claim in found] == [
-        ("on_file", 30),
-        ("asleep", 12),
-        ("python", 8),
-    ]
-    assert all(claim.low_ns <= claim.stall_ns <= claim.high_ns for claim in found)
+    trace = alone(fill, ran=10 * MS, gap=30 * MS)
+    found = cause(trace)
+    assert (found["file"], found["files_count"], found["work_ns"]) == ("/data/runs.db", 1, 30 * MS)
+    assert verdicts(trace)[0].text == "rank 0 is blocked 20.0 ms a step (20 %) in calls on files, in fsync() of runs.db"
 
 
 def test_a_cached_file_is_named() -> None:
@@ -153,9 +132,10 @@ def test_a_cached_file_is_named() -> None:
         rank.io(at, at + 25 * MS, op=IoOp.FREAD, path="/data/features-1.npy")
 
     trace = alone(fill, ran=30 * MS, gap=30 * MS)
-    texts = [verdict.text for verdict in verdicts(trace)]
-    assert texts[0] == "rank 0 spends 25.0 ms a step (25 %) reading features-1.npy, in fread()"
-    assert texts[1].startswith("rank 0 spends 5.00 ms a step (5 %) in code of the loop")
+    assert cause(trace)["file"] == "/data/features-1.npy"
+    (verdict,) = verdicts(trace)
+    assert verdict.text.startswith("rank 0 spends 30.0 ms a step (30 %) in code of the loop outside")
+    assert "25.0 ms a step in fread() of /data/features-1.npy" in verdict.evidence
 
 
 class _OnDisk:
@@ -184,24 +164,12 @@ def test_calls_that_stay_on_disk_count_and_are_read_once() -> None:
     outline: Any = _OnDisk(made.io)
     tables = {name: made.table(name) for name in made._tables if name != "io"}
     trace = Trace(made.strings, tables, io_outline=outline)
-    facts = gather(trace)
-    on = facts.ranks[0].on_file
-    assert on is not None
-    assert on.time.total_ns == facts.ranks[0].steps_count * 30 * MS
+    index = TraceIndex(trace)
+    (thread,) = step_threads(trace)
+    assert file_calls(index, thread).time.total_ns == STEPS * 30 * MS
     once = outline.passes
-    gather(trace)
-    assert outline.passes - once < once, "the calls of a thread are kept with the trace"
-
-
-def test_a_call_inside_another_counts_once() -> None:
-    def fill(rank: ProcessBuilder, at: int) -> None:
-        rank.io(at, at + 24 * MS, op=IoOp.FREAD, path=SHARD)
-        rank.io(at + 2 * MS, at + 20 * MS, path=SHARD, blocked=True)
-
-    (claim, *_) = claims(alone(fill, ran=6 * MS, gap=24 * MS))
-    assert claim.stall_ns == pytest.approx(24 * MS)
-    calls = [row for row in claim.evidence if row.code == "file_call"]
-    assert sum(row["spent_ns"] for row in calls) == pytest.approx(24 * MS)
+    file_calls(index, thread)
+    assert outline.passes == once, "the calls of a thread are kept with the trace"
 
 
 def test_many_files_none_of_which_takes_most() -> None:
@@ -209,9 +177,12 @@ def test_many_files_none_of_which_takes_most() -> None:
         rank.io(at, at + 15 * MS, path=f"/data/shard-{at // STEP:04}.bin", blocked=True)
         rank.io(at + 15 * MS, at + 25 * MS, path=f"/data/shard-{at // STEP:04}.bin")
 
-    text = verdicts(alone(fill, ran=10 * MS, gap=25 * MS))[0].text
-    files = gather(alone(fill, ran=10 * MS, gap=25 * MS)).ranks[0].steps_count
-    assert text == f"rank 0 spends 25.0 ms a step (25 %) reading {files} files, in read()"
+    trace = alone(fill, ran=10 * MS, gap=25 * MS)
+    assert [(row["kind"], row["file"], row["work_ns"]) for row in causes(trace).rows()] == [
+        ("fetch", "", 15 * MS),
+        ("python", "", 10 * MS),
+    ]
+    assert verdicts(trace)[0].text == "rank 0 is blocked 15.0 ms a step (15 %) in reads of files"
 
 
 def test_calls_of_sockets_are_no_files() -> None:
@@ -219,7 +190,7 @@ def test_calls_of_sockets_are_no_files() -> None:
         rank.io(at, at + 10 * MS, op=IoOp.RECV, path="/run/peer.sock", flags=int(IoFlag.SOCKET), blocked=True)
         rank.io(at + 10 * MS, at + 25 * MS, path="/run/peer.sock", flags=int(IoFlag.SOCKET))
 
-    assert all(claim.cause_kind != "on_file" for claim in claims(alone(fill, ran=15 * MS, gap=25 * MS)))
+    assert not [row for row in causes(alone(fill, ran=15 * MS, gap=25 * MS)).rows() if row["file"]]
 
 
 def test_a_late_rank_is_longer_by_all_its_calls() -> None:
@@ -238,16 +209,7 @@ def test_the_waits_name_the_file_and_all_its_time() -> None:
     rows = [row for row in table.rows() if row["step"] > 0]
     assert {(row["late_rank"], row["cause_name"]) for row in rows} == {(0, LOG)}
     assert {row["named_ns"] for row in rows} == {30 * MS}
-    said = sentences(verdicts(two(write_log, ran=8 * MS, gap=30 * MS)))
-    assert any("it spent 30.0 ms in calls on train.slowlog" in text for text in said)
-
-
-def test_what_peers_read_as_well_is_no_excess() -> None:
-    trace = two(write_log, ran=8 * MS, gap=30 * MS, peer_reads=12 * MS)
-    longer = longer_on_file(trace, steps(trace), 0, [0, 1])
-    assert longer is not None
-    assert longer.longer_ns == pytest.approx(18 * MS)
-    assert longer_on_file(trace, steps(trace), 1, [0, 1]) is None
+    assert "it spent 30.0 ms in calls on train.slowlog" in wait_text(rows[0])
 
 
 @pytest.mark.parametrize(("has_loader", "said"), [(True, "data"), (False, "reads")])
@@ -273,5 +235,3 @@ def test_a_chain_is_longer_by_all_its_calls() -> None:
     trace = job_of_three.trace()
     (found,) = causes(trace).rows()
     assert (found["ranks"], os.path.basename(found["file"]), found["work_ns"]) == ("0", "shard-0000.bin", 20 * MS)
-    (own,) = (verdict.text for verdict in verdicts(trace) if verdict.kind != "late")
-    assert own == "rank 0 spends 20.0 ms a step (77 %) reading shard-0000.bin, in read()"

@@ -12,9 +12,11 @@ from builders import MS, TraceBuilder
 from examples import examples
 from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.over_time.attribute_change import Budgets, Change
-from stashtrace.analysis.findings.over_time.detect_changes import Floats, drift, period, stretches
+from stashtrace.analysis.findings.over_time.detect_changes import drift, period, stretches
 from stashtrace.analysis.findings.over_time.step_changes import over_time
 from stashtrace.analysis.registry import analyze
+from stashtrace.calibration.noise import Floats
+from stashtrace.replay.causes import causes
 from stashtrace.schema.kinds import PhaseFlag, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
@@ -372,15 +374,17 @@ def _reads(steps: int, ran_ms: int, blocked_ms: int) -> TraceBuilder:
     return build
 
 
-def test_reads_of_a_file_in_several_kinds_of_time_are_named_by_it() -> None:
+def test_reads_of_a_file_in_several_kinds_of_time_are_behind_the_one_that_changes_most() -> None:
     trace = _reads(120, 70, 66).trace()
     (row,) = over_time(trace).rows()
-    assert (row["kind"], row["every_count"], row["rank"], row["stall_kind"]) == ("period", 8, 0, "on_file")
-    assert abs(row["rank_delta_ns"] - 136 * MS) < MS
-    assert (row["cause_kind"], row["cause_name"]) == ("reads", "/data/shard-0000.bin")
+    assert (row["kind"], row["every_count"], row["rank"], row["stall_kind"]) == ("period", 8, 0, "python")
+    assert abs(row["rank_delta_ns"] - 70 * MS) < MS
+    assert (row["cause_kind"], row["cause_name"]) == ("file", "/data/shard-0000.bin")
     (claim,) = claims(trace)
-    assert str(claim["text"]).endswith(": rank 0 spends 136 ms more reading shard-0000.bin")
-    assert claim["evidence_text"] == []
+    assert "rank 0 spends 70.0 ms more in code of the loop" in str(claim["text"])
+    assert claim["evidence_text"] == ["calls on /data/shard-0000.bin take all of it"]
+    (cause,) = causes(trace).rows()
+    assert (cause["file"], cause["every_count"], round(cause["event_ns"], -6)) == ("/data/shard-0000.bin", 8, 136 * MS)
 
 
 def test_a_rank_with_several_kinds_of_longer_time_is_named() -> None:

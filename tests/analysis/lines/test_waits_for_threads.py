@@ -10,8 +10,10 @@ from builders import MS, TraceBuilder
 from stack_rows import long_call, sample, stack_of
 
 from stashtrace.analysis.lines.lines import costliest_lines
+from stashtrace.replay.causes import causes
 from stashtrace.schema.kinds import StackFlag, WaitOp
 from stashtrace.schema.trace import Trace
+from stashtrace.summary.words.cause_templates import cause_lines
 
 MAIN = "main /jobs/train.py:40"
 RESULT = (MAIN, "Condition.wait /usr/lib/python3.11/threading.py:320")
@@ -87,6 +89,15 @@ def test_a_wait_for_a_lock_is_spent_in_the_thread_that_ends_it() -> None:
     assert [(line.place, line.time_ns / MS) for line in found] == [("pack (train.py:22)", 50)]
     assert found[0].low_ns < found[0].time_ns, "as samples say"
     assert spent(Job().sampled({POOL: PACK}, {POOL: PACK})) == ALL_OF_IT, "a thread that prefetches is never idle"
+
+
+def test_a_cause_in_another_thread_says_where_the_step_waits_for_it() -> None:
+    found = next(iter(causes(Job().sampled({POOL: PACK})).rows()))
+    assert (found["place"], found["waiter"]) == ("pack (train.py:22)", "main (train.py:40)")
+    said = cause_lines(found, "RUN")[0]
+    assert said.endswith(" in main (train.py:40), for another thread in pack (train.py:22)")
+    alone = next(iter(causes(Job().sampled({})).rows()))
+    assert (alone["place"], alone["waiter"]) == ("main (train.py:40, in threading Condition.wait)", "")
 
 
 def test_no_other_thread_that_runs_is_charged() -> None:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.findings.rules.stalls.costliest_wait import wait_evidence
 from stashtrace.analysis.registry import analyze
+from stashtrace.report.wait_text import wait_text
 from stashtrace.schema.trace import Trace
 
 STEPS, STEP = 24, 100 * MS
@@ -76,6 +76,5 @@ def test_who_left_no_record_is_not_said_to_be_missing() -> None:
     table = analyze(trace, "late")
     row = next(iter(table.rows()))
     assert (row["method"], row["late_rank"], row["waiting_ranks"]) == ("hung", -1, "0")
-    (wait,) = wait_evidence(table, 0)
-    assert wait.text == "rank 0 hangs in all-reduce 1; ranks that left no record here may never have entered it"
+    assert wait_text(row) == "rank 0 hangs in all-reduce 1; ranks that left no record here may never have entered it"
     assert set(analyze(trace, "collectives")["last_rank"].tolist()) == {-1}

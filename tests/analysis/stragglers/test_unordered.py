@@ -8,8 +8,7 @@ from builders import MS, US, TraceBuilder
 from summary.scenes import worded
 
 from stashtrace.analysis.collectives.collective_waits import collectives
-from stashtrace.analysis.findings.rules.clocks import unordered_claims
-from stashtrace.analysis.findings.rules.trust import Trust, trust_claims
+from stashtrace.analysis.findings.rules.trust import Trust, trust_claims, unordered_claims
 from stashtrace.analysis.stragglers.stragglers import stragglers
 from stashtrace.schema.trace import Trace
 

@@ -17,11 +17,8 @@ from typing import Any
 import pytest
 from live_states import ZERO_NS, made_up_state
 
-from stashtrace.live.metrics.outlets import Outlets
-from stashtrace.live.metrics.push import OtlpPush, metrics_data
+from stashtrace.live.metrics.outlets import MetricsPort, OtlpPush, Outlets, Textfile, metrics_data
 from stashtrace.live.metrics.series import families_of
-from stashtrace.live.metrics.server import MetricsPort
-from stashtrace.live.metrics.textfile import Textfile
 
 pytest.importorskip("prometheus_client")
 FAMILIES = families_of(made_up_state())

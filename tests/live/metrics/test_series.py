@@ -9,10 +9,10 @@ from builders import TraceBuilder
 from live_states import ZERO_NS, S, made_up_state, made_up_totals
 
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
-from stashtrace.live.metrics.exposition import NewestFamilies
-from stashtrace.live.metrics.place import gpus_of, job_of, pod_of
+from stashtrace.live.metrics.outlets import NewestFamilies
 from stashtrace.live.metrics.series import SERIES, families_of
-from stashtrace.live.state import LiveState
+from stashtrace.live.newest import gpus_of
+from stashtrace.live.state import LiveState, job_of, pod_of
 from stashtrace.live.table import LIVE_STEPS
 from stashtrace.live.totals import GrowingSum, LiveTotals
 from stashtrace.schema.stall_kinds import KIND_NAMES

@@ -1,25 +1,42 @@
-"""endings: how processes of a job ended that a signal killed or whose exit code is not 0.
+"""endings, killed: how processes of a job ended that a signal killed or whose exit code is not 0.
 
-An exception is in the records of the process that raised it, an exit code or a signal in those of its parent.
+An exception is in the records of the process that raised it, an exit code or a signal in those of its parent: only that
+learns of them.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.findings.ending.killed import child, facts_of_children, killed
-from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.findings.ending.policy import POLICY
+from stashtrace.analysis.steps.steps import steps_if_any
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import ProcessRole, SpanKind
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_with_key
 
+KILLED = schema(
+    "killed",
+    "Ranks and workers that a signal ended, as the process that started them learnt it",
+    col.rank("rank", "global rank; of a worker, the rank it served; -1 if unknown", missing=-1),
+    col.identity("worker_id", "DataLoader worker number, -1 if it is none", missing=-1),
+    col.number("pid", "process id on its host"),
+    col.refers("process_id", "processes.process_id", "-1 if it recorded nothing", missing=-1, detail=6),
+    col.word("signal", "name of the signal"),
+    col.word(
+        "sender",
+        "loader (the worker was late to end), launcher (SIGTERM, as for the rest when a rank failed), kernel (SIGKILL"
+        " while it ended processes for want of memory) or unknown",
+    ),
+    col.moment("end_ns", "its last record; it ended then or later, -1 if unknown", missing=-1),
+)
 ENDINGS = schema(
     "endings",
     "Processes that ended by an exception that nothing caught, with an exit code other than 0, or by a signal",
@@ -34,8 +51,8 @@ ENDINGS = schema(
     col.moment("at_ns", "when nothing had caught the exception; else its last record, -1 if there is none", missing=-1),
     col.number("steps_count", "steps that the rank had finished by then, -1 if it has none", missing=-1),
 )
-#: Metadata key: this and the pid; the same in ``probes/ends/child_ends.py``.
-EXITED = "exited "
+#: Metadata keys: these and the pid; the same in ``probes/ends/child_ends.py``.
+KILLED_FACT, EXITED = "killed ", "exited "
 
 
 @dataclass(slots=True)
@@ -115,16 +132,73 @@ def _exceptions(trace: Trace) -> list[tuple[int, int, str]]:
 
 def _steps_before(trace: Trace, found: list[_Ending]) -> list[int]:
     """Return how many steps the rank of each ending had finished; -1 for workers and where none are known."""
-    try:
-        table = find_steps(trace)
-    except MissingDataError:
+    table = steps_if_any(trace)
+    if table is None:
         return [-1] * len(found)
-    by_rank, role = (
-        RowsBy(table["rank"]),
-        dict(zip(trace.processes["process_id"].tolist(), trace.processes["role_code"].tolist(), strict=True)),
-    )
+    by_rank, processes = RowsBy(table["rank"]), trace.processes
+    role = dict(zip(processes["process_id"].tolist(), processes["role_code"].tolist(), strict=True))
     counts = []
     for ending in found:
         rows = by_rank.rows(ending.rank) if role.get(ending.process) == ProcessRole.RANK else np.empty(0, dtype=int)
         counts.append(int(np.count_nonzero(table["end_ns"][rows] <= ending.at_ns)) if len(rows) else -1)
     return counts
+
+
+def killed(trace: Trace) -> Table:
+    """List the processes that a signal ended, by the end of their records.
+
+    They are workers of torch's DataLoader, and ranks that ``torchrun`` or ``torch.multiprocessing.spawn`` started.
+    Processes of other parents (a shell, ``srun``) are not found.
+
+    Parameters
+    ----------
+    trace : Trace
+
+    Columns
+    -------
+    rank, worker_id, pid, process_id, signal, sender, end_ns
+
+    Raises
+    ------
+    MissingDataError
+        If no process was recorded.
+    """
+    processes = trace.processes
+    if not len(processes):
+        raise MissingDataError("no process was recorded", hint="record a job with `stashtrace run -- COMMAND`")
+    rows = []
+    for parent, pid, value in facts_of_children(trace, KILLED_FACT):
+        name, sender, process_name = [*value.split(" ", 2), "", "", ""][:3]
+        row, rank, worker = child(trace, parent, pid, process_name)
+        process, end = -1, -1
+        if row >= 0:
+            process, end = (int(processes[name][row]) for name in ("process_id", "end_ns"))
+        rows.append((rank, worker, pid, process, name, sender, end))
+    return Table.from_rows(KILLED, rows).sort_by("end_ns", "rank", "worker_id", "pid")
+
+
+def facts_of_children(trace: Trace, prefix: str) -> Iterator[tuple[int, int, str]]:
+    """Yield what parents said of their children under a key: row of the parent, pid of the child, and the value."""
+    row_of = {number: row for row, number in enumerate(trace.processes["process_id"].tolist())}
+    facts = facts_with_key(trace, lambda key: key.startswith(prefix))
+    for owner, key, value in zip(facts["process_id"].tolist(), facts["key_code"], facts["value_code"], strict=True):
+        text = trace.text(key)
+        number = text.removeprefix(prefix)
+        if number == text or not number.isdecimal() or len(number) > POLICY.most_digits_count or owner not in row_of:
+            continue
+        yield row_of[owner], int(number), trace.text(value)
+
+
+def child(trace: Trace, parent: int, pid: int, name: str) -> tuple[int, int, int]:
+    """Return row, rank and worker number of a child of a process, each -1 if unknown; ``name`` as its parent said."""
+    processes = trace.processes
+    of_pid = (processes["pid"] == pid) & (processes["host_code"] == processes["host_code"][parent])
+    row = int(np.flatnonzero(of_pid)[-1]) if of_pid.any() else -1
+    of_worker = name.rpartition(" ")[2] if name.startswith("worker ") else ""
+    worker = int(of_worker) if of_worker.isdecimal() and len(of_worker) <= POLICY.most_digits_count else -1
+    rank = int(processes["rank"][parent]) if worker >= 0 else -1
+    if row >= 0:
+        rank = int(processes["rank"][row])
+        if processes["role_code"][row] == ProcessRole.WORKER:
+            worker = int(processes["worker_id"][row])
+    return row, rank, worker

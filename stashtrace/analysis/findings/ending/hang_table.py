@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence
-from stashtrace.analysis.findings.ending.idle import find_idle
-from stashtrace.analysis.findings.ending.last_activity import step_track
+from stashtrace.analysis.findings.ending.last_activity import find_idle, step_track
 from stashtrace.analysis.findings.ending.looked import RUNS, UNKNOWN
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims, stuck_at_end
 from stashtrace.analysis.findings.rules.ending.last_seen import doing

@@ -1,31 +1,32 @@
-"""What a rank did last when its records end, and what its step thread did since.
+"""What ranks did last when their records end, and since: whether one still works, or none does.
 
 A call is recorded when it returns, so one that never did is not in the records. What is known then: what ended before,
-what came next after that in the steps before, and whether the thread has run on a CPU since.
+what came next after that in the steps before, and whether the thread has run on a CPU since. A rank that others wait
+for may still work: then the job does not hang, it waits. Or no rank gets on though none waits for another: it is idle.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stashtrace.analysis.findings.ending.looked import has_ended, look_at_rank, was_seen
+from stashtrace.analysis.findings.ending.looked import WORK, has_ended, look_at_rank, was_seen
+from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.analysis.stalls.sampled_cpus import timed_samples
+from stashtrace.analysis.steps.steps import steps_if_any
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
 from stashtrace.loading.looks import newest_stack
 from stashtrace.record.look.model import ThreadLook
-from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoOp, Phase, SpanKind, WaitOp
+from stashtrace.record.look.progress import Progress, way_of_progress
+from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, ProcessRole, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace
 
-#: Less than this after the last record is nothing to speak of.
-LEAST_NS = 500_000_000
 #: Metadata key; the same in ``csrc/collectors/proc/proc_collector.cpp``.
 _FACT = "stands_in"
-#: What comes next is said if it did so at least this often, in at least this share of the steps before.
-_SEEN, _MOSTLY = 3, 0.8
+_TIME_COLUMNS = ("end_ns", "ts_ns", "call_ns", "return_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ def is_gone(trace: Trace, rank: int) -> bool:
         newest = max(newest, int(at[-1]))
         if owner in process:
             last = max(last, int(at[-1]))
-    return 0 <= last < newest - LEAST_NS
+    return 0 <= last < newest - POLICY.silence_ns
 
 
 def step_track(trace: Trace, rank: int) -> tuple[int, int] | None:
@@ -131,10 +132,10 @@ def what_follows(acts: list[Activity], kind: str) -> str:
         after = next((act for act in ordered[at + 1 :] if act.begin_ns >= ordered[at].end_ns), None)
         if after is not None:
             next_kinds.append(after.kind)
-    if len(next_kinds) < _SEEN:
+    if len(next_kinds) < POLICY.follows_count:
         return ""
     kinds, counts = np.unique(next_kinds, return_counts=True)
-    return str(kinds[counts.argmax()]) if counts.max() >= _MOSTLY * len(next_kinds) else ""
+    return str(kinds[counts.argmax()]) if counts.max() >= POLICY.follows_ratio * len(next_kinds) else ""
 
 
 def ran_since(trace: Trace, process: int, track: int, since_ns: int) -> tuple[float, int] | None:
@@ -148,3 +149,106 @@ def ran_since(trace: Trace, process: int, track: int, since_ns: int) -> tuple[fl
                 spent += float(values[rows[-1]] - values[rows[0]])
                 window = max(window, int(at[rows[-1]] - at[rows[0]]))
     return (min(spent / window, 1.0), window) if window > 0 else None
+
+
+def newest_ns(trace: Trace, *, activity: bool = False, rank: int | None = None) -> int:
+    """Return the time of the newest row; with ``activity``, counters and samples do not count."""
+    newest = 0
+    tables = ["phases", "batches", "collectives", "collective_waits", "waits", "spans", "io"]
+    processes = trace.processes
+    mine = set(processes["process_id"][processes["rank"] == rank].tolist()) if rank is not None else None
+    of_mine = np.isin(trace.tracks["process_id"], sorted(mine or ()))
+    tracks = set(trace.tracks["track_id"][of_mine].tolist())
+    for name in tables if activity else [*tables, "counters"]:
+        table = trace.table(name)
+        if mine is not None and len(table):
+            own = "process_id" if "process_id" in table else "track_id"
+            table = table.take(np.isin(table[own], sorted(mine if own == "process_id" else tracks)))
+        for column in _TIME_COLUMNS:
+            if column in table and len(table):
+                newest = max(newest, int(table[column].max()))
+    return newest
+
+
+def still_works(trace: Trace, rank: int, since_ns: int) -> str:
+    """Return how a rank works on at the end of the records, given how long others wait; empty if it does not.
+
+    The answer is one of ``record.look.progress``. Of a process that was looked at, the look tells, not its samples.
+    """
+    end = newest_ns(trace)
+    begin = end - round(POLICY.last_part_ratio * since_ns)
+    thread = step_track(trace, rank)
+    rows = int(thread is not None and last_work_ns(trace, thread[1]) >= begin)
+    look = look_at_rank(trace, rank)
+    if look is not None and was_seen(look):
+        before, after = look.progress()
+        return way_of_progress(replace(before, rows_count=0), replace(after, rows_count=rows))
+    ran = ran_since(trace, *thread, begin) if thread is not None else None
+    share, window = ran if ran is not None else (-1.0, end - begin)
+    return way_of_progress(
+        Progress(end - window, rows_count=0, moved_bytes=0, thread_run_ns=0 if ran is not None else -1),
+        Progress(
+            end, rows_count=rows, moved_bytes=_moved_bytes(trace, rank, begin), thread_run_ns=round(share * window)
+        ),
+    )
+
+
+def last_work_ns(trace: Trace, track: int) -> int:
+    """Return when a thread last ended something but a wait or a message; -1 if it never did."""
+    last = -1
+    for name in WORK:
+        table = trace.table(name)
+        last = max(last, int(table["end_ns"][table["track_id"] == track].max(initial=-1)))
+    for io in trace.io_pieces():
+        work = (io["track_id"] == track) & ((io["io_flags"] & (IoFlag.SOCKET | IoFlag.PIPE)) == 0)
+        last = max(last, int(io["end_ns"][work].max(initial=-1)))
+    return last
+
+
+def _moved_bytes(trace: Trace, rank: int, begin_ns: int) -> int:
+    """Return the bytes that the process of a rank read from, or wrote to, storage since a moment; the larger ones."""
+    processes = trace.processes
+    own = (processes["rank"] == rank) & (processes["role_code"] == ProcessRole.RANK)
+    mine = set(processes["process_id"][own].tolist())
+    moved = 0.0
+    for name in ("process_read_bytes_total", "process_write_bytes_total"):
+        for (process, _), at, values in timed_samples(trace, name):
+            rows = np.flatnonzero(at >= begin_ns)
+            if process in mine and len(rows) > 1:
+                moved = max(moved, float(values[rows[-1]] - values[rows[0]]))
+    return round(moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Ranks that stand still, and for how long the one that worked last has done nothing."""
+
+    ranks: tuple[int, ...]
+    since_ns: int
+
+
+def find_idle(trace: Trace) -> Idle | None:
+    """Return the ranks of a job in which every rank stands still at the end of the records; None if one works."""
+    ranks = trace.ranks.tolist()
+    if not ranks:
+        return None
+    end = newest_ns(trace)
+    last = max(_last_ns(trace, rank) for rank in ranks)
+    since = end - last
+    if last < 0 or since < long_ns(trace) or any(still_works(trace, rank, since) for rank in ranks):
+        return None
+    return Idle(tuple(ranks), since)
+
+
+def _last_ns(trace: Trace, rank: int) -> int:
+    thread = step_track(trace, rank)
+    return last_work_ns(trace, thread[1]) if thread is not None else -1
+
+
+def long_ns(trace: Trace) -> int:
+    """Return how long nothing may end before that is more than a long step."""
+    table = steps_if_any(trace)
+    if table is None or not len(table):
+        return POLICY.idle_without_steps_ns
+    longest = int((table["end_ns"] - table["begin_ns"]).max())
+    return max(POLICY.idle_ns, POLICY.idle_longest_steps_count * longest)

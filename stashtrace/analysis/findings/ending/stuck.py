@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp
 from stashtrace.schema.trace import Trace
@@ -23,8 +24,6 @@ from stashtrace.schema.trace import Trace
 #: Operations in which every member gives a message of one size.
 _ONE_SIZE = (CollectiveOp.ALL_REDUCE, CollectiveOp.BROADCAST, CollectiveOp.REDUCE)
 _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
-#: Operations before the stuck one in which members may have gone different ways.
-_NEAR = 16
 #: Not called, as far as the records say; or called, and not finished on a device where other members finished it.
 NOT_ENTERED, NOT_FINISHED = "not_entered", "not_finished"
 
@@ -289,7 +288,7 @@ class _Waits:
             group = self.groups[value]
             rows = np.concatenate(list(group.rows.values()))
             stuck = int(table["sequence"][self.pending[table["group_hash"][self.pending] == value]].min())
-            near = table["sequence"][rows] > stuck - _NEAR
+            near = table["sequence"][rows] > stuck - POLICY.near_operations_count
             rows = rows[near & ~self.messages[rows] & (table["op_code"][rows] != CollectiveOp.OTHER)]
             each = GroupBy(table["sequence"][rows])
             for sequence in each.values[each.min(table["op_code"][rows]) < each.max(table["op_code"][rows])].tolist():

@@ -1,41 +1,48 @@
-"""Attribute a change of the step time to one kind of time of a rank, its calls on a file, or its kinds together.
+"""Attribute a change of the step time to a kind of time of a rank, or to its kinds together, and that to what it did.
 
 one kind    rank 1 computes 12 ms longer
-a file      rank 0 spends 133 ms more reading shard-0000.bin, which the budget has in several kinds of time
 between     rank 0 spends 160 ms more in validation steps, while the others already wait in the next step
 together    rank 0 works 150 ms longer, in several kinds of time
+behind      calls, files and phases that take more time in the changed steps than in the others
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.over_time.changed_work import NOTHING, Cause, behind
-from stashtrace.analysis.findings.over_time.detect_changes import Floats
+from stashtrace.analysis.findings.over_time.policy import POLICY
+from stashtrace.analysis.intervals import Int64, TimeSet, window_at
+from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.analysis.steps.epochs import waits_of_steps
+from stashtrace.analysis.steps.steps import host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
-from stashtrace.analysis.stragglers.file_calls import OnFile, on_file
+from stashtrace.analysis.stragglers.file_calls import as_one_database
+from stashtrace.calibration.noise import Floats
 from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import NAMED_SPANS, BatchPhase, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
 
-#: A kind of time of a rank is named where it is at least this part of the change; ranks are alike from the other on.
-_EXPLAINS, _ALIKE = 0.5, 0.5
-#: All calls on a file take clearly more than one kind of time if they take this part more.
-_CLEARLY_RATIO = 1.05
+Bools = npt.NDArray[np.bool_]
 #: Waits for late ranks: the late rank has the time of its own.
 _PASSED_ON = "straggler"
-#: Kinds of time beside those of ``stalls``: calls on files, and all of a rank's work.
-ON_FILE, TOGETHER = "on_file", "together"
+#: All of a rank's work, beside the kinds of ``stalls``.
+TOGETHER = "together"
+Cause = tuple[str, str, float]
+NOTHING: Cause = ("", "", -1.0)
+#: What a time may go to: its kind, and by name the time of each step.
+Way = tuple[str, list[tuple[str, Floats]]]
+Ways = Iterator[Way]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,6 @@ class Whose:
     ranks: str = ""
     kind: str = ""
     delta_ns: float = 0.0
-    on: OnFile | None = None
 
 
 class Budgets:
@@ -110,42 +116,22 @@ class Budgets:
         sign = 1.0 if change.delta >= 0 else -1.0
         deltas = _more(change, self.spent) * sign
         best, of_kind = (int(at) for at in np.unravel_index(int(deltas.argmax()), deltas.shape))
-        least = _EXPLAINS * abs(change.delta)
-        one = None
+        least = POLICY.explains_ratio * abs(change.delta)
         if deltas[best, of_kind] >= least:
             column = [COLUMN_OF[name] == COLUMN_OF[self.kinds[of_kind]] for name in self.kinds]
             alike = self._alike(deltas[:, column].sum(axis=1), best)
-            one = Whose(int(self.ranks[best]), alike, self.kinds[of_kind], sign * float(deltas[best, of_kind]))
+            return Whose(int(self.ranks[best]), alike, self.kinds[of_kind], sign * float(deltas[best, of_kind]))
         # A transfer is of several ranks, and no work of one of them.
         works = np.array([COLUMN_OF[name] != "link" for name in self.kinds])
         together = deltas[:, works].sum(axis=1)
         worker = int(together.argmax())
-        if together[worker] >= least and (one is None or (best == worker and one.ranks == str(one.rank))):
-            found = self._on_file(change, worker, sign, max(least, _CLEARLY_RATIO * abs(one.delta_ns) if one else 0.0))
-            if found is not None:
-                return found
-        if one is not None:
-            return one
         if together[worker] >= least:
             alike = self._alike(together, worker)
             return Whose(int(self.ranks[worker]), alike, TOGETHER, sign * float(together[worker]))
         return self._between(change, sign, least)
 
     def _alike(self, deltas: Floats, best: int) -> str:
-        return ranks_text(self.ranks[deltas >= _ALIKE * deltas[best]].tolist())
-
-    def _on_file(self, change: Change, row: int, sign: float, least: float) -> Whose | None:
-        """Return that a rank's calls on its file change by at least so much."""
-        rank, index = int(self.ranks[row]), TraceIndex(self._trace)
-        for thread, own in ranks_and_steps(index.origin, self._counted):
-            on = on_file(index, thread, own) if thread.rank == rank else None
-            if on is not None:
-                spent = np.full(len(self._numbers), np.nan)
-                spent[np.searchsorted(self._numbers, own["step"])] = on.time.within(own["begin_ns"], own["end_ns"])
-                more = float(_more(change, spent))
-                if sign * more >= least:
-                    return Whose(rank, str(rank), ON_FILE, more, on)
-        return None
+        return ranks_text(self.ranks[deltas >= POLICY.alike_ratio * deltas[best]].tolist())
 
     def _between(self, change: Change, sign: float, least: float) -> Whose:
         """Return that a rank makes more steps of another kind before each changed one, which the others wait for."""
@@ -174,15 +160,12 @@ class Budgets:
         absent = self.absent(change)
         if len(absent):
             return "absent", ranks_text(absent.tolist()), -1.0
-        if found.on is not None:
-            return found.on.way, found.on.name, abs(found.delta_ns)
         if found.rank < 0 or change.delta <= 0 or found.kind in QUIET_KINDS:
             return NOTHING
         chosen = self._counted.take(self._counted["rank"] == found.rank).sort_by("step")
         parts = tuple(np.isin(chosen["step"], self._numbers[part]) for part in (change.changed, change.others))
-        kind, name, more = behind(
-            self._trace, found.rank, found.kind, chosen, (parts[0], parts[1]), found.delta_ns / change.scale
-        )
+        given = ways(self._trace, found.rank, found.kind, chosen)
+        kind, name, more = most_of(given, (parts[0], parts[1]), found.delta_ns / change.scale)
         return kind, name, more * change.scale if kind else more
 
 
@@ -194,3 +177,156 @@ def _more(change: Change, spent: Floats) -> Floats:
         middle = np.mean if whole else np.nanmean
     inside, outside = (middle(spent[..., part], axis=-1) for part in (change.changed, change.others))
     return np.asarray((inside - outside) * change.scale)
+
+
+def ways(trace: Trace, rank: int, kind: str, steps: Table) -> Ways:
+    """Give what a kind of time of a rank may go to, by step, the most telling first.
+
+    ``kind``: kind of time, as in ``stalls``. ``steps``: counted steps of the rank, in order.
+    """
+    if COLUMN_OF.get(kind) == "link":  # no rank's calls are parts of a transfer, and it waits for it in some of them
+        return
+    windows = _host_windows(trace, rank, steps)
+    if COLUMN_OF.get(kind) == "data" and (trace.batches["rank"] == rank).any():
+        yield from _of_batches(trace, rank, steps, windows)
+    else:
+        yield from _of_step_thread(trace, rank, steps, windows, _time_of(trace, rank, kind))
+
+
+def most_of(given: Iterable[Way], parts: tuple[Bools, Bools], delta_ns: float) -> Cause:
+    """Return kind, name and time of what a change goes to; empty and -1 if it is nothing recorded.
+
+    ``parts``: which steps are changed, and which are as usual. ``delta_ns``: by how much longer the time is in the
+    former.
+    """
+    best = NOTHING
+    for name, found in given:
+        for label, spent in found:
+            more = float(spent[parts[0]].mean() - spent[parts[1]].mean())
+            if more >= POLICY.explains_ratio * delta_ns and more > best[2]:
+                best = (name, label, more)
+        if best[0]:  # what comes first says most
+            # A call, or the making of a batch, may be longer than the part of it that is of this kind of time.
+            return best[0], best[1], min(best[2], delta_ns)
+    return best
+
+
+def _time_of(trace: Trace, rank: int, kind: str) -> TimeSet | None:
+    """Return when a rank's thread spends a kind of time; None if its host is elsewhere then, or for several kinds."""
+    index = TraceIndex(trace)
+    for thread in step_threads(trace):
+        if thread.rank == rank and kind in COLUMN_OF:
+            layers = rank_layers(index, thread)
+            if layers.method == "host" and not layers.segments:
+                return layers.time_of(StallKind[kind.upper()])
+    return None
+
+
+def _host_windows(trace: Trace, rank: int, steps: Table) -> tuple[Int64, Int64]:
+    if not (steps["clock_code"] != 0).any():
+        return steps["begin_ns"], steps["end_ns"]
+    host = host_steps(trace)
+    own = host.take((host["rank"] == rank) & np.isin(host["step"], steps["step"])).sort_by("step")
+    return own["begin_ns"], own["end_ns"]
+
+
+def _per_step(begin: Int64, end: Int64, windows: tuple[Int64, Int64], time: TimeSet | None = None) -> Floats:
+    """Sum intervals, or the part of them that lies in a time, by the step in which they begin."""
+    at = window_at(begin, *windows)
+    inside = at >= 0
+    until = np.minimum(end, windows[1][at])[inside]
+    spent = until - begin[inside] if time is None else time.within(begin[inside], until)
+    return np.bincount(at[inside], spent, len(windows[0])).astype(np.float64)
+
+
+def _rows_per_step(rows: Table, chosen: Bools, windows: tuple[Int64, Int64], time: TimeSet | None) -> Floats:
+    return _per_step(rows["begin_ns"][chosen], rows["end_ns"][chosen], windows, time)
+
+
+def _by_name(
+    rows: Table, codes: Int64, windows: tuple[Int64, Int64], trace: Trace, time: TimeSet | None
+) -> list[tuple[str, Floats]]:
+    found = []
+    for code, own in GroupBy(codes).items():
+        found.append((trace.text(int(code)), _per_step(rows["begin_ns"][own], rows["end_ns"][own], windows, time)))
+    return found
+
+
+def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64, Int64], time: TimeSet | None) -> Ways:
+    """Give what the step thread did, the part of it within a time, the most telling first."""
+    track = int(steps["track_id"][0])
+    spans, phases, waits = trace.spans, trace.phases, trace.waits
+    mine = spans.take(spans["track_id"] == track)
+    collections = mine.take(mine["kind_code"] == SpanKind.GC)
+    yield "gc", [("", _per_step(collections["begin_ns"], collections["end_ns"], windows, time))]
+    compiled = mine.take(mine["kind_code"] == SpanKind.COMPILE)
+    yield "compile", _by_name(compiled, compiled["name_code"], windows, trace, time)
+    own = phases.take((phases["track_id"] == track) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0))
+    saves = own.take(own["phase_code"] == Phase.CHECKPOINT)
+    yield "checkpoint", [("", _per_step(saves["begin_ns"], saves["end_ns"], windows, time))]
+    named = mine.take(np.isin(mine["kind_code"], NAMED_SPANS))
+    yield "annotation", _by_name(named, named["name_code"], windows, trace, time)
+    yield "file", _files(trace, np.array([track]), windows, time=time)
+    blocked = waits.take(waits["track_id"] == track)
+    ops = {op.name.lower(): blocked["wait_code"] == op for op in WaitOp}
+    yield "wait", [(name, _rows_per_step(blocked, chosen, windows, time)) for name, chosen in ops.items()]
+    parts = {part.name.lower(): own["phase_code"] == part for part in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
+    yield "phase", [(name, _rows_per_step(own, chosen, windows, time)) for name, chosen in parts.items()]
+
+
+def _files(
+    trace: Trace,
+    tracks: Int64,
+    windows: tuple[Int64, Int64],
+    chosen: Table | None = None,
+    time: TimeSet | None = None,
+) -> list[tuple[str, Floats]]:
+    """Return the time in calls on each file by step; with ``chosen``, by the step that waits for the batch."""
+    sums: dict[int, Floats] = {}
+    for io in trace.io_pieces():
+        rows = io.take(np.isin(io["track_id"], tracks))
+        for code, own in GroupBy(as_one_database(trace, rows["path_code"])).items():
+            begin, end = rows["begin_ns"][own].astype(np.int64), rows["end_ns"][own].astype(np.int64)
+            if chosen is not None:
+                spent = _within_fetches(begin, end, rows["track_id"][own], chosen, len(windows[0]))
+            else:
+                spent = _per_step(begin, end, windows, time)
+            sums[int(code)] = sums.get(int(code), 0.0) + spent
+    return [(trace.text(code), spent) for code, spent in sums.items() if trace.text(code)]
+
+
+def _of_batches(trace: Trace, rank: int, steps: Table, windows: tuple[Int64, Int64]) -> Ways:
+    """Give what made the batches that each step waited for: files, then the worker."""
+    batches = trace.batches.take(trace.batches["rank"] == rank)
+    waits = waits_of_steps(batches, steps)
+    at = window_at(waits["begin_ns"], *windows)
+    waits, at = waits.take(at >= 0), at[at >= 0]
+    fetches = batches.take(batches["phase_code"] == BatchPhase.FETCH)
+    served = GroupBy(waits["loader_id"], waits["batch_index"])
+    row = served.find(fetches["loader_id"], fetches["batch_index"])
+    fetches, row = fetches.take(row >= 0), row[row >= 0]
+    step = at[served.first[row]]
+    made = fetches.replace(batch_index=step)  # from here on the step that waits for it
+    yield "file", _files(trace, np.unique(made["track_id"]), windows, made)
+    length, workers = (made["end_ns"] - made["begin_ns"]).astype(np.float64), GroupBy(made["worker_id"])
+    if len(workers) > 1:
+        yield (
+            "worker",
+            [
+                (str(worker), np.bincount(step[own], length[own], len(windows[0])).astype(np.float64))
+                for worker, own in workers.items()
+                if worker >= 0
+            ],
+        )
+
+
+def _within_fetches(begin: Int64, end: Int64, tracks: Int64, made: Table, steps_count: int) -> Floats:
+    """Sum calls by the step that waits for the batch during whose making they began."""
+    out = np.zeros(steps_count)
+    for track in np.unique(tracks).tolist():
+        own = made.take(made["track_id"] == track).sort_by("begin_ns")
+        mine = tracks == track
+        at = window_at(begin[mine], own["begin_ns"], own["end_ns"])
+        inside = at >= 0
+        out += np.bincount(own["batch_index"][at[inside]], (end - begin)[mine][inside], steps_count)
+    return out

@@ -6,7 +6,14 @@
 
 All thresholds are of chance (what exchangeable noise of any distribution does in one of thousands of runs) and of
 effect (what is worth saying). Noise that lasts for several steps counts for fewer steps than it has. Of series too
-short for that, ``detect_in_short_series`` finds what stands clear of all noise.
+short for that, what stands clear of all noise is found:
+
+    shift    every step of one stretch is longer than every other step, by a gap of several times what either varies
+    drift    a line that rises by many times what is left beside it
+    period   the long steps are all of every P-th place, and no others
+
+Of independent noise of any distribution no more than 2^(1 - n) of the series of n steps fall apart at one place, into
+two stretches with a gap between them; how wide the gap has to be keeps out noise that lasts for several steps.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -22,40 +29,8 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.over_time.detect_in_short_series import (
-    SHORT,
-    clear_arc,
-    clear_line,
-    is_clear,
-    is_periodic,
-)
-
-Floats = npt.NDArray[np.float64]
-
-#: Fewer steps than this say nothing about time: they hold no two stretches.
-LEAST_STEPS = 12
-#: Steps of the shortest stretch that is one.
-_STRETCH = 6
-#: More steps than this are joined to stretches of a median each.
-_MOST = 400
-#: Deviation of an arc's mean rank, in standard deviations, that noise reaches in fewer than one of thousands of runs.
-_BEYOND_CHANCE = 5.5
-#: Part of the usual step that a change has at least, and share of the pairs of steps that are in its order.
-_WORTH_SAYING, _TOLD_APART = 0.05, 0.8
-#: Chance of a period among the places of long steps.
-_PERIOD_CHANCE = 1e-4
-#: So many long steps of a period are seen, and this share of its places.
-_TIMES, _KEPT = 4, 0.75
-#: A long step of a period is longer than the usual one by this part, and by so many deviations.
-_LONG, _DEVIATIONS = 0.1, 5.0
-#: A model fits clearly better if its fit is that much less: chance makes one of twenty so.
-_CLEARLY = 3.0
-#: Places at which values may begin to grow.
-_HINGES = 60
-#: Periods of which half the steps are long; these are so in each of that many parts of the series.
-_TURNS, _PARTS = (2, 4, 6, 8), 4
-#: And the places of long steps, as those of short ones, differ among each other by less than this part of the excess.
-_LEVEL = 1 / 3
+from stashtrace.analysis.findings.over_time.policy import POLICY
+from stashtrace.calibration.noise import OF_MEAN, OF_MEDIAN_DEVIATION, Floats, share_or_more
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +73,9 @@ class Drift:
 def stretches(values: Floats) -> list[Stretch]:
     """Divide a series into stretches of different length; one stretch if nothing changes."""
     count = len(values)
-    if count < LEAST_STEPS:
+    if count < POLICY.least_steps_count:
         return [Stretch(0, count, float(np.median(values)) if count else 0.0)]
-    size = -(-count // _MOST)
+    size = -(-count // POLICY.values_count)
     joined = values
     if size > 1:
         whole = count // size
@@ -125,17 +100,17 @@ def _cuts(values: Floats, begin: int, end: int) -> set[int]:
 def _arc(part: Floats) -> tuple[int, int] | None:
     """Return the arc of values that differs most from the rest; None if chance or smallness explains it."""
     count = len(part)
-    if count < 2 * _STRETCH:
+    if count < 2 * POLICY.stretch_steps_count:
         return None
     scores = _scores(part)
     total = np.concatenate([[0.0], np.cumsum(scores)])
     places = np.arange(count + 1)
     length = places[None, :] - places[:, None]
-    fits = (length >= _STRETCH) & (count - length >= _STRETCH)
+    fits = (length >= POLICY.stretch_steps_count) & (count - length >= POLICY.stretch_steps_count)
     # What is left before and behind an arc is a stretch as well, or nothing.
-    fits &= ((places == 0) | (places >= _STRETCH))[:, None] & ((places == count) | (places <= count - _STRETCH))[
-        None, :
-    ]
+    fits &= ((places == 0) | (places >= POLICY.stretch_steps_count))[:, None] & (
+        (places == count) | (places <= count - POLICY.stretch_steps_count)
+    )[None, :]
     if not fits.any():
         return None
     spread = np.sqrt(np.where(fits, length * (count - length) / count, 1.0))
@@ -145,8 +120,8 @@ def _arc(part: Floats) -> tuple[int, int] | None:
     inside[begin:end] = True
     # A trend inside the stretches is no noise that lasts.
     lasting = _lasting(np.concatenate([_without_line(piece) for piece in np.split(scores, [begin, end]) if len(piece)]))
-    if beyond[begin, end] / math.sqrt(lasting) < _BEYOND_CHANCE:
-        clear = clear_arc(part, fits) if count < SHORT else None
+    if beyond[begin, end] / math.sqrt(lasting) < POLICY.beyond_chance_deviations:
+        clear = _clear_arc(part, fits) if count < POLICY.short_steps_count else None
         if clear is None:
             return None
         begin, end = clear
@@ -196,10 +171,10 @@ def _matters(one: Floats, other: Floats) -> bool:
     """Whether two stretches differ by enough of the usual step, in most pairs of their steps."""
     difference = abs(float(np.median(one)) - float(np.median(other)))
     usual = min(float(np.median(one)), float(np.median(other)))
-    if difference < _WORTH_SAYING * max(usual, 1.0):
+    if difference < POLICY.worth_saying_ratio * max(usual, 1.0):
         return False
     ordered = _share_of_longer(one, other)
-    return max(ordered, 1 - ordered) >= _TOLD_APART
+    return max(ordered, 1 - ordered) >= POLICY.told_apart_ratio
 
 
 def _share_of_longer(one: Floats, other: Floats) -> float:
@@ -236,9 +211,9 @@ def _merge_alike(values: Floats, places: list[int]) -> list[Stretch]:
 
 def drift(values: Floats, found: list[Stretch]) -> Drift | None:
     """Return the line that explains stretches of steadily longer or shorter steps better than they do."""
-    if len(found) == 1 and LEAST_STEPS <= len(values) < SHORT:
-        line = clear_line(values)
-        if line is None or abs(line[0]) * (len(values) - 1) < _WORTH_SAYING * found[0].length:
+    if len(found) == 1 and POLICY.least_steps_count <= len(values) < POLICY.short_steps_count:
+        line = _clear_line(values)
+        if line is None or abs(line[0]) * (len(values) - 1) < POLICY.worth_saying_ratio * found[0].length:
             return None
         return Drift(line[0], line[1], line[1] + line[0] * (len(values) - 1))
     if len(found) < 2:
@@ -246,14 +221,14 @@ def drift(values: Floats, found: list[Stretch]) -> Drift | None:
     slope, start = _line(values)
     places = np.arange(len(values))
     rise = abs(slope) * (len(values) - 1)
-    if rise < _WORTH_SAYING * max(min(start, start + slope * (len(values) - 1)), 1.0):
+    if rise < POLICY.worth_saying_ratio * max(min(start, start + slope * (len(values) - 1)), 1.0):
         return None
     # Where neither fits clearly better, two levels are a shift that may have grown; more of them are a line.
-    clearly = _CLEARLY if len(found) == 2 else 0.0
+    clearly = POLICY.clearly_better if len(found) == 2 else 0.0
     straight = _fit(values, values - start - slope * places, found, 1)
     if straight > _fit(values, _off_stairs(values, found), found) - clearly:
         return None
-    if straight > _fit(values, _hinge(values)[1], found, 2) + _CLEARLY:
+    if straight > _fit(values, _hinge(values)[1], found, 2) + POLICY.clearly_better:
         return None
     return Drift(slope, start, start + slope * (len(values) - 1))
 
@@ -296,15 +271,16 @@ def onset(values: Floats, found: Sequence[Stretch]) -> tuple[int, str]:
     bent = _fit(values, rest, found, 2)
     slope, start = _line(values)
     straight = _fit(values, values - start - slope * np.arange(len(values)), found, 1)
-    if bent < stairs - _CLEARLY:
+    if bent < stairs - POLICY.clearly_better:
         return place, "gradual"
-    return found[1].begin, "either" if min(bent, straight) < stairs + _CLEARLY else "sudden"
+    return found[1].begin, "either" if min(bent, straight) < stairs + POLICY.clearly_better else "sudden"
 
 
 def _hinge(values: Floats) -> tuple[int, Floats]:
     """Return from where on a line leaves a level so that it fits best, and what it leaves of the values."""
     count, best = len(values), None
-    for place in np.unique(np.linspace(_STRETCH, count - _STRETCH, min(count, _HINGES)).astype(int)).tolist():
+    first = POLICY.stretch_steps_count
+    for place in np.unique(np.linspace(first, count - first, min(count, POLICY.bends_count)).astype(int)).tolist():
         level = float(np.median(values[:place]))
         run = np.arange(1, count - place + 1)
         # The line through the bend that leaves least is the weighted median of all slopes.
@@ -321,28 +297,28 @@ def _hinge(values: Floats) -> tuple[int, Floats]:
 def period(values: Floats, found: list[Stretch]) -> Period | None:
     """Return the period of long steps that chance does not explain; None if there is none."""
     count = len(values)
-    if count < LEAST_STEPS:
+    if count < POLICY.least_steps_count:
         return None
     level = np.repeat([s.length for s in found], [s.end - s.begin for s in found])
     rest = values - level
     usual = float(np.median(level))
-    deviation = 1.4826 * float(np.median(np.abs(rest)))
-    long = np.flatnonzero(rest > max(_LONG * usual, _DEVIATIONS * deviation))
+    deviation = OF_MEDIAN_DEVIATION * float(np.median(np.abs(rest)))
+    long = np.flatnonzero(rest > max(POLICY.long_ratio * usual, POLICY.long_deviations * deviation))
     best: tuple[float, Period] | None = None
-    if len(long) >= _TIMES and len(long) <= count // 2:
-        for every in range(2, count // _TIMES + 1):
+    most = count // POLICY.period_times_count
+    if POLICY.period_times_count <= len(long) <= count // 2:
+        for every in range(2, most + 1):
             hits = np.bincount(long % every, minlength=every)
             first = int(hits.argmax())
             places = len(range(first, count, every))
             times = int(hits[first])
-            if times < _TIMES or times < _KEPT * places or 3 * times < len(long):
+            if times < POLICY.period_times_count or times < POLICY.period_kept_ratio * places or 3 * times < len(long):
                 continue
-            chance = _by_chance(count, len(long), places, times) * every * (count // _TIMES)
-            all_of_it = count < SHORT and times == places == len(long)
+            chance = share_or_more(times, len(long), places, count) * every * most
+            all_of_it = count < POLICY.short_steps_count and times == places == len(long)
             # A multiple of a period hits as often as it, at fewer places.
-            if (chance < _PERIOD_CHANCE or (all_of_it and is_periodic(count, places, every, count // _TIMES))) and (
-                best is None or chance < best[0]
-            ):
+            is_sure = chance < POLICY.period_chance_ratio or (all_of_it and _is_periodic(count, places, every, most))
+            if is_sure and (best is None or chance < best[0]):
                 inside = np.arange(count) % every == first
                 excess = float(np.median(rest[inside]) - np.median(rest[~inside]))
                 best = (chance, Period(every, first, times, places, excess))
@@ -359,8 +335,8 @@ def _by_turns(rest: Floats, usual: float) -> Period | None:
     """
     count, scores = len(rest), _scores(rest)
     best: tuple[float, Period] | None = None
-    for every in _TURNS:
-        if count // every < _TIMES:
+    for every in POLICY.turns_steps:
+        if count // every < POLICY.period_times_count:
             break
         for first in range(every):
             wave = Period(every, first, 0, 0, 0.0, every // 2)
@@ -374,19 +350,21 @@ def _by_turns(rest: Floats, usual: float) -> Period | None:
     at = wave.holds(count)
     long, short = rest[at], rest[~at]
     excess = float(np.median(long) - np.median(short))
-    if excess < _LONG * max(usual + float(np.median(short)), 1.0):
+    if excess < POLICY.long_ratio * max(usual + float(np.median(short)), 1.0):
         return None
     in_turn = all(
-        _share_of_longer(rest[part][at[part]], rest[part][~at[part]]) >= _TOLD_APART
-        for part in np.array_split(np.arange(count), _PARTS)
+        _share_of_longer(rest[part][at[part]], rest[part][~at[part]]) >= POLICY.told_apart_ratio
+        for part in np.array_split(np.arange(count), POLICY.turns_parts_count)
         if 0 < np.count_nonzero(at[part]) < len(part)
     )
     of_place = np.array([np.median(rest[place :: wave.every]) for place in range(wave.every)])
     is_long = wave.holds(wave.every)
-    if max(float(np.ptp(of_place[is_long])), float(np.ptp(of_place[~is_long]))) > _LEVEL * excess:
+    if max(float(np.ptp(of_place[is_long])), float(np.ptp(of_place[~is_long]))) > POLICY.turns_level_ratio * excess:
         return None  # steps that grow, over and over again
-    by_chance = beyond < _BEYOND_CHANCE and not (
-        count < SHORT and is_clear(long, short, usual) and is_periodic(count, len(long), wave.every, count // _TIMES)
+    by_chance = beyond < POLICY.beyond_chance_deviations and not (
+        count < POLICY.short_steps_count
+        and _is_clear(long, short, usual)
+        and _is_periodic(count, len(long), wave.every, count // POLICY.period_times_count)
     )
     if by_chance or not in_turn:
         return None
@@ -394,16 +372,63 @@ def _by_turns(rest: Floats, usual: float) -> Period | None:
     return Period(wave.every, wave.first, times, len(long), excess, wave.width)
 
 
-def _by_chance(count: int, long: int, places: int, times: int) -> float:
-    """Return the probability that of ``long`` steps among ``count`` at least ``times`` lie at ``places``."""
-    whole = _log_choose(count, long)
-    logs = [
-        _log_choose(places, hits) + _log_choose(count - places, long - hits) - whole
-        for hits in range(times, min(places, long) + 1)
-        if long - hits <= count - places
-    ]
-    return sum(math.exp(log) for log in logs)
+def _clear_arc(part: Floats, fits: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
+    """Return the arc whose values all lie on one side of a wide gap to all others; None if there is none.
+
+    ``fits`` tells by begin and end which arcs are long enough.
+    """
+    length = np.arange(len(part) + 1)[None, :] - np.arange(len(part) + 1)[:, None]
+    least = len(part) // POLICY.stretch_parts_count
+    gap = np.where(fits & (length >= least) & (len(part) - length >= least), _gaps(part), 0.0)
+    for at in np.argsort(-gap, axis=None)[: np.count_nonzero(gap > 0)].tolist():
+        begin, end = divmod(at, gap.shape[1])
+        inside = np.zeros(len(part), dtype=bool)
+        inside[begin:end] = True
+        rest = [values - np.median(values) for values in (part[inside], part[~inside])]
+        if gap[begin, end] >= POLICY.gap_deviations * _deviation(np.concatenate(rest), part):
+            return begin, end
+    return None
 
 
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+def _gaps(part: Floats) -> Floats:
+    """Return by begin and end of an arc how far apart its values and all others are; at most 0 if they overlap."""
+    count = len(part)
+    lowest, highest = (np.full((count + 1, count + 1), far) for far in (np.inf, -np.inf))
+    for begin in range(count):
+        lowest[begin, begin + 1 :] = np.minimum.accumulate(part[begin:])
+        highest[begin, begin + 1 :] = np.maximum.accumulate(part[begin:])
+    # Others lie before an arc and behind it.
+    low_outside = np.minimum(lowest[0, :, None], lowest[:, count][None, :])
+    high_outside = np.maximum(highest[0, :, None], highest[:, count][None, :])
+    return np.asarray(np.maximum(lowest - high_outside, low_outside - highest))
+
+
+def _clear_line(values: Floats) -> tuple[float, float] | None:
+    """Return slope and begin of a line that rises far more than values differ from it; None if it does not."""
+    slope, start = _line(values)
+    rest = values - start - slope * np.arange(len(values))
+    if abs(slope) * (len(values) - 1) < POLICY.rise_deviations * _deviation(rest, values):
+        return None
+    return slope, start
+
+
+def _is_clear(long: Floats, short: Floats, usual: float) -> bool:
+    """Return True if a wide gap parts all long values, given as what they differ from ``usual``, from all short."""
+    rest = np.concatenate([long - np.median(long), short - np.median(short)])
+    return float(long.min() - short.max()) >= POLICY.gap_deviations * _deviation(rest, np.array([usual]))
+
+
+def _is_periodic(count: int, places: int, every: int, most: int) -> bool:
+    """Return True if chance does not make steps long at all of every so many places, and nowhere else.
+
+    By a bound of its probability, whatever the share of long steps is: any of the first steps may be the first of the
+    period, and periods up to ``most`` steps were tried.
+    """
+    share = places / count
+    by_chance = float(every * share**places * (1 - share) ** (count - places))
+    return (most - 1) * by_chance < POLICY.short_period_chance_ratio
+
+
+def _deviation(rest: Floats, values: Floats) -> float:
+    """Return what values differ by, as a standard deviation."""
+    return max(OF_MEAN * float(np.abs(rest).mean()), POLICY.least_noise_ratio * float(np.median(values)))

@@ -14,18 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.over_time.attribute_change import Budgets, Change, Whose
-from stashtrace.analysis.findings.over_time.detect_changes import (
-    LEAST_STEPS,
-    Floats,
-    Stretch,
-    drift,
-    onset,
-    period,
-    stretches,
-)
+from stashtrace.analysis.findings.over_time.detect_changes import Stretch, drift, onset, period, stretches
+from stashtrace.analysis.findings.over_time.policy import POLICY
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.steps.step_time import step_lengths, step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.calibration.noise import Floats
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema
@@ -52,24 +46,18 @@ OVER_TIME = schema(
     col.word("ranks", "ranks whose time changes alike, runs folded"),
     col.word(
         "stall_kind",
-        "its kind of time that changes, as in stalls; on_file: its calls on a file, of several kinds; together: all its"
-        " work; validation, inference: steps of this kind before each; empty if none explains half",
+        "its kind of time that changes, as in stalls; together: all its work; validation, inference: steps of this kind"
+        " before each; empty if none explains half",
     ),
     col.ns("rank_delta_ns", "by how much that kind changes per changed step"),
     col.word(
         "cause_kind",
-        "what that time goes to: gc, checkpoint, file, annotation, a kind of wait, phase, worker; reads, writes or"
-        " calls on_file; absent where ranks make no steps; else empty",
+        "what that time goes to: gc, checkpoint, file, annotation, a kind of wait, phase, worker; absent where ranks"
+        " make no steps; else empty",
     ),
     col.word("cause_name", "file, annotation, phase, number of the worker or absent ranks"),
     col.ns("cause_ns", "how much more of it there is per changed step, -1 if unknown", missing=-1),
 )
-#: Neighbouring changes are one if their time is as much, to this part.
-_AS_MUCH = 0.67
-#: The difference of two changes is the rank's own if its time makes this part of it.
-_ITS_OWN = 0.5
-#: A period matters from this part of the mean step on.
-_PERIOD_RATIO = 0.01
 
 
 def over_time(trace: Trace) -> Table:
@@ -106,7 +94,7 @@ def changes_of(trace: Trace, counted: Table, stalls: Table) -> Table:
     """Make the table ``over_time`` of the counted steps and the stalls of all steps."""
     lengths = step_lengths(counted)
     numbers = np.unique(counted["step"])
-    if len(lengths) < LEAST_STEPS:
+    if len(lengths) < POLICY.least_steps_count:
         return Table.from_rows(OVER_TIME, [])
     changes = _changes(lengths)
     if not changes:
@@ -130,7 +118,7 @@ def _changes(lengths: Floats) -> list[Change]:
     elif len(found) > 1:
         changes += _shifts(lengths, found)
     waves = period(lengths, found)
-    if waves is not None and waves.excess * waves.count >= _PERIOD_RATIO * float(lengths.sum()):
+    if waves is not None and waves.excess * waves.count >= POLICY.period_ratio * float(lengths.sum()):
         at = waves.holds(len(lengths))
         usual, length = float(np.median(lengths[~at])), float(np.median(lengths[at]))
         changes.append(Change("period", at, every & ~at, usual, length, every=waves.every, width=waves.width))
@@ -143,7 +131,7 @@ def _shifts(lengths: Floats, found: list[Stretch]) -> list[Change]:
         usual = found[0]
     else:
         usual = max(found, key=lambda stretch: (stretch.end - stretch.begin, -stretch.begin))
-    alike = [s for s in found if abs(s.length - usual.length) < 0.05 * max(usual.length, 1.0)]
+    alike = [s for s in found if abs(s.length - usual.length) < POLICY.worth_saying_ratio * max(usual.length, 1.0)]
     others = np.zeros(len(lengths), dtype=bool)
     for stretch in alike:
         others[stretch.begin : stretch.end] = True
@@ -194,10 +182,10 @@ def _is_one(before: Change, of_before: Whose, change: Change, of_change: Whose) 
     if of_before.rank < 0 or (of_before.rank, of_before.kind) != (of_change.rank, of_change.kind):
         return False
     # A further level of the same rank's own is one more change.
-    if abs(of_change.delta_ns - of_before.delta_ns) >= _ITS_OWN * abs(change.length - before.length):
+    if abs(of_change.delta_ns - of_before.delta_ns) >= POLICY.its_own_ratio * abs(change.length - before.length):
         return False
     one, other = sorted((abs(of_before.delta_ns), abs(of_change.delta_ns)))
-    return one >= _AS_MUCH * other and (before.delta > 0) == (change.delta > 0)
+    return one >= POLICY.as_much_ratio * other and (before.delta > 0) == (change.delta > 0)
 
 
 def changed_steps(row: dict[str, Any], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

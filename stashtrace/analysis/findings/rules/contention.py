@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.analysis.findings.batch_making import OTHERS_RATIO
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
@@ -21,7 +20,7 @@ from stashtrace.analysis.stalls.cpu_waits import cpu_waits
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import HostCpu, thread_demand
 from stashtrace.analysis.steps.epochs import workers_count
-from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.analysis.steps.steps import rank_and_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import run_facts
@@ -63,7 +62,7 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
         return [claim("machine", "contention", f"{said}{_SHARED}" if shared else said, **own, **shared)]
     who = f"{'rank' if one else 'ranks'} {own['ranks']} {'waits' if one else 'wait'}"
     own |= Facts(short=f"{who} {percent_text(worst.contention_ratio)} of a step for a CPU")
-    rows = [fact("counted_as", "", "hidden", counted_as=counted_as), *_reasons(facts, worst)]
+    rows = _reasons(facts, worst)
     advice = next((row.code for row in rows if row.code in _CAUSES), "")
     return [claim("verdict", "contention", said, rows, cause_kind=_CAUSES.get(advice, ""), advice_code=advice, **own)]
 
@@ -82,13 +81,11 @@ def _shared(facts: RunFacts, rank: RankFacts) -> Facts:
 def _counted_as(facts: RunFacts, rank: RankFacts) -> str:
     """Return the columns of the budget that hold most of these waits of a rank, the longest first."""
     index = TraceIndex(facts.trace)
-    for thread, steps in ranks_and_steps(index.origin, facts.tables["steps"]):
-        if thread.rank == rank.rank:
-            waits = cpu_waits(index, thread, steps)
-            least_ns = POLICY.contention_part_ratio * sum(waits.values())
-            columns = sorted((name for name in waits if waits[name] > least_ns), key=lambda name: -waits[name])
-            return " and ".join(filter(None, (", ".join(columns[:-1]), *columns[-1:])))
-    return ""
+    known = rank_and_steps(index.origin, facts.tables["steps"], rank.rank)
+    waits = cpu_waits(index, *known) if known is not None else {}
+    least_ns = POLICY.contention_part_ratio * sum(waits.values())
+    columns = sorted((name for name in waits if waits[name] > least_ns), key=lambda name: -waits[name])
+    return " and ".join(filter(None, (", ".join(columns[:-1]), *columns[-1:])))
 
 
 #: Code of evidence -> what holds the CPUs.
@@ -120,7 +117,7 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
     rows = [fact("cpu_demand", said, "counters", **known, **threads)]
     # Others are the reason where they hold a good part of what is wanted beyond the CPUs that there are.
     excess = demand.whole + cpu.others_count - count
-    others = cpu.others_count > max(OTHERS_RATIO * cpu.count, POLICY.others_of_excess_ratio * excess)
+    others = cpu.others_count > max(POLICY.others_hold_ratio * cpu.count, POLICY.others_of_excess_ratio * excess)
     if others:
         said = "stop other programs on this machine, or record while they are idle"
         rows.append(fact("others_hold_cpus", said, "counters", **known))

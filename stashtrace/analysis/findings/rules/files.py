@@ -60,7 +60,7 @@ def files_claims(trace: Trace) -> list[Claim]:
         )
         rows.append(fact("metadata_calls", said, "io", amount_ns=looked_up, part_ratio=share))
     used = np.flatnonzero(calls)
-    for code in used[np.argsort(-spent[used], kind="stable")[: POLICY.files_named_count]].tolist():
+    for code in used[np.argsort(-spent[used], kind="stable")[: POLICY.named_count]].tolist():
         said = "{items_count:call}, {amount_ns:time}, on {name:path}"
         of_file = Facts(amount_ns=int(spent[code]), items_count=int(calls[code]), name=trace.text(code))
         rows.append(fact("file_calls", said, "io", **of_file))

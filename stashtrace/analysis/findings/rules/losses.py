@@ -1,8 +1,8 @@
 """Lost records: their share of all records where it matters, then one claim for each kind of loss.
 
 ``records_lost`` comes first of all: ``name`` is the reason that lost most, ``share_ratio`` is of all records
-(``records``). In the section ``loss`` the kind is the collector, ``name`` the reason, ``items_count`` lost records;
-``more`` counts the kinds of loss that are not listed. ``loss_advice`` is what would have helped.
+(``all_count``). In the section ``loss`` the kind is the collector, ``name`` the reason, ``items_count`` lost records;
+``more`` counts the kinds of loss that are not listed. ``advice`` is what would have helped.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
+from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.stalls.rows_by_thread import cut_processes
 from stashtrace.schema.kinds import Severity
@@ -53,6 +53,8 @@ _CAUSES = {
     "records that came faster than they could be written": ("lane_full", "lane_full_rows"),
 }
 _REASONS = {reason: cause for cause, reasons in _CAUSES.items() for reason in reasons}
+#: Reasons that are told as one.
+_FIRST_REASON = {reason: reasons[0] for reasons in _CAUSES.values() for reason in reasons}
 
 
 def loss_claims(trace: Trace) -> list[Claim]:
@@ -62,7 +64,8 @@ def loss_claims(trace: Trace) -> list[Claim]:
     advices: dict[tuple[str, str], dict[str, None]] = {}
     severity: dict[tuple[str, str], int] = {}
     for row in losses.take(losses["severity_code"] >= Severity.ERROR).rows():
-        key = (trace.text(row["collector_code"]), trace.text(row["name_code"]))
+        reason = trace.text(row["name_code"])
+        key = (trace.text(row["collector_code"]), _FIRST_REASON.get(reason, reason))
         totals[key] = totals.get(key, 0) + row["lost_count"]
         severity[key] = max(severity.get(key, 0), row["severity_code"])
         advices.setdefault(key, {})[trace.text(row["advice_code"])] = None
@@ -71,8 +74,8 @@ def loss_claims(trace: Trace) -> list[Claim]:
     gone = (k for k in order if severity[k] == Severity.DATA_LOSS and k[1] not in (*_KEPT, *_UNCOUNTED))
     worst = max(gone, key=totals.__getitem__, default=None)
     claims = [] if worst is None else _much(trace, worst[1])
-    claims += [_kind(*key, totals[key], list(advices[key])) for key in order[: POLICY.losses_named_count]]
-    more = len(order) - POLICY.losses_named_count
+    claims += [_kind(*key, totals[key], list(advices[key])) for key in order[: POLICY.named_count]]
+    more = len(order) - POLICY.named_count
     if more > 0:
         said = "{items_count:more kind} of loss; see `stashtrace info`"
         claims.append(claim("loss", "more", said, items_count=more))
@@ -89,10 +92,9 @@ def _much(trace: Trace, reason: str) -> list[Claim]:
         f"RECORDS LOST: {{items_count:count}} of {{all_count:count}} ({{share_ratio:percent}})"
         f"{', most of them because of {why}' if reason else ''}; the figures below leave them out"
     )
-    own = Facts(
-        name=reason, items_count=lost, share_ratio=lost / whole, why=_REASONS.get(reason, reason.replace("_", " "))
-    )
-    return [claim("headline", "records_lost", said, [fact("records", "", all_count=whole)], **own)]
+    own = Facts(name=reason, items_count=lost, share_ratio=lost / whole, all_count=whole)
+    why = _REASONS.get(reason, reason.replace("_", " "))
+    return [claim("headline", "records_lost", said, **own, why=why)]
 
 
 def _kind(collector: str, reason: str, count: int, advices: list[str]) -> Claim:
@@ -108,8 +110,8 @@ def _kind(collector: str, reason: str, count: int, advices: list[str]) -> Claim:
         said = f"{many}{{what}} ({{kind}}){why}{alike}"
     what = reason.replace("_", " ")
     what = what.removesuffix("s") if count == 1 else what
-    rows = [fact("loss_advice", "", "losses", advice=advice, more_count=more)] if advice else []
-    return claim("loss", collector, said, rows, name=reason, items_count=count, what=what)
+    own = Facts(advice=advice, more_count=more) if advice else Facts()
+    return claim("loss", collector, said, name=reason, items_count=count, what=what, **own)
 
 
 def lost_claim(trace: Trace) -> Claim:

@@ -10,6 +10,71 @@ from dataclasses import dataclass
 class Policy:
     """From which figure on a rule says something, each with its reason."""
 
+    # Stalls: where the time of a step went.
+
+    #: Shares of the step: less than the first is what steps vary by; a bound of time that may be 0 is worth the doubt
+    #: from the second on.
+    worth_saying_ratio: float = 0.03
+    worth_doubting_ratio: float = 0.2
+    #: A bound nearer to the point than this prints as nearly the same figure: it counts as the point.
+    exact_ratio: float = 0.05
+    #: Without a stall, the stalls that are not said add up to less than the rest.
+    compute_bound_ratio: float = 0.9
+    #: Ranks that lose less than this part of what the worst one loses have a claim of their own: one figure cannot
+    #: stand for both.
+    like_ratio: float = 0.5
+    #: What is more than half of a time is its cause, and what most steps have is said of them; from the second part on
+    #: it prints as all of it.
+    mostly_ratio: float = 0.5
+    whole_ratio: float = 0.95
+    #: Parts of a time, of a start or of the making of a batch, below this share are not why it is long.
+    part_ratio: float = 0.05
+    #: Waiting for batches is what bounds a rank from a quarter of its step on.
+    input_bound_ratio: float = 0.25
+    #: The begin of epochs, blocked reads, and calls that block on a device explain nothing of a time that they do not
+    #: cover a quarter of.
+    explains_ratio: float = 0.25
+    #: The mean of batches, or of workers, says little where it is this many times another figure of them.
+    uneven_ratio: float = 1.5
+    #: Workers that make batches for this part of the time do nothing else.
+    always_ratio: float = 0.9
+    #: Batches, or operations, per step: up to the first it is one, and from the second on they are counted.
+    one_each_ratio: float = 1.05
+    several_calls_count: float = 1.5
+    #: The calls that block a rank are looked up if they are at least this share of its steps.
+    blocked_examined_ratio: float = 0.01
+    #: A rank at which less of the waiting ends, and what it did longer for less of that, is not who is waited for.
+    root_ratio: float = 0.1
+    root_kind_ratio: float = 0.2
+    #: A line is said from this part of the time on; where none certainly has more than the second, more samples would
+    #: name none either.
+    line_ratio: float = 0.15
+    spread_ratio: float = 0.3
+    #: Computing in a line of the user's own is said from this part of the step on.
+    computing_ratio: float = 0.1
+
+    # Steps.
+
+    #: A median further than this from the mean says that a few steps are much longer or shorter than the others.
+    skewed_ratio: float = 0.1
+    #: Ranks of a job that was stopped may be a step apart.
+    uneven_count: int = 1
+    #: Steps that have at most this part of what the others have of a time have nothing of it.
+    nothing_ratio: float = 0.1
+    #: With fewer steps it is not said that a time lies in few of them, or on the ranks by turns: that may be chance.
+    enough_steps_count: int = 20
+    #: Few steps are at most this part of all, and hold at least that part of the time.
+    few_ratio: float = 0.1
+    most_ratio: float = 0.8
+    #: Ranks have a time by turns if in each step one of them has at least this part of it, and each of them is that one
+    #: in at least that part of an equal share of the steps.
+    alone_ratio: float = 0.9
+    fair_ratio: float = 0.5
+    #: Slow steps are said if what they take longer is this part of all steps.
+    slow_ratio: float = 0.01
+
+    # CPUs, the machine, how far to trust it.
+
     #: Shares of the step in which a step thread waits for a CPU: less than the first is what a scheduler makes of any
     #: job, and from the second on no other figure of the step means much.
     contention_noted_ratio: float = 0.05
@@ -22,6 +87,8 @@ class Policy:
     workers_of_threads_ratio: float = 0.2
     #: Other programs that use less of what is wanted beyond the CPUs would, gone, leave most of the waiting.
     others_of_excess_ratio: float = 0.5
+    #: Other programs that use less of the CPUs are not why somebody waits for one.
+    others_hold_ratio: float = 0.2
     #: Other programs are named from this part of the CPUs on: daemons of any host use less.
     others_named_ratio: float = 0.05
     #: On average over waits and bursts, CPUs that threads could use for this part have none to spare.
@@ -40,28 +107,31 @@ class Policy:
     records_lost_ratio: float = 0.01
     #: Opens, closes and look-ups are named from this share of the time in I/O on: in files that are read, it is less.
     look_ups_ratio: float = 0.25
-    #: A thread that ran, or waited for a CPU, for this share of the time did nothing else.
-    ran_always_ratio: float = 0.9
-    #: A wait of fewer steps than this may be an ordinary one.
-    hung_steps_count: int = 3
-    #: The last sign of a killed process is a sample: ends nearer to each other than a few of these have no order.
-    ends_before_ns: int = 50_000_000
-    #: Compilations that take less of the time outside of phases are not why it is long.
-    compilation_ratio: float = 0.05
+    #: Cost of one record of a native hook, from benchmarks/results; the same if the job has emptied the caches between
+    #: two calls: two stamps, a row and their code come from memory.
+    hook_ns: int = 40
+    hook_most_ns: int = 150
+    #: Largest cost of a probe relative to its own account: the job fetches again what the probe evicted from caches.
+    probe_most_ratio: float = 3.0
+    #: Largest cost of a wake-up of a recorder thread: two switches, and a core's second-level cache to fill again.
+    wake_most_ns: int = 50_000
+
+    # Lengths.
+
     #: As many as a sentence, or a block of a page, can hold; the others are counted.
-    losses_named_count: int = 3
-    compilations_named_count: int = 2
-    ranks_named_count: int = 3
-    workers_named_count: int = 3
-    files_named_count: int = 3
-    trainers_named_count: int = 3
+    named_count: int = 3
     step_counts_named_count: int = 4
     hosts_named_count: int = 8
     ranks_of_host_characters: int = 40
     missing_ranks_characters: int = 20
-    #: Parts of a start that are named: a sentence holds three, and less than this share of it is not where it went.
-    start_parts_count: int = 3
-    start_part_ratio: float = 0.05
+    #: As many parts of a time as a block of a page can hold; the costliest lines that are looked at for one of the
+    #: user's own.
+    names_count: int = 2
+    lines_examined_count: int = 4
+    #: Characters of a name in a sentence, and in the first line.
+    name_characters: int = 40
+    short_name_characters: int = 24
+    path_characters: int = 48
 
 
 POLICY = Policy()

@@ -1,7 +1,7 @@
 """What each rank did from its begin to its first counted step, which no figure of a step contains.
 
 ``start`` is said where it took longer than all counted steps: ``stall_ns`` of the rank that did most itself. A row
-``start_part`` has the time in a part, as in the analysis ``start``; ``start_before`` the counted steps of that rank.
+``start_part`` has the time in a part, as in the analysis ``start``; ``counted_steps_count`` are those of that rank.
 
 process begins   import torch   init_process_group   first batch   warm-up     | first counted step
 |....|-----------|..............|--------------------|-------------|-----------|
@@ -145,14 +145,13 @@ def start_claims(trace: Trace) -> list[Claim]:
     if whole_ns[at] <= counted_ns:
         return []
     spent = table.take((table["rank"] == rank) & (table["part"] != _SCRIPT))
-    order = order_by(-spent["spent_ns"], np.arange(len(spent)))[: POLICY.start_parts_count]
+    order = order_by(-spent["spent_ns"], np.arange(len(spent)))[: POLICY.named_count]
     parts = []
     for row in spent.take(order).rows():
-        if row["share_ratio"] >= POLICY.start_part_ratio:
+        if row["share_ratio"] >= POLICY.part_ratio:
             said = _WORDS.get(row["part"], "{amount_ns:time} in {name:short}")
             own = Facts(rank=rank, amount_ns=row["spent_ns"], kind=row["part"], name=row["name"])
             parts.append(fact("start_part", said, "start", **own))
-    before = fact("start_before", "", "steps", rank=rank, counted_steps_count=len(mine), counted_steps_ns=counted_ns)
     several = len(ranks) > 1
     said = (
         f"the start{' of rank {rank}' if several else ''} took {{stall_ns:time}} up to the first counted step, and"
@@ -160,7 +159,8 @@ def start_claims(trace: Trace) -> list[Claim]:
         f"{': {parts}' if parts else ''}"
     )
     own = Facts(rank=rank if several else -1, stall_ns=float(whole_ns[at]))
-    return [claim("machine", "start", said, [before], parts=parts, **own)]
+    own |= Facts(counted_steps_count=len(mine), counted_steps_ns=counted_ns)
+    return [claim("machine", "start", said, parts=parts, **own)]
 
 
 def _divide(index: TraceIndex, thread: StepThread, life: TimeSet) -> Iterator[Part]:

@@ -1,8 +1,13 @@
-"""How far a summary can be trusted: what was measured, inferred and invisible, and the cost of the tracing.
+"""How far a summary can be trusted: what was measured, inferred and invisible, the cost of the tracing, the clocks.
 
-``own_cost`` has the cost as a share of the job's CPU time: ``least_ratio`` by the tracer's own clocks and counts,
-``share_ratio`` with bounds for what these do not show. ``agreement`` is that of the kind of time that differs most
+``own_cost`` has the cost as a share of ``used_ns``, the CPU time of the job's processes from start to end:
+``least_ratio`` by the tracer's own clocks and counts, ``share_ratio`` with bounds for what these do not show. ``part``
+is the largest of its parts; `stashtrace info` lists them. ``agreement`` is that of the kind of time that differs most
 between brackets and kernels, in steps that have both. Counter names are those of ``stashtrace/collectors/proc.py``.
+
+``clocks`` and ``unordered`` have the error in ``stall_ns``: -1 if the clocks are not aligned. ``unordered`` counts
+collectives in which no rank is called last (``nobody_count``), and those that are split into waiting and transfer by
+how long they took (``durations_count``).
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -14,15 +19,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stashtrace.analysis.collectives.matching import is_imported
+from stashtrace.analysis.collectives.matching import contact_errors, is_imported, match
 from stashtrace.analysis.findings.claim_rows import Claim, Facts, claim, fact
-from stashtrace.analysis.findings.rules.clocks import clock_claim
 from stashtrace.analysis.findings.rules.losses import lost_claim
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.io.unseen_reads import unseen_reads
 from stashtrace.analysis.stalls.rows_by_thread import blocked_by_guess
 from stashtrace.analysis.stalls.sampled_cpus import HostCpu, counter_samples, host_cpus, last_values
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import CollectiveSource, ThreadRole, TrackKind
+from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, run_facts
 
@@ -30,14 +35,27 @@ from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, run_facts
 _BY_PLUGIN = "NCCL by its plugin"
 #: Losses of processes that ended their recording under a filter, and what is invisible beside the process.
 _SANDBOXED = {"sandboxed": "", "sandboxed_with_children": ", with what it starts from there"}
-#: Cost of one record of a native hook, from benchmarks/results.
-HOOK_COST_NS = 40
-#: The same if the job has emptied the caches between two calls: two stamps, a row and their code come from memory.
-HOOK_MOST_NS = 150
-#: Largest cost of a probe relative to its own account: the job fetches again what the probe evicted from caches.
-PROBE_MOST_RATIO = 3.0
-#: Largest cost of a wake-up of a recorder thread: two switches, and a core's second-level cache to fill again.
-WAKE_MOST_NS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCost:
+    """CPU time of the tracing, and that of the job, the tracing included."""
+
+    #: Of the processes and the children that they waited for, from their start to their end; 0 if unknown.
+    used_ns: float = 0.0
+    #: Part -> by the tracer's own clocks and counts, and with bounds for what these do not show: caches, and switches
+    #: between threads.
+    parts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def least_ratio(self) -> float:
+        """Share of the job's CPU time, at least; -1 if not measured."""
+        return sum(least for least, _ in self.parts.values()) / self.used_ns if self.used_ns > 0 else -1.0
+
+    @property
+    def most_ratio(self) -> float:
+        """Share of the job's CPU time, at most; -1 if not measured."""
+        return sum(most for _, most in self.parts.values()) / self.used_ns if self.used_ns > 0 else -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +65,7 @@ class Trust:
     measured: tuple[str, ...] = ()
     inferred: tuple[str, ...] = ()
     invisible: tuple[str, ...] = ()
-    #: Cost relative to the CPU time of the job (its processes and the children that they waited for), by the tracer's
-    #: own clocks and counts; -1 if not measured.
-    own_cost_ratio: float = -1.0
-    #: The same with bounds for what these do not show: caches and switches between threads; -1 if not measured.
-    own_cost_most_ratio: float = -1.0
+    own_cost: OwnCost = field(default_factory=OwnCost)
     hosts: dict[str, HostCpu] = field(default_factory=dict)
 
 
@@ -62,10 +76,9 @@ def trust(trace: Trace, tables: Mapping[str, Table], *, missing: bool = False) -
         measured = tuple("link and late together" if name == "link, late" else name for name in measured)
     if "hidden" in tables and (tables["hidden"]["estimated_ns"] > 0).any():
         inferred += ("network by what transfers inside a host take",)
-    own_cost_ratio, own_cost_most_ratio = _own_cost(trace)
     steps = tables.get("steps")
     window = (int(steps["begin_ns"].min()), int(steps["end_ns"].max())) if steps is not None and len(steps) else None
-    return Trust(measured, inferred, invisible, own_cost_ratio, own_cost_most_ratio, host_cpus(trace, window))
+    return Trust(measured, inferred, invisible, own_cost(trace), host_cpus(trace, window))
 
 
 def trust_claims(trace: Trace, known: Trust) -> list[Claim]:
@@ -76,10 +89,8 @@ def trust_claims(trace: Trace, known: Trust) -> list[Claim]:
         parts = [fact("source", "{name}", name=name) for name in names]
         said = f"{kind}{' here' if kind == 'invisible' else ''}: {'{parts}' if names else '-'}"
         claims.append(claim("trust", kind, said, parts=parts, items_count=len(names)))
-    least, most = known.own_cost_ratio, known.own_cost_most_ratio
-    said = "own cost {least_ratio:percent} to {share_ratio:percent} CPU" if least >= 0 else "own cost not measured"
-    claims.append(claim("trust", "own_cost", said, share_ratio=most, least_ratio=least))
-    return [*claims, lost_claim(trace), clock_claim(trace)]
+    claims.append(_own_cost_claim(known.own_cost))
+    return [*claims, lost_claim(trace), _clock_claim(trace)]
 
 
 def agreement_claims(table: Table | None) -> list[Claim]:
@@ -175,15 +186,25 @@ def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
     return seen + [text for source, text in words.items() if source in sources], bounded
 
 
-def _own_cost(trace: Trace) -> tuple[float, float]:
-    """Return the CPU share of the tracing, and an upper bound of it.
+def _own_cost_claim(cost: OwnCost) -> Claim:
+    """Return the claim about the cost of the tracing."""
+    if cost.used_ns <= 0:
+        return claim("trust", "own_cost", "own cost not measured", share_ratio=-1.0, least_ratio=-1.0)
+    part = max(cost.parts, key=lambda name: cost.parts[name][1])
+    said = "own cost {least_ratio:percent} to {share_ratio:percent} of {used_ns:time} CPU, mostly {part}"
+    own = Facts(share_ratio=cost.most_ratio, least_ratio=cost.least_ratio, used_ns=cost.used_ns, part=part)
+    return claim("trust", "own_cost", said, **own)
+
+
+def own_cost(trace: Trace) -> OwnCost:
+    """Return what the tracing cost.
 
     Threads of the recorder count by the kernel's account, and all of a process wake up for each of its samples. Probes
     count by their own account, hooks by the number of their records.
     """
     used = _job_cpu_ns(trace)
     if used <= 0:
-        return -1.0, -1.0
+        return OwnCost()
     tracks = trace.tracks
     tracers = tracks.take((tracks["kind_code"] == TrackKind.THREAD) & (tracks["role_code"] == ThreadRole.TRACER))
     owned = set(zip(tracers["process_id"].tolist(), tracers["native_id"].tolist(), strict=True))
@@ -193,9 +214,12 @@ def _own_cost(trace: Trace) -> tuple[float, float]:
     threads_of = Counter(tracers["process_id"].tolist())
     samples = counter_samples(trace, "process_user_ns_total")
     wakes = sum(len(values) * max(threads_of[process], 1) for (process, _), values in samples)
-    least = threads + probes + hooked * HOOK_COST_NS
-    most = threads + wakes * WAKE_MOST_NS + probes * PROBE_MOST_RATIO + hooked * HOOK_MOST_NS
-    return least / used, most / used
+    parts = {
+        "probes": (float(probes), probes * POLICY.probe_most_ratio),
+        "recorder threads": (threads, threads + wakes * POLICY.wake_most_ns),
+        "hooks": (float(hooked * POLICY.hook_ns), float(hooked * POLICY.hook_most_ns)),
+    }
+    return OwnCost(used, parts)
 
 
 def _job_cpu_ns(trace: Trace) -> float:
@@ -241,3 +265,44 @@ def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
         if process_id >= 0 and value.isdecimal():
             numbers[process_id] = max(numbers.get(process_id, 0), int(value))
     return numbers
+
+
+def _clock_claim(trace: Trace) -> Claim:
+    """Return the claim about the hosts, and by what their clocks were aligned."""
+    alignment = trace.alignment
+    methods = {trace.text(code) for code in np.unique(alignment["method_code"])}
+    error = int(contact_errors(trace).max()) if len(alignment) else -1
+    # Files that name no host may be of any.
+    hosts = int(np.count_nonzero(alignment["method_code"] != trace.strings.find("assumed"))) or len(alignment)
+    said = "clocks not aligned"
+    if methods == {"assumed"}:
+        said = "clocks assumed to agree"
+    elif hosts:
+        # One clock stamped everything that a file of one host holds: there is nothing to be wrong about.
+        exact = error <= 0 and hosts == 1
+        named = ", ".join(sorted(methods - {"same_clock", "assumed"}))
+        said = f"clocks {'one host' if hosts == 1 else '{items_count} hosts'}{'' if exact else ', ±{stall_ns:time}'}"
+        said += f" by {named}" if named else ""
+        said += "; assumed to agree between files that name no host" if "assumed" in methods else ""
+    device = Facts()
+    if len(trace.device_clocks):
+        device = Facts(device_ns=int(trace.device_clocks["error_ns"].max()))
+        said += "; devices ±{device_ns:time}" if methods != {"assumed"} else ""
+    return claim("trust", "clocks", said, items_count=hosts, stall_ns=error, **device)
+
+
+def unordered_claims(trace: Trace) -> list[Claim]:
+    """Return a claim about the order that the clocks of several hosts leave open."""
+    if len(trace.alignment) < 2 or not len(trace.collectives):
+        return []
+    matched, table = match(trace), trace.collectives
+    shared = np.isin(table["op_code"], SYNCHRONISING_OPS) & (matched.last_rank >= 0)
+    operations = GroupBy(table["group_hash"][shared], table["sequence"][shared])
+    nobody, durations = (int(operations.any(rows[shared]).sum()) for rows in (~matched.ordered, ~matched.by_clock))
+    said = ["in {nobody_count} of {all_count} collectives no rank is called last"] if nobody else []
+    if durations:
+        said.append("{durations_count} of {all_count} are split into waiting and transfer by durations, not by clocks")
+    head = f"the order of events on different hosts is unknown within {{stall_ns:time}}{': ' if said else ''}"
+    own = Facts(nobody_count=nobody, durations_count=durations, all_count=len(operations))
+    error = 2 * int(contact_errors(trace).max())
+    return [claim("machine", "unordered", head + "; ".join(said), stall_ns=error, **own)]

@@ -16,24 +16,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-
-#: Values that the level is the median of, and rests that the threshold is made of.
-LEVEL_STEPS, NOISE_STEPS = 64, 512
-#: With fewer values nothing is said.
-LEAST_STEPS = 24
-#: Chance that noise with an exponential tail takes a step beyond the threshold.
-_CHANCE = 2e-5
-#: The tail begins at this share of the rests; the last share may be slow steps.
-_BODY, _MAYBE_SLOW = 0.75, 0.02
-#: The body's width holds this share of the rests; a threshold is at least so many widths.
-WIDTH_SHARE, _WIDTHS = 0.95, 2.75
-#: A threshold is made anew once this part of its rests is new.
-_ANEW_RATIO = 1 / 32
-#: Gaps that are tried: one more than the sizes of slow steps that a run has at the same time.
-_CUTS = 8
+from stashtrace.analysis.findings.spikes.policy import POLICY
+from stashtrace.calibration.noise import Floats
 
 
 def middle(values: Floats) -> Floats:
@@ -80,8 +65,8 @@ class Noise:
     def __init__(self, *, frequent: bool) -> None:
         """``frequent``: many values that stand apart are no noise either."""
         self._frequent = frequent
-        self._rests = Ring(NOISE_STEPS)
-        self._stale = 0
+        self._rests = Ring(POLICY.noise_steps)
+        self._stale = self._in_a_row = 0
         self._threshold = math.inf
         self._width = math.inf
         #: The largest rest of all so far, and of those that were not called slow.
@@ -96,6 +81,20 @@ class Noise:
         self._stale += 1
         self.largest = max(self.largest, rest)
         self.largest_usual = max(self.largest_usual, 0.0 if slow else rest)
+        self._in_a_row = self._in_a_row + 1 if slow else 0
+
+    def is_beyond(self, rest: float, worth: float) -> bool:
+        """Return whether neither chance nor smallness explains it."""
+        return rest > max(self.threshold, worth)
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether so many values in a row are beyond that these are the usual ones now."""
+        return self._in_a_row >= POLICY.in_a_row_steps
+
+    def begin_anew(self) -> None:
+        """Take the last values for usual ones."""
+        self._in_a_row = 0
 
     @property
     def threshold(self) -> float:
@@ -111,7 +110,9 @@ class Noise:
 
     def _refresh(self) -> None:
         count = len(self._rests)
-        if count < LEAST_STEPS or (math.isfinite(self._threshold) and self._stale < _ANEW_RATIO * count):
+        if count < POLICY.least_steps or (
+            math.isfinite(self._threshold) and self._stale < POLICY.renewed_ratio * count
+        ):
             return
         self._stale = 0
         rests = np.sort(self._rests.values)
@@ -127,7 +128,7 @@ def _body(rests: Floats) -> Floats:
     """
     half, few = len(rests) // 2 + 1, _few(rests)
     gaps = np.diff(rests[half - 1 : len(rests) - few])
-    for cut in sorted((half + np.argsort(-gaps, kind="stable")[:_CUTS]).tolist()):
+    for cut in sorted((half + np.argsort(-gaps, kind="stable")[: POLICY.gaps_count]).tolist()):
         if rests[cut] > _threshold(rests[:cut]):
             return rests[:cut]
     return rests
@@ -135,16 +136,18 @@ def _body(rests: Floats) -> Floats:
 
 def _few(rests: Floats) -> int:
     """Return how many of the largest may be slow steps, whatever the noise."""
-    return math.ceil(_MAYBE_SLOW * len(rests))
+    return math.ceil(POLICY.maybe_slow_ratio * len(rests))
 
 
 def _threshold(rests: Floats) -> float:
-    return max(_exponential_tail(rests), float(rests[len(rests) // 2]) + _WIDTHS * _width(rests))
+    return max(_exponential_tail(rests), float(rests[len(rests) // 2]) + POLICY.least_widths * _width(rests))
 
 
 def _width(rests: Floats) -> float:
     last = len(rests) - 1
-    low, high = np.interp((last * (1 - WIDTH_SHARE) / 2, last * (1 + WIDTH_SHARE) / 2), np.arange(last + 1), rests)
+    low, high = np.interp(
+        (last * (1 - POLICY.width_ratio) / 2, last * (1 + POLICY.width_ratio) / 2), np.arange(last + 1), rests
+    )
     return float(high - low)
 
 
@@ -154,11 +157,11 @@ def _exponential_tail(rests: Floats) -> float:
     What is estimated from few values may be wrong: the chance is that of the next value by all of them (a predictive
     distribution), not that of a tail taken as known.
     """
-    tail = rests[int(_BODY * len(rests)) :]
+    tail = rests[int(POLICY.body_ratio * len(rests)) :]
     censored = _few(rests)
     known = tail[: len(tail) - censored]
     begin = float(known[0])
     # Those that may be slow steps count as somewhere beyond the largest of the others.
     mean = (float((known - begin).sum()) + censored * float(known[-1] - begin)) / len(known)
-    odds = len(tail) / len(rests) / _CHANCE
+    odds = len(tail) / len(rests) / POLICY.chance_ratio
     return begin + mean * len(known) * (float(odds ** (1 / len(known))) - 1)

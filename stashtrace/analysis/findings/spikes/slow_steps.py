@@ -24,17 +24,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.spikes.noise import (
-    LEAST_STEPS,
-    LEVEL_STEPS,
-    NOISE_STEPS,
-    WIDTH_SHARE,
-    Floats,
-    Noise,
-    Ring,
-    middle,
-)
+from stashtrace.analysis.findings.spikes.noise import Noise, Ring, middle
+from stashtrace.analysis.findings.spikes.policy import POLICY
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
+from stashtrace.calibration.noise import Floats
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
@@ -54,30 +47,6 @@ _BESIDE = np.array([place not in (_COMPUTE, _WAITS) for place in range(len(_KIND
 _SHARED = np.array([COLUMN_OF[kind] == "link" for kind in _KINDS])
 #: Several kinds of time of a rank, where none of them explains the step.
 TOGETHER = "together"
-#: Less than this part of a step is not worth a word, however little such steps vary.
-WORTH_RATIO = 0.02
-#: A kind of time explains a slow step if it makes this part of it; ranks are alike from the same part on.
-_EXPLAINS = _ALIKE = 0.5
-#: Growth on the rank that was waited for longest counts so much more than elsewhere.
-_AWAITED = 2.0
-#: Batches are of about the same size if their sizes differ by less than this part; so many of them are compared.
-_SIZE_RATIO, _OF_SIZE = 0.25, 48
-#: Computing varies with the data if the width of its noise is this part of it. Then it is slow only at so many times
-#: the most that was ever seen above the level, of at least so many steps. Where it does not, and the sizes of batches
-#: are not known, at so many times the most of steps that were not slow.
-_VARIES_RATIO, _BEYOND_ALL, _SEEN_STEPS = 0.1, 2.0, 128
-#: The part of other work that follows computing is estimated anew after so many steps.
-_SLOPE_STEPS = 16
-#: The level has changed if so many steps in a row lie beyond the threshold.
-_IN_A_ROW = 5
-#: Steps that are kept when it has.
-_KEPT_STEPS = 10
-#: The median of fewer steps may be a slow one: their noise is taken when so many are known.
-_LEVEL_LEAST = 8
-#: A kind of time comes back after so many steps if that many slow steps lie equally far apart, to a step.
-_TIMES = 4
-#: Groups of like steps that are remembered.
-_GROUPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +109,7 @@ class SlowSteps:
     again and again count, too. While a job runs each would be an alarm, and no news.
     """
 
-    def __init__(self, *, worth_ratio: float = WORTH_RATIO, frequent: bool = False) -> None:
+    def __init__(self, *, worth_ratio: float = POLICY.worth_ratio, frequent: bool = False) -> None:
         self._worth_ratio, self._frequent = worth_ratio, frequent
         self._groups: OrderedDict[_Key, _Group] = OrderedDict()
         self._before: _Step | None = None
@@ -157,7 +126,7 @@ class SlowSteps:
         self._before = steps[-1] if steps else self._before
         return [self._with_period(slow) for _, slow in judged if slow is not None]
 
-    def _judge(self, step: _Step, before: _Step | None) -> tuple[int, _Found | None]:
+    def _judge(self, step: _Step, before: _Step | None) -> tuple[int, SlowStep | None]:
         """Return by how many like steps one is judged, and what is slow of it; then remember it."""
         usual = self._groups.get(before.key) if before is not None and before.ranks == step.ranks else None
         if usual is not None and usual.ranks != step.ranks:
@@ -171,30 +140,16 @@ class SlowSteps:
         if group is None or group.ranks != ranks:
             group = self._groups[key] = _Group(ranks, self._worth_ratio, frequent=self._frequent)
         self._groups.move_to_end(key)
-        if len(self._groups) > _GROUPS:
+        if len(self._groups) > POLICY.groups_count:
             self._groups.popitem(last=False)
         return group
 
-    def _with_period(self, slow: _Found) -> SlowStep:
-        steps = self._slow_steps.setdefault(slow.kind, deque(maxlen=_TIMES))
-        steps.append(slow.step.number)
+    def _with_period(self, slow: SlowStep) -> SlowStep:
+        steps = self._slow_steps.setdefault(slow.kind, deque(maxlen=POLICY.period_times_count))
+        steps.append(slow.step)
         apart = np.diff(steps)
-        comes_back = len(steps) == _TIMES and apart.min() > 1 and np.ptp(apart) <= 1
-        step = slow.step
-        return SlowStep(
-            step.number,
-            step.kind,
-            step.begin_ns,
-            step.end_ns,
-            step.length,
-            step.length - slow.longer,
-            slow.rank,
-            slow.ranks,
-            slow.grew_in,
-            slow.kind,
-            slow.extra,
-            round(float(apart.mean())) if comes_back else 0,
-        )
+        comes_back = len(steps) == POLICY.period_times_count and apart.min() > 1 and np.ptp(apart) <= 1
+        return replace(slow, every_count=round(float(apart.mean())) if comes_back else 0)
 
 
 def slow_steps_of(rows: Table, samples: Floats | None = None) -> list[SlowStep]:
@@ -207,32 +162,27 @@ def slow_steps_of(rows: Table, samples: Floats | None = None) -> list[SlowStep]:
     pairs = list(zip(steps, [None, *steps], strict=False))
     sides = zip(_judged(pairs), reversed(_judged(pairs[::-1])), strict=True)
     found = [max(either, key=lambda side: side[0]) for either in sides]
-    few = {step.key for step, (known_count, _) in zip(steps, found, strict=True) if known_count < LEAST_STEPS}
+    few = {step.key for step, (known_count, _) in zip(steps, found, strict=True) if known_count < POLICY.least_steps}
     places = [place for place, step in enumerate(steps) if step.key in few]
     twice = _judged([pairs[place] for place in places] * 2)[len(places) :]  # the second time, all of them are known
     for place, judged in zip(places, twice, strict=True):
-        found[place] = judged if found[place][0] < LEAST_STEPS else found[place]
+        found[place] = judged if found[place][0] < POLICY.least_steps else found[place]
     periods = SlowSteps()
     return [periods._with_period(slow) for _, slow in found if slow is not None]
 
 
-def _judged(pairs: Sequence[tuple[_Step, _Step | None]]) -> list[tuple[int, _Found | None]]:
+def _judged(pairs: Sequence[tuple[_Step, _Step | None]]) -> list[tuple[int, SlowStep | None]]:
     """Return of each step by how many like ones before it in this order it is judged, and what is slow of it."""
     search = SlowSteps(frequent=True)
     return [search._judge(*pair) for pair in pairs]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A slow step before it is known whether it comes back."""
-
-    step: _Step
-    longer: float
-    rank: int
-    ranks: tuple[int, ...]
-    grew_in: int
-    kind: str
-    extra: float
+def _slow(
+    step: _Step, longer: float, rank: int, ranks: tuple[int, ...], grew_in: int, kind: str, extra: float
+) -> SlowStep:
+    """Return a slow step before it is known whether it comes back."""
+    place = (step.number, step.kind, step.begin_ns, step.end_ns)
+    return SlowStep(*place, step.length, step.length - longer, rank, ranks, grew_in, kind, extra, 0)
 
 
 class _Group:
@@ -240,28 +190,28 @@ class _Group:
 
     def __init__(self, ranks: tuple[int, ...], worth_ratio: float, *, frequent: bool) -> None:
         self.ranks, self._worth_ratio = ranks, worth_ratio
-        self._beside, self._computing = _Figure(Noise(frequent=frequent)), _Figure(Noise(frequent=frequent))
-        self._parts = Ring(NOISE_STEPS, (2,))
+        self._beside, self._computing = Noise(frequent=frequent), Noise(frequent=frequent)
+        self._parts = Ring(POLICY.noise_steps, (2,))
         self._slope, self._slope_age = 0.0, 0
         self._first: list[_Step] = []
-        self._lengths = Ring(LEVEL_STEPS)
-        self._spent = Ring(LEVEL_STEPS, (len(ranks), len(_KINDS)))
-        self._sizes = Ring(NOISE_STEPS, (len(ranks), 2))
+        self._lengths = Ring(POLICY.level_steps)
+        self._spent = Ring(POLICY.level_steps, (len(ranks), len(_KINDS)))
+        self._sizes = Ring(POLICY.noise_steps, (len(ranks), 2))
 
     @property
     def known_count(self) -> int:
         """The number of them that another one is compared with."""
-        return len(self._beside.noise)
+        return len(self._beside)
 
-    def judge(self, step: _Step, before: _Step | None, usual: _Group | None) -> _Found | None:
+    def judge(self, step: _Step, before: _Step | None, usual: _Group | None) -> SlowStep | None:
         """Return what is slow of a step, None if it is like the others; then remember it.
 
         ``before``, ``usual``: the step before it, and the steps that are like that one; None if unknown.
         """
-        if len(self._lengths) < _LEVEL_LEAST:
+        if len(self._lengths) < POLICY.first_steps:
             self._first.append(step)
             self._remember(step)
-            if len(self._first) == _LEVEL_LEAST:
+            if len(self._first) == POLICY.first_steps:
                 self._take_as_usual(self._first)
                 self._first = []
             return None
@@ -278,17 +228,17 @@ class _Group:
             extra = np.where(np.isnan(expected), 0.0, step.spent[:, _COMPUTE] - expected)
             rank = int(extra.argmax())
             ranks = self._alike(extra, rank)
-            slow = _Found(step, longer[1], step.ranks[rank], ranks, step.number, _KINDS[_COMPUTE], float(extra[rank]))
-        self._beside.add(longer[0], is_long)
+            slow = _slow(step, longer[1], step.ranks[rank], ranks, step.number, _KINDS[_COMPUTE], float(extra[rank]))
+        self._beside.add(longer[0], slow=is_long)
         if math.isfinite(longer[1]):
-            self._computing.add(longer[1], computes_long)
+            self._computing.add(longer[1], slow=computes_long)
         changed = self._beside.has_changed or self._computing.has_changed
         self._remember(step)
         if changed:
             for figure in (self._beside, self._computing):
                 figure.begin_anew()
             for ring in (self._parts, self._lengths, self._spent, self._sizes):
-                ring.keep_newest(_KEPT_STEPS)
+                ring.keep_newest(POLICY.kept_steps)
             return None
         return slow
 
@@ -302,9 +252,9 @@ class _Group:
     def _take_as_usual(self, steps: list[_Step]) -> None:
         """Make the first noise of steps that are remembered already."""
         for beside, computing in [self._longer(step)[0] for step in steps]:
-            self._beside.add(beside, False)
+            self._beside.add(beside, slow=False)
             if math.isfinite(computing):
-                self._computing.add(computing, False)
+                self._computing.add(computing, slow=False)
 
     def _longer(self, step: _Step) -> tuple[tuple[float, float], Floats]:
         """Return what a step has above the usual beside its computing, and in it; then the usual computing by rank.
@@ -322,13 +272,13 @@ class _Group:
         Where computing varies with the data, other work may as well: batches of long samples take longer to prepare.
         """
         self._slope_age += 1
-        if self._slope_age >= _SLOPE_STEPS:
+        if self._slope_age >= POLICY.slope_steps:
             self._slope_age = 0
             other, computed = self._parts.values.T
-            low, high = np.quantile(computed, ((1 - WIDTH_SHARE) / 2, (1 + WIDTH_SHARE) / 2)).tolist()
-            varies = len(computed) >= LEVEL_STEPS and high - low >= _VARIES_RATIO * high
+            low, high = np.quantile(computed, ((1 - POLICY.width_ratio) / 2, (1 + POLICY.width_ratio) / 2)).tolist()
+            varies = len(computed) >= POLICY.level_steps and high - low >= POLICY.varies_ratio * high
             self._slope = max(_line(computed, other), 0.0) if varies else 0.0
-        newest = self._parts.newest(LEVEL_STEPS)
+        newest = self._parts.newest(POLICY.level_steps)
         return beside - self._slope * computing - float(middle(newest[:, 0] - self._slope * newest[:, 1]))
 
     def _expected(self, step: _Step) -> Floats:
@@ -350,77 +300,55 @@ class _Group:
 
     def _is_no_data(self, longer: float, expected: Floats, *, sized: bool) -> bool:
         """Return whether long computing is not explained by data that take long."""
-        noise = self._computing.noise
-        if noise.width < _VARIES_RATIO * float(np.nanmax(expected)):
-            return sized or longer > _BEYOND_ALL * noise.largest_usual
-        return len(noise) >= _SEEN_STEPS and longer > _BEYOND_ALL * noise.largest
+        noise = self._computing
+        if noise.width < POLICY.varies_ratio * float(np.nanmax(expected)):
+            return sized or longer > POLICY.beyond_all_times * noise.largest_usual
+        return len(noise) >= POLICY.seen_steps and longer > POLICY.beyond_all_times * noise.largest
 
     def extra(self, step: _Step) -> Floats:
         """Return by how much each kind of time of each rank is longer than in like steps; there is at least one."""
         return np.asarray(step.spent - middle(self._spent.values))
 
-    def _what_grew(self, step: _Step, before: _Step | None, usual: _Group | None, longer: float) -> _Found:
+    def _what_grew(self, step: _Step, before: _Step | None, usual: _Group | None, longer: float) -> SlowStep:
         """Return the time that grew most, on the rank that was waited for or else; in this step or the one before."""
         extra = self.extra(step)
-        weight = np.where(np.array(step.ranks) == step.awaited, _AWAITED, 1.0)[:, None]
+        weight = np.where(np.array(step.ranks) == step.awaited, POLICY.awaited_weight, 1.0)[:, None]
         own = np.where(_BESIDE, extra * np.where(_SHARED, 1.0, weight), -np.inf)
         rank, kind = (int(at) for at in np.unravel_index(int(own.argmax()), own.shape))
-        if extra[rank, kind] >= _EXPLAINS * longer:
+        if extra[rank, kind] >= POLICY.explains_ratio * longer:
             ranks = self._alike(extra[:, kind], rank)
-            return _Found(step, longer, step.ranks[rank], ranks, step.number, _KINDS[kind], float(extra[rank, kind]))
+            return _slow(step, longer, step.ranks[rank], ranks, step.number, _KINDS[kind], float(extra[rank, kind]))
         whole = np.where(_BESIDE, extra, 0.0).sum(axis=1)
         worker = int((whole * weight[:, 0]).argmax())
-        if whole[worker] >= _EXPLAINS * longer:
+        if whole[worker] >= POLICY.explains_ratio * longer:
             ranks = self._alike(whole, worker)
-            return _Found(step, longer, step.ranks[worker], ranks, step.number, TOGETHER, float(whole[worker]))
+            return _slow(step, longer, step.ranks[worker], ranks, step.number, TOGETHER, float(whole[worker]))
         if before is not None and usual is not None and step.awaited in step.ranks:
             # Work behind the last meeting of a step is waited for in the next one.
             own = usual.extra(before)[step.ranks.index(step.awaited)]
             place = int(np.where(np.arange(len(_KINDS)) == _WAITS, -np.inf, own).argmax())
-            if own[place] >= _EXPLAINS * longer:
+            if own[place] >= POLICY.explains_ratio * longer:
                 ranks = (step.awaited,)
-                return _Found(step, longer, step.awaited, ranks, before.number, _KINDS[place], float(own[place]))
+                return _slow(step, longer, step.awaited, ranks, before.number, _KINDS[place], float(own[place]))
         waits = extra[:, _WAITS]
-        return _Found(
+        return _slow(
             step, longer, step.awaited, self._alike(waits, int(waits.argmax())), step.number, _KINDS[_WAITS], longer
         )
 
     def _alike(self, extra: Floats, most: int) -> tuple[int, ...]:
-        return tuple(rank for rank, ns in zip(self.ranks, extra.tolist(), strict=True) if ns >= _ALIKE * extra[most])
-
-
-class _Figure:
-    """What a figure of like steps has above its level: its noise, and whether it is beyond that again and again."""
-
-    def __init__(self, noise: Noise) -> None:
-        self.noise = noise
-        self._in_a_row = 0
-
-    def is_beyond(self, rest: float, worth: float) -> bool:
-        """Return whether neither chance nor smallness explains it."""
-        return rest > max(self.noise.threshold, worth)
-
-    def add(self, rest: float, beyond: bool) -> None:
-        """Remember what a step has above the level."""
-        self.noise.add(rest, slow=beyond)
-        self._in_a_row = self._in_a_row + 1 if beyond else 0
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether so many values in a row are beyond that these are the usual ones now."""
-        return self._in_a_row >= _IN_A_ROW
-
-    def begin_anew(self) -> None:
-        """Take the last steps for usual ones."""
-        self._in_a_row = 0
+        return tuple(
+            rank
+            for rank, ns in zip(self.ranks, extra.tolist(), strict=True)
+            if ns >= POLICY.explains_ratio * extra[most]
+        )
 
 
 def _by_size(sizes: Floats, spent: Floats, size: float) -> float:
     """Return the time by that of batches of about the same size, on a line through them; NaN if these are too few."""
     off = np.abs(sizes / size - 1.0)
-    near = np.argsort(off, kind="stable")[:_OF_SIZE]
-    near = near[off[near] <= _SIZE_RATIO]
-    if len(near) < LEAST_STEPS:
+    near = np.argsort(off, kind="stable")[: POLICY.sized_batches_count]
+    near = near[off[near] <= POLICY.size_ratio]
+    if len(near) < POLICY.least_steps:
         return math.nan
     return float(middle(spent[near] + _line(sizes[near], spent[near]) * (size - sizes[near])))
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, ranges
-from stashtrace.lab.history.chances import together
+from stashtrace.calibration.noise import together
 from stashtrace.lab.history.gather import History, Series
 from stashtrace.lab.history.run_totals import Floats, RunTotals
 from stashtrace.schema import columns as col

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
-from stashtrace.lab.history.chances import times_or_more
+from stashtrace.analysis.findings.rules.policy import POLICY
+from stashtrace.calibration.noise import times_or_more
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema

@@ -22,7 +22,7 @@ from stashtrace.analysis.compare.gate_verdict import Condition, Gate, judge
 from stashtrace.analysis.compare.job_identity import FIELDS, Fact
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.analysis.intervals import Int64
-from stashtrace.lab.history.chances import student_tail
+from stashtrace.calibration.noise import student_tail
 from stashtrace.lab.history.questions.late_hosts import slowed_by_host
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.schema import columns as col

@@ -2,10 +2,13 @@
 
 ``ended_with_code``, ``ended_by_signal`` and ``failed`` are the first of all claims; ``name`` is the exit code or the
 number of the signal. The evidence has how the first rank failed (``raised``, ``ended_by`` or ``left_with``;
-``items_count`` is the steps that it had finished), the launcher (``launched_by``) if the code is the launcher's, and
+``items_count`` is the steps that it had finished), the launcher if the code is the launcher's, and
 how many processes the kernel ended for want of memory meanwhile (``memory_kills``). ``gone_first`` is a rank for which
 the others waited and whose records end before these fail; nobody recorded how it ended. ``waited_for_it`` are the ranks
 that waited for the one that failed.
+
+``killed`` are the processes that a signal ended, without those that a launcher or a loader ended on purpose, each with
+a row (``killed``). Where a job broke off, ``first_to_end`` names the rank to look at.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -21,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
-from stashtrace.analysis.findings.ending.endings import endings
+from stashtrace.analysis.findings.ending.endings import endings, killed
+from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.analysis.findings.ending.stuck import Stuck
-from stashtrace.analysis.findings.rules.ending.killed import FOR_MEMORY, whose
-from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.intervals import NEVER
+from stashtrace.analysis.steps.steps import steps_if_any
 from stashtrace.errors import MissingDataError
 from stashtrace.record.host.memory_kills import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.schema.groupby import GroupBy
@@ -40,9 +43,11 @@ FAILED_FIRST = ("raised", "ended_by", "left_with", "gone_first")
 #: Programs that start ranks and leave with a code of their own, and of whose children no record says how they ended.
 _LAUNCHERS = ("srun", "mpirun", "mpiexec", "orterun", "prun", "jsrun", "aprun", "flux")
 #: Later than any moment of a trace.
-NEVER_NS = 1 << 62
+NEVER_NS = int(NEVER)
 #: Code of evidence -> how a rank failed.
 _HOW = {"raised": "raised {reason}", "ended_by": "killed by {reason}", "left_with": "left with exit code {exit_code}"}
+#: What follows a death by SIGKILL in which the kernel may have had a hand.
+_FOR_MEMORY = "; the kernel ended a process for want of memory meanwhile"
 #: What stands for a process group without a name.
 NAMELESS = "a group without a name"
 
@@ -68,9 +73,8 @@ def failure_claims(trace: Trace, failed: Sequence[Evidence] | None = None) -> li
     if code not in ("", "0", "None"):
         program = os.path.basename(facts.get("command", "").partition(" ")[0])
         if program in _LAUNCHERS:
-            of_run.insert(0, fact("launched_by", "", "metadata", program=program))
             first = first or "; how its ranks ended is not in the recording"
-        who = "{program}" if program in _LAUNCHERS else "the job"
+        who = program if program in _LAUNCHERS else "the job"
         said = f"{who} ended with exit code {{name}}{first}{starved}"
         return [claim("headline", "ended_with_code", said, [*rows[1:], *of_run], parts=rows[:1], name=code)]
     return [claim("headline", "failed", "{parts}", rows[1:], parts=rows[:1], rank=rows[0]["rank"])] if rows else []
@@ -116,7 +120,7 @@ def failures(trace: Trace) -> list[Evidence]:
         if row["rank"] != ranks[0]["rank"]:
             text = texts.setdefault(re.sub(r"\d+", "#", row["exception"]), row["exception"])
             others.setdefault((text, row["signal"], row["exit_code"]), []).append(row["rank"])
-    more = [_after(of, *how) for how, of in list(others.items())[: POLICY.ranks_named_count]]
+    more = [_after(of, *how) for how, of in list(others.items())[: POLICY.named_count]]
     return [failure(ranks[0]), *more]
 
 
@@ -126,8 +130,8 @@ def failure(row: dict[str, Any]) -> Evidence:
     own |= Facts(reason=row["exception"] or row["signal"], exit_code=row["exit_code"])
     code = _code(row["exception"], row["signal"])
     steps = " after {items_count:step}" if row["steps_count"] >= 0 else ""
-    memory = FOR_MEMORY if row["sender"] == "kernel" else ""
-    return fact(code, f"{whose(row['rank'], row['worker_id'])} {how_failed(code)}{steps}{memory}", "endings", **own)
+    memory = _FOR_MEMORY if row["sender"] == "kernel" else ""
+    return fact(code, f"{_whose(row['rank'], row['worker_id'])} {how_failed(code)}{steps}{memory}", "endings", **own)
 
 
 def how_failed(code: str) -> str:
@@ -163,10 +167,11 @@ def after_one_that_is_gone(trace: Trace, failed: Sequence[Evidence], found: Stuc
     ahead = rows[0]["at_ns"] - last_ns.get(ended[0], NEVER_NS) if ended else -1
     if ahead <= 0:
         return []
-    steps_count = _steps_count(trace, ended[0])
-    steps = "after {items_count:step}, " if steps_count >= 0 else ""
+    steps = steps_if_any(trace)
+    steps_count = int(np.count_nonzero(steps["rank"] == ended[0])) if steps is not None else -1
+    after = "after {items_count:step}, " if steps_count >= 0 else ""
     said = (
-        f"the records of rank {{rank}} end first, {steps}{{amount_ns:time}} before another rank failed; how it ended is"
+        f"the records of rank {{rank}} end first, {after}{{amount_ns:time}} before another rank failed; how it ended is"
         " not in the recording"
     )
     gone = fact("gone_first", said, "processes", rank=ended[0], items_count=steps_count, amount_ns=ahead)
@@ -174,13 +179,6 @@ def after_one_that_is_gone(trace: Trace, failed: Sequence[Evidence], found: Stuc
     raised = _after([row["rank"] for row in rows if row["exception"] == text], text)
     rest = [row for row in failed[1:] if row.facts["reason"] != text]
     return [replace(one, rank=ended[0]) for one in failure_claims(trace, [gone, raised, *rest])]
-
-
-def _steps_count(trace: Trace, rank: int) -> int:
-    try:
-        return int(np.count_nonzero(find_steps(trace)["rank"] == rank))
-    except MissingDataError:
-        return -1
 
 
 def waited_for_it(found: Stuck) -> Evidence:
@@ -191,3 +189,34 @@ def waited_for_it(found: Stuck) -> Evidence:
     own = Facts(items_count=of.sequence, amount_ns=found.since_ns, kind=of.operation, group=of.group or NAMELESS)
     said = f"{{ranks:ranks}} waited {{amount_ns:time}} for it in {{kind:operation}}{number} of {{group}}"
     return fact("waited_for_it", said, "collectives", ranks=ranks_text(list(root.waiting)), **own)
+
+
+def _whose(rank: int, worker_id: int) -> str:
+    """Return the template that names a process by its rank, or by its worker."""
+    who = "rank {rank}" if rank >= 0 else "a process without a rank"
+    return f"worker {{worker_id}} of {who}" if worker_id >= 0 else who
+
+
+def killed_claims(trace: Trace) -> list[Claim]:
+    """Return a claim about the processes that a signal ended."""
+    rows = []
+    for number, row in enumerate(killed(trace).rows()):
+        if row["sender"] not in ("unknown", "kernel"):
+            continue
+        who, memory = _whose(row["rank"], row["worker_id"]), _FOR_MEMORY if row["sender"] == "kernel" else ""
+        own: Facts = {"rank": row["rank"], "worker_id": row["worker_id"], "pid": row["pid"], "name": row["signal"]}
+        rows.append(fact("killed", f"{who} (pid {{pid}}) was killed by {{name}}{memory}", "killed", number, **own))
+    said = "{items_count:process} ended by a signal:"
+    return [claim("machine", "killed", said, rows, items_count=len(rows))] if rows else []
+
+
+def first_to_end_claims(trace: Trace) -> list[Claim]:
+    """Return a claim about the rank that ended clearly before the others."""
+    processes = trace.processes
+    ranks = processes.take(processes["role_code"] == ProcessRole.RANK).sort_by("end_ns")
+    ends, numbers = ranks["end_ns"].tolist(), ranks["rank"].tolist()
+    if len(ranks) < 2 or ends[1] - ends[0] < POLICY.ends_before_ns:
+        return []
+    said = "the records of rank {rank} end first, {stall_ns:time} before those of rank {cause_rank}"
+    own: Facts = {"rank": numbers[0], "cause_rank": numbers[1], "stall_ns": ends[1] - ends[0]}
+    return [claim("machine", "first_to_end", said, **own)]

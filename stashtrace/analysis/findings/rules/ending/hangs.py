@@ -17,11 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
-from stashtrace.analysis.findings.ending.idle import find_idle
-from stashtrace.analysis.findings.ending.last_activity import is_gone
+from stashtrace.analysis.findings.ending.last_activity import find_idle, is_gone, newest_ns, still_works
 from stashtrace.analysis.findings.ending.looked import ENDED
-from stashtrace.analysis.findings.ending.newest_row import SUSPICIOUS_NS, newest_ns
-from stashtrace.analysis.findings.ending.still_works import still_works
+from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.analysis.findings.ending.stuck import (
     NOT_ENTERED,
     NOT_FINISHED,
@@ -39,12 +37,11 @@ from stashtrace.analysis.findings.rules.ending.failures import (
     failure,
     failure_claims,
     failures,
+    first_to_end_claims,
     how_failed,
     waited_for_it,
 )
-from stashtrace.analysis.findings.rules.ending.killed import first_to_end_claims
 from stashtrace.analysis.findings.rules.ending.last_seen import doing, seen
-from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.record.look.progress import DEVICE_RUNS, ENTERED, MOVES, OTHERS_RUN, RECORDS, RUNS
 from stashtrace.schema.kinds import ElementType
@@ -93,7 +90,7 @@ def ending_claims(trace: Trace, *, lives: bool = False, in_part: bool = False) -
     return hung + claims if first <= set(found.waiting) else claims + hung
 
 
-def stuck_at_end(trace: Trace, least_ns: int = SUSPICIOUS_NS) -> Stuck | None:
+def stuck_at_end(trace: Trace, least_ns: int = POLICY.suspicious_ns) -> Stuck | None:
     """Return where the job stood still at the end of its records; None for waits as its steps have them.
 
     ``least_ns``: a wait of less is none.
@@ -139,7 +136,7 @@ def _still(trace: Trace, lives: bool, in_part: bool) -> list[Claim]:
     idle = find_idle(trace) if "imported" not in facts and not facts.get("steps") else None
     if idle is None:
         return []
-    rows = [row for rank in idle.ranks[: POLICY.ranks_named_count] for row in doing(trace, rank)]
+    rows = [row for rank in idle.ranks[: POLICY.named_count] for row in doing(trace, rank)]
     nobody = "no rank that is seen from here" if in_part else "no rank"
     said = f": {{ranks:ranks}} {{ranks:gets|get}} on with nothing, and {nobody} waits for another"
     return [_stands_still(said, rows, lives, idle.since_ns, name="still", ranks=ranks_text(list(idle.ranks)))]
@@ -182,7 +179,7 @@ def is_unseen(trace: Trace, roots: Sequence[Root]) -> bool:
 
 
 def _looked(trace: Trace, ranks: Sequence[int]) -> list[Evidence]:
-    return [row for rank in ranks[: POLICY.ranks_named_count] for row in seen(trace, rank)]
+    return [row for rank in ranks[: POLICY.named_count] for row in seen(trace, rank)]
 
 
 def _alike(roots: Sequence[Root]) -> Iterable[list[Root]]:
@@ -218,7 +215,7 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
     if through:
         said = "{name:ranks} {name:waits|wait} for ranks that wait for that"
         rows.append(fact("hung_through", said, "collectives", items_count=len(through), name=ranks_text(through)))
-    for root in roots[: POLICY.ranks_named_count]:
+    for root in roots[: POLICY.named_count]:
         if root.operation.sequence >= 0 and (root.last >= 0 or since_ns >= 0):
             said = "rank {rank} last called number {items_count}"
             said = said if root.last >= 0 else "rank {rank} has called no collective of this group"

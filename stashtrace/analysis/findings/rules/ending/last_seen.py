@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from stashtrace.analysis.findings.claim_rows import Evidence, Facts, fact
 from stashtrace.analysis.findings.ending import last_activity
+from stashtrace.analysis.findings.ending.last_activity import newest_ns
 from stashtrace.analysis.findings.ending.looked import (
     ENDED,
     RUNS,
@@ -26,14 +27,12 @@ from stashtrace.analysis.findings.ending.looked import (
     look_at_rank,
     was_seen,
 )
-from stashtrace.analysis.findings.ending.newest_row import newest_ns
-from stashtrace.analysis.findings.rules.policy import POLICY
+from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.record.look.model import Look, ThreadLook
 from stashtrace.record.look.progress import STANDS_STILL
 from stashtrace.schema.trace import Trace
 from stashtrace.units import operation, shortened
 
-_PATH_WIDTH = 60
 #: Kind of an activity -> what it is, and that it is done.
 _ACTIVITIES = {
     "batch_wait": "a wait for a batch",
@@ -85,9 +84,9 @@ def _by_records(trace: Trace, rank: int) -> list[Evidence]:
     ago = newest_ns(trace) - last.end_ns
     before = ", {amount_ns:time} before the records end" if ago > 0 else ""
     said = f"the last thing that rank {{rank}} finished is {_activity(last.kind, last.name)}{before}"
-    own = Facts(amount_ns=ago, kind=last.kind, name=last.name, short=shortened(last.name, _PATH_WIDTH))
+    own = Facts(amount_ns=ago, kind=last.kind, name=last.name, short=shortened(last.name, POLICY.path_characters))
     rows = [fact("did_last", said, "phases", rank=rank, **own)]
-    if ago < last_activity.LEAST_NS:
+    if ago < POLICY.silence_ns:
         return rows
     follows = last_activity.what_follows(acts, last.kind)
     if follows:
@@ -121,8 +120,8 @@ def _spot(place: str, target: str = "") -> Facts:
     """Return what a thread is in, and where in the code, as the templates below name it."""
     of = "a pipe" if target.startswith("pipe:") else "a socket" if target.startswith("socket:") else ""
     function, _, line = place.rpartition(" at ")
-    what = of or (shortened(target, _PATH_WIDTH) if target else "a descriptor")
-    return Facts(target=target, what=what, place=place, function=function, file=shortened(line, _PATH_WIDTH))
+    what = of or (shortened(target, POLICY.path_characters) if target else "a descriptor")
+    return Facts(target=target, what=what, place=place, function=function, file=shortened(line, POLICY.path_characters))
 
 
 def _where(call: str, target: str) -> str:
@@ -147,7 +146,7 @@ def seen(trace: Trace, rank: int) -> list[Evidence]:
         rows.append(_thread("look_thread", rank, look))
         if look.holder is not None:
             rows.append(_holder(rank, look.holder))
-        workers = busy_workers(trace, rank)[: POLICY.workers_named_count]
+        workers = busy_workers(trace, rank)[: POLICY.named_count]
         rows += [_thread("look_worker", rank, worker, number) for number, worker in workers]
         if look.ended_children:
             own = Facts(items_count=len(look.ended_children), name=", ".join(sorted(set(look.ended_children))))

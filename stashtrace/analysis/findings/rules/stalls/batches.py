@@ -1,8 +1,8 @@
 """Waits for batches: which part of the work on them takes longest, the slowest file, the begin of epochs.
 
-``data``: ``cause_kind`` is the ``part`` of the work on batches that takes longest, ``handoff``, ``epochs`` or
-``sampler``; ``reads`` if the step thread itself read files. How many workers would help is no closed formula: the table
-``causes`` answers that.
+``data``: ``cause_kind`` is the ``part`` of the work on batches that takes longest, ``handoff`` (``queue`` where most of
+that is a wait for a CPU), ``epochs`` or ``sampler``; ``reads`` if the step thread itself read files. How many workers
+would help is no closed formula: the table ``causes`` answers that.
 
 ``batch_time`` is the mean time to make a batch, ``quickest_ns`` and ``slowest_ns`` that of the quickest and of the
 slowest worker (``worker_id``); ``workers_count`` is 0 if the step thread makes them. ``batch_part`` is a part of it.
@@ -15,16 +15,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.findings.batch_making import DATA_KINDS, Making, is_starved, making_of
+from stashtrace.analysis.findings.batch_making import DATA_KINDS, Making, making_of, queued_handoffs_ns
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls.blocked import dead_connections
 from stashtrace.analysis.findings.rules.stalls.loop_code import file_calls, mostly_in_file, time_of_kind
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import part_of, stall_claim, step_words, verdict, whose
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
@@ -54,21 +53,14 @@ PART_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Loading:
-    """Reason why a rank waited for batches; the first fields are those of a claim."""
-
-    cause_kind: str = ""
-    worker_id: int = -1
-    file: str = ""
-    advice_code: str = ""
-    evidence: list[Evidence] = field(default_factory=list)
+#: Why a rank waits for batches: facts of the claim, and its evidence.
+_Why = tuple[Facts, list[Evidence]]
 
 
 def data_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     """Return the claim about ranks that wait for batches, or whose loop reads files itself."""
     worst, base = hit[0], stall_claim(hit, "data", COLUMNS["data"])
-    plain = _reads_outside_batches(run.trace, worst.rank, run.tables["steps"], worst.on_file_time)
+    plain = _reads_outside_batches(run.trace, worst.rank, run.tables["steps"])
     if plain is not None and plain[1].total_ns > 0.5 * sum(worst.kinds.get(kind, 0) for kind in COLUMNS["data"]):
         rows = file_calls(run.trace, *plain, worst.steps_count, reads=True)
         named = Facts(file=rows[0]["name"], call=rows[0]["kind"]) if rows else {}
@@ -77,9 +69,8 @@ def data_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         short = "{who} {who:is|are} blocked {share} {of_step} in reads of files"
         mostly = {"mostly": mostly_in_file(rows)}
         return [verdict("data", said, run, base, rows, phrases=mostly, short=short, cause_kind="reads", **named)]
-    why = loading(run, worst, whose(base))
-    own = Facts(cause_kind=why.cause_kind, worker_id=why.worker_id, file=why.file, advice_code=why.advice_code)
-    rows = [*why.evidence, *dead_connections(run.trace, worst.rank, run.tables["steps"])]
+    own, rows = loading(run, worst, whose(base))
+    rows += dead_connections(run.trace, worst.rank, run.tables["steps"])
     said = "{who} {who:waits|wait} {lost} for batches"
     said = "{who} {who:is|are} input bound: {lost} waiting for batches" if is_input_bound(base) else said
     return [verdict("data", said, run, base, rows, short="{who} {who:waits|wait} {share} {of_step} for batches", **own)]
@@ -90,47 +81,47 @@ def is_input_bound(base: Claim) -> bool:
     return base.low_ns * base.share_ratio >= POLICY.input_bound_ratio * base.stall_ns
 
 
-def _reads_outside_batches(trace: Trace, rank: int, steps: Table, apart: TimeSet) -> tuple[StepThread, TimeSet] | None:
-    """Return when a rank's step thread was blocked in reads outside of batch waits and ``apart``, None if never."""
+def _reads_outside_batches(trace: Trace, rank: int, steps: Table) -> tuple[StepThread, TimeSet] | None:
+    """Return when a rank's step thread was blocked in reads outside of batch waits, None if never."""
     known = time_of_kind(trace, rank, steps, StallKind.FETCH)
     if known is None:
         return None
     thread, time = known
-    time -= batch_waits(TraceIndex(trace), thread).time | apart
+    time -= batch_waits(TraceIndex(trace), thread).time
     return (thread, time) if len(time) else None
 
 
-def loading(run: RunFacts, rank: RankFacts, on: str) -> Loading:
-    """Collect the evidence about the waits of one rank; ``on`` names it where a claim is about several."""
+def loading(run: RunFacts, rank: RankFacts, on: str) -> _Why:
+    """Collect why one rank waits; ``on`` names it where a claim is about several."""
     trace, steps = run.trace, run.tables["steps"]
     unrecorded = _makers_not_recorded(trace, rank.rank)
     if unrecorded is not None:
-        return Loading(evidence=[unrecorded])
+        return Facts(), [unrecorded]
     wait_ns = rank.per_step_ns(*DATA_KINDS)
-    handed = rank.per_step_ns("handoff") / wait_ns
+    handed, handoff = rank.per_step_ns("handoff") / wait_ns, "handoff"
     fetched = rank.per_step_ns("fetch") / wait_ns >= POLICY.part_ratio
     making = making_of(trace, rank.rank, steps)
     rows: list[Evidence] = []
     epochs = _epochs(run, rank.rank)
     between = min(epochs["wait_ns"] / max(wait_ns * rank.steps_count, 1), 1.0) if epochs else 0.0
-    if epochs and between >= POLICY.epochs_matter_ratio:
+    if epochs and between >= POLICY.explains_ratio:
         rows += _epoch_rows(rank, epochs, between, on)
     sampler = _sampler(trace, rank.rank, steps, wait_ns * rank.steps_count, on)
-    if sampler is not None and sampler["part_ratio"] > POLICY.epochs_rule_ratio:
-        return Loading("sampler", evidence=[sampler])
+    if sampler is not None and sampler["part_ratio"] > POLICY.mostly_ratio:
+        return Facts(cause_kind="sampler"), [sampler]
     rows += [sampler] if sampler is not None else []
     slow = _slow_file(trace, making, rank.kinds["fetch"], on) if making is not None and fetched else None
-    if between > POLICY.epochs_rule_ratio:  # meanwhile its workers were starting
+    if between > POLICY.mostly_ratio:  # meanwhile its workers were starting
         advice = "persistent_workers" if epochs and epochs["anew_count"] > 0 else ""
-        return Loading("epochs", advice_code=advice, evidence=rows + ([slow] if slow else []))
+        return Facts(cause_kind="epochs", advice_code=advice), rows + ([slow] if slow else [])
     if handed >= POLICY.part_ratio:
-        said = on + "{part_ratio:part} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
-        own = Facts(rank=rank.rank, part_ratio=handed, handed_ns=rank.per_step_ns("handoff"))
-        rows.append(fact("handed_over", said, "stalls", **own))
+        rows.append(_handed_over(run.trace, rank, handed, steps, on))
+        # Batches that wait for a CPU wait for that, wherever they are.
+        handoff = "queue" if rows[-1]["queued_ratio"] > POLICY.mostly_ratio else handoff
     if making is None:
         unseen = fact("makers_left_no_records", "its workers left no records of their own")
-        return Loading("handoff" if handed > POLICY.mostly_ratio else "", evidence=[unseen, *rows])
-    return _of_making(run, rank, making, rows, (handed, slow, fetched), on)
+        return Facts(cause_kind=handoff if handed > POLICY.mostly_ratio else ""), [unseen, *rows]
+    return _of_making(run, rank, making, rows, (handed, handoff, slow, fetched), on)
 
 
 def _of_making(
@@ -138,11 +129,14 @@ def _of_making(
     rank: RankFacts,
     making: Making,
     rows: list[Evidence],
-    known: tuple[float, Evidence | None, bool],
+    known: tuple[float, str, Evidence | None, bool],
     on: str,
-) -> Loading:
-    """Return the reason in the making of batches. ``known``: part that is hand-off, slowest file, storage is a part."""
-    handed, slow, fetched = known
+) -> _Why:
+    """Return the reason in the making of batches.
+
+    ``known``: part that is hand-off, what that is called as a reason, slowest file, storage is a part.
+    """
+    handed, handoff, slow, fetched = known
     parts = _parts(making, on)
     if making.idle_workers:
         said = on + (
@@ -166,17 +160,12 @@ def _of_making(
     # Workers that always make batches limit the step: the hand-over of a batch is then hidden behind the next batch.
     always = POLICY.always_ratio * making.workers * rank.step_ns
     busy = making.workers > 0 and making.needs * making.batch_ns >= always
-    if handed > POLICY.mostly_ratio and not busy:
-        if is_starved(making):
-            said = on + "the hand-off waits for a CPU, as the workers do: {queued_ns:time} of the {batch_ns:time}"
-            queued = Facts(queued_ns=making.parts_ns["queue"], batch_ns=making.batch_ns)
-            rows.append(fact("handoff_starved", said + " that a batch takes", "batches", **queued))
-            return Loading("handoff", evidence=rows)
-        advice = "fewer_larger_batches"
-        return Loading("handoff", evidence=[*rows, _handed_over(run.trace, rank, making, on)], advice_code=advice)
+    if handed > POLICY.mostly_ratio and not busy and handoff == "handoff":
+        larger = _larger_batches(run.trace, rank, making, on)
+        return Facts(cause_kind="handoff", advice_code="fewer_larger_batches"), [*rows, larger]
     cause = max(parts[1:], key=lambda row: row["part_ns"])["kind"] if len(parts) > 1 else ""
-    cause = "handoff" if handed > POLICY.mostly_ratio else cause
-    return Loading(cause, file=slow["name"] if slow else "", evidence=rows)
+    cause = handoff if handed > POLICY.mostly_ratio else cause
+    return Facts(cause_kind=cause, file=slow["name"] if slow else ""), rows
 
 
 def _times(count: int, each_ns: float) -> str:
@@ -288,7 +277,20 @@ def _spread(making: Making, on: str) -> list[Evidence]:
     return [fact("batch_spread", said, "batches", median_ns=making.median_ns, longest_ns=making.longest_ns)]
 
 
-def _handed_over(trace: Trace, rank: RankFacts, making: Making, on: str) -> Evidence:
+def _handed_over(trace: Trace, rank: RankFacts, handed: float, steps: Table, on: str) -> Evidence:
+    """Return which part of the waits is hand-off, and which part of that a wait for a CPU."""
+    handed_ns = rank.per_step_ns("handoff")
+    queued = min(queued_handoffs_ns(trace, rank.rank, steps) / max(handed_ns * rank.steps_count, 1), 1.0)
+    said = on + "{part_ratio:part} of that is hand-off of batches that were ready (queue, unpickling, pinning)"
+    if queued >= POLICY.part_ratio:
+        said += ", {queued_ratio:part} of it waiting for a CPU"
+    if queued > POLICY.mostly_ratio:
+        said += ": free CPUs would shorten it"
+    own = Facts(rank=rank.rank, part_ratio=handed, handed_ns=handed_ns, queued_ratio=queued)
+    return fact("handed_over", said, "stalls", **own)
+
+
+def _larger_batches(trace: Trace, rank: RankFacts, making: Making, on: str) -> Evidence:
     often = f", {making.needs:.3g} times{{each_step}}" if making.needs > POLICY.one_each_ratio else ""
     said = (
         f"{on}making a batch takes {{batch_ns:time}}, its hand-off {{handed_ns:time}}{often}: larger batches help where"

@@ -21,6 +21,7 @@ import numpy as np
 
 from stashtrace.analysis.findings.blocked_calls import KNOWN_CALLS
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
 from stashtrace.analysis.findings.rules.stalls.lines import spent_in
 from stashtrace.analysis.findings.rules.stalls.loop_code import (
@@ -29,7 +30,6 @@ from stashtrace.analysis.findings.rules.stalls.loop_code import (
     mostly_in_file,
     time_of_kind,
 )
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import confidence, stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
@@ -129,7 +129,7 @@ def _in_call(run: RunFacts, worst: RankFacts, base: Claim, call: str, cause: str
     known = time_of_kind(run.trace, worst.rank, run.tables["steps"], StallKind.OTHER) if call == "file" else None
     rows = list[Evidence]()
     if known is not None:
-        rows = file_calls(run.trace, known[0], known[1] - worst.on_file_time, worst.steps_count)
+        rows = file_calls(run.trace, *known, worst.steps_count)
     named = Facts(file=rows[0]["name"], call=rows[0]["kind"]) if rows else {}
     words = {"doing": BLOCKED_WORDS[call], "mostly": mostly_in_file(rows)}
     if cause == call:

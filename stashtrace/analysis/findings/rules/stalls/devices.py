@@ -16,14 +16,14 @@ import numpy as np
 
 from stashtrace.analysis.findings.batch_making import inside
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.idle_calls import idle_calls
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.analysis.steps.steps import rank_and_steps
 from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
@@ -55,7 +55,7 @@ def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
     brackets = trace.device_brackets
     chosen = (brackets["rank"] == rank.rank) & (brackets["bracket_code"] == Bracket.COPY) & (brackets["begin_ns"] >= 0)
     mine = brackets.take(chosen & np.isin(brackets["copy_code"], _BETWEEN))
-    mine = mine.take(_inside(mine["begin_ns"], rank, steps) & (mine["size_bytes"] > 0))
+    mine = mine.take(inside(mine["begin_ns"], steps, rank.rank) & (mine["size_bytes"] > 0))
     pageable = (mine["bracket_flags"] & BracketFlag.PAGEABLE) != 0
     rows = []
     for memory, own in (("pageable", mine.take(pageable)), ("pinned", mine.take(~pageable))):
@@ -122,20 +122,19 @@ _IDLE = {
 def idle_reasons(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     """Return why a device was idle where its host was not the reason, longest first; nothing for other ranks."""
     index = TraceIndex(run.trace)
-    for thread, own in ranks_and_steps(index.origin, run.tables["steps"]):
-        if thread.rank != rank.rank:
-            continue
-        made, inside_steps = rank_layers(index, thread), TimeSet.of_rows(own)
-        idle = made.time_of(StallKind.OTHER, StallKind.LAUNCH) & inside_steps
-        spent = {name: (made.beside.get(name, TimeSet.empty()) & idle).total_ns for name in _IDLE}
-        words = step_words(run.trace)
-        rows = [
-            fact(name, _IDLE[name], "stalls", phrases=words, rank=rank.rank, idle_ns=_per_step(ns, rank))
-            for name, ns in spent.items()
-            if ns
-        ]
-        return sorted(rows, key=lambda row: -row["idle_ns"])
-    return []
+    known = rank_and_steps(index.origin, run.tables["steps"], rank.rank)
+    if known is None:
+        return []
+    made = rank_layers(index, known[0])
+    idle = made.time_of(StallKind.OTHER, StallKind.LAUNCH) & TimeSet.of_rows(known[1])
+    spent = {name: (made.beside.get(name, TimeSet.empty()) & idle).total_ns for name in _IDLE}
+    words = step_words(run.trace)
+    rows = [
+        fact(name, _IDLE[name], "stalls", phrases=words, rank=rank.rank, idle_ns=_per_step(ns, rank))
+        for name, ns in spent.items()
+        if ns
+    ]
+    return sorted(rows, key=lambda row: -row["idle_ns"])
 
 
 def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
@@ -143,7 +142,7 @@ def host_functions(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence
     brackets = trace.device_brackets
     chosen = (brackets["rank"] == rank.rank) & (brackets["bracket_code"] == Bracket.HOST_FUNCTION)
     mine = brackets.take(chosen & (brackets["begin_ns"] >= 0))
-    mine = mine.take(_inside(mine["begin_ns"], rank, steps))
+    mine = mine.take(inside(mine["begin_ns"], steps, rank.rank))
     names = _track_names(trace)
     rows = []
     for track in np.unique(mine["track_id"]).tolist():
@@ -162,7 +161,7 @@ def host_lead(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
     kinds = (Bracket.MARK, Bracket.STEP, Bracket.BATCH_WAIT)
     chosen = (brackets["rank"] == rank.rank) & np.isin(brackets["bracket_code"], kinds) & (brackets["begin_ns"] >= 0)
     mine = brackets.take(chosen)
-    lead = (mine["begin_ns"] - mine["call_ns"])[_inside(mine["begin_ns"], rank, steps)]
+    lead = (mine["begin_ns"] - mine["call_ns"])[inside(mine["begin_ns"], steps, rank.rank)]
     if not len(lead):
         return []
     said = "the host leads its device by {lead_ns:time} in the median of {events_count} events; near 0 it starves the"
@@ -173,10 +172,6 @@ def host_lead(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
 def _track_names(trace: Trace) -> dict[int, str]:
     tracks = trace.tracks
     return {t: trace.text(n) for t, n in zip(tracks["track_id"].tolist(), tracks["name_code"].tolist(), strict=True)}
-
-
-def _inside(moments: Int64, rank: RankFacts, steps: Table) -> np.ndarray:
-    return inside(moments, steps.take(steps["rank"] == rank.rank).sort_by("begin_ns"))
 
 
 def _per_step(amount: float, rank: RankFacts) -> float:

@@ -23,6 +23,7 @@ import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evidence_by, fact
 from stashtrace.analysis.findings.rules.losses import cut_ranks
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
 from stashtrace.analysis.findings.rules.stalls.lines import why_no_line
 from stashtrace.analysis.findings.rules.stalls.loop_code import (
@@ -31,7 +32,6 @@ from stashtrace.analysis.findings.rules.stalls.loop_code import (
     mostly_in_file,
     python_evidence,
 )
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import part_of, stall_claim, step_words, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
@@ -39,7 +39,7 @@ from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.idle_calls import idle_calls
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.analysis.steps.steps import rank_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, StallKind
@@ -217,18 +217,18 @@ class _HostWork:
 def _host_work(trace: Trace, rank: int, steps: Table, steps_count: int) -> _HostWork | None:
     """Return what the host of a rank did while its device waited for it; None if it never did."""
     index = TraceIndex(trace)
-    for thread, own in ranks_and_steps(index.origin, steps):
-        if thread.rank != rank:
-            continue
-        made = rank_layers(index, thread)
-        free = made.beside.get("host_elsewhere", TimeSet.empty()) & TimeSet.of_rows(own)
-        after_calls, launching = (free & made.time_of(kind) for kind in (StallKind.SYNC, StallKind.LAUNCH))
-        time = after_calls | launching
-        if not len(time):
-            return None
-        rows = code_in(trace, thread, time, steps, steps_count) + _phases(index, thread, time, steps_count)
-        return _HostWork(time.total_ns, after_calls.total_ns, rows)
-    return None
+    known = rank_and_steps(index.origin, steps, rank)
+    if known is None:
+        return None
+    thread, own = known
+    made = rank_layers(index, thread)
+    free = made.beside.get("host_elsewhere", TimeSet.empty()) & TimeSet.of_rows(own)
+    after_calls, launching = (free & made.time_of(kind) for kind in (StallKind.SYNC, StallKind.LAUNCH))
+    time = after_calls | launching
+    if not len(time):
+        return None
+    rows = code_in(trace, thread, time, steps, steps_count) + _phases(index, thread, time, steps_count)
+    return _HostWork(time.total_ns, after_calls.total_ns, rows)
 
 
 def _calls_of_others(run: RunFacts, rank: int, call: str) -> list[Evidence]:

@@ -19,9 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evidence_by, fact
-from stashtrace.analysis.findings.rules.stalls import costliest_wait
-from stashtrace.analysis.findings.rules.stalls.costliest_wait import kind_in_words
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import Int64
@@ -33,9 +31,10 @@ from stashtrace.analysis.stragglers.surplus import GROUP_OF
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.stall_kinds import COLUMNS
+from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED
 from stashtrace.units import operation, part_text
 
-#: Kind of work, any of ``WORK_NAMES`` -> what a late rank did longer.
+#: What a late rank did longer, as a column of ``straggler_roots`` groups it, or as its recording allows to say it.
 LATE_WORK = {
     "compute": "computed",
     "data": "waited for batches",
@@ -70,8 +69,6 @@ def late_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     did = next((row["kind"] for row in rows if row.code == "late_work" and row["rank"] == mostly), "")
     words, short = {"where": f" in {operation(call)}" if call else ""}, f"{others}for other ranks"
     if first is not None and mostly >= 0:
-        victim = next((rank.rank for rank in hit if rank.rank != mostly), hit[0].rank)
-        rows += evidence_by("the costliest wait", costliest_wait.worst_wait, run, mostly, victim, call)
         said += f", {part_text(first['part_ratio'])} of it for rank {{cause_rank}}"
         short = f"{others}mostly for rank {{cause_rank}}"
     own = Facts(cause_rank=mostly, cause_kind=did, call=call)
@@ -86,7 +83,7 @@ def _roots(run: RunFacts, roots: Roots, parts: Int64) -> list[Evidence]:
     rows: list[Evidence] = []
     for at in np.argsort(-shares, kind="stable").tolist():
         rank = int(by_root.values[at])
-        if rank >= 0 and shares[at] >= POLICY.root_ratio and len(rows) < POLICY.roots_count:
+        if rank >= 0 and shares[at] >= POLICY.root_ratio and len(rows) < POLICY.named_count:
             did = kinds[by_root.number == at].sum(axis=0)
             work = _work(run, rank, did / max(float(did.sum()), 1.0))
             why = [f"{LATE_WORK[one['kind']]} longer ({part_text(one['part_ratio'])} of that)" for one in work]
@@ -105,8 +102,19 @@ def _work(run: RunFacts, rank: int, parts: Int64) -> list[Evidence]:
     largest = sorted(((part, group) for group, part in groups.items() if group and part >= least), reverse=True)
     return [
         fact("late_work", "", "straggler_roots", rank=rank, part_ratio=part, kind=kind_in_words(run, rank, group))
-        for part, group in largest[: POLICY.root_kinds_count]
+        for part, group in largest[: POLICY.names_count]
     ]
+
+
+def kind_in_words(facts: RunFacts, rank: int, group: str) -> str:
+    """Return what a rank does longer, any of ``LATE_WORK``, as its recording allows to say it."""
+    codes = [facts.trace.strings.find(key) for key in (HOST_NOT_RECORDED, OPERATORS_RECORDED)]
+    unseen = np.isin(facts.trace.metadata["key_code"], [code for code in codes if code >= 0]).any()
+    if group == "other" and unseen:  # time without a record need not be a wait
+        return "unrecorded"
+    if group == "data" and not (facts.trace.batches["rank"] == rank).any():
+        return "reads"  # without a loader there are no batches to wait for
+    return group
 
 
 def _operation(run: RunFacts, roots: Roots, parts: Int64) -> str:

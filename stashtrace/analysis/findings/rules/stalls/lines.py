@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, evidence_by, fact
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import bounded_time, step_words, whose
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.lines.between_ranks import lines_between_ranks
@@ -180,14 +180,14 @@ def longer_lines(trace: Trace, rank: int, count: int, *, where: str = STEP) -> l
 def _longer(trace: Trace, rank: int, where: str, say: Callable[..., Evidence]) -> list[Evidence]:
     return [
         _said(trace, say, "lines_between_ranks", rank, line, (row["longer_ns"], row["low_ns"], row["high_ns"]))
-        for row, line in longer_lines(trace, rank, POLICY.lines_count, where=where)
+        for row, line in longer_lines(trace, rank, POLICY.names_count, where=where)
     ]
 
 
 def _costliest(
     find: Callable[..., Sequence[CostlyLine]], trace: Trace, rank: int, kind: str, say: Callable[..., Evidence]
 ) -> list[Evidence]:
-    lines = find(trace, rank, kind, POLICY.lines_count)
+    lines = find(trace, rank, kind, POLICY.names_count)
     return [_of_line(trace, say, rank, line) for line in lines if line.share_low >= POLICY.line_ratio]
 
 

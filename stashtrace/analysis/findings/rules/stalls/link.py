@@ -18,8 +18,7 @@ from stashtrace.analysis.collectives.collective_waits import collective_rows
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.findings.batch_making import inside
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evidence_by, fact
-from stashtrace.analysis.findings.rules.policy import POLICY as RULES
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
@@ -59,7 +58,7 @@ def link_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         *evidence_by("the bus bandwidth", _bus_bandwidth, run.trace, worst, steps, is_sure),
     ]
     call = next((row["op"] for row in rows if row.code == "bus_bandwidth"), "")
-    if worst.contention_ratio > RULES.contention_verdict_ratio:
+    if worst.contention_ratio > POLICY.contention_verdict_ratio:
         said = "the threads that move messages wait for a CPU as the step threads do (see CPU contention): part of it"
         own = Facts(rank=worst.rank, queued_ratio=worst.contention_ratio)
         rows.append(fact("transfers_share_cpus", f"{said} is that", "hidden", **own))
@@ -101,7 +100,7 @@ def _transfers(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     mine = table.take(table["rank"] == rank.rank)
     # The host calls far ahead of a device, and the device's clock cuts the steps.
     moments = np.where(mine["device_begin_ns"] >= 0, mine["device_begin_ns"], mine["call_ns"])
-    moved = mine.take((mine["message_bytes"] > 0) & inside(moments, _own(run.tables["steps"], rank)))
+    moved = mine.take((mine["message_bytes"] > 0) & inside(moments, run.tables["steps"], rank.rank))
     if not len(moved):
         return []
     count, steps_count = len(moved) / rank.steps_count, rank.steps_count
@@ -111,10 +110,6 @@ def _transfers(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     )
     said = "{operations} with {payload_bytes:bytes} of payload{each_step}"
     return [fact("payload", said, "collectives", phrases=words, **known)]
-
-
-def _own(steps: Table, rank: RankFacts) -> Table:
-    return steps.take(steps["rank"] == rank.rank).sort_by("begin_ns")
 
 
 def _bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table, is_sure: bool) -> list[Evidence]:
@@ -132,7 +127,7 @@ def _bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table, is_sure: bool) -
         return []
     times = collective_rows(trace)
     rows = np.flatnonzero(known & (times["transfer_ns"] > 0))
-    rows = rows[inside(times["begin_ns"][rows], _own(steps, rank))]
+    rows = rows[inside(times["begin_ns"][rows], steps, rank.rank)]
     if not len(rows):
         return []
     op, spent = times["op"][rows], times["transfer_ns"][rows]

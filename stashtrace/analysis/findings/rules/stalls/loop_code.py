@@ -4,27 +4,31 @@
 ``python_collects`` garbage collection; ``part_ratio`` is the part of the time that is looked at. ``python_unknown``: no
 line of it is known, by ``reason``: ``few_samples`` (``samples_count`` in this time), ``spread`` over many lines,
 ``not_watched`` (the step thread is not sampled), ``not_sampled``, ``not_read``.
+
+A row ``compiles`` says which function was compiled in ``items_count`` of ``steps_count`` steps; ``spent_ns`` is the
+mean over all of them, ``kind`` is ``again`` if it had been compiled before each time. ``compile_reason`` is what had
+changed at the last one, in torch's words.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Evidence, Facts, fact
-from stashtrace.analysis.findings.rules.compilations import compilations_in
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls.lines import why_no_line
-from stashtrace.analysis.findings.rules.stalls.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import step_words
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
-from stashtrace.analysis.intervals import TimeSet
+from stashtrace.analysis.intervals import TimeSet, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.on_host import compilation_time
 from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
-from stashtrace.analysis.steps.steps import ranks_and_steps
+from stashtrace.analysis.steps.steps import host_steps, rank_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.stragglers.file_calls import file_calls as calls_on_files
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -39,10 +43,8 @@ NAMED_CODE = ("python_in", "compiles")
 def time_of_kind(trace: Trace, rank: int, steps: Table, kind: StallKind) -> tuple[StepThread, TimeSet] | None:
     """Return a rank's step thread, and its time of one kind in the given steps; None for a rank without steps."""
     index = TraceIndex(trace)
-    for thread, own in ranks_and_steps(index.origin, steps):
-        if thread.rank == rank:
-            return thread, rank_layers(index, thread).time_of(kind) & TimeSet.of_rows(own)
-    return None
+    known = rank_and_steps(index.origin, steps, rank)
+    return known and (known[0], rank_layers(index, known[0]).time_of(kind) & TimeSet.of_rows(known[1]))
 
 
 def file_calls(
@@ -89,9 +91,9 @@ def python_evidence(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     """Return what is known of a rank's time in the loop's own code: annotations, files, garbage collection."""
     steps = run.tables["steps"]
     known = time_of_kind(run.trace, rank.rank, steps, StallKind.PYTHON)
-    if known is None or not len(known[1] - rank.on_file_time):
+    if known is None or not len(known[1]):
         return []
-    rows = code_in(run.trace, known[0], known[1] - rank.on_file_time, steps, rank.steps_count)
+    rows = code_in(run.trace, *known, steps, rank.steps_count)
     if sum(row["part_ratio"] for row in rows) < POLICY.mostly_ratio:
         why = why_no_line(run, rank.rank, "python")
         said = "Python, or operators that no module calls: {why}"
@@ -102,7 +104,7 @@ def python_evidence(run: RunFacts, rank: RankFacts) -> list[Evidence]:
 def code_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, steps_count: int) -> list[Evidence]:
     """Return what is known of the code that a step thread ran in a time: compilations, annotations, files, garbage."""
     compiling = compilation_time(TraceIndex(trace), thread)
-    rows = compilations_in(trace, thread, compiling & time, steps, time.total_ns)
+    rows = _compilations_in(trace, thread, compiling & time, steps, time.total_ns)
     rows += annotations_in(trace, thread, time, steps, compiling) + file_calls(trace, thread, time, steps_count)
     spans = trace.spans
     collecting = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.GC)
@@ -148,3 +150,57 @@ def annotations_in(
             part, said = spent.total_ns / max(time.total_ns, 1), "{spent_ns:time}{a_step} in {name}"
             rows.append(fact("python_in", said, "spans", phrases=step_words(trace), part_ratio=part, **known))
     return sorted(rows, key=lambda row: -row["spent_ns"])[: POLICY.names_count]
+
+
+#: torch's words for a guard on a shape that failed.
+_OF_SHAPES = re.compile(r"size mismatch|\.size\(|_shape")
+
+
+def _compilations_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, whole_ns: int) -> list[Evidence]:
+    """Return what torch.compile compiled on a step thread in a time, the function that took longest first.
+
+    ``whole_ns``: what the shares are of.
+    """
+    spans = trace.spans.take(TraceIndex(trace).spans.rows(thread.track_id))
+    compiled = spans.take(spans["kind_code"] == SpanKind.COMPILE)
+    spent = time.within(compiled["begin_ns"], compiled["end_ns"])
+    own_steps = _on_host(trace, steps, thread.rank)
+    at = window_at(compiled["begin_ns"], own_steps["begin_ns"], own_steps["end_ns"])
+    chosen = (spent > 0) & (at >= 0)
+    if not chosen.any():
+        return []
+    compiled, spent, at = compiled.take(chosen), spent[chosen], at[chosen]
+    names, rows = GroupBy(compiled["name_code"]), list[Evidence]()
+    sums = names.sum(spent)
+    for place in order_by(-sums, names.values)[: POLICY.names_count].tolist():
+        spent_ns, mine = float(sums[place]), np.flatnonzero(names.number == place)
+        if spent_ns < POLICY.part_ratio * whole_ns:
+            continue
+        count, again = len(np.unique(at[mine])), bool((compiled["value"][mine] > 0).all())
+        said = (
+            f"{{name}} compiles{' again' if again else ''} in {{items_count}} of {{steps_count:step}}, {{each_ns:time}}"
+            " each time"
+        )
+        own = Facts(spent_ns=spent_ns / len(own_steps), part_ratio=spent_ns / max(whole_ns, 1), items_count=count)
+        own |= Facts(steps_count=len(own_steps), each_ns=spent_ns / max(count, 1), kind="again" if again else "")
+        own |= Facts(rank=thread.rank, name=trace.text(int(names.values[place])))
+        reason = _reason(trace, spans, compiled.take(mine))
+        rows.append(fact("compiles", said, "spans", **own))
+        if reason:
+            avoid = "; torch._dynamo.mark_dynamic, dynamic=True, or inputs padded to few sizes would avoid it"
+            said = f"{{name}}{avoid if _OF_SHAPES.search(reason) else ''}"
+            rows.append(fact("compile_reason", said, "spans", rank=thread.rank, part_ratio=0.0, name=reason))
+    return rows
+
+
+def _on_host(trace: Trace, steps: Table, rank: int) -> Table:
+    """Return a rank's steps by the clock of its host, which stamps compilations."""
+    host = host_steps(trace)
+    wanted = steps["step"][steps["rank"] == rank]
+    return host.take((host["rank"] == rank) & np.isin(host["step"], wanted)).sort_by("begin_ns")
+
+
+def _reason(trace: Trace, spans: Table, compiled: Table) -> str:
+    reasons = spans.take(spans["kind_code"] == SpanKind.COMPILE_REASON)
+    reasons = reasons.take(np.isin(reasons["begin_ns"], compiled["begin_ns"])).sort_by("begin_ns")
+    return trace.text(int(reasons["name_code"][-1])) if len(reasons) else ""

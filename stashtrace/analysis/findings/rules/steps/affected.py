@@ -21,8 +21,8 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
 from stashtrace.analysis.findings.over_time.step_changes import changed_steps
 from stashtrace.analysis.findings.rules.losses import cut_ranks
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.steps.changes import every_nth
-from stashtrace.analysis.findings.rules.steps.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.groupby import GroupBy
@@ -114,25 +114,12 @@ class _Budget:
         spent = np.bincount(cells, rows["stall_ns"], len(ranks) * len(self._numbers))
         return np.asarray(spent, dtype=np.float64).reshape(len(ranks), len(self._numbers))
 
-    def _on_file(self, ranks: Sequence[int]) -> Floats:
-        """Return the time of calls on the files of some ranks, by rank and step."""
-        spent = np.zeros((len(ranks), len(self._numbers)))
-        for place, rank in enumerate(ranks):
-            facts, own = self._facts.rank(rank), self._steps.take(self._steps["rank"] == rank)
-            if facts is not None:
-                at = self._at(self._numbers, own["step"])
-                spent[place, at] = facts.on_file_time.within(own["begin_ns"], own["end_ns"])
-        return spent
-
     def where(self, claim: Claim) -> list[_Said]:
         """Return the steps in which the time of a verdict lies."""
         ranks = sorted(set(ranks_in(claim.ranks)) & set(self._ranks.tolist()))
         if not ranks:
             return []
-        if claim.cause_kind == "on_file":
-            spent = self._on_file(ranks)
-        else:
-            spent = self._spent(ranks, _PARTS.get((claim.kind, claim.cause_kind), COLUMNS[claim.kind]))
+        spent = self._spent(ranks, _PARTS.get((claim.kind, claim.cause_kind), COLUMNS[claim.kind]))
         present = self._present[self._at(self._ranks, np.array(ranks))]
         whole = spent.sum(axis=0)[present.any(axis=0)]
         numbers = self._numbers[present.any(axis=0)]
@@ -153,7 +140,7 @@ class _Budget:
             drifts, more = row["kind"] == "drift", (inside - outside) * (1 if row["delta_ns"] >= 0 else -1)
             # From the mean of one half to that of the other is half of the growth.
             part = 2.0 if drifts else np.count_nonzero(changed if row["delta_ns"] >= 0 else ~changed) / len(whole)
-            if more * part < POLICY.explains_ratio * whole.mean():
+            if more * part < POLICY.mostly_ratio * whole.mean():
                 continue
             each_ns = (2 * more if drifts else max(inside, outside)) / ranks_count
             part_ratio = min(inside, outside) / max(inside, outside, 1.0)

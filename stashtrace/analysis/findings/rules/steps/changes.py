@@ -5,8 +5,8 @@
 period the steps from one to the next; ``rank`` and ``cause_kind`` have the time that changes.
 
 ``changed_steps`` has the first and the last of them and the usual length, ``level`` one of several lengths and where it
-begins. ``changed_time`` is by how much a ``kind`` of time of the ranks changes, ``changed_file`` the file if that is in
-calls on one, ``behind_it`` what the time goes to. Beside other changes, not all steps outside of this one are as usual.
+begins. ``changed_time`` is by how much a ``kind`` of time of the ranks changes, ``behind_it`` what the time
+goes to. Beside other changes, not all steps outside of this one are as usual.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -16,13 +16,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
-from stashtrace.analysis.findings.over_time.attribute_change import ON_FILE
-from stashtrace.analysis.findings.rules.stalls.on_file import doing
-from stashtrace.analysis.findings.rules.steps.policy import POLICY
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
-from stashtrace.text import count_noun
+from stashtrace.text import count_noun, ordinal
 from stashtrace.units import duration_text, is_several, shortened
 
 Row = dict[str, Any]
@@ -40,7 +38,6 @@ _VERBS = {
     "reads": (("is blocked", "are blocked"), "{longer} in reads of files"),
     "other": (("is blocked or asleep", "are blocked or asleep"), "{longer}"),
     "together": (("works", "work"), "{longer}, in several kinds of time"),
-    ON_FILE: (("spends", "spend"), "{more} {doing}"),
     **{kind: (("spends", "spend"), f"{{more}} in {kind} steps before it") for kind in QUIET_KINDS},
 }
 _PARTS = {"fetch": ", which its storage delays", "prep": " in the making", "handoff": " that are handed over"}
@@ -73,7 +70,7 @@ def change_claims(changes: Table, loading: Collection[int]) -> list[Claim]:
     rows = list(changes.rows())
     stairs = _stairs(rows)
     told = [(number, row) for number, row in enumerate(rows) if stairs is None or row["kind"] != "shift"]
-    claims = [_change(number, row, len(rows), loading) for number, row in told[: POLICY.changes_count]]
+    claims = [_change(number, row, len(rows), loading) for number, row in told[: POLICY.named_count]]
     return claims if stairs is None else [stairs, *claims]
 
 
@@ -83,27 +80,23 @@ def _change(number: int, row: Row, changes_count: int, loading: Collection[int])
     of_kind = "reads" if row["stall_kind"] == "fetch" and row["rank"] not in loading else row["stall_kind"]
     own = Facts(first_step=row["first_step_index"], last_step=row["last_step_index"], usual_ns=row["usual_ns"])
     rows = [fact("changed_steps", "", _TABLE, number, **own)]
-    whole_ns, on_file = abs(row["rank_delta_ns"]) if row["rank"] >= 0 else -1, row["stall_kind"] == ON_FILE
+    whole_ns = abs(row["rank_delta_ns"]) if row["rank"] >= 0 else -1
     if row["rank"] >= 0:
         known = Facts(rank=row["rank"], longer_ns=whole_ns, kind=of_kind, ranks=row["ranks"])
         rows.append(changed_time(_TABLE, number, **known))
-    if on_file:
-        named = Facts(rank=row["rank"], way=row["cause_kind"], name=row["cause_name"])
-        rows.append(fact("changed_file", "", _TABLE, number, **named))
-    elif row["cause_kind"]:
+    if row["cause_kind"]:
         rows.append(_behind(number, row, whole_ns))
     whose = f"; {_NOBODY}"
     if row["cause_kind"] == "absent":
         whose = f": {_who(row['cause_name'], ('makes', 'make'))} no step then"
     elif row["rank"] >= 0:
-        on = doing(row["cause_kind"], row["cause_name"]) if on_file else ""
         until = " at the end than at the beginning" if kind == "drift" else ""
-        whose = f": {time_that_changes(of_kind, row['ranks'], whole_ns, grows, on)}{until}"
+        whose = f": {time_that_changes(of_kind, row['ranks'], whole_ns, grows)}{until}"
     says = {"shift": _shift, "drift": _drift, "period": _period}[kind]
     changed = Facts(items_count=row["every_count"] if kind == "period" else row["changed_count"])
     changed |= Facts(share_ratio=row["delta_ns"] / max(row["usual_ns"], 1), stall_ns=row["changed_ns"])
     changed |= Facts(ranks=row["ranks"], rank=row["rank"], cause_kind=row["stall_kind"], cause_rank=row["rank"])
-    changed |= Facts(file=row["cause_name"] if row["cause_kind"] == "file" or on_file else "")
+    changed |= Facts(file=row["cause_name"] if row["cause_kind"] == "file" else "")
     changed |= Facts(call=row["cause_name"] if row["cause_kind"] in ("annotation", "phase") else "")
     said = says(row, changes_count > 1) + "{whose}"
     return claim("time", kind, said, rows, phrases={"whose": whose}, **changed)
@@ -132,15 +125,14 @@ def behind_text(kind: str, name: str, spent_ns: float, whole_ns: float) -> str:
     return words.format(ns=part, name=shortened(name, POLICY.path_characters))
 
 
-def time_that_changes(kind: str, ranks: str, longer_ns: float, grows: bool, on: str = "") -> str:
+def time_that_changes(kind: str, ranks: str, longer_ns: float, grows: bool) -> str:
     """Say whose time it is that changes: ``rank 1 computes 5 ms longer``.
 
-    ``kind``: any of ``StallKind`` or of its columns, ``reads``, ``on_file``, ``together``, or a kind of steps. ``on``:
-    what is done with a file, if it is that.
+    ``kind``: any of ``StallKind`` or of its columns, ``reads``, ``together``, or a kind of steps.
     """
-    verbs, rest = _VERBS[ON_FILE if on else kind if kind in _VERBS else COLUMN_OF[kind]]
+    verbs, rest = _VERBS[kind if kind in _VERBS else COLUMN_OF[kind]]
     words = {"longer": "longer", "more": "more"} if grows else {"longer": "less", "more": "less"}
-    said = rest.format(**words, part=_PARTS.get(kind, ""), doing=on)
+    said = rest.format(**words, part=_PARTS.get(kind, ""))
     return f"{_who(ranks, verbs)} {duration_text(longer_ns)} {said}"
 
 
@@ -186,12 +178,7 @@ def every_nth(first: int, every: int, together: int = 1) -> str:
         return f"{together} of every {every} steps ({', '.join([*row, *again])}, ...)"
     if every == 2:
         return f"every other step ({first}, {first + 2}, ...)"
-    return f"every {_nth(every)} step ({first}, {first + every}, ...)"
-
-
-def _nth(number: int) -> str:
-    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
+    return f"every {ordinal(every)} step ({first}, {first + every}, ...)"
 
 
 def _stairs(rows: Sequence[Row]) -> Claim | None:
@@ -222,7 +209,7 @@ def _stairs(rows: Sequence[Row]) -> Claim | None:
     whose = {(row["rank"], row["ranks"], row["stall_kind"]) for row in known}
     rank, ranks, kind = next(iter(whose)) if len(whose) == 1 else (-1, "", "")
     said = f"; {_NOBODY}"
-    if rank >= 0 and kind != ON_FILE:
+    if rank >= 0:
         delta_ns = abs(sum(row["rank_delta_ns"] * (1 if row is last else -1) for row in known))
         evidence.append(changed_time(_TABLE, -1, rank=rank, longer_ns=delta_ns, kind=kind, ranks=ranks))
         said = f": in the last {time_that_changes(kind, ranks, delta_ns, grow)} than in the first"

@@ -21,8 +21,8 @@ import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
 from stashtrace.analysis.findings.over_time.step_changes import changed_steps
+from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.steps.changes import behind_text, changed_time, time_that_changes
-from stashtrace.analysis.findings.rules.steps.policy import POLICY
 from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
@@ -115,7 +115,7 @@ def _claim(
 ) -> Claim:
     """Return the claim about slow steps. ``share``: their part of the run; -1 of one step of a job that runs."""
     alike, count = _most_alike(rows), len(rows)
-    named = ", ".join(str(row["step"]) for _, row in rows[: POLICY.slow_named_count])
+    named = ", ".join(str(row["step"]) for _, row in rows[: POLICY.named_count])
     longer_ns = median(row["length_ns"] - row["usual_ns"] for _, row in rows)
     own = Facts(slow_count=count, steps_count=steps_count, longer_ns=longer_ns, named=named)
     whose, evidence = _whose(alike, count, loading, is_elsewhere)
@@ -128,7 +128,7 @@ def _claim(
     elif count == 1:
         said = f"step {named} takes {longer} it, {{share_ratio:percent}} of the time of all steps{mark} {{grew}}"
     else:
-        more = ", ..." if count > POLICY.slow_named_count else ""
+        more = ", ..." if count > POLICY.named_count else ""
         which = f"{count} of {count_noun(steps_count, 'step')} ({named}{more})"
         said = f"{which} take {longer} them (median), {{share_ratio:percent}} of the time of all steps{mark} {{grew}}"
     first, cause = alike[0][1] if alike else None, _cause(alike)
@@ -157,7 +157,7 @@ def _most_alike(rows: Sequence[_Row]) -> list[_Row]:
     for names in (("kind", "rank"), ("kind",)):
         of_like = Counter(tuple(row[name] for name in names) for _, row in rows)
         most, count = of_like.most_common(1)[0]
-        if count >= POLICY.of_most_ratio * len(rows):
+        if count >= POLICY.mostly_ratio * len(rows):
             return [pair for pair in rows if tuple(pair[1][name] for name in names) == most]
     return []
 
@@ -204,14 +204,14 @@ def _cause(alike: Sequence[_Row]) -> tuple[str, str]:
     if not causes:
         return "", ""
     cause, count = causes.most_common(1)[0]
-    return cause if count >= POLICY.of_most_ratio * len(alike) else ("", "")
+    return cause if count >= POLICY.mostly_ratio * len(alike) else ("", "")
 
 
 def _beside(rows: Sequence[_Row]) -> list[Evidence]:
     """Return what was beside most of the slow steps."""
     names, found = Counter(name for _, row in rows for name in row["beside"].split(", ") if name), list[Evidence]()
     for name, count in names.items():
-        if count >= POLICY.of_most_ratio * len(rows):
+        if count >= POLICY.mostly_ratio * len(rows):
             some = "all" if count == len(rows) else str(count)
             said = f"in {some} of these {len(rows)} steps {BESIDE[name]}"
             said = f"meanwhile {BESIDE[name]}" if len(rows) == 1 else said

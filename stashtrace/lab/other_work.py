@@ -1,0 +1,137 @@
+"""What other programs took of a machine while something was measured; a measurement that suffered is made again.
+
+``characterize`` compares its runs with the quietest of them, ``calibrate`` its starts with an idle machine.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from stashtrace.analysis.compare.cpu_use import CpuUse, added_by_others
+from stashtrace.lab.by_turns import CONTENDED_RATIO
+from stashtrace.lab.machine_use import Used
+from stashtrace.text import count_noun
+from stashtrace.units import bytes_text, percent_text, range_text, ranks_text
+
+_Made = TypeVar("_Made")
+
+
+def machine_cpus() -> str:
+    """Return how many CPUs this machine has, in words."""
+    return count_noun(os.cpu_count() or 1, "CPU")
+
+
+class Quietest:
+    """The measurement during which others used the CPUs least, with which each one is compared."""
+
+    def __init__(self, known: Iterable[tuple[CpuUse, float]] = ()) -> None:
+        """``known``: use of the CPUs, and the length that others may have added to, of earlier measurements."""
+        self._quietest = min(known, key=lambda one: _use_of_others(one[0]), default=None)
+
+    def disturbance(self, cpus: CpuUse | None, length_ns: float) -> str:
+        """Say what other work took if it may have made a measurement longer than the quietest one; else nothing.
+
+        The quietest one is remembered. ``length_ns``: of a step, or whatever ``cpus.wait_ns`` is a part of.
+        """
+        before = self._quietest
+        if cpus is None:
+            return ""
+        if before is None or _use_of_others(cpus) < _use_of_others(before[0]):
+            self._quietest = cpus, length_ns
+        if before is None:
+            return ""
+        quiet, quiet_ns = before
+        other = added_by_others(quiet, cpus, quiet_ns, length_ns)
+        if other.added_ns <= CONTENDED_RATIO * length_ns:
+            return ""
+        if (cpus.stolen_ratio - quiet.stolen_ratio) * length_ns > other.added_ns / 2:
+            return f"the hypervisor took {percent_text(cpus.stolen_ratio)} of the CPU time"
+        than = f", not {quiet.others_count:.1f}" if quiet.others_count else ""
+        return f"other programs used {cpus.others_count:.1f} of {machine_cpus()}{than}"
+
+
+def _use_of_others(cpus: CpuUse) -> float:
+    return cpus.others_count + cpus.stolen_ratio
+
+
+def measured_quietly(make: Callable[[], _Made], disturbance: Callable[[_Made], str]) -> tuple[_Made, str, str]:
+    """Measure, and once more if other work disturbed that.
+
+    ``disturbance``: what other work took, empty if it did not matter. Returns the last measurement, what disturbed the
+    first if there were two, and what disturbed the last.
+    """
+    made = make()
+    if not (taken := disturbance(made)):
+        return made, "", ""
+    again = make()
+    return again, taken, disturbance(again)
+
+
+@dataclass(frozen=True, slots=True)
+class Meanwhile:
+    """What others took while the processes of one measurement used what they did."""
+
+    cpus: CpuUse
+    length_ns: int
+    #: From and to disks.
+    others_bytes_per_s: float
+    own_bytes_per_s: float
+
+    @classmethod
+    def of(cls, used: Sequence[Mapping[str, int] | None]) -> Meanwhile | None:
+        """Return it for a measurement by several processes; None where the kernel did not tell one of them.
+
+        ``used``: by process, what :meth:`Used.since` returns.
+        """
+        known = [Used(**one) for one in used if one]
+        if len(known) < len(used) or not known:
+            return None
+        # The processes begin and end together, so the machine is asked by the first alone.
+        machine, seconds = known[0], max(known[0].clock_ns, 1) / 1e9
+        own_cpu_ns, own_bytes = (sum(getattr(one, name) for one in known) for name in ("own_cpu_ns", "own_disk_bytes"))
+        others_ns = max(machine.machine_cpu_ns - own_cpu_ns, 0)
+        asked_ns = max(machine.machine_cpu_ns + machine.stolen_ns, 1)
+        waits_ns = sum(one.own_queue_ns for one in known) / len(known)
+        return cls(
+            CpuUse(waits_ns, others_ns / seconds / 1e9, machine.stolen_ns / asked_ns),
+            machine.clock_ns,
+            max(machine.machine_disk_bytes - own_bytes, 0) / seconds,
+            own_bytes / seconds,
+        )
+
+    def disturbance(self, *, of_disk: bool) -> str:
+        """Return what others took, if it may have made times notably longer than on an idle machine; else nothing.
+
+        ``of_disk``: whether a disk was measured.
+        """
+        own, others = self.own_bytes_per_s, self.others_bytes_per_s
+        if of_disk and others > CONTENDED_RATIO * own:
+            return f"other programs moved {bytes_text(others)}/s from and to disks, next to its own {bytes_text(own)}/s"
+        return Quietest([(CpuUse(0.0, 0.0, 0.0), 0.0)]).disturbance(self.cpus, self.length_ns)
+
+
+def meanwhile_text(starts: Sequence[Meanwhile], again: Sequence[int], still: Sequence[int]) -> str:
+    """Return what others took in the starts of a measurement, from the least to the most, and what followed.
+
+    ``again``: numbers of the starts that were made again for that. ``still``: those that were disturbed again.
+    """
+    counts = sorted(one.cpus.others_count for one in starts)
+    rates = sorted(one.others_bytes_per_s for one in starts)
+    cpus = range_text(f"{counts[0]:.1f}", f"{counts[-1]:.1f}")
+    moved = range_text(f"{bytes_text(rates[0])}/s", f"{bytes_text(rates[-1])}/s")
+    parts = [f"other programs used {cpus} of {machine_cpus()} and moved {moved} from and to disks"]
+    if (stolen := max(one.cpus.stolen_ratio for one in starts)) >= CONTENDED_RATIO:
+        parts.append(f"the hypervisor took up to {percent_text(stolen)} of the CPU time")
+    if again:
+        parts.append(f"{_starts(again)} made again for that")
+    if still:
+        parts.append(f"{_starts(still)} disturbed again: times may be longer than on an idle machine")
+    return "; ".join(parts)
+
+
+def _starts(numbers: Sequence[int]) -> str:
+    return f"start{'s' if len(numbers) > 1 else ''} {ranks_text(list(numbers))} {'were' if len(numbers) > 1 else 'was'}"
