@@ -13,7 +13,6 @@ from itertools import groupby
 from typing import Any
 
 from stashtrace.report.page import html as h
-from stashtrace.report.page.svg_pictures import budget_bar, swatch
 from stashtrace.text import align, wrap
 from stashtrace.visible import markdown_code, markdown_text
 
@@ -312,8 +311,8 @@ class Bars(Block):
     @staticmethod
     def _drawn(bar: Bar) -> str:
         words = zip(bar.parts, bar.words, strict=True)
-        key = "".join(h.tag("li", swatch(name) + h.text(said)) for (name, *_), said in words)
-        return budget_bar(bar.parts, bar.title) + h.tag("ul", key, class_="key")
+        key = "".join(h.tag("li", h.swatch(name) + h.text(said)) for (name, *_), said in words)
+        return h.budget_bar(bar.parts, bar.title) + h.tag("ul", key, class_="key")
 
     def markdown(self) -> str:
         names = dict.fromkeys(name for bar in self.bars for name, *_ in bar.parts)
@@ -345,7 +344,7 @@ class Fold(Block):
         content = markdown_of(self.blocks)
         if self.brief:
             return f"Its rows: {markdown_code(self.brief)}"
-        return f"<details><summary>{said(self.summary)}</summary>\n\n{content}\n\n</details>" if content else ""
+        return f"<details><summary>{h.text(self.summary)}</summary>\n\n{content}\n\n</details>" if content else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ def test_how_something_is_known_is_no_part_of_its_own() -> None:
     fold = Fold("How do you know?", [Paragraph("x")])
     assert markdown_of([Part("p", "Part", [Picture("<svg></svg>"), fold])]) == ""
     assert markdown_of([Part("p", "Part", [Paragraph("y"), fold])]).startswith("### Part\n\ny\n\n<details>")
+    # What stands in an element of HTML is no Markdown.
+    assert "<summary>a_b &lt;c&gt;</summary>" in markdown_of([Fold("a_b <c>", [Paragraph("x")])])
 
 
 def test_commands_stay_whole() -> None:

@@ -10,8 +10,8 @@ from stashtrace.lab.characterize.answer import MEASURED, Characterization
 from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall
 from stashtrace.lab.number_intervals import Estimate, Interval
 from stashtrace.report.blocks import Bar, Bars, Block, Command, Listing, Paragraph, Part, Picture, Table, page_of
-from stashtrace.report.page.html import paragraph, tag, titled
-from stashtrace.report.page.svg_pictures import budget_bar, picture_file
+from stashtrace.report.page.html import budget_bar, paragraph, tag, titled
+from stashtrace.report.page.svg_pictures import picture_file
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text
 

@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 from stashtrace.analysis.lines.place_times import STEP
 from stashtrace.report.blocks import Block, Command, Fold, Listing, Paragraph, Picture, Table, how, html_of
 from stashtrace.report.flames import DEPTH_AT_MOST
-from stashtrace.report.page import svg_pictures
 from stashtrace.report.page.causes_and_budget import group_title
-from stashtrace.report.page.html import paragraph, tag, text, unfolding
+from stashtrace.report.page.html import paragraph, swatch, tag, text, unfolding
 from stashtrace.report.page.page_words import KINDS
 from stashtrace.schema.stall_kinds import WORKER_KINDS
 from stashtrace.text import count_noun
@@ -131,7 +130,7 @@ def _difference(found: dict[str, Any] | None) -> list[str]:
         said = f"{lead} No function differs by more than the samples leave open."
         return [tag("h3", text(title)), paragraph(said)]
     names = (("longer", f"longer on rank {slow}"), ("shorter", f"shorter on rank {slow}"))
-    key = "".join(f"<li>{svg_pictures.swatch(kind)}{text(name)}</li>" for kind, name in names)
+    key = "".join(f"<li>{swatch(kind)}{text(name)}</li>" for kind, name in names)
     content = [
         tag("h3", text(title)),
         paragraph(

@@ -147,6 +147,35 @@ def titled(items: Sequence[tuple[str, str]]) -> str:
     )
 
 
+def percent_of(part: float, whole: float) -> str:
+    """Return a part of a whole as a length of CSS."""
+    return f"{100 * part / max(whole, 1):.3f}".rstrip("0").rstrip(".") + "%"
+
+
+def budget_bar(parts: Sequence[tuple[str, float, str]], label: str) -> str:
+    """Return a bar of kinds of time: name, part of the whole width, and words of each."""
+    drawn, at = [], 0.0
+    for name, share, words in parts:
+        if share > 0:
+            place = f'x="{percent_of(at, 1)}" width="{percent_of(share, 1)}" height="22"'
+            drawn.append(f'<rect class="k-{name}" {place}>{tag("title", f"{text(name)} {text(words)}")}</rect>')
+        at += share
+    told = ", ".join(f"{name} {words}" for name, share, words in parts if share > 0)
+    size = {"width": "100%", "height": "22"}
+    return tag("svg", "".join(drawn), class_="bar", **size, role="img", aria_label=f"{label}: {told}")
+
+
+def swatch(kind: str) -> str:
+    """Return a small square in the colour of a kind; a reader of screens passes over it."""
+    return square(f"k-{kind}")
+
+
+def square(class_: str) -> str:
+    """Return a small square of a class; a reader of screens passes over it."""
+    square = f'<rect class="{class_}" width="12" height="12"/>'
+    return f'<svg class="swatch" width="12" height="12" aria-hidden="true">{square}</svg>'
+
+
 def see(command: str, what: str = "") -> str:
     """Return a command on a line of its own; ``what``: what it shows."""
     return tag("p", (f"{text(what)}: " if what else "") + tag("code", text(command)), class_="command")

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from stashtrace.report.page.html import style, tag, text
+from stashtrace.report.page.html import percent_of, square, style, swatch, tag, text
 from stashtrace.report.page.page_words import KINDS
 from stashtrace.report.steps_over_time import class_of
 from stashtrace.units import duration_text, shortened
@@ -38,23 +38,6 @@ _ROLES = {
 _OTHER_KINDS = {"read": "reads that did not block", "blocked": "reads that blocked", "worker": "makes a batch"}
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / max(whole, 1):.3f}".rstrip("0").rstrip(".") + "%"
-
-
-def budget_bar(parts: Sequence[tuple[str, float, str]], label: str) -> str:
-    """Return a bar of kinds of time: name, part of the whole width, and words of each."""
-    drawn, at = [], 0.0
-    for name, share, words in parts:
-        if share > 0:
-            place = f'x="{_percent(at, 1)}" width="{_percent(share, 1)}" height="22"'
-            drawn.append(f'<rect class="k-{name}" {place}>{tag("title", f"{text(name)} {text(words)}")}</rect>')
-        at += share
-    told = ", ".join(f"{name} {words}" for name, share, words in parts if share > 0)
-    size = {"width": "100%", "height": "22"}
-    return tag("svg", "".join(drawn), class_="bar", **size, role="img", aria_label=f"{label}: {told}")
-
-
 def picture_file(rows: Sequence[tuple[str, str, str]], height: int, width: int = 900) -> str:
     """Return pictures of a page as an SVG file, one below the other: title, picture of this height, words."""
     parts, y = [], 8
@@ -75,7 +58,7 @@ def gain_bar(column: str, before: float, after: float, label: str) -> str:
 
     ``column``: of the budget, or empty.
     """
-    left, width = _percent(after, 1), _percent(before - after, 1)
+    left, width = percent_of(after, 1), percent_of(before - after, 1)
     saved = f'<rect class="k-{column or "cause"}" x="{left}" width="{width}" height="14"/>'
     drawn = f'<rect class="ground" width="100%" height="14"/><rect class="left" width="{left}" height="14"/>'
     return tag("svg", drawn + saved, class_="saves", width="100%", height="14", role="img", aria_label=label)
@@ -182,8 +165,8 @@ def _lane(lane: dict[str, Any], top: int, length: int) -> str:
         )
         name = tag("title", text(f"{piece_text(piece)}, {duration_text(width)}{cut}"))
         bars.append(
-            f'<rect class="k-{piece["kind"]}" x="{_percent(piece["begin_ns"], length)}" y="{top + _TITLE}"'
-            f' width="{_percent(width, length)}" height="{_BAR}">{name}</rect>'
+            f'<rect class="k-{piece["kind"]}" x="{percent_of(piece["begin_ns"], length)}" y="{top + _TITLE}"'
+            f' width="{percent_of(width, length)}" height="{_BAR}">{name}</rect>'
         )
     return title + ground + "".join(bars)
 
@@ -198,7 +181,7 @@ def _arrow(arrow: dict[str, Any], length: int) -> str:
     down = arrow["to_lane"] > arrow["from_lane"]
     first = arrow["from_lane"] * _LANE + _TITLE + (_BAR if down else 0)
     last = arrow["to_lane"] * _LANE + _TITLE + (0 if down else _BAR)
-    begin, end = _percent(arrow["from_ns"], length), _percent(arrow["to_ns"], length)
+    begin, end = percent_of(arrow["from_ns"], length), percent_of(arrow["to_ns"], length)
     head = "M-4-7L0 0L4-7z" if down else "M-4 7L0 0L4 7z"
     name = tag("title", text(arrow["text"]))
     return (
@@ -223,16 +206,6 @@ def legend(kinds: list[str]) -> str:
     return tag("ul", items, class_="key")
 
 
-def swatch(kind: str) -> str:
-    """Return a small square in the colour of a kind; a reader of screens passes over it."""
-    return _square(f"k-{kind}")
-
-
 def class_swatch(number: int) -> str:
     """Return a small square in the colour of a class of the heat maps."""
-    return _square(f"c{number}")
-
-
-def _square(class_: str) -> str:
-    square = f'<rect class="{class_}" width="12" height="12"/>'
-    return f'<svg class="swatch" width="12" height="12" aria-hidden="true">{square}</svg>'
+    return square(f"c{number}")
