@@ -13,7 +13,6 @@ from stashtrace.cli.print_results import (
     check_picture,
     open_output,
     print_blocks,
-    print_lines,
     write_output,
     write_picture,
 )
@@ -87,6 +86,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.lab.characterize.five_configurations import characterize
     from stashtrace.lab.characterize.network import parsed_shape
     from stashtrace.lab.characterize.request import CharacterizationRequest
+    from stashtrace.report.blocks import Paragraph
 
     out = Path(arguments.out)
     check_picture(arguments.plot, made=out)
@@ -122,9 +122,7 @@ def main(argv: Sequence[str]) -> int:
             raise
         screen.say(f"stashtrace: interrupted; the same command goes on where this stopped (runs are in {out})")
         return INTERRUPTED
-    if arguments.format == "table":
-        print_lines([f"stashtrace  {title(answer)}", ""])
-    blocks = characterization_blocks(answer, published=arguments.as_published)
+    blocks = [Paragraph(title(answer)), *characterization_blocks(answer, published=arguments.as_published)]
     print_blocks(arguments.format, blocks, answer.to_json(), width=80)
     if arguments.format == "table":
         screen.say(f"\n  all of it    {out / FILE_NAME}")
