@@ -119,7 +119,7 @@ def measured(folder: str) -> dict[str, Any]:
     begin = time.perf_counter()
     from stashtrace.lab.history.answers import answer
     from stashtrace.lab.history.gather import read_history
-    from stashtrace.lab.history.place import Place
+    from stashtrace.lab.history.run_files import Place
     from stashtrace.lab.history.run_totals import RunTotals
     from stashtrace.lab.recommend.instance_catalog import load_catalog
 
@@ -166,7 +166,7 @@ def _tables(fleet: Any) -> dict[str, list[dict[str, Any]]]:
 
     from stashtrace.lab.history.answers import answer
     from stashtrace.lab.history.gather import read_history
-    from stashtrace.lab.history.place import Place
+    from stashtrace.lab.history.run_files import Place
     from stashtrace.lab.history.run_totals import RunTotals
     from stashtrace.lab.recommend.instance_catalog import load_catalog
 

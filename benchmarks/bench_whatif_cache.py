@@ -28,8 +28,7 @@ import harness
 from ground_truth import cached_share, machine
 
 import stashtrace
-from stashtrace.lab.cache.forecast import Inputs, cache_forecast, inputs_of
-from stashtrace.lab.cache.forecast_text import replayed_ns
+from stashtrace.lab.cache.forecast import Inputs, cache_forecast, inputs_of, replayed_ns
 
 TOLERANCE_RATIO = 0.10
 RECORDED_SHARE = 0.5

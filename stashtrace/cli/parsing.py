@@ -29,6 +29,10 @@ STDOUT = ("-", "/dev/stdout")
 #: Formats of answers that are a table, and of those that are more than one.
 TABLE_FORMATS = ("table", "json", "csv")
 TEXT_FORMATS = ("table", "json")
+#: Of answers that are blocks.
+DOCUMENT_FORMATS = ("table", "markdown", "json")
+#: Of answers that are blocks around a table.
+ALL_FORMATS = (*DOCUMENT_FORMATS, "csv")
 #: What is read where no run is named; see :func:`newest_run`.
 NEWEST = "the newest ./stash-*"
 #: What most commands read.
@@ -117,9 +121,9 @@ class Parser(argparse.ArgumentParser):
             "--run", metavar="ID", help="run to read if the directory holds several; ID.N: start N of run ID"
         )
 
-    def add_plot(self, text: str) -> None:
-        """Add ``--plot``; :func:`stashtrace.cli.print_results.check_plot` checks its file."""
-        self.add_argument("--plot", metavar="FILE", help=f"draw {text} (.png, .svg, .pdf)")
+    def add_plot(self, text: str, kinds: str = ".png, .svg, .pdf") -> None:
+        """Add ``--plot``; :func:`stashtrace.cli.print_results.check_plot` or ``check_picture`` checks its file."""
+        self.add_argument("--plot", metavar="FILE", help=f"draw {text} ({kinds})")
 
     def read(self, argv: Sequence[str], *, intermixed: bool = False) -> argparse.Namespace:
         """Parse the arguments and apply the common options.

@@ -9,12 +9,15 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.screen import Screen
-from stashtrace.errors import OutputError
+from stashtrace.errors import OutputError, UsageError
 from stashtrace.output_files import complete_file
 from stashtrace.visible import finite
+
+if TYPE_CHECKING:
+    from stashtrace.report.blocks import Blocks
 
 
 def print_answer(format_name: str, lines: Sequence[str], content: Any) -> None:
@@ -23,6 +26,16 @@ def print_answer(format_name: str, lines: Sequence[str], content: Any) -> None:
         print_json(content)
     else:
         print_lines(lines)
+
+
+def print_blocks(format_name: str, blocks: Blocks, content: Any, *, width: int = 96) -> None:
+    """Write an answer to stdout in one of :data:`stashtrace.cli.parsing.DOCUMENT_FORMATS`; ``content``: for JSON."""
+    from stashtrace.report.blocks import markdown_of, text_lines
+
+    if format_name == "markdown":
+        sys.stdout.write(markdown_of(blocks) + "\n")
+    else:
+        print_answer(format_name, text_lines(blocks, width) if format_name != "json" else [], content)
 
 
 def print_lines(lines: Sequence[str]) -> None:
@@ -101,3 +114,18 @@ def check_plot(path: str | None, *, made: Path | None = None) -> None:
 
         check_plot_file(path)
         open_output(path, "plot.png", option="--plot", made=made)
+
+
+def check_picture(path: str | None, *, made: Path | None = None) -> None:
+    """As :func:`check_plot`, of a picture that a page has too: it is an SVG file, and needs no matplotlib."""
+    if path:
+        if not path.lower().endswith(".svg"):
+            raise UsageError(f"{path}: this plot ends in .svg", hint=f"--plot {Path(path).with_suffix('.svg')}")
+        open_output(path, "plot.svg", option="--plot", made=made)
+
+
+def write_picture(path: str | None, draw: Callable[..., str], *content: Any) -> None:
+    """Write the picture of ``--plot``, if it is given, and say so on stderr."""
+    if path:
+        write_output(Path(path), draw(*content), option="--plot")
+        Screen().say(f"wrote {path}")

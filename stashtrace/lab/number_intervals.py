@@ -11,6 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+#: Of numbers in JSON and CSV.
+DIGITS = 7
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -32,11 +35,6 @@ class Interval:
     def known(self) -> bool:
         """Whether both bounds are numbers."""
         return math.isfinite(self.low) and math.isfinite(self.high)
-
-    @property
-    def holds_zero(self) -> bool:
-        """Whether zero lies between the bounds: there may be no difference."""
-        return bool(self.low <= 0.0 <= self.high)
 
     def __add__(self, other: Interval) -> Interval:
         value = self.value + other.value
@@ -104,3 +102,9 @@ def finite_or_none(value: float, digits: int | None = None) -> float | None:
     if not math.isfinite(value):
         return None
     return value if digits is None else float(f"{value:.{digits}g}")
+
+
+def numbers_of(name: str, interval: Interval) -> dict[str, float | None]:
+    """Value and bounds by their names in JSON and CSV."""
+    bounds = {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return {key: finite_or_none(number, DIGITS) for key, number in bounds.items()}

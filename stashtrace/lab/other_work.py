@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from stashtrace.analysis.compare.cpu_use import CpuUse, added_by_others
-from stashtrace.lab.compare_by_turns import CONTENDED_RATIO
+from stashtrace.lab.by_turns import CONTENDED_RATIO
 from stashtrace.lab.machine_use import Used
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text, percent_text, range_text, ranks_text

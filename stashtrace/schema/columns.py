@@ -22,6 +22,11 @@ Role: TypeAlias = Literal[
     "path",  # the same, of a file's path: scrubbed as one
     "host",  # the same, of a host's name: scrubbed as one
     "position",  # where in a file; a program may pass any number to a call
+    "factor",  # how many times as much
+    "cost",  # money, in the currency of the prices
+    "kind",  # name of a kind of time, as text in place
+    "commit",  # the same, of a commit
+    "command",  # the same, of a command, which may be long
 ]
 _ROLES = frozenset(get_args(Role))
 _TEXTS = ("text", "path", "host")
@@ -41,6 +46,8 @@ class Column:
         Empty if it has none.
     doc : str
         Meaning, in one line; what ``of`` says need not be repeated.
+    title : str
+        What the column is called in words; empty where its name without the unit says it.
     detail : int
         How early a narrow screen leaves the column out: the largest first, of equal ones the one to the right. 0 stays.
     role : str
@@ -65,6 +72,7 @@ class Column:
     missing: int = 0
     of: str | type[enum.IntEnum] | type[enum.IntFlag] = ""
     detail: int = 0
+    title: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.of, type):
@@ -84,6 +92,12 @@ class Column:
     def shown_name(self) -> str:
         """Name of the column where texts stand in place of their codes."""
         return self.name.removesuffix("_code") if self.is_text else self.name
+
+    @property
+    def words(self) -> str:
+        """Title of the column, or its name without the unit."""
+        plain = self.name.removesuffix("_count").removesuffix("_ratio").removesuffix("_ns")
+        return self.title or plain.replace("_", " ")
 
     @property
     def meaning(self) -> str:
@@ -150,9 +164,9 @@ TRACK_ID = Column("track_id", "i8", "", "", of="tracks.track_id", detail=5)
 # Constructors by what a column holds: its type, unit and role follow from that. ``missing`` and ``detail`` as above.
 
 
-def ns(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
+def ns(name: str, doc: str, missing: int = 0, detail: int = 0, title: str = "") -> Column:
     """Return a column of lengths of time in ns."""
-    return Column(name, "i8", "ns", doc, missing=missing, detail=detail)
+    return Column(name, "i8", "ns", doc, missing=missing, detail=detail, title=title)
 
 
 def moment(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
@@ -165,19 +179,19 @@ def nbytes(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
     return Column(name, "i8", "bytes", doc, missing=missing, detail=detail)
 
 
-def number(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
+def number(name: str, doc: str, missing: int = 0, detail: int = 0, title: str = "") -> Column:
     """Return a column of whole numbers without a unit, as counts."""
-    return Column(name, "i8", "", doc, missing=missing, detail=detail)
+    return Column(name, "i8", "", doc, missing=missing, detail=detail, title=title)
 
 
-def real(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:
+def real(name: str, doc: str, missing: int = 0, detail: int = 0, title: str = "", role: Role = "") -> Column:
     """Return a column of real numbers without a unit, as ratios."""
-    return Column(name, "f8", "", doc, missing=missing, detail=detail)
+    return Column(name, "f8", "", doc, role, missing, detail=detail, title=title)
 
 
-def word(name: str, doc: str, width: int = 16, detail: int = 0) -> Column:
+def word(name: str, doc: str, width: int = 16, detail: int = 0, title: str = "", role: Role = "") -> Column:
     """Return a column of texts in place; numpy's type has room for so many characters, tables make it wider."""
-    return Column(name, f"U{width}", "", doc, detail=detail)
+    return Column(name, f"U{width}", "", doc, role, detail=detail, title=title)
 
 
 def rank(name: str, doc: str, missing: int = 0, detail: int = 0) -> Column:

@@ -73,6 +73,6 @@ def log_answers(trace: Trace, name: str, path: str, made: tuple[Summary, Table |
 
 def _page(trace: Trace, path: str) -> str:
     from stashtrace.report.document import report_facts
-    from stashtrace.report.page import page
+    from stashtrace.report.page.page import page
 
     return page(report_facts(trace, shlex.split(path)))

@@ -17,7 +17,7 @@ from command_line import environment
 
 from stashtrace.cli import main
 from stashtrace.errors import CaptureError
-from stashtrace.lab.rerun import Job
+from stashtrace.lab.by_turns import Job
 from stashtrace.lab.synth import SyntheticJob, write
 
 IDENTITY = {f"GIT_{role}_{what}": "a@b.c" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -66,7 +66,7 @@ def bisect(
         write(directory, SyntheticJob(ranks=2, workers=1, steps=70, calls_per_batch=0, seed=count[0], **spread, **slow))
         return directory
 
-    monkeypatch.setattr("stashtrace.lab.bisect.run_commits.record_job", record)
+    monkeypatch.setattr("stashtrace.lab.bisect.commits.record_job", record)
     (repository / "train/data").mkdir()
 
     def call(*words: object) -> tuple[int, str, str]:

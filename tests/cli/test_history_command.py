@@ -19,7 +19,7 @@ from stashtrace.cli.commands.history import BY, QUESTIONS, parser
 from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import MissingDataError, OutputError, UsageError
 from stashtrace.lab.history import answers
-from stashtrace.lab.history.questions import fleet_view
+from stashtrace.lab.history.questions.fleet import BY as BY_OF_FLEET
 
 pytest.importorskip("pyarrow")
 
@@ -78,19 +78,25 @@ def test_the_fleet_by_each_group_and_with_prices_of_ones_own(history: Path, caps
 def test_the_words_of_the_command_are_those_of_the_questions() -> None:
     """The command knows them before anything heavy is imported."""
     assert tuple(answers._QUESTIONS) == QUESTIONS
-    assert fleet_view.BY == BY
+    assert BY_OF_FLEET == BY
     assert parser().parse_args(["x"]).limit == answers.DEFAULT_LIMIT
 
 
 def test_page_and_picture(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
     page, plot = tmp_path / "a page.html", tmp_path / "a plot.svg"
     said(capsys, "history", history, "--html", page, "--plot", plot)
     text = page.read_text()
     assert "node07 late in" in text
     assert "<script" not in text
     assert "http" not in text.split("<body>")[1]
-    assert plot.read_text().lstrip().startswith("<?xml")
+    assert plot.read_text().lstrip().startswith("<svg")
+
+
+def test_markdown_says_what_the_page_says(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, _ = said(capsys, "history", history, "--format", "markdown")
+    assert out.startswith("**node07 late in")
+    assert "### Hosts that are late again and again\n\n" in out
+    assert "| host | late in runs | runs | part |" in out
 
 
 def test_names_from_outside_are_text_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,7 +111,7 @@ def test_names_from_outside_are_text_on_the_page(tmp_path: Path, capsys: pytest.
         (("nowhere",), MissingDataError.exit_code, "error: nowhere does not exist"),
         (("HISTORY", "--format", "csv"), UsageError.exit_code, "error: CSV is of one table"),
         (("HISTORY", "weather"), UsageError.exit_code, "error: stashtrace history: argument QUESTION"),
-        (("HISTORY", "--plot", "x.doc"), UsageError.exit_code, "error: x.doc: a plot ends in .png, .svg, .pdf"),
+        (("HISTORY", "--plot", "x.doc"), UsageError.exit_code, "error: x.doc: this plot ends in .svg"),
         (
             ("HISTORY", "--html", "no/such/folder.html"),
             OutputError.exit_code,

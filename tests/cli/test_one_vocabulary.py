@@ -23,13 +23,13 @@ from trace_processor import TraceProcessor
 from stashtrace.analysis.compare.change import Side
 from stashtrace.analysis.compare.gate_verdict import Condition, judge
 from stashtrace.cli import main
-from stashtrace.lab.bisect.bisect_text import bisect_lines
 from stashtrace.lab.bisect.commits import Commit
-from stashtrace.lab.bisect.find_commit import Found, Judged
-from stashtrace.lab.compare_by_turns import Compared
+from stashtrace.lab.bisect.find_commit import Found, Judged, bisect_blocks
+from stashtrace.lab.by_turns import Compared
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.live.metrics.series import SERIES
 from stashtrace.live.triggers.growth import Growth
+from stashtrace.report.blocks import text_lines
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import KIND_NAMES, OPTION_WORDS, STALL_KINDS, words_of
 
@@ -111,7 +111,7 @@ def test_commands_print_words_of_devices(gpus: Path, name: str) -> None:
 def test_the_report_has_words(runs: tuple[Path, Path], tmp_path: Path, form: str) -> None:
     page = tmp_path / f"report.{form}"
     printed("report", runs[1], "--format", form, "-o", page)
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8").replace("\\_", "_")
     text = re.sub(r"(?s)<(style|script)\b.*?</\1>", " ", text)
     text = re.sub(r"<[^>]*?((?:aria-label|title)=\"[^\"]*\")?[^>]*>", r" \1 ", text)
     assert found_ids(text) == []
@@ -184,7 +184,7 @@ def test_bisect_has_words() -> None:
     commit = Commit("0" * 40, "a subject")
     judged = Judged(commit, "bad", "why", Compared(gate, 2, 0), 2)
     conditions = tuple(one.condition for one in gate.judged)
-    text = "\n".join(bisect_lines(Found(commit, commit, conditions, True, judged, (), commit), 3))
+    text = "\n".join(text_lines(bisect_blocks(Found(commit, commit, conditions, True, judged, (), commit), 3)))
     assert "data: storage" in text
     assert found_ids(text) == []
 

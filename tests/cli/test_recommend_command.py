@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -102,6 +103,13 @@ def test_words(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert part in " ".join(text.split()), part
     assert max(len(line) for line in text.splitlines()) < 125
+
+
+def test_markdown_for_a_pull_request(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = recommend(capsys, *WORK, "--format", "markdown")
+    assert out.startswith("work: ")
+    assert re.search(r"^\|  \| instances \| devices \|.*\n\|---\|---\|---:\|", out, re.MULTILINE)
+    assert re.search(r"^- \*\*cheapest: ", out, re.MULTILINE)
 
 
 def test_csv_and_plot(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

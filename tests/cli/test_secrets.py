@@ -18,7 +18,7 @@ from command_line import ROOT, Answer, environment
 from stashtrace.cli import main
 from stashtrace.format.reader import open_run
 from stashtrace.lab import synth
-from stashtrace.lab.characterize.characterization_page import characterization_page
+from stashtrace.lab.characterize.characterization_document import characterization_page
 from stashtrace.lab.characterize.request import CharacterizationRequest, open_characterization
 from stashtrace.lab.characterize.run_on_hosts import HostTask, here, run_tasks
 from stashtrace.lab.plot_helpers import save_figure

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.cli import main
-from stashtrace.lab.rerun import Job
+from stashtrace.lab.by_turns import Job
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.lab.tune.losses import Losses
 

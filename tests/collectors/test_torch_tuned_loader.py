@@ -9,9 +9,8 @@ import pytest
 from installed import needs_torch
 from traced import run_traced
 
-from stashtrace.lab.tune.loader_facts import loader_facts
 from stashtrace.lab.tune.losses import compare_losses, losses_of
-from stashtrace.lab.tune.run_job import not_applied
+from stashtrace.lab.tune.run_job import loader_facts, not_applied
 from stashtrace.probes.torch.loader_settings import wanted_settings
 
 pytestmark = pytest.mark.torch

@@ -25,9 +25,9 @@ from stashtrace.analysis.compare.function_times import (
 from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
-from stashtrace.lab.bisect.bisect_text import bisect_document, bisect_lines
 from stashtrace.lab.bisect.commits import Commit, Repository
-from stashtrace.lab.bisect.find_commit import Found, InconclusiveError, find_commit
+from stashtrace.lab.bisect.find_commit import Found, InconclusiveError, bisect_blocks, bisect_document, find_commit
+from stashtrace.report.blocks import text_lines
 
 COMMITS, PLANTED_AT = 30, 17
 IDENTITY = {f"GIT_{role}_{what}": "a@b.c" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -161,7 +161,7 @@ def test_only_skipped_commits_are_left(bisect: Bisect) -> None:
     found = bisect(run_of, "fetch+12%")
     assert found.first_bad is None
     assert {commit.subject for commit in found.left} == {f"change {number}" for number in (15, 16, 17, 18)}
-    assert bisect_lines(found, 29)[0] == "INCONCLUSIVE: 4 commits could not be told apart"
+    assert text_lines(bisect_blocks(found, 29))[0] == "INCONCLUSIVE: 4 commits could not be told apart"
     assert bisect_document(found, 29)["first_bad"] is None
 
 
@@ -226,7 +226,7 @@ def test_an_interrupt_leaves_nothing(bisect: Bisect) -> None:
 
 def test_the_answer(bisect: Bisect) -> None:
     found = bisect(exact(17))
-    lines = bisect_lines(found, 29)
+    lines = text_lines(bisect_blocks(found, 29))
     assert lines[0].startswith("FIRST BAD COMMIT: ")
     assert lines[0].endswith(" change 17")
     assert "half of its growth from the good commit to the bad one" in " ".join(line.strip() for line in lines)
@@ -254,14 +254,14 @@ def test_hand_off_that_waited_for_cpus_is_not_what_is_searched_for(bisect: Bisec
     assert [one.kind for one in found.conditions] == ["step"]
     assert found.first_bad is not None
     assert found.first_bad.subject == f"change {PLANTED_AT}"
-    said = " ".join(line.strip() for line in bisect_lines(found, COMMITS - 1))
+    said = " ".join(line.strip() for line in text_lines(bisect_blocks(found, COMMITS - 1)))
     assert re.search(
         r"data: hand-off grew by [56]\d\.\d ms a step, and waits for a CPU by 45.0 ms: ready batches waited for a CPU",
         said,
     )
     found = bisect(run_of(20.0))
     assert [one.kind for one in found.conditions] == ["handoff"]
-    assert "waited for a CPU" not in " ".join(bisect_lines(found, COMMITS - 1))
+    assert "waited for a CPU" not in " ".join(text_lines(bisect_blocks(found, COMMITS - 1)))
 
 
 # What git refuses --------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def test_the_function_that_the_commit_made_slower_is_named(bisect: Bisect) -> No
         return replace(run, functions=FunctionsOfRun((fetch,), {IN_STEP: 50.0 * MS}))
 
     found = bisect(run_of)
-    (sentence,) = (line for line in bisect_lines(found, COMMITS - 1) if "decode" in line)
+    (sentence,) = (line for line in text_lines(bisect_blocks(found, COMMITS - 1)) if "decode" in line)
     assert re.fullmatch(
         rf"  data: storage \+[45]\d\.\d ms a step: decode \(data.py:{10 + PLANTED_AT}\) \+49.* to 50.* ms", sentence
     )

@@ -16,7 +16,6 @@ from stashtrace.lab.cache.cache_model import (
     SLACK_RATIO,
     LoadingJob,
     hit_ratio,
-    pipelined_rate,
     predict,
     simulate,
     simulated_hits,
@@ -153,13 +152,6 @@ def test_storage_that_is_fast_enough_leaves_the_slack_and_no_more(job: LoadingJo
 
 def test_all_cached_needs_no_storage() -> None:
     assert storage_without_fetch_stall(JOB, 1.0).total_bytes_per_s == 0
-
-
-def test_pipelined_form_of_ds_analyzer() -> None:
-    # F(1/2) = 1 / (0.5 / 1000 + 0.5 / 100) = 181.8 samples/s, below prep and ingestion.
-    rates = {"cached_rate": 1000.0, "storage_rate": 100.0, "prep_rate": 300.0, "ingest_rate": 500.0}
-    assert float(pipelined_rate(0.5, **rates)) == pytest.approx(181.818, abs=1e-3)
-    assert float(pipelined_rate(1.0, **rates)) == 300.0
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])

@@ -10,8 +10,8 @@ from stashtrace.analysis.io.loader_rates import loader_rates
 from stashtrace.calibration.file import Calibration, Link, Points
 from stashtrace.calibration.fit_link import fit_alpha_beta
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.lab.cache.forecast import cache_forecast, inputs_of
-from stashtrace.lab.cache.forecast_text import forecast_lines
+from stashtrace.lab.cache.forecast import cache_forecast, forecast_blocks, inputs_of
+from stashtrace.report.blocks import text_lines
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -193,7 +193,8 @@ def test_each_row_shows_one_statistic_and_names_it() -> None:
     rates = loader_rates(build.trace())
     row = next(row for row in rates.rows() if row["quantity"] == "reader_bytes_per_s")
     assert row["mean"] < row["low"] <= row["median"] <= row["high"]
-    lines = forecast_lines(inputs_of(rates), rates, cache_forecast(inputs_of(rates), [0.0], "lru"), "lru")
+    inputs = inputs_of(rates)
+    lines = text_lines(forecast_blocks(inputs, rates, cache_forecast(inputs, [0.0], "lru"), "lru"))
     block = lines[: lines.index("")]
     at = next(i for i, line in enumerate(block) if "storage, one reader" in line)
     assert "all bytes by all time" in block[at]

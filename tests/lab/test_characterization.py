@@ -18,8 +18,9 @@ from stashtrace.lab.characterize.answer import (
     ConfigurationRun,
     read_characterization,
 )
-from stashtrace.lab.characterize.characterization_text import bottleneck, characterization_lines
+from stashtrace.lab.characterize.characterization_document import bottleneck, characterization_blocks
 from stashtrace.lab.characterize.run_figures import Figures
+from stashtrace.report.blocks import text_lines
 
 FACTS = {"command": ["torchrun", "t.py"], "devices_count": 2, "device": "cpu", "network": None, "quick": False}
 MS = 1e6
@@ -92,20 +93,20 @@ def test_one_repetition_has_no_interval(found: Characterization, tmp_path: Path)
     found.runs = [run for run in found.runs if run.repeat == 0]
     found.save(tmp_path)
     assert json.loads((tmp_path / FILE_NAME).read_text())["stalls"]["prep"]["low"] is None
-    text = "\n".join(characterization_lines(found))
+    text = "\n".join(text_lines(characterization_blocks(found), 80))
     assert "no interval" in text
     assert "nan" not in text
     assert bottleneck(found) is None
 
 
 def test_words(found: Characterization) -> None:
-    lines = characterization_lines(found)
+    lines = text_lines(characterization_blocks(found), 80)
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 80
     assert "the bottleneck is fetch: with the data set in memory a step would take" in text
     assert "1.60 times as fast" in " ".join(text.split())
     assert "no second host" in text
-    published = "\n".join(characterization_lines(found, as_published=True))
+    published = "\n".join(text_lines(characterization_blocks(found, published=True), 80))
     assert "81 %" in published
 
 

@@ -11,7 +11,7 @@ from made_up_runs import made_up_run
 
 from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
-from stashtrace.lab.compare_by_turns import Compared, compare_by_turns, is_contended, stages
+from stashtrace.lab.by_turns import Compared, compare_by_turns, is_contended, stages
 
 STEP = [Condition.of("step+5%")]
 

@@ -127,7 +127,8 @@ class TestIntervals:
         held = 0
         for _ in range(200):
             found = stalls({1: random.normal(100, 3, runs), 2: random.normal(100, 3, runs)})
-            held += found["interconnect"].clean.holds_zero
+            clean = found["interconnect"].clean
+            held += clean.low <= 0 <= clean.high
         assert held >= 180
 
     @pytest.mark.parametrize(("runs", "least"), [(3, 172), (4, 185), (8, 185)])

@@ -12,11 +12,10 @@ from made_up_history import Fleet, Job, runs_of, write_history
 from other_users import as_another_user, let_others_in
 
 from stashtrace.errors import FormatError, MissingDataError, OutputError, UnsupportedVersionError, UsageError
-from stashtrace.lab.history import sections
+from stashtrace.lab.history import run_files
 from stashtrace.lab.history.gather import read_history
-from stashtrace.lab.history.place import Place, file_name
+from stashtrace.lab.history.run_files import Place, file_name, parquet_bytes
 from stashtrace.lab.history.run_totals import RunTotals
-from stashtrace.lab.history.sections import parquet_bytes
 from stashtrace.lab.recommend.instance_catalog import load_catalog
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -105,7 +104,7 @@ def test_rows_that_no_run_has_are_damage(folder: Path) -> None:
 
 def test_runs_of_a_newer_version_are_left_out_and_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = sorted(os.listdir(folder))
-    monkeypatch.setattr(sections, "VERSION", 2)
+    monkeypatch.setattr(run_files, "VERSION", 2)
     run = runs_of(Fleet(seed=9, runs=1))[0]
     Place(str(folder)).add(run)
     monkeypatch.undo()
@@ -115,7 +114,7 @@ def test_runs_of_a_newer_version_are_left_out_and_said(folder: Path, monkeypatch
 
 
 def test_a_history_of_a_newer_version_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sections, "VERSION", 3)
+    monkeypatch.setattr(run_files, "VERSION", 3)
     write_history(tmp_path, FLEET)
     monkeypatch.undo()
     with pytest.raises(UnsupportedVersionError, match="is a history of version 3; this stashtrace reads version 1"):
@@ -142,7 +141,7 @@ def test_copies_of_a_run_count_once(folder: Path) -> None:
     names = sorted(os.listdir(folder))
     (folder / "copy.parquet").write_bytes((folder / names[2]).read_bytes())
     more = runs_of(FLEET)[0]
-    more.add("rank", text="node99", rank=99)  # the same run, merged again when its last host had ended
+    more.add("rank", host="node99", rank=99)  # the same run, merged again when its last host had ended
     Place(str(folder)).add(more)
     history = read_history(Place(str(folder)))
     assert len(history) == 7
@@ -192,7 +191,7 @@ def test_a_cluster_reads_the_same(folder: Path) -> None:
         )
     near = read_history(Place(str(folder)))
     assert (far.files, done[-1]) == (near.files, 7)
-    for section in sections.SECTIONS:
+    for section in run_files.SECTIONS:
         for name, values in near.section(section).items():
             assert values.tolist() == far.section(section)[name].tolist()
 

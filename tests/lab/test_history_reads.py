@@ -11,20 +11,18 @@ import pytest
 from made_up_history import MINUTE, SECOND, SHARED, Fleet, Job, each_run
 
 from stashtrace.lab.history.gather import read_history
-from stashtrace.lab.history.place import Place, file_name
 from stashtrace.lab.history.questions import interference as question
-from stashtrace.lab.history.questions import reads_beside_checkpoints as arithmetic
-from stashtrace.lab.history.questions.interference import interference
-from stashtrace.lab.history.questions.reads_beside_checkpoints import (
+from stashtrace.lab.history.questions.interference import (
     SUMMED,
     Checkpoints,
     Groups,
     Readings,
     chances,
     compare,
+    interference,
 )
+from stashtrace.lab.history.run_files import Place, file_name, parquet_bytes
 from stashtrace.lab.history.run_totals import RunTotals
-from stashtrace.lab.history.sections import parquet_bytes
 from stashtrace.lab.recommend.instance_catalog import load_catalog
 
 pytest.importorskip("pyarrow")
@@ -153,7 +151,7 @@ def grouped(reads: Readings, groups: Groups) -> dict[tuple[int, int], tuple[list
 @pytest.mark.parametrize("at_once", [1, 1 << 15])
 @pytest.mark.parametrize("seed", range(8))
 def test_many_at_once_as_one_by_one(seed: int, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "_AT_ONCE", at_once)
+    monkeypatch.setattr(question, "_PLACES_AT_ONCE", at_once)
     reads, checkpoints = arrays(seed)
     found, wanted = grouped(reads, compare(reads, checkpoints)), one_by_one(seed)
     assert found.keys() == wanted.keys()

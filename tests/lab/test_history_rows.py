@@ -15,16 +15,21 @@ from stashtrace.analysis.compare.gate_verdict import Condition, judge
 from stashtrace.analysis.compare.steps_of_run import STEP, steps_of_run
 from stashtrace.errors import FormatError
 from stashtrace.lab import synth
-from stashtrace.lab.history.add_run import add_run
-from stashtrace.lab.history.energy import add_energy
-from stashtrace.lab.history.file_traffic import add_traffic
 from stashtrace.lab.history.gather import read_history
-from stashtrace.lab.history.mounts import Mount, file_system_of, mounts_of_host
-from stashtrace.lab.history.place import Place
 from stashtrace.lab.history.questions.slow_commits import steps_of_runs
-from stashtrace.lab.history.rows_of_run import KEPT_STEPS, launch_facts, rows_of_run
+from stashtrace.lab.history.rows_of_run import (
+    KEPT_STEPS,
+    Mount,
+    add_energy,
+    add_run,
+    add_traffic,
+    file_system_of,
+    launch_facts,
+    mounts_of_host,
+    rows_of_run,
+)
+from stashtrace.lab.history.run_files import Place, RunRows
 from stashtrace.lab.history.run_totals import RunTotals
-from stashtrace.lab.history.sections import RunRows
 from stashtrace.lab.recommend.instance_catalog import load_catalog
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.trace import Trace

@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 from made_up_history import HOUR, MINUTE, SECOND, SHARED, Fleet, Job, commit, write_history
 
+from stashtrace.lab.history.answers import hosts_sentences, interference_sentences
 from stashtrace.lab.history.gather import read_history
-from stashtrace.lab.history.place import Place
-from stashtrace.lab.history.questions.costs import costs
-from stashtrace.lab.history.questions.fleet_view import BY, fleet_view
+from stashtrace.lab.history.questions.fleet import BY, costs, fleet_view
 from stashtrace.lab.history.questions.interference import interference
 from stashtrace.lab.history.questions.late_hosts import late_hosts
 from stashtrace.lab.history.questions.slow_commits import slow_commits
+from stashtrace.lab.history.run_files import Place
 from stashtrace.lab.history.run_totals import RunTotals, job_name
-from stashtrace.lab.history.sentences import hosts_sentences, interference_sentences
 from stashtrace.lab.recommend.instance_catalog import load_catalog
 from stashtrace.schema.stall_kinds import words_of
 

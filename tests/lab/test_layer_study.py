@@ -11,7 +11,8 @@ import pytest
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.lab.sweep.fit_study import ALL_BYTES, Variant, resized, study_of, variant_row
 from stashtrace.lab.sweep.shapes import network
-from stashtrace.lab.sweep.study_text import prediction_lines, study_json, study_lines, typical_error
+from stashtrace.lab.sweep.study_text import prediction_text, study_blocks, study_json, typical_error
+from stashtrace.report.blocks import text_lines
 
 MS = 1e6
 #: What a message and a byte cost in the made-up studies, ns.
@@ -122,7 +123,7 @@ def test_too_few_variants_carry_no_fit_but_are_shown() -> None:
     assert any("cannot carry a fit" in note for note in found.notes)
     with pytest.raises(MissingDataError, match="no fit to predict with"):
         found.predict(10, 10)
-    assert any("no fit" in line for line in study_lines(found))
+    assert "no fit" in text_lines(study_blocks(found))
 
 
 def test_no_study() -> None:
@@ -135,14 +136,14 @@ def test_no_study() -> None:
 
 def test_words_and_json() -> None:
     found = study_of(study(resnets(10, 12, 18, 34), noise=0.2 * MS))
-    text = "\n".join(study_lines(found))
+    text = "\n".join(text_lines(study_blocks(found)))
     for part in ("interconnect stall, step of 2 ranks minus step of one", "resnet34", "a message costs", "without it"):
         assert part in text
     assert max(len(line) for line in text.splitlines()) < 130
     whole = study_json(found)
     assert [v["name"] for v in whole["variants"]] == ["resnet10", "resnet12", "resnet18", "resnet34"]
     assert {"ns", "error_ns"} == set(whole["fits"][0]["coefficients"]["messages"])
-    said = " ".join(" ".join(prediction_lines("resnet50", 161, 12_000_000, 80 * MS, 5 * MS, found)).split())
+    said = prediction_text("resnet50", 161, 12_000_000, 80 * MS, 5 * MS, found)
     assert "161 messages of 12.0 MB" in said
     assert "±5.00 ms" in said
     assert "times the bytes of the largest" in said
@@ -186,4 +187,4 @@ def test_a_prediction_beside_variants_of_no_bytes() -> None:
             entry["message_bytes"] = 0
     found = study_of(content)
     stall, error = found.predict(10, 10)
-    assert "times the bytes" not in " ".join(prediction_lines("x", 10, 10, stall, error, found))
+    assert "times the bytes" not in prediction_text("x", 10, 10, stall, error, found)

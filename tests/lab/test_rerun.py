@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.lab.rerun import Job, record_by_turns, turns
+from stashtrace.lab.by_turns import Job, record_by_turns, turns
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "import os, sys; open(sys.argv[1], 'a').write(os.path.basename(os.getcwd()) + ' ')"

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from stashtrace.errors import CaptureError
+from stashtrace.lab import stage_files as staging
 from stashtrace.lab.characterize.run_figures import Figures
-from stashtrace.lab.stage import stage_files as staging
-from stashtrace.lab.stage.stage_files import LIST_NAME, Staged, check_gain, held_bytes, stage
+from stashtrace.lab.stage_files import LIST_NAME, Staged, check_gain, held_bytes, stage
 from stashtrace.record.staged_files import Copy, read_staged_list
 
 

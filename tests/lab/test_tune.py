@@ -13,8 +13,8 @@ from made_up_runs import made_up_run
 from stashtrace.errors import CaptureError, MissingDataError
 from stashtrace.lab.tune.losses import Losses, compare_distributions, compare_losses
 from stashtrace.lab.tune.settings import BUCKET, OMP, Candidate, Settings, environment_of, permanent_lines
-from stashtrace.lab.tune.tune import Comparison, TunedRun, tune
-from stashtrace.lab.tune.tune_text import tune_lines
+from stashtrace.lab.tune.tune import Comparison, TunedRun, tune, tune_blocks
+from stashtrace.report.blocks import text_lines
 
 #: Kinds of the step, ms, by the settings of a job.
 Model = Callable[[Settings], Mapping[str, float]]
@@ -162,7 +162,7 @@ def test_a_job_with_random_augmentation_is_tuned_by_its_mean_losses(losses: Comp
     assert tuned.settings == {"num_workers": "4"}
     assert tuned.trials[0].likeness is not None
     assert tuned.trials[0].likeness.verdict == "distribution"
-    assert "Equal runs of this job have other losses each" in " ".join(tune_lines(tuned, ["train.py"], []))
+    assert "Equal runs of this job have other losses each" in " ".join(text_lines(tune_blocks(tuned, ["train.py"], [])))
 
 
 def test_mean_losses_that_move_are_other_results() -> None:

@@ -12,8 +12,7 @@ from made_up_runs import MS
 
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun, steps_of_run
 from stashtrace.lab.synth import SyntheticJob, write
-from stashtrace.lab.tune.candidates import candidates
-from stashtrace.lab.tune.loader_facts import LoaderFacts
+from stashtrace.lab.tune.run_job import LoaderFacts, candidates
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.trace import Trace
 
@@ -34,7 +33,7 @@ def loaders(monkeypatch: pytest.MonkeyPatch) -> list[LoaderFacts]:
     """One DataLoader with one worker."""
     now: dict[str, Any] = {"num_workers": 1, "prefetch_factor": 2, "pin_memory": False, "persistent_workers": False}
     found = [LoaderFacts("train.py", 3, {}, now)]
-    monkeypatch.setattr("stashtrace.lab.tune.candidates.loader_facts", lambda trace: found)
+    monkeypatch.setattr("stashtrace.lab.tune.run_job.loader_facts", lambda trace: found)
     return found
 
 
@@ -56,7 +55,7 @@ def test_what_a_replay_predicts_comes_first(recorded: tuple[Trace, StepsOfRun], 
 def test_without_a_loader_nothing_of_loaders_is_tried(
     recorded: tuple[Trace, StepsOfRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stashtrace.lab.tune.candidates.loader_facts", lambda trace: [])
+    monkeypatch.setattr("stashtrace.lab.tune.run_job.loader_facts", lambda trace: [])
     names = {one.name for one in candidates(*recorded, {}, CORES)}
     assert names.isdisjoint({"num_workers", "prefetch_factor", "persistent_workers", "pin_memory"})
     assert "OMP_NUM_THREADS" in names

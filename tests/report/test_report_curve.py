@@ -14,11 +14,11 @@ from test_report_slow import job, slow_of
 from stashtrace.analysis.findings.spikes.spikes import SPIKES
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.report.document import report_facts
-from stashtrace.report.page import page
+from stashtrace.report.page.page import page
 from stashtrace.report.page.page_words import place_of_step
 from stashtrace.report.page.svg_pictures import curve_top
 from stashtrace.report.page.svg_pictures import step_curve as drawn
-from stashtrace.report.step_curve import CELLS, step_curve
+from stashtrace.report.steps_over_time import CELLS, step_curve
 from stashtrace.schema.table import Table
 
 

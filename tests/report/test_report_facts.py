@@ -15,9 +15,8 @@ from summary.scenes import job
 from stashtrace.analysis.findings import summarize
 from stashtrace.cli.option_values import read_ranks, read_window
 from stashtrace.errors import MissingDataError
-from stashtrace.report.document import Commands, report_facts
-from stashtrace.report.machine import machine_facts
-from stashtrace.report.page import page
+from stashtrace.report.document import Commands, machine_facts, report_facts
+from stashtrace.report.page.page import page
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document

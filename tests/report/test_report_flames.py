@@ -12,9 +12,10 @@ from builders import MS, TraceBuilder
 from stack_rows import FORKED, TORCH, long_call, sample, stack_of
 from summary.scenes import job
 
+from stashtrace.report.blocks import html_of
 from stashtrace.report.document import report_facts
-from stashtrace.report.page import page
 from stashtrace.report.page.flame_parts import flame_graph, flames_part
+from stashtrace.report.page.page import page
 from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.trace import Trace
 
@@ -113,7 +114,7 @@ def test_what_few_samples_leave_open_is_no_difference() -> None:
             sample(rank, at + (37 * step + 11 * number) % 100 * MS, stacks[(step + step * number) % 3])
     found = flames_of(build.trace())
     assert found["difference"]["boxes"] == []
-    text = "".join(flames_part(report_facts(build.trace())))
+    text = "".join(html_of(flames_part(report_facts(build.trace()))))
     assert "No function differs by more than the samples leave open." in text
 
 

@@ -10,7 +10,7 @@ from summary.scenes import STEPS, job
 from stashtrace.analysis.stalls.budget import STALLS
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.steps.steps import steps as find_steps
-from stashtrace.report.stalls_by_rank_and_step import CLASSES, MISSING, RANK_CELLS, STEP_CELLS, class_of, heat_maps
+from stashtrace.report.steps_over_time import CLASSES, MISSING, RANK_CELLS, STEP_CELLS, class_of, heat_maps
 from stashtrace.schema.events import STEPS as STEP_ROWS
 from stashtrace.schema.table import Table
 from stashtrace.units import ranks_in

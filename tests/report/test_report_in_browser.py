@@ -18,9 +18,9 @@ from test_report_slow import job as slow_job
 from timeline.browser import Browser, Page, find_chromium
 
 from stashtrace.report.document import report_facts
-from stashtrace.report.page import page
 from stashtrace.report.page.flame_parts import flame_graph
 from stashtrace.report.page.html import whole_page
+from stashtrace.report.page.page import page
 
 pytestmark = [
     pytest.mark.skipif(find_chromium() is None, reason="no chromium is installed"),
@@ -89,7 +89,7 @@ def test_boxes_of_flame_graphs_have_text_where_there_is_room(
     ]
     path = tmp_path / "flame.html"
     path.write_text(
-        whole_page("flame", [flame_graph({"whole_ns": 1000, "boxes": boxes}, "a label", "step"), "<footer>"])
+        whole_page("flame", [], [flame_graph({"whole_ns": 1000, "boxes": boxes}, "a label", "step")], "<footer>")
     )
     opened = show(browser, path.as_uri(), width)
     texts = "[...document.querySelectorAll('.flame div')].filter((each) => each.getBoundingClientRect().width)"

@@ -13,9 +13,8 @@ from summary.scenes import job
 
 from stashtrace.calibration.file import Calibration, Link, Points, calibration_text, host_hash
 from stashtrace.calibration.fit_link import Fit, Piece
-from stashtrace.report.document import report_facts
-from stashtrace.report.links import LISTED, link_facts
-from stashtrace.report.page import markdown, page
+from stashtrace.report.document import LISTED, link_facts, report_facts
+from stashtrace.report.page.page import markdown, page
 
 SIZE = 1 << 20
 
@@ -53,7 +52,7 @@ def test_a_transfer_stands_beside_what_the_calibration_expects(tmp_path: Path) -
     assert "What the links can do is known from a calibration." in made
     assert re.search(r'data-key="0\.68\d+">68 % ± 0\.7 %</td>', made)
     assert "the calibration of this machine" in made
-    assert "| 68 % |" in markdown(facts)
+    assert "| 68 % ± 0.7 % |" in markdown(facts)
 
 
 def test_a_calibration_of_another_machine_is_said_to_be_that(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from builders import MS, TraceBuilder
 from summary.scenes import job
 
 from stashtrace.report.document import report_facts
-from stashtrace.report.page import page
 from stashtrace.report.page.html import embedded_json, prose, table, tag
+from stashtrace.report.page.page import page
 from stashtrace.report.page.page_words import KINDS, sentence
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
@@ -250,7 +250,7 @@ def test_every_part_says_how_it_is_known(facts: dict[str, Any], made: str) -> No
         assert part.count("How do you know?") == 1
     known = made.partition('<section id="verdict"')[2].partition('class="how"')[2].partition("</details>")[0]
     shown = [f for f in facts["findings"] if f["section"] == "verdict"]
-    assert [known.count(f"<em>{prose(f['text'])}</em>") for f in shown] == [1] * len(shown)
+    assert [known.count(f"<li>{prose(f['text'])}<ul>") for f in shown] == [1] * len(shown)
     assert known.count("Method: ") == len(shown)
 
 
@@ -293,7 +293,7 @@ def test_what_puts_all_figures_in_doubt_stands_above_the_first_part(facts: dict[
     said = "LOW CONFIDENCE: 12 % of the step is unexplained"
     doubted = page({**facts, "warnings": [said]})
     head = doubted.partition("<main")[0]
-    assert f'<div class="doubt"><p>{prose(said)}.</p></div>' in head
+    assert f'<p class="doubt">{prose(said)}.</p>' in head
     assert head.index('class="doubt"') < head.index("<nav")
     assert 'class="doubt"' not in made
 
@@ -334,7 +334,7 @@ def test_sentences_begin_with_a_capital_but_for_names_of_code() -> None:
 
 
 def test_numbers_by_which_a_table_is_sorted_stand_beside_their_text() -> None:
-    made = table("t", ("a", "b"), [("x", ("1.5 ms", 1_500_000))], numbers=1, sortable=True)
+    made = table("t", ("a", "b"), [("x", ("1.5 ms", 1_500_000))], (0,), sortable=True)
     assert '<td class="n" data-key="1500000">1.5 ms</td>' in made
 
 

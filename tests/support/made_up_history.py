@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stashtrace.lab.history.place import file_name
-from stashtrace.lab.history.sections import RunRows, parquet_bytes
+from stashtrace.lab.history.run_files import SECTIONS, RunRows, file_name, parquet_bytes
 
 SECOND, MINUTE, HOUR = 10**9, 60 * 10**9, 3600 * 10**9
 BEGIN_NS = 1_780_000_000 * SECOND
@@ -160,15 +159,20 @@ def _run(
     for rank in range(ranks):
         for name in whole:
             quantiles = dict(zip(("p10_ns", "p50_ns", "p90_ns", "p99_ns"), marks[name][rank], strict=True))
-            out.add("kind", name=name, rank=rank, value=int(steps), mean_ns=int(means[name][rank]), **quantiles)
+            out.add("kind", kind=name, rank=rank, steps_count=int(steps), mean_ns=int(means[name][rank]), **quantiles)
         waited = np.where(last == rank, wait.sum(axis=1) / max(ranks - 1, 1), 0.0)
-        named = {"name": cause[rank], "text": host_of[rank], "rank": rank, "value": int((last == rank).sum())}
-        out.add("rank", mean_ns=int(waited.mean()), p50_ns=int(np.median(waited)), **named)
+        named = {
+            "longer_kind": cause[rank],
+            "host": host_of[rank],
+            "rank": rank,
+            "last_count": int((last == rank).sum()),
+        }
+        out.add("rank", wait_ns=int(waited.mean()), median_wait_ns=int(np.median(waited)), **named)
     for name, values in {"step": step[:, None], **kinds}.items():
-        out.add("steps", name=name, value=STEPS, values=values.mean(axis=1).astype(np.int64).tolist())
+        out.add("steps", kind=name, steps_count=STEPS, values=values.mean(axis=1).astype(np.int64).tolist())
     _reads(out, fleet, random, begin, end, step.mean(), others)
     for low, high in writes:
-        out.add("checkpoint", name=SHARED, begin_ns=low, end_ns=high, value=4_000_000_000)
+        out.add("checkpoint", file_system=SHARED, begin_ns=low, end_ns=high, written_bytes=4_000_000_000)
     return out
 
 
@@ -213,10 +217,11 @@ def _reads(
     # A step reads ahead for twice the usual latency; beyond that it waits.
     longer = 1 + 0.1 * np.clip(latency / 4_000_000 - 2, 0, None)
     steps = np.rint(part / step_ns / longer)
-    place = {"name": SHARED, "text": "/data", "begin_ns": begin, "end_ns": end}
+    place = {"file_system": SHARED, "mount": "/data", "begin_ns": begin, "end_ns": end}
     for section, values in (("reads_count", counts), ("reads_ns", counts * latency), ("steps_count", steps)):
         listed = values.astype(np.int64)
-        out.add(section, value=int(listed.sum()), values=listed.tolist(), **place)
+        sums = {SECTIONS[section].columns["value"].name: int(listed.sum())}
+        out.add(section, values=listed.tolist(), **place, **sums)
 
 
 def fleet_with_three_plants(seed: int) -> Fleet:

@@ -25,7 +25,7 @@ from stashtrace.errors import StashtraceError
 from stashtrace.replay import Change, buckets_if_any, gradient_buckets, single_changes, what_if
 from stashtrace.replay.communication.communication_model import communication_model
 from stashtrace.report.document import report_facts
-from stashtrace.report.page import markdown, page
+from stashtrace.report.page.page import markdown, page
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.diff_text import verdict
 from stashtrace.summary.gate_text import gate_lines

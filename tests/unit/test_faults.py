@@ -34,7 +34,7 @@ from stashtrace.live.view.watched import merge_states
 from stashtrace.replay import single_changes, whatif
 from stashtrace.replay.causes import causes_table
 from stashtrace.report.document import report_facts
-from stashtrace.report.page import markdown, page
+from stashtrace.report.page.page import markdown, page
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.look import Look
 from stashtrace.summary.summary_text import render, summary
@@ -162,7 +162,7 @@ def test_a_section_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(title in text for title in titles if title in whole)
     facts["waits"] = {"cut_outs": 5}
     assert "Not said: the costliest waits" in page(facts)
-    assert "not said: the costliest waits" in markdown(facts).replace("\\", "")
+    assert "Not said: the costliest waits" in markdown(facts).replace("\\", "")
 
 
 def test_one_change_of_a_what_if(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from stashtrace.cli.comparison_sides import steps_of
 from stashtrace.cli.option_values import read_whole
-from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag, add_repeated, add_value, split_at_dashes
-from stashtrace.cli.print_results import print_answer
+from stashtrace.cli.parsing import DOCUMENT_FORMATS, Parser, add_flag, add_repeated, add_value, split_at_dashes
+from stashtrace.cli.print_results import print_blocks
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.record.program import find_program
@@ -54,7 +54,7 @@ def parser() -> Parser:
     add_repeated(parser, "--link", "PATH", "link a path that git does not track into the working trees; repeatable")
     add_flag(parser, "--ignore-changes", "leave out changes that are not committed, instead of refusing them")
     parser.add_out("DIR", "folder for the runs (default: ./bisect-MMDD-HHMMSS)")
-    parser.add_format(TEXT_FORMATS)
+    parser.add_format(DOCUMENT_FORMATS)
     return parser
 
 
@@ -63,11 +63,9 @@ def main(argv: Sequence[str]) -> int:
     words, command = split_at_dashes(argv)
     given = parser().read(words)
     from stashtrace.analysis.compare.gate_verdict import Condition
-    from stashtrace.lab.bisect.bisect_text import bisect_document, bisect_lines, judged_text
-    from stashtrace.lab.bisect.commits import Repository
-    from stashtrace.lab.bisect.find_commit import find_commit
-    from stashtrace.lab.bisect.run_commits import CommitRunner
-    from stashtrace.lab.rerun import make_runs_folder
+    from stashtrace.lab.bisect.commits import CommitRunner, Repository
+    from stashtrace.lab.bisect.find_commit import bisect_blocks, bisect_document, find_commit, judged_text
+    from stashtrace.lab.by_turns import make_runs_folder
 
     conditions = [Condition.of(text) for text in given.fail_if]
     links = _check(given, command)
@@ -102,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
             allowed=given.allow,
             on_judged=lambda one: screen.say(f"stashtrace: {judged_text(one)}"),
         )
-    print_answer(given.format, bisect_lines(found, commits_count), bisect_document(found, commits_count))
+    print_blocks(given.format, bisect_blocks(found, commits_count), bisect_document(found, commits_count))
     return 0 if found.first_bad is not None else _INCONCLUSIVE
 
 

@@ -8,8 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from stashtrace.cli.option_values import read_configurations
-from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag, add_value, split_at_dashes
-from stashtrace.cli.print_results import check_plot, open_output, print_answer, write_output
+from stashtrace.cli.parsing import DOCUMENT_FORMATS, Parser, add_flag, add_value, split_at_dashes
+from stashtrace.cli.print_results import (
+    check_picture,
+    open_output,
+    print_blocks,
+    write_output,
+    write_picture,
+)
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
 
@@ -56,9 +62,9 @@ def parser() -> Parser:
     batch = "samples per rank and step, if other than what its DataLoaders tell"
     add_value(parser, "--batch-size", "B", batch, type=int, default=0)
     add_flag(parser, "--as-published", "show stalls as Stash's code computes them")
-    parser.add_plot("step times and stalls")
+    parser.add_plot("step times and stalls", ".svg")
     add_value(parser, "--html", "FILE", "write the answer as a web page")
-    parser.add_format(TEXT_FORMATS)
+    parser.add_format(DOCUMENT_FORMATS)
     return parser
 
 
@@ -71,13 +77,19 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace import __version__
     from stashtrace.cli import INTERRUPTED
     from stashtrace.lab.characterize.answer import FILE_NAME
-    from stashtrace.lab.characterize.characterization_text import characterization_lines
+    from stashtrace.lab.characterize.characterization_document import (
+        characterization_blocks,
+        characterization_page,
+        characterization_picture,
+        title,
+    )
     from stashtrace.lab.characterize.five_configurations import characterize
     from stashtrace.lab.characterize.network import parsed_shape
     from stashtrace.lab.characterize.request import CharacterizationRequest
+    from stashtrace.report.blocks import Paragraph
 
     out = Path(arguments.out)
-    check_plot(arguments.plot, made=out)
+    check_picture(arguments.plot, made=out)
     if arguments.html:
         open_output(arguments.html, "page.html", option="--html", made=out)
     lengths = _QUICK if arguments.quick else _FULL
@@ -110,19 +122,12 @@ def main(argv: Sequence[str]) -> int:
             raise
         screen.say(f"stashtrace: interrupted; the same command goes on where this stopped (runs are in {out})")
         return INTERRUPTED
-    print_answer(
-        arguments.format, characterization_lines(answer, as_published=arguments.as_published), answer.to_json()
-    )
-    if arguments.format != "json":
+    blocks = [Paragraph(title(answer)), *characterization_blocks(answer, published=arguments.as_published)]
+    print_blocks(arguments.format, blocks, answer.to_json(), width=80)
+    if arguments.format == "table":
         screen.say(f"\n  all of it    {out / FILE_NAME}")
-    if arguments.plot:
-        from stashtrace.lab.characterize.characterization_page import plot_characterization
-
-        plot_characterization(answer, arguments.plot)
-        screen.say(f"  picture      {arguments.plot}")
+    write_picture(arguments.plot, characterization_picture, answer)
     if arguments.html:
-        from stashtrace.lab.characterize.characterization_page import characterization_page
-
         write_output(Path(arguments.html), characterization_page(answer), option="--html")
         screen.say(f"  page         {arguments.html}")
     failed = [str(number) for number in request.configurations if answer.status(number)[0] == "failed"]

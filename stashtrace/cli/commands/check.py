@@ -154,7 +154,7 @@ def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) ->
         runs = runs_or_newest(given.runs)
         return before, side_of(name_of(runs), runs)
 
-    from stashtrace.lab.rerun import Job, record_by_turns
+    from stashtrace.lab.by_turns import Job, record_by_turns
 
     end_on_terminate()
     jobs = [Job("after", tuple(command), Path())]

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.option_values import read_hours, read_percent, read_price
-from stashtrace.cli.parsing import TABLE_FORMATS, Parser, add_value, existing_run
+from stashtrace.cli.parsing import ALL_FORMATS, Parser, add_value, existing_run
 from stashtrace.cli.print_results import (
-    check_plot,
+    check_picture,
     ignore_broken_pipe,
     open_output,
-    print_answer,
+    print_blocks,
     print_lines,
     write_output,
-    write_plot,
+    write_picture,
 )
 from stashtrace.cli.print_tables import column_details, column_names, screen_width, write_rows
 from stashtrace.cli.screen import Screen
@@ -28,15 +28,14 @@ from stashtrace.text import count_noun
 
 if TYPE_CHECKING:
     from stashtrace.lab.history.answers import Answer
-    from stashtrace.lab.history.place import Place
+    from stashtrace.lab.history.run_files import Place
     from stashtrace.lab.history.run_totals import RunTotals
+    from stashtrace.schema.table import Table
 
 QUESTIONS = ("fleet", "hosts", "commits", "interference", "costs", "runs")
 BY = ("job", "host", "day", "outcome")
 #: Of each question's table on a screen; JSON and CSV have all rows.
-_SHOWN_ROWS, _JOB_WIDTH = 20, 40
-#: Columns in which -1 says that nothing is known.
-_UNKNOWN = frozenset(("cost", "energy_kwh", "energy_ratio", "relative_step_ratio", "exit_code"))
+_SHOWN_ROWS = 20
 _EPILOG = """`stashtrace run --history DIR -- CMD` adds a run when it ends. DIR may be a URL
 that fsspec knows (s3://..., gs://...). Without QUESTION, the answers to all of
 them in sentences:
@@ -69,9 +68,9 @@ def parser() -> Parser:
     add_value(prices, "--price", "NAME=VALUE", price, read_price, action="append", default=[])
     add_value(prices, "--instance", "NAME", "instance of runs that do not say theirs", default="")
     add_value(parser, "--cluster", "ADDRESS", "read on a Dask cluster: its scheduler, as tcp://host:8786")
-    parser.add_plot("the fleet over time")
+    parser.add_plot("the runs on an axis of dates", ".svg")
     add_value(parser, "--html", "FILE", "write the answers as a web page")
-    parser.add_format(TABLE_FORMATS)
+    parser.add_format(ALL_FORMATS)
     parser.add_wide()
     return parser
 
@@ -81,11 +80,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv, intermixed=True)
     if arguments.format == "csv" and arguments.question is None:
         raise UsageError("CSV is of one table", hint=f"name a question: {', '.join(QUESTIONS)}")
-    check_plot(arguments.plot)
+    check_picture(arguments.plot)
     if arguments.html:
         open_output(arguments.html, "history.html", option="--html")
 
-    from stashtrace.lab.history.place import Place
+    from stashtrace.lab.history.run_files import Place
 
     place, screen = Place(arguments.place), Screen()
     for run in arguments.add:
@@ -97,25 +96,25 @@ def main(argv: Sequence[str]) -> int:
         screen.say(f"warning: {sentence}")
 
     from stashtrace.lab.history.answers import answers
+    from stashtrace.lab.history.page import history_blocks, history_page, history_picture
 
     names = [arguments.question] if arguments.question else [name for name in QUESTIONS if name != "runs"]
     found = answers(totals, names, by=arguments.by, limit_percent=arguments.limit)
     with ignore_broken_pipe():
-        _print(found, totals, arguments)
+        if arguments.format == "markdown":
+            print_blocks("markdown", history_blocks(totals, found), None)
+        else:
+            _print(found, totals, arguments)
     if arguments.html:
-        from stashtrace.lab.history.page import history_page
-
         write_output(Path(arguments.html), history_page(totals, found), option="--html")
         screen.say(f"wrote {arguments.html}")
-    from stashtrace.lab.history.pictures import plot_history
-
-    write_plot(arguments.plot, plot_history, totals)
+    write_picture(arguments.plot, history_picture, totals, found)
     return 0
 
 
 def _add(place: Place, run: str, screen: Screen) -> None:
     from stashtrace.cli.find_runs import read_runs
-    from stashtrace.lab.history.add_run import add_run
+    from stashtrace.lab.history.rows_of_run import add_run
     from stashtrace.loading.gather import is_wanted
     from stashtrace.record.remote import fetch, is_url
 
@@ -147,17 +146,16 @@ def _totals(place: Place, arguments: argparse.Namespace, screen: Screen) -> RunT
 
 def _print(found: Sequence[Answer], totals: RunTotals, arguments: argparse.Namespace) -> None:
     if arguments.question is None:
-        from stashtrace.lab.history.sentences import overview_lines
+        from stashtrace.lab.history.page import overview_blocks
 
-        lines = list(overview_lines({one.title: one.sentences for one in found}))
-        print_answer(arguments.format, lines, _document(found, totals))
+        print_blocks(arguments.format, overview_blocks(found), _document(found, totals))
         return
     (one,) = found
     names = column_names(one.table)
     rows = list(one.table.rows())
     if arguments.format == "table":
         print_lines([*one.sentences, *([""] if one.sentences else [])])
-        rows = [_shown(row) for row in rows[:_SHOWN_ROWS]]
+        rows = [_shown(row, one.table) for row in rows[:_SHOWN_ROWS]]
     width = None if arguments.wide else screen_width()
     details = column_details(one.table.schema)
     write_rows(rows, names, arguments.format, sys.stdout, width=width, details=details)
@@ -175,19 +173,12 @@ def _document(found: Sequence[Answer], totals: RunTotals) -> dict[str, Any]:
     }
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of an aligned table: commits and commands shortened, and ``-`` for what is not known."""
-    from stashtrace.lab.history.sentences import short_commit
-    from stashtrace.schema.stall_kinds import words_of
-    from stashtrace.units import shortened
+def _shown(row: dict[str, Any], table: Table) -> dict[str, Any]:
+    """Return a row of an aligned table: commits, commands and kinds as people write them, ``-`` for unknown ones."""
+    from stashtrace.lab.history.answers import shown_cell
 
-    row = {name: "-" if name in _UNKNOWN and value == -1 else value for name, value in row.items()}
-    for name in ("commit", "before_commit"):
-        if name in row:
-            row[name] = short_commit(row[name])
-    for name in ("job", "other_job", "group"):
-        if name in row:
-            row[name] = shortened(row[name], _JOB_WIDTH)
-    if "cause" in row:
-        row["cause"] = words_of(row["cause"])
-    return row
+    worded = ("commit", "command", "kind")
+    return {
+        column.name: shown_cell(column, value) if column.role in worded or value == column.missing != 0 else value
+        for column, value in zip(table.schema.columns, row.values(), strict=True)
+    }

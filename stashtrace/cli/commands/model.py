@@ -10,8 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.cli.option_values import read_size, read_wholes
-from stashtrace.cli.parsing import OUT_OPTIONS, RUN_OR_FILES, TEXT_FORMATS, Parser, add_flag, add_value, existing_run
-from stashtrace.cli.print_results import check_plot, print_answer, write_plot
+from stashtrace.cli.parsing import (
+    DOCUMENT_FORMATS,
+    OUT_OPTIONS,
+    RUN_OR_FILES,
+    Parser,
+    add_flag,
+    add_value,
+    existing_run,
+)
+from stashtrace.cli.print_results import check_plot, print_blocks, write_plot
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import MissingDataError, UsageError
 
@@ -49,7 +57,7 @@ def parser() -> Parser:
     path = f"{RUN_OR_FILES}; or folder of a sweep or of characterize"
     parser.add_argument("path", metavar="RUN", nargs="?", help=path)
     parser.add_plot("fit and residuals")
-    parser.add_format(TEXT_FORMATS)
+    parser.add_format(DOCUMENT_FORMATS)
     predict = "predict the stall of a network that the sweep did not measure: resnet101, or 400:90M (messages:bytes)"
     add_value(parser, "--predict", "NAME", predict, action="append")
     sweep = parser.add_argument_group("sweeps")
@@ -97,22 +105,24 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show_run(arguments: argparse.Namespace, path: Path) -> int:
-    from stashtrace.lab.sweep.plot_study import plot_model
+    from stashtrace.lab.sweep.study_text import plot_model
     from stashtrace.loading.load import load_trace
     from stashtrace.replay.communication.communication_model import communication_model
     from stashtrace.replay.communication.communication_text import model_json, model_lines
+    from stashtrace.report.blocks import Block, Code, Paragraph
 
-    heading: list[str] = []
+    heading: list[Block | None] = []
     beside: dict[str, Any] = {}
     if (path / "characterization.json").exists():
         from stashtrace.lab.characterize.answer import run_of_all_ranks
-        from stashtrace.lab.characterize.characterization_text import characterized_json, characterized_lines
+        from stashtrace.lab.characterize.characterization_document import characterized_json, characterized_text
 
         folder, (path, stall) = path, run_of_all_ranks(path)
-        heading = characterized_lines(str(path.relative_to(folder)), stall)
+        heading = [Paragraph(characterized_text(str(path.relative_to(folder)), stall))]
         beside = characterized_json(str(path.relative_to(folder)), stall)
     model = communication_model(load_trace(str(path)))
-    print_answer(arguments.format, [*heading, *model_lines(model)], {**model_json(model), **beside})
+    blocks = [*heading, Code("", model_lines(model))]
+    print_blocks(arguments.format, blocks, {**model_json(model), **beside})
     write_plot(arguments.plot, plot_model, model)
     return 0
 
@@ -144,11 +154,11 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
     from stashtrace.lab.sweep.fit_study import study_of
-    from stashtrace.lab.sweep.plot_study import plot_study
-    from stashtrace.lab.sweep.study_text import prediction_lines, study_json, study_lines
+    from stashtrace.lab.sweep.study_text import plot_study, prediction_text, study_blocks, study_json
+    from stashtrace.report.blocks import Listing
 
     study = study_of(content)
-    lines, whole = study_lines(study), study_json(study)
+    whole = study_json(study)
     whole["predictions"] = []
     predictions: list[str] = []
     refused: MissingDataError | None = None
@@ -158,11 +168,11 @@ def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
         except MissingDataError as refusal:  # what was measured is shown all the same
             refused = refusal
             break
-        predictions += prediction_lines(name, messages, sent, stall, error, study)
+        predictions.append(prediction_text(name, messages, sent, stall, error, study))
         whole["predictions"].append(
             {"name": name, "messages_count": messages, "message_bytes": sent, "stall_ns": stall, "error_ns": error}
         )
-    print_answer(arguments.format, [*lines, "", "predicted:", *predictions] if predictions else lines, whole)
+    print_blocks(arguments.format, [*study_blocks(study), Listing(predictions, "predicted")], whole)
     write_plot(arguments.plot, plot_study, study)
     if refused is not None:
         raise refused

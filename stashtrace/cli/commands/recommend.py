@@ -12,8 +12,8 @@ from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.option_values import read_count, read_hours, read_money, read_price, read_whole
-from stashtrace.cli.parsing import TABLE_FORMATS, Parser, add_flag, add_value
-from stashtrace.cli.print_results import check_plot, ignore_broken_pipe, print_answer, print_lines, write_plot
+from stashtrace.cli.parsing import ALL_FORMATS, Parser, add_flag, add_value
+from stashtrace.cli.print_results import check_plot, ignore_broken_pipe, print_blocks, write_plot
 from stashtrace.cli.print_tables import write_rows
 from stashtrace.errors import UsageError
 
@@ -58,7 +58,7 @@ def parser() -> Parser:
     add_flag(prices, "--list", "print the catalog and stop")
     add_flag(parser, "--elasticity", "add throughput and efficiency by batch and devices")
     parser.add_plot("time against cost")
-    parser.add_format(TABLE_FORMATS)
+    parser.add_format(ALL_FORMATS)
     return parser
 
 
@@ -67,18 +67,17 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     from stashtrace.lab.recommend import recommendation_text
     from stashtrace.lab.recommend.candidates import Budget
-    from stashtrace.lab.recommend.elasticity import elasticity
+    from stashtrace.lab.recommend.elasticity import elasticity, elasticity_block
+    from stashtrace.lab.recommend.instance_catalog import Instance, catalog_blocks
     from stashtrace.lab.recommend.recommend import recommend
-    from stashtrace.lab.recommend.recommendation_plot import plot_recommendation
+    from stashtrace.lab.recommend.recommendation_text import plot_recommendation
 
     check_plot(arguments.plot)
     catalog = _catalog(arguments)
     if arguments.list:
-        if arguments.format == "table":
-            print_lines(recommendation_text.catalog_lines(catalog))
+        if arguments.format in ("table", "markdown"):
+            print_blocks(arguments.format, catalog_blocks(catalog), None)
         else:
-            from stashtrace.lab.recommend.instance_catalog import Instance
-
             rows = [asdict(instance) for instance in catalog.instances.values()]
             write_rows(rows, [field.name for field in fields(Instance)], arguments.format, sys.stdout)
         return 0
@@ -98,9 +97,9 @@ def main(argv: Sequence[str]) -> int:
                 "iterations": work.iterations,
                 "data": arguments.data,
             }
-            lines = recommendation_text.recommendation_lines(answer, work_text)
-            lines += ["", *recommendation_text.elasticity_lines(elastic)] if elastic is not None else []
-            print_answer(arguments.format, lines, recommendation_text.answer_object(answer, asked, elastic))
+            blocks = recommendation_text.recommendation_blocks(answer, work_text)
+            blocks += [elasticity_block(elastic)] if elastic is not None else []
+            print_blocks(arguments.format, blocks, recommendation_text.answer_object(answer, asked, elastic))
     write_plot(arguments.plot, plot_recommendation, answer)
     return 0 if answer.met else _MISSED
 

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.calibration.file import load_calibration
     from stashtrace.cli.find_runs import read_runs
     from stashtrace.report.document import report_facts
-    from stashtrace.report.page import markdown, page
+    from stashtrace.report.page.page import markdown, page
 
     if arguments.calibration:
         load_calibration(arguments.calibration)  # refused before a large run is read

@@ -30,7 +30,7 @@ from stashtrace.record.run import Outcome, run_command
 
 if TYPE_CHECKING:
     from stashtrace.analysis.findings import Summary
-    from stashtrace.lab.history.place import Place
+    from stashtrace.lab.history.run_files import Place
     from stashtrace.schema.table import Table
     from stashtrace.schema.trace import Trace
 
@@ -185,7 +185,7 @@ def _open_history(place: str | None) -> Place | None:
     """
     if place is None:
         return None
-    from stashtrace.lab.history.place import Place
+    from stashtrace.lab.history.run_files import Place
 
     history = Place(place)
     history.check_writable()
@@ -194,7 +194,7 @@ def _open_history(place: str | None) -> Place | None:
 
 def _add_to_history(history: Place, trace: Trace, outcome: Outcome, screen: Screen) -> None:
     """Add a merged run to a history; what cannot be added now can be later, as the run is kept."""
-    from stashtrace.lab.history.add_run import add_run
+    from stashtrace.lab.history.rows_of_run import add_run
 
     later = f"`stashtrace history {shlex.quote(history.text)} --add {shown_directory(outcome)}` adds it later"
     if outcome.launch_file is not None and not all_ended(outcome.directory, outcome.job.launchers_count):

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.option_values import read_size, read_whole
-from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag, add_value, existing_run
-from stashtrace.cli.print_results import print_answer
+from stashtrace.cli.parsing import DOCUMENT_FORMATS, Parser, add_flag, add_value, existing_run
+from stashtrace.cli.print_results import print_blocks
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
 from stashtrace.record.directory import read_run_file
 from stashtrace.scrubbing import SCRUBBED
 
 if TYPE_CHECKING:
-    from stashtrace.lab.stage.stage_files import Gain, Staged
+    from stashtrace.lab.stage_files import Gain, Staged
     from stashtrace.schema.table import Table
 
 #: Share of the free space that is used: files end within a block, and others need some space too.
@@ -48,7 +48,7 @@ def parser() -> Parser:
     warmup = partial(read_whole, least=0)
     add_value(parser, "--warmup", "W", "training steps before them (default 10)", warmup, default=10)
     parser.add_out("DIR", "folder for the runs of --check (default ./staging)", default="staging")
-    parser.add_format(TEXT_FORMATS)
+    parser.add_format(DOCUMENT_FORMATS)
     return parser
 
 
@@ -60,8 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.analysis.registry import analyze
     from stashtrace.lab.job_files import is_library
-    from stashtrace.lab.stage.stage_files import check_gain, check_runs_folder, held_bytes, stage
-    from stashtrace.lab.stage.stage_text import staging_lines
+    from stashtrace.lab.stage_files import check_gain, check_runs_folder, held_bytes, stage, staging_blocks
     from stashtrace.loading.load import load_trace
 
     tier = Path(arguments.to)
@@ -117,7 +116,7 @@ def main(argv: Sequence[str]) -> int:
                 on_progress=bar.step,
             )
     answer = _answer(table, steps_count, staged, gain)
-    print_answer(arguments.format, staging_lines(answer), answer)
+    print_blocks(arguments.format, staging_blocks(answer), answer, width=120)
     if gain is not None and gain.why:
         raise CaptureError(
             f"the gain was not measured: {gain.why}", hint=f"what the runs printed is in {arguments.out}"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from stashtrace.cli.find_runs import read_runs
 from stashtrace.cli.option_values import read_names, read_percent, read_whole
-from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag, add_value, split_at_dashes
-from stashtrace.cli.print_results import print_answer
+from stashtrace.cli.parsing import DOCUMENT_FORMATS, Parser, add_flag, add_value, split_at_dashes
+from stashtrace.cli.print_results import print_blocks
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.record.program import find_program
@@ -53,7 +53,7 @@ def parser() -> Parser:
     add_value(parser, "--staged", "LIST", "also try copies of files: a list that `stashtrace stage` wrote", type=Path)
     add_value(parser, "--most-runs", "N", "begin no setting after so many runs (default 200)", read_whole, default=200)
     parser.add_out("DIR", "folder for the runs (default: ./tune-MMDD-HHMMSS)")
-    parser.add_format(TEXT_FORMATS)
+    parser.add_format(DOCUMENT_FORMATS)
     return parser
 
 
@@ -61,11 +61,10 @@ def main(argv: Sequence[str]) -> int:
     """Tune the job, and print what was kept and how to make it permanent."""
     words, command = split_at_dashes(argv)
     given = parser().read(words)
-    from stashtrace.lab.rerun import make_runs_folder
+    from stashtrace.lab.by_turns import make_runs_folder
     from stashtrace.lab.tune.run_job import TunedJob
     from stashtrace.lab.tune.settings import BUCKET, FILES, LOADER, NCCL, OMP, PINNING
-    from stashtrace.lab.tune.tune import tune
-    from stashtrace.lab.tune.tune_text import trial_text, tune_document, tune_lines
+    from stashtrace.lab.tune.tune import trial_text, tune, tune_blocks, tune_document
 
     if given.exact and given.losses == "distribution":
         raise UsageError("--exact and --losses distribution contradict each other", hint="leave one of them out")
@@ -99,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
         on_trial=lambda trial: screen.say(f"stashtrace: {trial_text(trial)}"),
     )
     content = tune_document(tuned, command, job.loaders)
-    print_answer(given.format, tune_lines(tuned, command, job.loaders), content)
+    print_blocks(given.format, tune_blocks(tuned, command, job.loaders), content, width=79)
     return 0
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.cli.option_values import read_shares, read_size
-from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, add_value, existing_run
-from stashtrace.cli.print_results import check_plot, print_answer, write_plot
+from stashtrace.cli.parsing import ALL_FORMATS, RUN_OR_FILES, Parser, add_value, existing_run
+from stashtrace.cli.print_results import check_plot, print_blocks, write_plot
 from stashtrace.cli.print_tables import column_names, named_rows, write_rows
 from stashtrace.errors import UsageError
 
@@ -36,7 +36,7 @@ def parser() -> Parser:
     add_value(parser, "--calibration", "FILE", calibration)
     add_value(parser, "--seed", "N", "seed of the simulation (default 0)", type=int, default=0)
     parser.add_plot("step time and stalls")
-    parser.add_format(TABLE_FORMATS)
+    parser.add_format(ALL_FORMATS)
     return parser
 
 
@@ -47,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.analysis.registry import analyze
     from stashtrace.calibration.file import find_calibration, load_calibration
     from stashtrace.cli.find_runs import read_runs
-    from stashtrace.lab.cache.forecast import cache_forecast, inputs_of
-    from stashtrace.lab.cache.forecast_text import answers, forecast_lines, plot_forecast
+    from stashtrace.lab.cache.forecast import answers, cache_forecast, forecast_blocks, inputs_of, plot_forecast
 
     shares, dataset, cache = arguments.cached, arguments.dataset_size, arguments.cache_size
     if dataset == 0:
@@ -79,6 +78,6 @@ def main(argv: Sequence[str]) -> int:
     if arguments.format == "csv":
         write_rows(rows, column_names(table), "csv", sys.stdout)
     else:
-        print_answer(arguments.format, forecast_lines(inputs, rates, table, arguments.policy), whole)
+        print_blocks(arguments.format, forecast_blocks(inputs, rates, table, arguments.policy), whole)
     write_plot(arguments.plot, plot_forecast, inputs, table, arguments.policy)
     return 0

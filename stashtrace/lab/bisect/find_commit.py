@@ -6,16 +6,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from stashtrace.analysis.compare.change import Change
 from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Condition, Gate
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
 from stashtrace.lab.bisect.commits import Commit, Next
-from stashtrace.lab.compare_by_turns import Compared, compare_by_turns, stages
+from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, stages
+from stashtrace.report.blocks import Block, Listing, Paragraph, Table
+from stashtrace.schema.stall_kinds import words_of
+from stashtrace.summary.between_runs_text import functions_of_gate
 from stashtrace.summary.gate_text import sentences
 from stashtrace.text import count_noun
+from stashtrace.units import percent_text, shortened
+from stashtrace.visible import visible_line
 
 #: Judged after the rounds asked for, twice and three times as many.
 _STAGES = 3
@@ -194,3 +199,95 @@ def _why(compared: Compared) -> str:
         lost = f"{compared.contended_count} of {count_noun(compared.runs_count, 'run')}"
         return f"inconclusive: other work disturbed {lost}"
     return sentences(compared.gate)[0]
+
+
+# The answer as text, and as a document for programs.
+
+_SUBJECT_WIDTH = 40
+
+
+def judged_text(one: Judged) -> str:
+    """Return what is said of a commit as soon as it is judged."""
+    return f"{one.commit.short} {one.mark} after {count_noun(one.runs_count, 'run')}: {one.why}"
+
+
+def bisect_blocks(found: Found, commits_count: int) -> list[Block | None]:
+    """Return the answer to show.
+
+    ``commits_count``: commits after the good one, up to the bad one.
+    """
+    chosen = ", half of its growth from the good commit to the bad one" if found.chosen else ""
+    lost = sum(one.compared.contended_count for one in _all(found) if one.compared is not None)
+    more = f"; {lost} not used, since other work disturbed them" if lost else ""
+    head = ("commit", "subject", "verdict", "runs", "growth of step", "kinds that grew")
+    return [
+        Paragraph(_headline(found)),
+        Paragraph(f"a commit is bad if a run has more than {', '.join(one.words for one in found.conditions)}{chosen}"),
+        Table("", head, [_row(one) for one in _all(found)], (0, 1, 2, 5)),
+        Listing([] if found.first_bad else list(map(_named, found.left)), "the first bad commit is one of"),
+        Listing(_sentences(found.evidence), "evidence"),
+        Paragraph(f"{count_noun(found.runs_count, 'run')} for {count_noun(commits_count, 'commit')}{more}"),
+    ]
+
+
+def bisect_document(found: Found, commits_count: int) -> dict[str, Any]:
+    """Return the same for programs."""
+    return {
+        "good": _commit(found.good),
+        "bad": _commit(found.bad),
+        "commits_count": commits_count,
+        "conditions": [str(condition) for condition in found.conditions],
+        "conditions_chosen": found.chosen,
+        "first_bad": None if found.first_bad is None else _commit(found.first_bad),
+        "left": [_commit(commit) for commit in found.left],
+        "runs_count": found.runs_count,
+        "judged": [
+            {
+                **_commit(one.commit),
+                "mark": one.mark,
+                "why": one.why,
+                "runs_count": one.runs_count,
+                **(one.compared.document() if one.compared is not None else NOTHING_COMPARED),
+            }
+            for one in _all(found)
+        ],
+    }
+
+
+def _headline(found: Found) -> str:
+    if found.first_bad is None:
+        return f"INCONCLUSIVE: {count_noun(len(found.left), 'commit')} could not be told apart"
+    return f"FIRST BAD COMMIT: {_named(found.first_bad)}"
+
+
+def _all(found: Found) -> Sequence[Judged]:
+    return found.ends, *found.judged
+
+
+def _row(one: Judged) -> tuple[str, ...]:
+    subject = shortened(visible_line(one.commit.subject), _SUBJECT_WIDTH)
+    return one.commit.short, subject, one.mark, str(one.runs_count), *_growth(one.compared)
+
+
+def _growth(compared: Compared | None) -> tuple[str, str]:
+    """Return what the step grew by, and the kinds that grew beyond doubt."""
+    if compared is None or compared.gate is None or not compared.gate.changes:
+        return "-", "-"
+    step, *kinds = compared.gate.changes
+    grown = sorted((kind for kind in kinds if kind.low_ns > 0), key=lambda kind: -kind.change_ns)
+    share = percent_text(abs(step.change_ns) / step.before_ns)
+    return f"{'-' if step.change_ns < 0 else '+'}{share}", ", ".join(words_of(kind.kind) for kind in grown) or "-"
+
+
+def _sentences(one: Judged) -> list[str]:
+    if one.compared is None or one.compared.gate is None:
+        return [one.why]
+    return [*sentences(one.compared.gate), *functions_of_gate(one.compared.gate)]
+
+
+def _named(commit: Commit) -> str:
+    return f"{commit.short} {visible_line(commit.subject)}"
+
+
+def _commit(commit: Commit) -> dict[str, str]:
+    return {"commit": commit.sha, "subject": commit.subject}

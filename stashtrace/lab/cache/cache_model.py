@@ -135,19 +135,6 @@ def _step_ns(job: LoadingJob, hits: Floats) -> Floats:
     return slowest
 
 
-def pipelined_rate(
-    cached: Any, *, cached_rate: float, storage_rate: float, prep_rate: float, ingest_rate: float
-) -> Floats:
-    """DS-Analyzer's own form, in samples per second: min(F(x), P, G) with F(x) = 1 / (x / C + (1 - x) / S).
-
-    It supposes that fetching, preparing and computing overlap fully; a worker that does one after the other is slower.
-    """
-    share = np.asarray(cached, dtype=np.float64)
-    fetched = 1.0 / (share / cached_rate + (1.0 - share) / storage_rate)
-    rate: Floats = np.minimum(fetched, min(prep_rate, ingest_rate))
-    return rate
-
-
 def workers_without_prep_stall(job: LoadingJob) -> int:
     """Workers per rank from which preparing is hidden behind compute when all data are in cache."""
     if job.compute_ns <= 0:

@@ -24,8 +24,17 @@ import numpy as np
 from stashtrace.analysis.intervals import Int64, ranges
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
 from stashtrace.fleet.tasks import on_cluster
-from stashtrace.lab.history.place import Place, file_time
-from stashtrace.lab.history.sections import ASKED, HISTORY, SECTIONS, VALUES, VERSION, VERSION_KEY, arrow_schema
+from stashtrace.lab.history.run_files import (
+    ASKED,
+    HISTORY,
+    SECTIONS,
+    VALUES,
+    VERSION,
+    VERSION_KEY,
+    Place,
+    arrow_schema,
+    file_time,
+)
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.possible import HIGHEST
 from stashtrace.store.bounded_parquet import read_parquet
@@ -119,7 +128,10 @@ class History:
         return len(self.files)
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return the columns of a section as arrays, with ``run``, the number of the run, in the order of the runs."""
+        """Return the columns of a section as arrays, with ``run``, the number of the run, in the order of the runs.
+
+        Columns have the names that :data:`SECTIONS` gives them.
+        """
         if name not in self._sections:
             table = self._rows[name]
             run = self._numbers[_numbers(table, _FILE)]
@@ -127,7 +139,8 @@ class History:
             order = order[run[order] >= 0]
             columns: dict[str, Any] = {"run": run[order]}
             for column in (*ASKED[1:], _AT):
-                columns[column] = table[column].to_numpy()[order]
+                own = SECTIONS[name].columns.get(column)
+                columns[own.name if own else column] = table[column].to_numpy()[order]
             self._sections[name] = columns
         return self._sections[name]
 
@@ -136,9 +149,9 @@ class History:
         if self._facts is None:
             self._facts = {}
             rows = self.section("fact")
-            for key, own in GroupBy(rows["name"].astype(str)).items():
+            for key, own in GroupBy(rows["fact"].astype(str)).items():
                 values = np.full(len(self), "", dtype=object)
-                values[rows["run"][own]] = rows["text"][own]
+                values[rows["run"][own]] = rows["said"][own]
                 self._facts[str(key)] = values
         if name not in self._facts:
             self._facts[name] = np.full(len(self), "", dtype=object)
@@ -328,7 +341,7 @@ def _damaged_files(whole: pyarrow.Table, file: Int64, section: Int64, count: int
     for column in HISTORY.columns:
         if column.dtype == "i8" and column.name in whole.column_names:
             values = whole[column.name].fill_null(0).to_numpy()
-            lowest = -1 if column.name == "rank" else -HIGHEST if column.name == "value" else 0
+            lowest = -HIGHEST if column.name == "value" else column.missing
             wrong[file[(values < lowest) | (values > HIGHEST)]] = True
     wrong[file[whole["end_ns"].fill_null(0).to_numpy() < whole["begin_ns"].fill_null(0).to_numpy()]] = True
     runs = np.bincount(file[section == 0], minlength=count)

@@ -1,4 +1,4 @@
-"""A history as one HTML file: no script, nothing to load, light and dark. Runs stand on an axis of dates."""
+"""A history to show: its questions as blocks, and as one HTML file on which runs stand on an axis of dates."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -11,21 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.lab.history.answers import Answer
+from stashtrace.lab.history.answers import MOST, Answer, machine_hours_text, short_commit, shown_cell
 from stashtrace.lab.history.questions.late_hosts import NAMED
 from stashtrace.lab.history.run_totals import RunTotals, typical_steps
-from stashtrace.lab.history.sentences import LABELS, machine_hours_text, short_commit
-from stashtrace.lab.recommend.recommendation_text import cost_text
+from stashtrace.report.blocks import Bar, Bars, Block, Command, Listing, Paragraph, Part, Picture, Table, page_of
 from stashtrace.report.budget_groups import percents
-from stashtrace.report.page.html import code_line, listing, paragraph, section, table, tag, text, whole_page
-from stashtrace.report.page.svg_pictures import budget_bar, swatch
+from stashtrace.report.page.html import paragraph, tag, text
+from stashtrace.report.page.svg_pictures import picture_file
+from stashtrace.schema import table as tables
 from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.schema.table import Table
 from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text, shortened
+from stashtrace.units import duration_text, shortened
 
-#: Rows of a table on the page; the command prints all of them.
-_ROWS = 50
+#: Rows of a table on the page, of which the command prints all; columns of this detail are in its output alone.
+_ROWS, _DETAIL = 50, 2
 #: Groups of the fleet with a bar.
 _BARS = 12
 _JOB_WIDTH = 70
@@ -38,64 +37,44 @@ _LEFT = 9
 #: Longer steps than so many times the median of their job are drawn at this height.
 _MOST_RATIO = 3.0
 _DAY_NS = 86_400 * 10**9
-#: Columns that the output of a command has, and the page has not: the bars show them, or they are for checking.
-_LEFT_OUT = {"file", "expected_count", "chance_ratio", "turn_ratio", *(f"{name}_ratio" for name in COLUMNS)}
-#: Columns whose values are kinds of time.
-_OF_KINDS = ("largest", "cause", "kind")
-#: Column -> its title, where it is more than its name without the unit.
-_TITLES = {
-    "relative_step_ratio": "step by its job's median",
-    "outside_ratio": "outside of steps",
-    "energy_kwh": "energy, kWh",
-    "step_ns": "mean step",
-    "late_count": "late in runs",
-    "share_ratio": "part",
-    "cause_count": "in runs",
-    "wait_ns": "others wait a step",
-    "wait_ratio": "part of the step",
-    "lost_hours": "machine hours lost",
-    "before_commit": "commit before",
-    "before_count": "runs before",
-    "after_count": "runs after",
-    "before_ns": "step before",
-    "after_ns": "step after",
-    "growth_ratio": "grew by",
-    "low_ratio": "at least",
-    "high_ratio": "at most",
-    "kind": "what grew most",
-    "kind_ratio": "by",
-    "slower_ratio": "times slower",
-    "slower_count": "slower during",
-    "lost_ns": "time lost",
-    "read_ns": "mean read",
-    "usual_ns": "mean read before and after",
-    "largest": "largest stall",
-    "largest_ratio": "its part",
-    "losses_count": "lost records",
-}
 
 
-def history_page(totals: RunTotals, answers: Sequence[Answer]) -> str:
-    """Return the HTML of the page: each question with its sentences and the first rows of its table."""
-    place = shlex.quote(totals.history.place.text)
+def overview_blocks(answers: Sequence[Answer]) -> list[Block | None]:
+    """Return the first sentences of each question."""
+    return [Listing(_first(one.sentences), one.title) for one in answers]
+
+
+def _first(sentences: Sequence[str]) -> list[str]:
+    more = len(sentences) - MOST - 1
+    return [*sentences[: MOST + 1], *([f"and {more} more"] if more > 0 else [])]
+
+
+def history_blocks(totals: RunTotals, answers: Sequence[Answer]) -> list[Block | None]:
+    """Return a history to show: what matters most, the runs, each question with its sentences and first rows."""
     said = {one.name: one for one in answers}
     about = said["fleet"].sentences[0] if "fleet" in said and said["fleet"].sentences else ""
     headline = _headline(said)
     commits = said["commits"].table if "commits" in said else None
-    body = [
-        "<header>",
-        tag("h1", text("Runs over time")),
-        paragraph(headline, "claim") if headline else "",
-        paragraph(about, "soft") if about else "",
-        listing(totals.history.left_out),
-        "</header>",
-        '<main id="main">',
-        section("time", "How long their steps were", *_runs_over_time(totals, commits)),
-        *(_part(one, totals, place, {headline, about}) for one in answers),
-        "</main>",
-        tag("footer", code_line(f"stashtrace history {place}")),
+    drawn, words = _runs_over_time(totals, commits)
+    return [
+        Paragraph(headline, "claim") if headline else None,
+        Paragraph(about, "soft") if about else None,
+        Listing(totals.history.left_out),
+        Part("time", "How long their steps were", [Picture(drawn + paragraph(words, "soft"))]),
+        *(_part(one, totals, {headline, about}) for one in answers),
     ]
-    return whole_page("Runs over time", [part for part in body if part])
+
+
+def history_page(totals: RunTotals, answers: Sequence[Answer]) -> str:
+    """Return a history as one HTML file."""
+    command = Command(f"stashtrace history {shlex.quote(totals.history.place.text)}")
+    return page_of("Runs over time", history_blocks(totals, answers), command)
+
+
+def history_picture(totals: RunTotals, answers: Sequence[Answer]) -> str:
+    """Return the runs on the axis of dates as an SVG file."""
+    commits = next((one.table for one in answers if one.name == "commits"), None)
+    return picture_file([("How long the steps of runs were", *_runs_over_time(totals, commits))], _HEIGHT)
 
 
 def _headline(said: dict[str, Answer]) -> str:
@@ -112,67 +91,35 @@ def _headline(said: dict[str, Answer]) -> str:
     return ""
 
 
-def _part(one: Answer, totals: RunTotals, place: str, told: set[str]) -> str:
+def _part(one: Answer, totals: RunTotals, told: set[str]) -> Part:
+    place = shlex.quote(totals.history.place.text)
     rows = list(one.table.take(slice(0, _ROWS)).rows())
-    columns = [column for column in one.table.schema.columns if column.name not in _LEFT_OUT]
-    columns = [column for column in columns if any(_cell(column.name, row[column.name], "") != "-" for row in rows)]
-    cells = [[_cell(column.name, row[column.name], totals.currency) for column in columns] for row in rows]
-    head = [_title(column.name) for column in columns]
+    columns = [column for column in one.table.schema.columns if column.detail < _DETAIL]
+    cells = [[shown_cell(column, row[column.name], totals.currency) for column in columns] for row in rows]
     more = len(one.table) - len(rows)
+    bars = _bars(rows) if one.name == "fleet" else []
     content = [
-        listing([said for said in one.sentences if said not in told]),
-        *(_bars(rows) if one.name == "fleet" else []),
-        table(one.table.schema.doc, head, cells, wraps=True) if rows else "",
-        paragraph(f"{more:,} more rows are in the output of the command below.", "soft") if more > 0 else "",
-        code_line(f"stashtrace history {place} {one.name}"),
+        Listing([said for said in one.sentences if said not in told]),
+        Bars(bars),
+        Paragraph("A bar is the time inside of counted steps; the table is about all time.", "soft") if bars else None,
+        Table(one.table.schema.doc, [column.words for column in columns], cells, wraps=True),
+        Paragraph(f"{more:,} more rows are in the output of the command below.", "soft") if more > 0 else None,
+        Command(f"stashtrace history {place} {one.name}"),
     ]
-    return section(one.name, one.title[0].upper() + one.title[1:], *content)
+    return Part(one.name, one.title[0].upper() + one.title[1:], content)
 
 
-def _title(name: str) -> str:
-    """Return the title of a column in words."""
-    plain = name.removesuffix("_count").removesuffix("_ratio").removesuffix("_ns")
-    return _TITLES.get(name, plain.replace("_", " "))
-
-
-def _bars(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _bars(rows: Sequence[dict[str, Any]]) -> list[Bar]:
     """Return a bar for each of the first groups of the fleet: parts of the time inside of counted steps."""
-    drawn = []
+    bars = []
     for row in rows[:_BARS]:
         inside = sum(row[f"{name}_ratio"] for name in COLUMNS)
-        if inside <= 0:
-            continue
-        columns = [{"column": name, "share_ratio": row[f"{name}_ratio"] / inside} for name in COLUMNS]
-        shares = percents([column["share_ratio"] for column in columns])
-        size = f"{count_noun(row['runs_count'], 'run')}, {machine_hours_text(row['machine_hours'])}"
-        title = f"{shortened(row['group'], _JOB_WIDTH)}: {size}"
-        key = "".join(
-            f"<li>{swatch(column['column'])}{column['column']} {text(share)}</li>"
-            for column, share in zip(columns, shares, strict=True)
-            if column["share_ratio"] > 0
-        )
-        bar = budget_bar(columns, shares, title) + tag("ul", key, class_="key")
-        drawn.append(tag("li", tag("h3", text(title)) + tag("div", bar)))
-    said = paragraph("A bar is the time inside of counted steps; the table is about all time.", "soft")
-    return [tag("ul", "".join(drawn), class_="groups"), said] if drawn else []
-
-
-def _cell(name: str, value: Any, currency: str) -> str:
-    """Return a value as a person reads it; ``-`` where it is not known."""
-    if isinstance(value, str):
-        shown = LABELS.get(value, value) if name in _OF_KINDS else value
-        return (short_commit(shown) if name.endswith("commit") else shortened(shown, _JOB_WIDTH)) or "-"
-    if value == -1 and name in ("cost", "energy_kwh", "energy_ratio", "exit_code", "relative_step_ratio"):
-        return "-"
-    if name.endswith("_ns"):
-        return duration_text(value)
-    if name in ("slower_ratio", "relative_step_ratio"):
-        return f"{value:.2f}"
-    if name.endswith("_ratio"):
-        return percent_text(value)
-    if name == "cost":
-        return cost_text(value, currency)
-    return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+        if inside > 0:
+            ratios = [row[f"{name}_ratio"] / inside for name in COLUMNS]
+            parts = [part for part in zip(COLUMNS, ratios, percents(ratios), strict=True) if part[1] > 0]
+            size = f"{count_noun(row['runs_count'], 'run')}, {machine_hours_text(row['machine_hours'])}"
+            bars.append(Bar(f"{shortened(row['group'], _JOB_WIDTH)}: {size}", parts))
+    return bars
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +155,12 @@ class _Axes:
             yield tag("text", date, class_=class_, x=self.across(ns), y=y, text_anchor=anchor)
 
 
-def _runs_over_time(totals: RunTotals, commits: Table | None) -> list[str]:
+def _runs_over_time(totals: RunTotals, commits: tables.Table | None) -> tuple[str, str]:
     """Return the picture of the runs and what it shows; ``commits``: rows of ``slow_commits``, drawn as lines."""
     begin_ns, usual_ns = totals.history.begin_ns, typical_steps(totals)
     drawn = np.flatnonzero(totals.step_ns > 0)[-_RUNS:]
     if not len(drawn):
-        return [paragraph("No run has steps.")]
+        return "", "No run has steps."
     ratios = totals.step_ns[drawn] / usual_ns[drawn]
     first, last = int(begin_ns[drawn].min()), int(begin_ns[drawn].max())
     room_ns = 0 if last > first else _DAY_NS // 2
@@ -239,10 +186,10 @@ def _runs_over_time(totals: RunTotals, commits: Table | None) -> list[str]:
     words += f" Points above {axes.top_ratio:g} are drawn at the upper edge." if high > axes.top_ratio else ""
     older = int((totals.step_ns > 0).sum()) - len(drawn)
     words += f" {count_noun(older, 'older run')} {'is' if older == 1 else 'are'} not drawn." if older > 0 else ""
-    return [picture, paragraph(words, "soft")]
+    return picture, words
 
 
-def _changes(totals: RunTotals, commits: Table | None, axes: _Axes) -> Iterator[str]:
+def _changes(totals: RunTotals, commits: tables.Table | None, axes: _Axes) -> Iterator[str]:
     """Yield a line for each commit that changed the step of a job."""
     rows = commits.rows() if commits is not None else ()
     for commit in dict.fromkeys(row["commit"] for row in rows if row["verdict"] in ("slower", "faster")):

@@ -1,12 +1,14 @@
-"""The rows that a history keeps of a run: what the job was, where its time went by rank, who was late, what it read."""
+"""Add a run to a history: what the job was, where its time went by rank, who was late, what it read and wrote."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
 import os
+import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,21 @@ import numpy as np
 
 from stashtrace.analysis.compare.job_identity import job_facts, recording_id
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun, steps_of_run
+from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.analysis.findings import Summary, summarize
-from stashtrace.analysis.stalls.budget import stalls, straggler_causes
+from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.io.calls import READING, WRITING, moves
+from stashtrace.analysis.io.data_files import data_files
+from stashtrace.analysis.stalls.budget import coded_intervals, stalls, straggler_causes
 from stashtrace.analysis.steps.step_time import step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.stragglers.stragglers import stragglers
 from stashtrace.analysis.stragglers.surplus import surplus_over_peers
 from stashtrace.errors import FormatError, MissingDataError
-from stashtrace.lab.history.energy import add_energy
-from stashtrace.lab.history.file_traffic import add_traffic
-from stashtrace.lab.history.mounts import mounts_of_host
-from stashtrace.lab.history.sections import RunRows
+from stashtrace.lab.history.run_files import OUTSIDE, SECTIONS, Place, RunRows
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole, StallKind
+from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.scrubbing import scrub_arguments, scrub_urls
@@ -70,7 +74,7 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
     if run is not None and steps is not None:
         _add_kinds(out, trace, steps)
         for kind, values in run.condensed(KEPT_STEPS).times_ns.items():
-            out.add("steps", name=kind, value=run.steps_count, values=values.tolist())
+            out.add("steps", kind=kind, steps_count=run.steps_count, values=values.tolist())
         _add_claims(out, summarize(trace))
     host = os.uname().nodename
     names = {trace.text(code) for code in np.unique(processes["host_code"]).tolist()}
@@ -79,7 +83,7 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
     add_energy(out, trace)
     for loss in trace.losses.rows():
         where, name = trace.text(loss["collector_code"]), trace.text(loss["name_code"])
-        out.add("loss", name=name, text=where, value=loss["lost_count"])
+        out.add("loss", loss=name, collector=where, lost_count=loss["lost_count"])
     return out
 
 
@@ -141,7 +145,7 @@ def _add_kinds(out: RunRows, trace: Trace, steps: Table) -> None:
         whole = np.concatenate([values, np.zeros(sizes[one] - len(values), dtype=np.int64)])
         marks = np.percentile(whole, list(_QUANTILES.values()), method="inverted_cdf").astype(np.int64)
         quantiles = dict(zip(_QUANTILES, marks.tolist(), strict=True))
-        out.add("kind", name=name, rank=one, value=sizes[one], mean_ns=round(float(whole.mean())), **quantiles)
+        out.add("kind", kind=name, rank=one, steps_count=sizes[one], mean_ns=round(float(whole.mean())), **quantiles)
 
 
 def _sizes(ranks: Any) -> tuple[list[int], list[int]]:
@@ -157,8 +161,8 @@ def _add_ranks(out: RunRows, trace: Trace, steps: Table | None) -> None:
     waited = _waits_for(trace, steps)
     for rank, host in sorted(hosts.items()):
         mean_ns, median_ns, last_count, kind = waited.get(rank, (0, 0, 0, ""))
-        named = {"name": kind, "text": trace.text(host), "rank": rank}
-        out.add("rank", value=last_count, mean_ns=mean_ns, p50_ns=median_ns, **named)
+        named = {"longer_kind": kind, "host": trace.text(host), "rank": rank}
+        out.add("rank", last_count=last_count, wait_ns=mean_ns, median_wait_ns=median_ns, **named)
 
 
 def _waits_for(trace: Trace, steps: Table | None) -> dict[int, tuple[int, int, int, str]]:
@@ -199,7 +203,7 @@ def _add_claims(out: RunRows, tables: Summary) -> None:
         if row["section"] == _CLAIMS:
             text = claim_text(finding)
             if text:
-                out.add("verdict", name=row["kind"], text=text, rank=row["rank"], mean_ns=max(row["stall_ns"], 0))
+                out.add("verdict", claim=row["kind"], sentence=text, rank=row["rank"], stall_ns=max(row["stall_ns"], 0))
 
 
 def launch_facts(directory: Sequence[str] | str | Path) -> dict[str, Any]:
@@ -211,3 +215,275 @@ def launch_facts(directory: Sequence[str] | str | Path) -> dict[str, Any]:
         return read_facts(Path(str(directory)) / RUN_FILE)
     except (OSError, ValueError):  # files of other tools, or a damaged run, of which loading has said so
         return {}
+
+
+def add_run(place: Place, trace: Trace, directory: Path) -> str:
+    """Add a loaded run; return a sentence about it.
+
+    ``directory``: of the run. Raises FormatError if the run does not say when it was. Raises OutputError if the file
+    cannot be written.
+    """
+    name = place.add(rows_of_run(trace, launch_facts(directory)))
+    if name is None:
+        return f"the run is in the history {place.text} already"
+    return f"added to the history {place.text}: {name}"
+
+
+#: The time of a run is cut into so many equal parts, of a second or more: clocks of hosts agree no better.
+_PARTS, _SHORTEST_NS = 512, 1_000_000_000
+#: File systems kept of a run, those with the longest reads first.
+_FILE_SYSTEMS = 3
+#: Checkpoints kept of a run, the longest ones.
+_CHECKPOINTS = 200
+
+
+def add_traffic(
+    out: RunRows, trace: Trace, steps: Table | None, mounts: Sequence[Mount], directory: str, origin_ns: int
+) -> None:
+    """Append reads and checkpoints.
+
+    ``steps``: of all ranks, if there are any. ``mounts``: of the host, empty if they are not known: then there is
+    nothing to append, as nobody could tell which runs share a file system. ``directory``: of the job, for paths without
+    one. ``origin_ns``: of the trace's clock, since 1970.
+    """
+    systems = _systems(trace, mounts, directory)
+    if not systems:
+        return
+    begin, end = _span(trace)
+    part_ns = max(_SHORTEST_NS, -(-(end - begin) // _PARTS))
+    parts_count = max(-(-(end - begin) // part_ns), 1)
+    edges = begin + part_ns * np.arange(parts_count + 1)
+    points = {mount.name: mount.point for mount in systems.values()}
+    names = sorted(points)
+    of_path = np.full(len(trace.strings), -1, dtype=np.int64)
+    for code, mount in systems.items():
+        of_path[code] = names.index(mount.name)
+    checkpoints = _checkpoints(trace)
+    counts = np.zeros((len(names), parts_count), dtype=np.int64)
+    spent = np.zeros_like(counts)
+    written = np.zeros((len(names), max(len(checkpoints.begin), 1)), dtype=np.int64)
+    is_data = data_files(trace)
+    for piece in trace.io_pieces():
+        path, move = piece["path_code"], moves(piece)
+        system = of_path[path]
+        reads = (move == READING) & (system >= 0) & is_data[path]
+        at = np.clip((piece["begin_ns"][reads] - begin) // part_ns, 0, parts_count - 1)
+        np.add.at(counts, (system[reads], at), 1)
+        np.add.at(spent, (system[reads], at), piece["end_ns"][reads] - piece["begin_ns"][reads])
+        if len(checkpoints.begin):
+            inside = np.searchsorted(checkpoints.begin, piece["begin_ns"], side="right") - 1
+            writes = (move == WRITING) & (system >= 0) & (inside >= 0)
+            writes &= piece["begin_ns"] < checkpoints.end[np.maximum(inside, 0)]
+            np.add.at(written, (system[writes], inside[writes]), np.maximum(piece["result_bytes"][writes], 0))
+    ends = _steps_ended(steps, edges)
+    longest = [at for at in np.argsort(-spent.sum(axis=1)).tolist() if counts[at].any()][:_FILE_SYSTEMS]
+    for at in longest:
+        place = {"mount": points[names[at]], "begin_ns": origin_ns + begin, "end_ns": origin_ns + int(edges[-1])}
+        for section, values in (("reads_count", counts[at]), ("reads_ns", spent[at]), ("steps_count", ends)):
+            sums = {SECTIONS[section].columns["value"].name: int(values.sum())}
+            out.add(section, file_system=names[at], values=values.tolist(), **place, **sums)
+    _add_checkpoints(out, checkpoints, written, names, origin_ns)
+
+
+def _systems(trace: Trace, mounts: Sequence[Mount], directory: str) -> dict[int, Mount]:
+    """Return the file system of each path, by its code; folders are looked up once."""
+    found: dict[int, Mount] = {}
+    if not mounts:
+        return found
+    of_folder: dict[str, Mount | None] = {}
+    codes: set[int] = set()
+    for piece in trace.io_pieces():
+        codes.update(np.unique(piece["path_code"]).tolist())
+    for code in codes - {0}:
+        path = trace.text(code)
+        folder = path.rpartition("/")[0] or "/"
+        if folder not in of_folder:
+            of_folder[folder] = file_system_of(folder, mounts, directory)
+        mount = of_folder[folder]
+        if mount is not None:
+            found[code] = mount
+    return found
+
+
+def _span(trace: Trace) -> tuple[int, int]:
+    processes = trace.processes
+    begin, end = int(processes["begin_ns"].min()), int(processes["end_ns"].max())
+    return begin, max(end, trace.io_span_ns[1], begin + 1)
+
+
+def _steps_ended(steps: Table | None, edges: Int64) -> Int64:
+    """Return how many steps of the lowest rank ended in each part."""
+    if steps is None or not len(steps):
+        return np.zeros(len(edges) - 1, dtype=np.int64)
+    ends = steps["end_ns"][steps["rank"] == steps["rank"].min()]
+    return np.histogram(ends, edges)[0].astype(np.int64)
+
+
+def _checkpoints(trace: Trace) -> TimeSet:
+    """Return when any rank wrote a checkpoint."""
+    phases = trace.phases
+    chosen = (phases["phase_code"] == Phase.CHECKPOINT) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0)
+    chosen &= phases["end_ns"] > phases["begin_ns"]
+    return TimeSet.of(phases["begin_ns"][chosen], phases["end_ns"][chosen])
+
+
+def _add_checkpoints(out: RunRows, checkpoints: TimeSet, written: Int64, names: Sequence[str], origin_ns: int) -> None:
+    """Append a row for each checkpoint and file system that it wrote to."""
+    longest = np.argsort(checkpoints.begin - checkpoints.end, kind="stable")[:_CHECKPOINTS]
+    rows: dict[int, list[int]] = defaultdict(list)
+    for at in np.sort(longest).tolist():
+        rows[at] = [system for system in range(len(names)) if written[system, at]]
+    for at, targets in rows.items():
+        for system in targets:
+            out.add(
+                "checkpoint",
+                file_system=names[system],
+                written_bytes=int(written[system, at]),
+                begin_ns=origin_ns + int(checkpoints.begin[at]),
+                end_ns=origin_ns + int(checkpoints.end[at]),
+            )
+
+
+#: Types of file systems whose source names a server, the same on every host that mounts it.
+_SHARED = re.compile(
+    r"nfs4?|lustre|gpfs|beegfs|ceph|cifs|smb3|afs|9p|glusterfs|pvfs2|orangefs|panfs|wekafs|virtiofs|fuse\.(?!overlayfs|portal)"
+    r".+"
+)
+#: Types that hold no files of a job.
+_NO_FILES = frozenset(
+    ("proc", "sysfs", "cgroup", "cgroup2", "devpts", "devtmpfs", "mqueue", "debugfs", "tracefs", "securityfs", "bpf")
+)
+#: Name and password in a source of cifs, which is no URL.
+_USER = re.compile(r"^//[^/@]*@")
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One entry of the mount table."""
+
+    #: Where it is mounted.
+    point: str
+    #: Name of the file system: equal for two mounts of one, on whichever host if it is a shared one.
+    name: str
+
+
+def mounts_of_host(host: str, boot_id: str, listing: Path = Path("/proc/self/mountinfo")) -> tuple[Mount, ...]:
+    """Return the file systems that this process sees, the last mounted first.
+
+    ``host``, ``boot_id``: tell file systems of this host from those of others; containers of one host share the boot
+    id, whatever they are called. ``listing``: what is read; for tests. Empty where it cannot be read.
+    """
+    try:
+        text = listing.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    found = []
+    for line in text.splitlines():
+        before, dash, after = line.partition(" - ")
+        words, kind = before.split(), after.split()
+        if not dash or len(words) < 5 or len(kind) < 2 or kind[0] in _NO_FILES:
+            continue
+        source = _USER.sub("//", scrub_urls(_plain(kind[1])))
+        is_shared = _SHARED.fullmatch(kind[0]) is not None
+        own = f"{kind[0]} {source}" if is_shared else f"{kind[0]} {words[2]} of {host} {boot_id[:8]}".rstrip()
+        found.append(Mount(_plain(words[4]), own))
+    return tuple(reversed(found))
+
+
+def file_system_of(path: str, mounts: Sequence[Mount], directory: str = "/") -> Mount | None:
+    """Return the mount that a path is on, the longest that fits; None if none does."""
+    whole = os.path.normpath(os.path.join(directory, path))
+    fitting = (
+        mount
+        for mount in mounts
+        if whole == mount.point or whole.startswith(mount.point if mount.point.endswith("/") else f"{mount.point}/")
+    )
+    return max(fitting, key=lambda mount: len(mount.point), default=None)
+
+
+def _plain(text: str) -> str:
+    """Return a name of the mount table, in which blanks are octal numbers."""
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+# Energy of the devices by kind of time. NVML's energy counter says how much there was, its power samples when: each
+# sample counts for the kind of time that the rank's step thread was in at that moment. Kinds shorter than the distance
+# of the samples are right on average only.
+
+_ENERGY, _POWER = "gpu_energy_joules_total.", "gpu_power_watts."
+
+
+def add_energy(out: RunRows, trace: Trace) -> None:
+    """Append the energy of each rank's devices by kind of time; nothing where no device was sampled."""
+    series = _series(trace)
+    owners: dict[str, list[int]] = {}
+    for device in trace.devices.rows():
+        uuid = counted_gpu(trace, device)
+        if device["rank"] >= 0 and device["rank"] not in owners.setdefault(uuid, []):
+            owners[uuid].append(device["rank"])
+    kinds = _kinds_by_rank(trace) if owners else {}
+    totals: dict[tuple[int, str], float] = {}
+    for uuid, ranks in owners.items():
+        joules, moments, watts = _of_device(series, uuid)
+        if joules <= 0:
+            continue
+        for rank in ranks:  # ranks that share a device share its energy
+            for name, part in _shares(moments, watts, kinds.get(rank)).items():
+                totals[rank, name] = totals.get((rank, name), 0.0) + joules * part / len(ranks)
+    for (rank, name), joules in sorted(totals.items()):
+        out.add("energy", kind=name, rank=rank, energy_mj=round(joules * 1e3))
+
+
+def _series(trace: Trace) -> dict[str, tuple[Int64, np.ndarray]]:
+    """Return moments and values of the counters of energy and power, by the name of their track."""
+    names = {
+        int(track): name
+        for track, code in zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True)
+        if (name := trace.text(code)).startswith((_ENERGY, _POWER))
+    }
+    counters = trace.counters
+    found: dict[str, tuple[Int64, np.ndarray]] = {}
+    for track, rows in GroupBy(counters["track_id"]).items():
+        if track in names:
+            rows = rows[np.argsort(counters["ts_ns"][rows], kind="stable")]
+            found[names[track]] = counters["ts_ns"][rows], counters["value"][rows]
+    return found
+
+
+def _of_device(series: dict[str, tuple[Int64, np.ndarray]], uuid: str) -> tuple[float, Int64, np.ndarray]:
+    """Return the energy of a device, and its samples of power; the energy is that of the power where nothing counts."""
+    nothing = np.empty(0, dtype=np.int64), np.empty(0)
+    moments, watts = series.get(_POWER + uuid, nothing)
+    _, counted = series.get(_ENERGY + uuid, nothing)
+    joules = float(counted[-1] - counted[0]) if len(counted) > 1 else 0.0
+    if joules <= 0 and len(moments) > 1:
+        joules = float((np.diff(moments) / 1e9 * (watts[1:] + watts[:-1]) / 2).sum())
+    return joules, moments, watts
+
+
+def _kinds_by_rank(trace: Trace) -> dict[int, tuple[Int64, Int64, Int64]]:
+    """Return begin, end and kind of the intervals of each rank; those outside of steps have kind -1."""
+    try:
+        columns = coded_intervals(trace)
+    except MissingDataError:
+        return {}
+    kind = np.where(columns["step"] >= 0, columns["kind"], -1)
+    return {
+        int(rank): (columns["begin_ns"][rows], columns["end_ns"][rows], kind[rows])
+        for rank, rows in GroupBy(columns["rank"]).items()
+    }
+
+
+def _shares(moments: Int64, watts: np.ndarray, intervals: tuple[Int64, Int64, Int64] | None) -> dict[str, float]:
+    """Return the part of the energy in each kind of time; all of it outside where nothing says when it was used."""
+    if intervals is None or len(moments) < 2 or watts.sum() <= 0:
+        return {OUTSIDE: 1.0}
+    begin, end, kind = intervals
+    weight = watts * np.gradient(moments.astype(np.float64))
+    at = np.maximum(np.searchsorted(begin, moments, side="right") - 1, 0)
+    inside = (moments >= begin[at]) & (moments < end[at])
+    code = np.where(inside, kind[at], -1)
+    names = {int(one): name for one, name in zip(StallKind, KIND_NAMES, strict=True)} | {-1: OUTSIDE}
+    whole = float(weight.sum())
+    return {names[one]: float(weight[code == one].sum()) / whole for one in np.unique(code).tolist()}

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from stashtrace.analysis.compare.job_identity import DECIDING
 from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.analysis.intervals import Int64
-from stashtrace.lab.history.energy import OUTSIDE
 from stashtrace.lab.history.gather import History
+from stashtrace.lab.history.run_files import OUTSIDE
 from stashtrace.lab.recommend.instance_catalog import Catalog
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import KIND_NAMES
@@ -88,16 +88,16 @@ class RunTotals:
     def step_ns(self) -> Floats:
         """Mean step of each run over its ranks; 0 without steps."""
         rows = self.history.section("kind")
-        own = rows["name"] == STEP
+        own = rows["kind"] == STEP
         return _mean_by(rows["run"][own], rows["mean_ns"][own], len(self.history))
 
     @cached_property
     def steps_count(self) -> Int64:
         """Counted steps of each run."""
         rows = self.history.section("kind")
-        own = rows["name"] == STEP
+        own = rows["kind"] == STEP
         out = np.zeros(len(self.history), dtype=np.int64)
-        np.maximum.at(out, rows["run"][own], rows["value"][own])
+        np.maximum.at(out, rows["run"][own], rows["steps_count"][own])
         return out
 
     @cached_property
@@ -120,10 +120,12 @@ class RunTotals:
         """Part of the time of each run by :data:`CAUSES`, mean over ranks; rows sum to 1."""
         rows = self.history.section("kind")
         places = {name: at for at, name in enumerate(KIND_NAMES)}
-        kind = np.array([places.get(name, -1) for name in rows["name"].tolist()], dtype=np.int64)
+        kind = np.array([places.get(name, -1) for name in rows["kind"].tolist()], dtype=np.int64)
         known = kind >= 0
         spent = np.zeros((len(self.history), len(CAUSES)))
-        np.add.at(spent, (rows["run"][known], kind[known]), (rows["mean_ns"] * rows["value"].astype(float))[known])
+        np.add.at(
+            spent, (rows["run"][known], kind[known]), (rows["mean_ns"] * rows["steps_count"].astype(float))[known]
+        )
         whole = np.maximum((self.history.end_ns - self.history.begin_ns) * self.ranks_count.astype(float), 1.0)
         inside = spent.sum(axis=1)
         whole = np.maximum(whole, inside)  # clocks of launcher and ranks may differ a little
@@ -152,9 +154,9 @@ class RunTotals:
         """Energy of each run's devices by :data:`CAUSES`; not a number where none was measured."""
         rows = self.history.section("energy")
         places = {name: at for at, name in enumerate(CAUSES)}
-        at = np.array([places.get(name, len(CAUSES) - 1) for name in rows["name"].tolist()], dtype=np.int64)
+        at = np.array([places.get(name, len(CAUSES) - 1) for name in rows["kind"].tolist()], dtype=np.int64)
         out = np.zeros((len(self.history), len(CAUSES)))
-        np.add.at(out, (rows["run"], at), rows["value"] / 1e3)
+        np.add.at(out, (rows["run"], at), rows["energy_mj"] / 1e3)
         out[np.bincount(rows["run"], minlength=len(self.history)) == 0] = np.nan
         return out
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from stashtrace.lab.number_intervals import Interval
-from stashtrace.lab.recommend.candidates import Candidate
+from stashtrace.lab.number_intervals import DIGITS, Interval, finite_or_none, numbers_of
+from stashtrace.lab.recommend.candidates import Candidate, several_text
 from stashtrace.lab.recommend.instance_catalog import Catalog, Instance
 from stashtrace.lab.recommend.profile import Profile
+from stashtrace.report.blocks import Block, Paragraph, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +120,47 @@ def _between(steps: dict[int, Interval], batch: int) -> Interval:
     low, high = max(b for b in steps if b < batch), min(b for b in steps if b > batch)
     part = (batch - low) / (high - low)
     return steps[low].times(1 - part) + steps[high].times(part)
+
+
+def scaling_row(row: Scaling) -> dict[str, Any]:
+    """One row of the elasticity table, for JSON."""
+    return {
+        "instance": row.instance,
+        "count": row.count,
+        "devices_count": row.devices_count,
+        "batch_samples": row.batch_samples,
+        "total_batch_samples": row.total_batch_samples,
+        "step_ns": round(row.step.value),
+        **numbers_of("samples_per_s", row.samples_per_s),
+        "scaling_factor": finite_or_none(row.scaling_factor, DIGITS),
+        "efficiency_ratio": finite_or_none(row.efficiency, DIGITS),
+        "measured": row.measured,
+    }
+
+
+def elasticity_block(rows: Sequence[Scaling]) -> Block:
+    """Return throughput and efficiency to show."""
+    if not rows:
+        return Paragraph("elasticity: configuration 1 or the batch was not measured (--batch-size N gives the batch)")
+    head = ("instances", "devices", "batch each", "batch", "samples/s", "at least", "at most", "scaling", "each", "")
+    cells = [
+        (
+            several_text(row.instance, row.count),
+            str(row.devices_count),
+            str(row.batch_samples),
+            str(row.total_batch_samples),
+            _rate(row.samples_per_s.value),
+            _rate(row.samples_per_s.low),
+            _rate(row.samples_per_s.high),
+            f"{row.scaling_factor:.2f}",
+            f"{row.efficiency:.3f}",
+            "measured" if row.measured else "predicted",
+        )
+        for row in rows
+    ]
+    what = "elasticity, without loading (scaling: against one device with its best batch; each: the same by device):"
+    return Table(what, head, cells, {0, 9}, indent="")
+
+
+def _rate(value: float) -> str:
+    return "-" if not math.isfinite(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stashtrace.calibration.checked_files import CheckedFile, is_number
+from stashtrace.report.blocks import Block, Paragraph, Table
 
 FORMAT_VERSION = 1
 #: What is wired between the devices of one instance. ``none``: there is one device.
@@ -153,3 +154,36 @@ def _instance(key: str, values: Mapping[str, Any], file: CheckedFile) -> Instanc
     burst = values.get("network_burst", False)
     file.require(isinstance(burst, bool), f"network_burst of {key}", burst, ", neither true nor false")
     return Instance(key, network_burst=burst, **fields)
+
+
+def catalog_blocks(catalog: Catalog) -> list[Block | None]:
+    """Return the catalog to show, with day and source of each price."""
+    if not catalog.instances:
+        return [Paragraph("the catalog is empty")]
+    head = ("instance", "device", "devices", "joined by", "network", "vCPUs", "price/h", "", "of", "region")
+    sources = list(dict.fromkeys(instance.source for instance in catalog.instances.values() if instance.source))
+    cells = [
+        (
+            instance.name,
+            instance.device or "-",
+            str(instance.devices_count or "-"),
+            instance.interconnect or "-",
+            _network(instance),
+            str(instance.vcpus_count or "-"),
+            "-" if instance.price_per_hour is None else f"{instance.price_per_hour:.5g}",
+            "" if instance.price_per_hour is None else instance.currency,
+            instance.priced_on or "-",
+            f"{instance.region or '-'}" + (f" [{sources.index(instance.source) + 1}]" if instance.source else ""),
+        )
+        for instance in catalog.instances.values()
+    ]
+    notes = [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
+    if any(instance.network_burst for instance in catalog.instances.values()):
+        notes.append("* for short times")
+    return [Table("", head, cells, {0, 1, 3, 7, 8, 9}, indent=""), *map(Paragraph, notes)]
+
+
+def _network(instance: Instance) -> str:
+    if not instance.network_bits_per_s:
+        return "-"
+    return f"{instance.network_bits_per_s / 1e9:g} Gb/s{'*' if instance.network_burst else ''}"

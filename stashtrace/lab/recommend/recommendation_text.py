@@ -7,13 +7,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from stashtrace.lab.number_intervals import Interval, finite_or_none
-from stashtrace.lab.recommend.candidates import Budget, Candidate, cheaper, faster, same_price, several_text
-from stashtrace.lab.recommend.elasticity import Scaling
-from stashtrace.lab.recommend.instance_catalog import Catalog, Instance
+from stashtrace.errors import UsageError
+from stashtrace.lab.number_intervals import Interval, finite_or_none, numbers_of
+from stashtrace.lab.plot_helpers import Name, check_plot_file, place_names, save_figure
+from stashtrace.lab.recommend.candidates import UNKNOWN, Budget, Candidate, cheaper, faster, same_price
+from stashtrace.lab.recommend.elasticity import Scaling, scaling_row
 from stashtrace.lab.recommend.recommend import Recommendation
 from stashtrace.lab.recommend.scaling import ASSUMPTIONS
-from stashtrace.text import align, list_some, wrap
+from stashtrace.report.blocks import Block, Listing, Paragraph, Table
+from stashtrace.schema.stall_kinds import KIND_COLOURS
+from stashtrace.summary.picture_style import FAINT, new_figure, plain_axes
+from stashtrace.text import list_some
 from stashtrace.units import duration_text, percent_text
 
 #: Of numbers in JSON and CSV.
@@ -28,30 +32,23 @@ _STALL_WORDS = {
 _SMALL = 0.02
 
 
-def recommendation_lines(answer: Recommendation, work: str) -> list[str]:
-    """Lines of text about a recommendation.
+def recommendation_blocks(answer: Recommendation, work: str) -> list[Block | None]:
+    """Return a recommendation to show.
 
     ``work``: what is to be done, in words.
     """
-    lines = [f"work: {work}", "", *_table(answer.candidates), ""]
-    for sentence, *reasons in choices(answer):
-        lines += wrap(sentence, "  ▶ ")
-        lines += [line for reason in reasons for line in wrap(reason, "      ")]
-    if any(not one.measured for one in answer.candidates):
-        lines += ["", "predicted rows assume:"]
-        lines += [line for one in ASSUMPTIONS for line in wrap(one)]
-    if answer.not_measured:
-        lines += ["", "not measured, so nothing is said of:"]
-        lines += [
-            line
-            for why, names in grouped(answer.not_measured.items()).items()
-            for line in wrap(f"{_list_text(names)}: {why}")
-        ]
-    doubts = [*answer.notes, *_price_notes(answer.candidates), *_own_notes(answer.candidates)]
-    if doubts:
-        lines += ["", "to know:"]
-        lines += [line for one in doubts for line in wrap(one)]
-    return lines
+    is_predicted = any(not one.measured for one in answer.candidates)
+    unknown = grouped(answer.not_measured.items())
+    return [
+        Paragraph(f"work: {work}"),
+        _table(answer.candidates),
+        Listing([(sentence, reasons) for sentence, *reasons in choices(answer)], style="claim"),
+        Listing(ASSUMPTIONS if is_predicted else (), "predicted rows assume"),
+        Listing(
+            [f"{_list_text(names)}: {why}" for why, names in unknown.items()], "not measured, so nothing is said of"
+        ),
+        Listing([*answer.notes, *_price_notes(answer.candidates), *_own_notes(answer.candidates)], "to know"),
+    ]
 
 
 def choices(answer: Recommendation) -> list[list[str]]:
@@ -231,10 +228,10 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2g}x" if ratio >= 1.095 else f"{ratio:.3g}x"
 
 
-def _table(candidates: Sequence[Candidate]) -> list[str]:
+def _table(candidates: Sequence[Candidate]) -> Table:
     batches = len({candidate.batch_samples for candidate in candidates}) > 1
     head = ["", "instances", "devices", "step", "time", "at least", "at most", "cost", "limited by", "lost", ""]
-    lines = [head + (["batch"] if batches else [])]
+    lines = []
     for candidate in candidates:
         lost = candidate.worst_stall
         lines.append(
@@ -256,7 +253,8 @@ def _table(candidates: Sequence[Candidate]) -> list[str]:
         )
     unit = _currency(candidates)
     what = f"cost in {unit}; " if unit else ""
-    return [*align(lines, {0, 1, 8, 10}, indent="", drop_silent=True), f"{what}* nothing is both faster and cheaper"]
+    note = f"{what}* nothing is both faster and cheaper"
+    return Table("", [*head, *["batch"] * batches], lines, {0, 1, 8, 10}, indent="", note=note)
 
 
 def _price_notes(candidates: Sequence[Candidate]) -> list[str]:
@@ -301,8 +299,8 @@ def candidate_row(candidate: Candidate) -> dict[str, Any]:
         "step_ns": round(candidate.step.value),
         "step_low_ns": None if low is None else round(low),
         "step_high_ns": None if high is None else round(high),
-        **_numbers("hours", candidate.hours),
-        **_numbers("cost", candidate.cost),
+        **numbers_of("hours", candidate.hours),
+        **numbers_of("cost", candidate.cost),
         "currency": candidate.currency,
         "price_per_hour": candidate.price_per_hour,
         "priced_on": candidate.priced_on,
@@ -314,79 +312,6 @@ def candidate_row(candidate: Candidate) -> dict[str, Any]:
         "pareto": candidate.pareto,
         "basis": candidate.basis,
     }
-
-
-def scaling_row(row: Scaling) -> dict[str, Any]:
-    """One row of the elasticity table, for JSON."""
-    return {
-        "instance": row.instance,
-        "count": row.count,
-        "devices_count": row.devices_count,
-        "batch_samples": row.batch_samples,
-        "total_batch_samples": row.total_batch_samples,
-        "step_ns": round(row.step.value),
-        **_numbers("samples_per_s", row.samples_per_s),
-        "scaling_factor": finite_or_none(row.scaling_factor, _DIGITS),
-        "efficiency_ratio": finite_or_none(row.efficiency, _DIGITS),
-        "measured": row.measured,
-    }
-
-
-def _numbers(name: str, interval: Interval) -> dict[str, float | None]:
-    """Value and bounds by their names in JSON and CSV."""
-    bounds = {name: interval.value, f"{name}_low": interval.low, f"{name}_high": interval.high}
-    return {key: finite_or_none(number, _DIGITS) for key, number in bounds.items()}
-
-
-def elasticity_lines(rows: Sequence[Scaling]) -> list[str]:
-    """Table of throughput and efficiency."""
-    if not rows:
-        return ["elasticity: configuration 1 or the batch was not measured (--batch-size N gives the batch)"]
-    head = ("instances", "devices", "batch each", "batch", "samples/s", "at least", "at most", "scaling", "each", "")
-    cells = [
-        (
-            several_text(row.instance, row.count),
-            str(row.devices_count),
-            str(row.batch_samples),
-            str(row.total_batch_samples),
-            _rate(row.samples_per_s.value),
-            _rate(row.samples_per_s.low),
-            _rate(row.samples_per_s.high),
-            f"{row.scaling_factor:.2f}",
-            f"{row.efficiency:.3f}",
-            "measured" if row.measured else "predicted",
-        )
-        for row in rows
-    ]
-    what = "elasticity, without loading (scaling: against one device with its best batch; each: the same by device):"
-    return [what, *align([head, *cells], {0, 9}, indent="", drop_silent=True)]
-
-
-def catalog_lines(catalog: Catalog) -> list[str]:
-    """Table of the catalog, with day and source of each price."""
-    if not catalog.instances:
-        return ["the catalog is empty"]
-    head = ("instance", "device", "devices", "joined by", "network", "vCPUs", "price/h", "", "of", "region")
-    sources = list(dict.fromkeys(instance.source for instance in catalog.instances.values() if instance.source))
-    cells = [
-        (
-            instance.name,
-            instance.device or "-",
-            str(instance.devices_count or "-"),
-            instance.interconnect or "-",
-            _network(instance),
-            str(instance.vcpus_count or "-"),
-            "-" if instance.price_per_hour is None else f"{instance.price_per_hour:.5g}",
-            "" if instance.price_per_hour is None else instance.currency,
-            instance.priced_on or "-",
-            f"{instance.region or '-'}" + (f" [{sources.index(instance.source) + 1}]" if instance.source else ""),
-        )
-        for instance in catalog.instances.values()
-    ]
-    notes = [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
-    if any(instance.network_burst for instance in catalog.instances.values()):
-        notes.append("* for short times")
-    return [*align([head, *cells], {0, 1, 3, 7, 8, 9}, indent="", drop_silent=True), "", *notes]
 
 
 def hours_text(hours: float, *, padded: bool = False) -> str:
@@ -418,11 +343,118 @@ def cost_text(cost: float, currency: str) -> str:
     return f"{digits} {currency}".rstrip()
 
 
-def _network(instance: Instance) -> str:
-    if not instance.network_bits_per_s:
-        return "-"
-    return f"{instance.network_bits_per_s / 1e9:g} Gb/s{'*' if instance.network_burst else ''}"
+_COLOURS = {**KIND_COLOURS, UNKNOWN: "#777777"}
 
 
-def _rate(value: float) -> str:
-    return "-" if not math.isfinite(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+def plot_recommendation(answer: Recommendation, path: str) -> None:
+    """Draw time and cost of all candidates with a price into a file; the suffix chooses the format.
+
+    Raises UsageError if no candidate has a price, so that there is no second axis.
+    """
+    check_plot_file(path)
+    priced = [candidate for candidate in answer.candidates if candidate.priced]
+    if not priced:
+        raise UsageError("no candidate has a price, so there is nothing to plot", hint="give one: --price NAME=VALUE")
+    figure = new_figure(8.0, 5.0)
+    axes = figure.subplots()
+    front = sorted((candidate for candidate in priced if candidate.pareto), key=faster)
+    hours, costs = [candidate.hours.value for candidate in front], [candidate.cost.value for candidate in front]
+    axes.plot(hours, costs, color="#999999", lw=1.2, zorder=1, label="Pareto front")
+    for candidate in priced:
+        _draw(axes, candidate)
+    _scales(axes, priced)
+    _budgets(axes, answer)
+    axes.set_xlabel("time, hours")
+    axes.set_ylabel(f"cost, {priced[0].currency}".rstrip(", "))
+    axes.set_title("filled: measured    hollow: predicted    colour: what limits the step", fontsize=8, loc="left")
+    axes.legend(handles=_legend(axes, priced), frameon=False, fontsize=8)
+    plain_axes(axes)
+    axes.grid(True, which="minor", color="#EEEEEE", lw=0.6)
+    _names(figure, axes, answer, priced)
+    save_figure(figure, path)
+
+
+def _draw(axes: Any, candidate: Candidate) -> None:
+    colour = _COLOURS[candidate.limited_by]
+    x, y = candidate.hours.value, candidate.cost.value
+    for ends in _error_lines([candidate]):
+        axes.plot(*ends, color=colour, lw=1.0, alpha=0.45, solid_capstyle="butt", zorder=2)
+    fill = colour if candidate.measured else "#FFFFFF"
+    axes.plot(x, y, "o", ms=8 if candidate.pareto else 6, mfc=fill, mec=colour, mew=1.6, zorder=3)
+
+
+def _error_lines(candidates: Sequence[Candidate]) -> list[tuple[Any, Any]]:
+    """Ends of each interval. Cost is time times price: one error, drawn along the line through the origin."""
+    return [
+        ([candidate.hours.low, candidate.hours.high], [candidate.cost.low, candidate.cost.high])
+        for candidate in candidates
+        if candidate.hours.known and candidate.cost.known
+    ]
+
+
+def _budgets(axes: Any, answer: Recommendation) -> None:
+    if answer.budget.hours is not None:
+        axes.axvline(answer.budget.hours, color="#000000", lw=0.9, ls="--", label="budget")
+    if answer.budget.cost is not None:
+        axes.axhline(answer.budget.cost, color="#000000", lw=0.9, ls="--", label="budget")
+
+
+def _scales(axes: Any, candidates: Sequence[Candidate]) -> None:
+    """Make both axes logarithmic where one spans more than a factor of four: one price is then one straight line."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    every = [
+        [bound for candidate in candidates for bound in _bounds(candidate.hours)],
+        [bound for candidate in candidates for bound in _bounds(candidate.cost)],
+    ]
+    if min(min(values) for values in every) <= 0 or all(max(values) <= 4 * min(values) for values in every):
+        axes.margins(0.12)
+        return
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis, values in zip((axes.xaxis, axes.yaxis), every, strict=True):
+        wide = max(values) > 30 * min(values)
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if wide else (1, 1.5, 2, 3, 4, 5, 6, 8)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.margins(0.12)
+
+
+def _names(figure: Any, axes: Any, answer: Recommendation, candidates: Sequence[Candidate]) -> None:
+    """Write the names beside the points, those of the front first."""
+    front = sorted((candidate for candidate in candidates if candidate.pareto), key=faster)
+    lines: list[tuple[Any, Any]] = [
+        ([candidate.hours.value for candidate in front], [candidate.cost.value for candidate in front])
+    ]
+    lines += _error_lines(candidates)
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    if answer.budget.hours is not None:
+        lines.append(([answer.budget.hours] * 2, [low, high]))
+    if answer.budget.cost is not None:
+        lines.append(([left, right], [answer.budget.cost] * 2))
+    names = [
+        Name(
+            candidate.hours.value,
+            candidate.cost.value,
+            candidate.name,
+            8 if candidate.pareto else 7,
+            "#000000" if candidate.pareto else FAINT,
+        )
+        for candidate in sorted(candidates, key=lambda c: (not c.pareto, c.hours.value, c.cost.value))
+    ]
+    place_names(figure, axes, names, lines)
+
+
+def _legend(axes: Any, candidates: Sequence[Candidate]) -> list[Any]:
+    from matplotlib.lines import Line2D
+
+    kinds = {candidate.limited_by for candidate in candidates}
+    own = [Line2D([], [], marker="o", ls="", color=_COLOURS[kind], label=kind) for kind in _COLOURS if kind in kinds]
+    lines, seen = axes.get_legend_handles_labels()
+    first = {name: line for line, name in zip(lines, seen, strict=True)}
+    return [*own, *first.values()]
+
+
+def _bounds(span: Interval) -> tuple[float, ...]:
+    """Value and ends; an end at zero has no place on a logarithmic axis."""
+    return (span.value, *(end for end in (span.low, span.high) if span.known and end > 0))

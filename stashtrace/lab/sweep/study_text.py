@@ -1,4 +1,4 @@
-"""Text of a layers study: variants with their stalls, the fits, and each variant by the fit to the others."""
+"""A layers study as text, JSON and picture: variants with their stalls, the fits, each by the fit to the others."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from stashtrace.calibration.robust_line import LinearFit
+from stashtrace.lab.plot_helpers import Name, check_plot_file, draw_link, place_names, save_figure, scale_links
 from stashtrace.lab.sweep.fit_study import LayersStudy, VariantResult
-from stashtrace.text import align, wrap
+from stashtrace.replay.communication.communication_model import CommunicationModel, LinkFit
+from stashtrace.report.blocks import Block, Listing, Paragraph, Table
+from stashtrace.summary.picture_style import COLOURS, FAINT, bytes_axis, duration_axis, new_figure, plain_axes
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 _MEASURED = ("variant", "tensors", "messages", "bytes", "1 rank", "{} ranks", "stall", "95 % interval", "share")
@@ -19,26 +22,22 @@ _EXPLAINED = ("variant", "stall", "by the fit", "off", "fit without it", "off", 
 _SCALES = {"messages": 1.0, "bytes": 1e6}
 
 
-def study_lines(study: LayersStudy) -> list[str]:
-    """Lines of text about a study."""
+def study_blocks(study: LayersStudy) -> list[Block | None]:
+    """Return a study to show."""
     ranks = study.settings["ranks"]
-    rows: list[tuple[str, ...]] = [tuple(title.format(ranks) for title in _MEASURED)]
-    rows += [_measured_cells(result) for result in study.results]
     repeats = sorted({result.stall.runs_count for result in study.results})
     made = "-".join(map(str, dict.fromkeys((repeats[0], repeats[-1]))))
-    lines = [
+    caption = (
         f"interconnect stall, step of {ranks} ranks minus step of one: {study.settings['backend']} on"
         f" {study.settings['device']}, {study.settings['batch_samples']} samples a rank,"
-        f" {study.settings['iterations']} steps a run, {made} repetition{'' if made == '1' else 's'}",
-        *align(rows, {0}),
-        "",
-        *_fit_lines(study),
-        "",
-        *_explained_lines(study),
+        f" {study.settings['iterations']} steps a run, {made} repetition{'' if made == '1' else 's'}"
+    )
+    return [
+        Table(caption, [title.format(ranks) for title in _MEASURED], list(map(_measured_cells, study.results)), (0,)),
+        _fits(study),
+        _explained(study),
+        Listing(study.notes, "missing, or doubtful"),
     ]
-    if study.notes:
-        lines += ["", "missing, or doubtful:", *(line for note in study.notes for line in wrap(note))]
-    return lines
 
 
 def study_json(study: LayersStudy) -> dict[str, Any]:
@@ -81,16 +80,14 @@ def study_json(study: LayersStudy) -> dict[str, Any]:
     }
 
 
-def prediction_lines(
-    name: str, messages: int, sent: int, stall_ns: float, error_ns: float, study: LayersStudy
-) -> list[str]:
-    """Lines of text about the predicted stall of a variant that was not measured."""
+def prediction_text(name: str, messages: int, sent: int, stall_ns: float, error_ns: float, study: LayersStudy) -> str:
+    """Return a sentence about the predicted stall of a variant that was not measured."""
     assert study.best is not None
     typical = typical_error(study.best)
     doubt = "" if math.isnan(typical) else f"; a variant that was left out was typically {percent_text(typical)} off"
     largest = max(o.message_bytes for o in study.results)
     beyond = f"; {sent / largest:.1f} times the bytes of the largest that was measured" if sent > largest > 0 else ""
-    return wrap(
+    return (
         f"{name}: {messages} messages of {bytes_text(sent)} in all: stall {duration_text(stall_ns)}"
         f" ±{duration_text(error_ns)} (standard error){doubt}{beyond}"
     )
@@ -118,8 +115,8 @@ def _measured_cells(result: VariantResult) -> tuple[str, ...]:
     )
 
 
-def _explained_lines(study: LayersStudy) -> list[str]:
-    rows: list[tuple[str, ...]] = [_EXPLAINED]
+def _explained(study: LayersStudy) -> Table:
+    rows: list[tuple[str, ...]] = []
     for at, result in enumerate(study.results):
         stall, fit = result.stall.value, study.best
         fitted = float(fit.fitted[at]) if fit is not None else math.nan
@@ -128,16 +125,15 @@ def _explained_lines(study: LayersStudy) -> list[str]:
         cells += [_time(left_out), _off(left_out, stall), _time(result.exposed_ns), _time(result.predicted_ns)]
         rows.append((*cells, _off(result.predicted_ns, result.exposed_ns)))
     name = " + ".join(study.best.names) if study.best is not None else "nothing"
-    return [
-        f"by the fit of {name}, and by that to all others; exposed communication as seen, and by the recurrence:",
-        *align(rows, {0}),
-    ]
+    caption = f"by the fit of {name}, and by that to all others; exposed communication as seen, and by the recurrence:"
+    return Table(caption, _EXPLAINED, rows, (0,))
 
 
-def _fit_lines(study: LayersStudy) -> list[str]:
+def _fits(study: LayersStudy) -> Block:
     if not study.fits:
-        return ["no fit"]
-    rows: list[tuple[str, ...]] = [("stall =", "a message costs", "a MB costs", "R2", "scatter", "left out, typical")]
+        return Paragraph("no fit")
+    head = ("stall =", "a message costs", "a MB costs", "R2", "scatter", "left out, typical")
+    rows: list[tuple[str, ...]] = []
     for fit in study.fits:
         costs = {}
         for name, value, error in zip(fit.names, fit.coefficients, fit.errors, strict=True):
@@ -146,7 +142,7 @@ def _fit_lines(study: LayersStudy) -> list[str]:
         typical = typical_error(fit)
         cells = (costs.get("messages", "-"), costs.get("bytes", "-"), r2, duration_text(fit.residual))
         rows.append((" + ".join(fit.names), *cells, "-" if math.isnan(typical) else percent_text(typical)))
-    return ["fits of the stall, with standard errors:", *align(rows, {0})]
+    return Table("fits of the stall, with standard errors:", head, rows, (0,))
 
 
 def _time(value: float) -> str:
@@ -155,3 +151,132 @@ def _time(value: float) -> str:
 
 def _off(value: float, measured: float) -> str:
     return f"{100 * (value / measured - 1):+.0f} %" if measured > 0 and not math.isnan(value) else "-"
+
+
+_BYTES_AXIS = "gradient bytes of a step"
+
+
+def plot_model(model: CommunicationModel, path: str) -> None:
+    """Draw the fits of a run and what it left exposed; the suffix chooses the format."""
+    figure, axes = _figure(path, 2)
+    links = [link for link in model.links if link.fit is not None]
+    _draw_links(axes[0][0], axes[1][0], links)
+    _draw_passes(axes[0][1], axes[1][1], model)
+    figure.align_ylabels()
+    save_figure(figure, path)
+
+
+def plot_study(study: LayersStudy, path: str) -> None:
+    """Draw the stalls of a study against messages and bytes; the suffix chooses the format."""
+    messages = np.array([o.messages_count for o in study.results], dtype=np.float64)
+    sent = np.array([o.message_bytes for o in study.results], dtype=np.float64)
+    # A bucket sweep has one number of bytes, a width sweep one of messages: nothing to draw against.
+    columns = [(x, title) for x, title in ((messages, "messages of a step"), (sent, _BYTES_AXIS)) if np.ptp(x) > 0]
+    figure, axes = _figure(path, max(len(columns), 1))
+    from matplotlib.ticker import MaxNLocator
+
+    for column, (x, title) in enumerate(columns or [(messages, "messages of a step")]):
+        _draw_study(axes[0][column], axes[1][column], study, x)
+        axes[1][column].set_xlabel(title)
+        if title == _BYTES_AXIS:
+            bytes_axis(axes[1][column].xaxis)
+        else:
+            axes[1][column].xaxis.set_major_locator(MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
+    axes[0][0].set_ylabel("interconnect stall of a step")
+    axes[1][0].set_ylabel("off the fit")
+    axes[0][0].legend(frameon=False, fontsize=8, loc="upper left")
+    figure.align_ylabels()
+    title = f"{study.settings['ranks']} ranks, {study.settings['backend']} on {study.settings['device']}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10, color=FAINT)
+    for column, (x, _) in enumerate(columns or [(messages, "")]):
+        _name_variants(figure, axes[0][column], study, x)
+    save_figure(figure, path)
+
+
+def _figure(path: str, columns: int) -> tuple[Any, Any]:
+    check_plot_file(path)
+    figure = new_figure(6.6 * columns, 6.6)
+    axes = figure.subplots(2, columns, squeeze=False, sharex="col", height_ratios=(2.5, 1))
+    for one in axes.flat:
+        plain_axes(one)
+    return figure, axes
+
+
+def _draw_links(above: Any, below: Any, links: list[LinkFit]) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    for number, link in enumerate(links):
+        assert link.fit is not None
+        piece = link.fit.pieces[0]
+        rate = f"bytes / {bytes_text(piece.bandwidth_bytes_per_s)}/s" if piece.beta_ns_per_byte > 0 else "0"
+        label = f"{link.op} of {link.communicator}: {duration_text(piece.alpha_ns)} + {rate}"
+        draw_link(above, below, number, link.points, link.fit, label)
+    scale_links(above, below, "link time of a message", "message size")
+    low, high = above.get_ylim()
+    above.set_ylim(low, high * (high / low) ** (0.07 * max(len(links), 1)))  # room for the legend
+    above.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    above.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _draw_passes(above: Any, below: Any, model: CommunicationModel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    passes = model.passes
+    if not len(passes):
+        above.text(0.5, 0.5, "no backward pass", transform=above.transAxes, ha="center", color=FAINT)
+        return
+    # Passes of several groups, or of several micro-batches, follow one another.
+    order = np.lexsort((passes.rank, passes.step))
+    x = np.arange(len(passes)) if len(np.unique(passes.step)) < len(passes) else passes.step[order]
+    seen, made = passes.observed_ns[order], passes.predicted_ns[order]
+    above.plot(x, seen, "o", ms=4, color=COLOURS[0], label=f"as seen, median {duration_text(np.median(seen))}")
+    label = f"recurrence and fit, median {duration_text(np.median(made))}"
+    above.plot(x, made, "s", ms=4, mfc="none", color=COLOURS[1], label=label)
+    above.set_ylim(0, 1.25 * max(float(seen.max()), float(made.max()), 1.0))
+    above.set_ylabel("exposed communication of a backward pass")
+    above.legend(fontsize=8, frameon=False, loc="upper left")
+    below.vlines(x, 0, made - seen, color=COLOURS[1], lw=0.8)
+    below.plot(x, made - seen, "s", ms=3.5, color=COLOURS[1])
+    below.axhline(0, color=FAINT, lw=0.8)
+    below.set_ylabel("predicted - seen")
+    below.set_xlabel("step" if len(np.unique(passes.step)) == len(passes) else "backward pass")
+    below.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    for axes in (above, below):
+        duration_axis(axes.yaxis)
+
+
+def _name_variants(figure: Any, axes: Any, study: LayersStudy, x: Any) -> None:
+    """Names beside the measured points, off the intervals and the fit."""
+    lines: list[tuple[Any, Any]] = [
+        ([at, at], [o.stall.low, o.stall.high]) for at, o in zip(x, study.results, strict=True)
+    ]
+    names = [Name(float(at), o.stall.value, o.name) for at, o in zip(x, study.results, strict=True)]
+    names.sort(key=lambda name: -name.y)  # of two points at one place the upper one takes the upper place
+    if study.best is not None:
+        order = np.argsort(x, kind="stable")
+        lines.append((x[order], study.best.fitted[order]))
+    place_names(figure, axes, names, lines)
+
+
+def _draw_study(above: Any, below: Any, study: LayersStudy, x: Any) -> None:
+    stall = np.array([o.stall.value for o in study.results])
+    low, high = (np.array([getattr(o.stall, side) for o in study.results]) for side in ("low", "high"))
+    bars = np.nan_to_num(np.maximum(np.stack((stall - low, high - stall)), 0))
+    # With few repetitions an interval may be wider than the picture.
+    reach = max(float(np.nanmax(high, initial=0.0)), float(stall.max()), 1.0)
+    top = 1.15 * min(reach, 2 * max(float(stall.max()), 1.0))
+    above.errorbar(x, stall, yerr=bars, fmt="o", ms=5, lw=0.8, color=COLOURS[0], label="measured, 95 % interval")
+    fit = study.best
+    if fit is not None:
+        order = np.argsort(x, kind="stable")
+        name = " + ".join(fit.names)
+        label = f"fit of {name}, R2 {fit.r2_ratio:.3f}"
+        above.plot(x[order], fit.fitted[order], "x-", ms=6, lw=1.0, color=COLOURS[1], label=label)
+        above.plot(x, fit.left_out, "o", ms=8, mfc="none", color=COLOURS[2], label="predicted without the variant")
+        below.vlines(x, 0, stall - fit.fitted, color=COLOURS[1], lw=0.8)
+        below.plot(x, stall - fit.fitted, "x", ms=6, color=COLOURS[1])
+        below.plot(x, stall - fit.left_out, "o", ms=7, mfc="none", color=COLOURS[2])
+    below.axhline(0, color=FAINT, lw=0.8)
+    above.set_ylim(min(0.0, 1.2 * float(stall.min())), top)
+    for axes in (above, below):
+        duration_axis(axes.yaxis)

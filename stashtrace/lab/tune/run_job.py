@@ -3,20 +3,41 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.compare.steps_of_run import steps_of_run
-from stashtrace.lab.rerun import Job, record_job
-from stashtrace.lab.tune.candidates import candidates
-from stashtrace.lab.tune.loader_facts import loader_facts
+from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun, steps_of_run
+from stashtrace.analysis.graph import build
+from stashtrace.errors import MissingDataError
+from stashtrace.lab.by_turns import Job, record_job
+from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.tune.losses import losses_of
-from stashtrace.lab.tune.settings import BUCKET, FILES, PINNING, Candidate, Settings, environment_of, options_of, where
+from stashtrace.lab.tune.settings import (
+    BUCKET,
+    FILES,
+    NCCL,
+    OMP,
+    PINNING,
+    WORKERS,
+    Candidate,
+    Settings,
+    environment_of,
+    options_of,
+    where,
+)
 from stashtrace.lab.tune.tune import TunedRun
+from stashtrace.replay import Answer, gradient_buckets, single_changes, what_if
+from stashtrace.replay.changes import BUCKET as BUCKET_CHANGE
+from stashtrace.replay.changes import KEPT
 from stashtrace.replay.communication.ddp import ddp_facts
+from stashtrace.run_facts import json_object
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 
@@ -116,3 +137,136 @@ def _all_pinned(trace: Trace) -> bool:
 
 def _key(settings: Settings) -> tuple[tuple[str, str], ...]:
     return tuple(settings.items())
+
+
+#: A wait that is a smaller part of a step is not worth the runs of a setting that could only shorten it.
+_WORTH_RATIO = 0.03
+_PREFETCHED = (4, 8)
+
+
+def candidates(trace: Trace, steps: StepsOfRun, settings: Settings, cores: Sequence[int]) -> list[Candidate]:
+    """Return what to try on top of settings, the most promising first.
+
+    ``trace``, ``steps``: a run with the settings. ``cores``: that the ranks of this host may use.
+    """
+    loaders = loader_facts(trace)
+    predicted = _predicted(trace, loaders)
+    # Where a replay says nothing of workers, no number of them is better.
+    others = [
+        *_of_loaders(steps, loaders, ask_workers=predicted is None),
+        *_of_cpus(steps, loaders, cores),
+        *_of_nccl(steps),
+    ]
+    return [one for one in (*(predicted or ()), *others) if settings.get(one.name) != one.value]
+
+
+def _predicted(trace: Trace, loaders: Sequence[LoaderFacts]) -> list[Candidate] | None:
+    """Return the changes of a replay that are settings, those that save most first; None if it predicts nothing."""
+    try:
+        graph = build(trace)
+        run = what_if(graph, [])
+    except MissingDataError:
+        return None
+    if not run.is_reliable:
+        return None
+    buckets = None
+    if "script" not in ddp_facts(trace).sources:  # what the script gives has precedence
+        with contextlib.suppress(MissingDataError):
+            buckets = gradient_buckets(trace, graph)
+    found = [_candidate(answer, trace, loaders) for answer in single_changes(graph, buckets=buckets)]
+    return [one for one in found if one is not None]
+
+
+def _candidate(answer: Answer, trace: Trace, loaders: Sequence[LoaderFacts]) -> Candidate | None:
+    """Return the setting that makes a change; None if none does."""
+    change = answer.changes[0]
+    times = answer.low_ns, answer.high_ns
+    if change.quantity == BUCKET_CHANGE:
+        present = ddp_facts(trace).bucket_mib
+        return Candidate(BUCKET, f"{change.factor:.12g}", f"{present:g}" if present else "", *times)
+    if not loaders:
+        return None
+    present_workers = _workers(loaders)
+    if change.quantity == "workers":
+        return Candidate(WORKERS, str(round(change.amount or 0)), str(present_workers), *times)
+    if change.quantity == KEPT:
+        return Candidate(KEPT, "1", "0", *times)
+    return None
+
+
+def _of_loaders(steps: StepsOfRun, loaders: Sequence[LoaderFacts], *, ask_workers: bool) -> list[Candidate]:
+    found: list[Candidate] = []
+    workers = _workers(loaders)
+    if loaders and _share(steps, "data") >= _WORTH_RATIO:
+        if ask_workers:
+            found.append(Candidate(WORKERS, str(max(2 * workers, 1)), str(workers)))
+        if workers:
+            present = str(_most(loaders, "prefetch_factor"))
+            found += [Candidate("prefetch_factor", str(count), present) for count in _PREFETCHED]
+    has_device = steps.facts.get("device") not in (None, "none")
+    if loaders and has_device and not _most(loaders, "pin_memory"):
+        found.append(Candidate("pin_memory", "1", "0"))
+    return found
+
+
+def _of_cpus(steps: StepsOfRun, loaders: Sequence[LoaderFacts], cores: Sequence[int]) -> list[Candidate]:
+    """Return numbers of threads, and a share of the CPUs for each rank."""
+    ranks, hosts = steps.facts.get("ranks") or 1, steps.facts.get("hosts") or 1
+    on_host = max(ranks // hosts, 1)
+    share = max(len(cores) // on_host, 1)
+    present = steps.facts.get("threads")
+    counts = dict.fromkeys([share, max(share - _workers(loaders), 1), 1])
+    found = [Candidate(OMP, str(count), str(present or "")) for count in counts if count != present]
+    if hosts == 1 and 1 < on_host <= len(cores):
+        shares = cores_of_ranks(cores, on_host)
+        found.append(Candidate(PINNING, ";".join(",".join(map(str, share)) for share in shares)))
+    return found
+
+
+def _of_nccl(steps: StepsOfRun) -> list[Candidate]:
+    is_used = "nccl" in str(steps.facts.get("backend") or "") and _share(steps, "link") >= _WORTH_RATIO
+    return [Candidate(name, value) for name, value in NCCL.items()] if is_used else []
+
+
+def _share(steps: StepsOfRun, kind: str) -> float:
+    return float(steps.of(kind).mean() / max(steps.of(STEP).mean(), 1.0))
+
+
+def _workers(loaders: Sequence[LoaderFacts]) -> int:
+    return _most(loaders, WORKERS)
+
+
+def _most(loaders: Sequence[LoaderFacts], name: str) -> int:
+    """Return the largest value of a setting among the loaders, 0 without one."""
+    return max((int(one.now.get(name) or 0) for one in loaders), default=0)
+
+
+#: The same in ``probes/torch/loader_settings.py``.
+FACT = "loader_settings"
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderFacts:
+    """A DataLoader of the script."""
+
+    #: Where it is made.
+    file: str
+    line: int
+    #: What was set in place of what the script gives, and what holds, by name.
+    applied: Mapping[str, Any]
+    now: Mapping[str, Any]
+
+
+def loader_facts(trace: Trace) -> list[LoaderFacts]:
+    """Return the loaders, alike ones of several ranks once; facts that cannot be read are ignored."""
+    found: dict[str, LoaderFacts] = {}
+    for key, value in zip(trace.metadata["key_code"].tolist(), trace.metadata["value_code"].tolist(), strict=True):
+        text = trace.text(value)
+        if text in found or not re.fullmatch(rf"{FACT} \d+", trace.text(key)):
+            continue
+        try:
+            content = json_object(text.encode())
+            found[text] = LoaderFacts(content["file"], content["line"], content["applied"], content["now"])
+        except (ValueError, KeyError):
+            continue
+    return list(found.values())

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from stashtrace.analysis.compare.change import Change
 from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError
-from stashtrace.lab.compare_by_turns import Compared, compare_by_turns, stages
+from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, stages
 from stashtrace.lab.tune.losses import Likeness, Losses, compare_distributions, compare_losses
-from stashtrace.lab.tune.settings import Candidate, Settings
-from stashtrace.units import percent_text
+from stashtrace.lab.tune.settings import Candidate, Settings, permanent_lines
+from stashtrace.report.blocks import Block, Code, Listing, Paragraph, Table
+from stashtrace.text import count_noun
+from stashtrace.units import duration_text, percent_text, range_text
 
 #: Judged after the rounds asked for, and after twice as many.
 _STAGES = 2
@@ -285,3 +287,102 @@ def _step_change(compared: Compared | None) -> Change | None:
     if compared is None or compared.gate is None:
         return None
     return next((change for change in compared.gate.changes if change.kind == STEP), None)
+
+
+_BY_DISTRIBUTION = (
+    "Equal runs of this job have other losses each, so results are compared by the mean losses of several runs: a"
+    " setting that changes them by less than equal runs differ is not noticed."
+)
+
+
+def trial_text(trial: Trial) -> str:
+    """Return what is said of a candidate as soon as it was tried."""
+    return f"{trial.candidate}: {trial.verdict}: {trial.why}"
+
+
+def tune_blocks(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[str, int]]) -> list[Block | None]:
+    """Return the answer to show.
+
+    ``command``: of the job. ``loaders``: file and line of each DataLoader.
+    """
+    head = ("setting", "predicted", "without", "with", "saves", "results", "verdict", "runs")
+    told = [trial for trial in tuned.trials if trial.verdict in ("other results", "not applied", "failed")]
+    permanent = permanent_lines(tuned.settings, command, loaders)
+    cut = "; further settings were not tried: --most-runs allows more" if tuned.was_cut else ""
+    return [
+        Paragraph(_headline(tuned)),
+        Table("", head, [_row(trial) for trial in tuned.trials], (0, 5, 6)),
+        Listing([f"{trial.candidate}: {trial.why}" for trial in told]),
+        Code("to make it permanent", permanent) if tuned.settings else None,
+        Paragraph(_BY_DISTRIBUTION) if tuned.by_distribution else None,
+        Paragraph(f"{count_noun(tuned.runs_count, 'run')}{cut}"),
+    ]
+
+
+def tune_document(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[str, int]]) -> dict[str, Any]:
+    """Return the same for programs."""
+    return {
+        "settings": tuned.settings,
+        "step_before_ns": tuned.before_ns,
+        "together": _change(tuned.change),
+        "permanent": permanent_lines(tuned.settings, command, loaders),
+        "runs_count": tuned.runs_count,
+        "was_cut": tuned.was_cut,
+        "losses": "distribution" if tuned.by_distribution else "equal",
+        "trials": [
+            {
+                "name": trial.candidate.name,
+                "value": trial.candidate.value,
+                "present": trial.candidate.present,
+                "predicted_low_ns": trial.candidate.low_ns,
+                "predicted_high_ns": trial.candidate.high_ns,
+                "measured": _change(trial.change),
+                "verdict": trial.verdict,
+                "why": trial.why,
+                "results": trial.likeness.verdict if trial.likeness is not None else None,
+                "runs_count": trial.runs_count,
+                **(trial.compared.document() if trial.compared is not None else NOTHING_COMPARED),
+            }
+            for trial in tuned.trials
+        ],
+    }
+
+
+def _headline(tuned: Tuned) -> str:
+    change = tuned.change
+    if not tuned.settings or change is None:
+        tried = count_noun(len(tuned.trials), "setting")
+        return f"NOTHING KEPT: {tried} tried on a step of {duration_text(tuned.before_ns)}, none clearly better"
+    least = saved_text(change.low_ns, change)
+    kept = ", ".join(f"{name}={value}" for name, value in tuned.settings.items())
+    times = f"{duration_text(change.after_ns)} to {duration_text(change.before_ns)}"
+    saved = f"{saved_text(change.change_ns, change)}, at least {least}"
+    return f"TUNED: the step went from {times}, saving {saved}, with {kept}"
+
+
+def _row(trial: Trial) -> tuple[str, ...]:
+    candidate, change = trial.candidate, trial.change
+    predicted = "-"
+    if candidate.low_ns is not None and candidate.high_ns is not None:
+        predicted = range_text(duration_text(candidate.low_ns), duration_text(candidate.high_ns))
+    measured = ("-", "-", "-")
+    if change is not None:
+        measured = (
+            duration_text(change.after_ns),
+            duration_text(change.before_ns),
+            saved_text(change.change_ns, change),
+        )
+    results = trial.likeness.verdict if trial.likeness is not None else "-"
+    return str(candidate), predicted, *measured, results, trial.verdict, str(trial.runs_count)
+
+
+def _change(change: Change | None) -> dict[str, float] | None:
+    if change is None:
+        return None
+    return {
+        "without_ns": change.after_ns,
+        "with_ns": change.before_ns,
+        "saved_ns": change.change_ns,
+        "saved_low_ns": change.low_ns,
+        "saved_high_ns": change.high_ns,
+    }

@@ -2,7 +2,7 @@
 
 ``bootstrap`` imports this file with ``STASHTRACE_LOADER`` alone, which ``stashtrace tune`` sets: `num_workers=4,
 prefetch_factor=4`, or nothing to record what the script gives. They replace what the script gives, in each DataLoader
-that is made in a process that may start workers. ``lab/tune/loader_facts.py`` reads the facts.
+that is made in a process that may start workers. ``lab/tune/run_job.py`` reads the facts.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -20,7 +20,7 @@ from stashtrace.probes import patching, recorder
 from stashtrace.probes.recorder import failed
 
 VARIABLE = "STASHTRACE_LOADER"
-#: Key of the fact of a DataLoader, followed by its number; the same in ``lab/tune/loader_facts.py``.
+#: Key of the fact of a DataLoader, followed by its number; the same in ``lab/tune/run_job.py``.
 FACT = "loader_settings"
 COLLECTOR = "torch_dataloader"
 _NUMBERS, _SWITCHES = ("num_workers", "prefetch_factor"), ("pin_memory", "persistent_workers")

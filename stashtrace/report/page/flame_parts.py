@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from stashtrace.analysis.lines.place_times import STEP
+from stashtrace.report.blocks import Block, Command, Fold, Listing, Paragraph, Picture, Table, how, html_of
 from stashtrace.report.flames import DEPTH_AT_MOST
-from stashtrace.report.page import svg_pictures
-from stashtrace.report.page.first_parts import group_title
-from stashtrace.report.page.html import how, paragraph, table, tag, text, unfolding
+from stashtrace.report.page.causes_and_budget import group_title
+from stashtrace.report.page.html import paragraph, swatch, tag, text, unfolding
 from stashtrace.report.page.page_words import KINDS
 from stashtrace.schema.stall_kinds import WORKER_KINDS
 from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text
+from stashtrace.units import duration_text, percent_text, range_text
 
 _ROW, _HEIGHT = 20, 19
 #: Part of the picture's width from which on a box has 40 pixels or more in a window of 400, 680 and 1000 pixels.
@@ -29,13 +30,13 @@ _MakeRow: TypeAlias = Callable[[dict[str, Any]], tuple[str, ...]]
 _ROWS_AT_MOST = 60
 
 
-def flames_part(facts: dict[str, Any]) -> list[str]:
+def flames_part(facts: dict[str, Any]) -> list[Block | None]:
     flames = facts["flames"]
     if not flames:
         return []
     groups = [_group(group, facts["budget"]["groups"]) for group in flames["groups"] if group["boxes"]]
     more = groups[_OPEN:]
-    return [
+    drawn = [
         paragraph(
             "The width of a box is its part of the mean counted step. The first row has the kinds of time; under each"
             " stand your functions in which it was spent, every one below its caller, and last, pale, what they called"
@@ -45,6 +46,9 @@ def flames_part(facts: dict[str, Any]) -> list[str]:
         unfolding(f"{len(more)} more groups of ranks" if len(more) > 1 else "The other ranks", *more) if more else "",
         *_difference(flames["difference"]),
         *_workers(flames["workers"]),
+    ]
+    return [
+        Picture("".join(drawn), _lines(facts["lines"], facts["commands"]["lines"])),
         how(
             "the flame graphs",
             "Calls of a millisecond and more that wait, move files, collect garbage or take part in collectives were"
@@ -56,6 +60,34 @@ def flames_part(facts: dict[str, Any]) -> list[str]:
             command=facts["commands"]["lines"],
         ),
     ]
+
+
+def _lines(found: dict[str, Any] | None, command: str) -> list[Block | None]:
+    """Return the costliest lines, in place of the pictures."""
+    if not found:
+        return []
+    rows = [
+        (
+            line["place"],
+            KINDS[line["kind"]] if line["where"] == STEP else WORKER_KINDS[line["kind"]],
+            f"{duration_text(line['time_ns'])} a {'step' if line['where'] == STEP else 'batch'}",
+            _range(line),
+            percent_text(line["share_ratio"]),
+        )
+        for line in found["lines"]
+    ]
+    longer = [
+        f"rank {row['rank']} spends {duration_text(row['time_ns'])} ({_range(row)}) a step longer in `{row['place']}`"
+        " than the others"
+        for row in found["longer"]
+    ]
+    head = ("function and line", "kind of time", "mean", "between (95 %)", "share")
+    said = "Over all ranks; the innermost function of the job's code counts."
+    return [Table("", head, rows, (0, 1)), Listing(longer), Paragraph(said), Command(command, "All")]
+
+
+def _range(row: dict[str, Any]) -> str:
+    return range_text(duration_text(row["low_ns"]), duration_text(row["high_ns"]))
 
 
 def _group(group: dict[str, Any], groups: list[dict[str, Any]]) -> str:
@@ -98,7 +130,7 @@ def _difference(found: dict[str, Any] | None) -> list[str]:
         said = f"{lead} No function differs by more than the samples leave open."
         return [tag("h3", text(title)), paragraph(said)]
     names = (("longer", f"longer on rank {slow}"), ("shorter", f"shorter on rank {slow}"))
-    key = "".join(f"<li>{svg_pictures.swatch(kind)}{text(name)}</li>" for kind, name in names)
+    key = "".join(f"<li>{swatch(kind)}{text(name)}</li>" for kind, name in names)
     content = [
         tag("h3", text(title)),
         paragraph(
@@ -119,8 +151,8 @@ def _as_table(graph: dict[str, Any], columns: tuple[str, str], subject: str, mak
     rows = [make(box) for box in boxes if box["length_ns"] >= least_ns][:_ROWS_AT_MOST]
     more = f"; {len(boxes) - len(rows)} shorter ones are left out" if len(boxes) > len(rows) else ""
     head = ("function", "kind", *columns)
-    shown = table(f"Boxes of the picture, each above those that it calls{more}", head, rows, numbers=2)
-    return unfolding("As a table", shown, subject=subject)
+    shown = Table(f"Boxes of the picture, each above those that it calls{more}", head, rows, (0, 1))
+    return "".join(html_of([Fold("As a table", [shown], subject)]))
 
 
 def _row(box: dict[str, Any], whole_ns: int, kinds: dict[str, str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib.resources import files
 from itertools import zip_longest
 from typing import Any
@@ -30,21 +30,27 @@ _POLICY = (
 )
 
 
-def whole_page(title: str, body: Sequence[str], *, script: str = "") -> str:
-    """Return a page with the style of reports; ``script`` is the only one that may run."""
+def whole_page(
+    title: str, header: Sequence[str], parts: Sequence[str], footer: str, *, skip: str = "", script: str = ""
+) -> str:
+    """Return a page with the style of reports.
+
+    ``skip``: a link to the parts, for keyboards. ``script``: the only one that may run; it stands in ``footer``.
+    """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    body = [skip, "<header>", *header, "</header>", '<main id="main">', *parts, "</main>", footer]
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY.format(digest=digest)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{text(title)}</title>\n<style>{_style()}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
+        f"<title>{text(title)}</title>\n<style>{style()}</style>\n</head>\n<body>\n"
+        + "\n".join(filter(None, body))
         + "\n</body>\n</html>\n"
     )
 
 
-def _style() -> str:
+def style() -> str:
     """Return the style sheet with the colours of the kinds of time; a column has that of its first kind."""
     first = {column: kinds[0] for column, kinds in COLUMNS.items()} | {kind.name: kind.name for kind in STALL_KINDS}
     parts = {
@@ -52,10 +58,10 @@ def _style() -> str:
         "dark": " ".join(f"--{kind.name}: {kind.on_dark};" for kind in STALL_KINDS),
         "classes": "\n".join(f".k-{name} {{ fill: var(--{kind}) }}" for name, kind in first.items()),
     }
-    style = own_file("style.css")
+    sheet = own_file("style.css")
     for name, rules in parts.items():
-        style = style.replace(f"/* kinds, {name} */", rules)
-    return style
+        sheet = sheet.replace(f"/* kinds, {name} */", rules)
+    return sheet
 
 
 def own_file(name: str) -> str:
@@ -102,7 +108,19 @@ def paragraph(value: object, class_: str | None = None) -> str:
 
 def listing(values: Sequence[object], class_: str | None = None) -> str:
     """Return a list of texts; empty without values."""
-    return tag("ul", "".join(tag("li", prose(value)) for value in values), class_=class_) if values else ""
+    return bullets(map(prose, values), class_)
+
+
+def bullets(items: Iterable[str], class_: str | None = None) -> str:
+    """Return a list of HTML; empty without items."""
+    shown = "".join(tag("li", item) for item in items)
+    return tag("ul", shown, class_=class_) if shown else ""
+
+
+def verdicts(items: Iterable[str], *, is_quiet: bool) -> str:
+    """Return claims as HTML, each with a line beside it that is pale where it is quiet."""
+    shown = "".join(tag("li", item, class_="quiet" if is_quiet else None) for item in items)
+    return tag("ol", shown, class_="verdicts") if shown else ""
 
 
 def section(name: str, heading: str, *content: str) -> str:
@@ -117,39 +135,58 @@ def unfolding(summary: str, *content: str, subject: str = "", class_: str | None
     return tag("details", tag("summary", told) + "".join(filter(None, content)), class_=class_)
 
 
-def side_by_side(*foldings: str) -> str:
+def side_by_side(foldings: Sequence[str]) -> str:
     """Return elements that open on click in one line; an open one takes a line of its own."""
-    return tag("div", "".join(filter(None, foldings)), class_="folds") if any(foldings) else ""
+    return tag("div", "".join(foldings), class_="folds")
 
 
-def how(subject: str, *sentences: str, content: str = "", command: str = "") -> str:
-    """Return how the numbers of ``subject`` are known: method, bounds, and the command that prints their rows."""
-    rows = [paragraph("It prints the rows that these numbers come from:"), code_line(command)] if command else []
-    return unfolding("How do you know?", *map(paragraph, sentences), content, *rows, subject=subject, class_="how")
+def titled(items: Sequence[tuple[str, str]]) -> str:
+    """Return pictures, each beside its title."""
+    return tag(
+        "ul", "".join(tag("li", tag("h3", text(name)) + tag("div", each)) for name, each in items), class_="groups"
+    )
 
 
-def how_each(subject: str, known: Sequence[tuple[str, Sequence[str]]], *sentences: str, command: str = "") -> str:
-    """Return how the claims of a part are known, once for the part: what holds for all, then claim by claim."""
-    rows = [tag("li", tag("em", prose(claim)) + listing(each)) for claim, each in known]
-    return how(subject, *sentences, content=tag("ul", "".join(rows)) if rows else "", command=command)
+def percent_of(part: float, whole: float) -> str:
+    """Return a part of a whole as a length of CSS."""
+    return f"{100 * part / max(whole, 1):.3f}".rstrip("0").rstrip(".") + "%"
 
 
-def code_line(command: str) -> str:
-    """Return a command on a line of its own."""
-    return tag("p", tag("code", text(command)), class_="command")
+def budget_bar(parts: Sequence[tuple[str, float, str]], label: str) -> str:
+    """Return a bar of kinds of time: name, part of the whole width, and words of each."""
+    drawn, at = [], 0.0
+    for name, share, words in parts:
+        if share > 0:
+            place = f'x="{percent_of(at, 1)}" width="{percent_of(share, 1)}" height="22"'
+            drawn.append(f'<rect class="k-{name}" {place}>{tag("title", f"{text(name)} {text(words)}")}</rect>')
+        at += share
+    told = ", ".join(f"{name} {words}" for name, share, words in parts if share > 0)
+    size = {"width": "100%", "height": "22"}
+    return tag("svg", "".join(drawn), class_="bar", **size, role="img", aria_label=f"{label}: {told}")
 
 
-def see(command: str, what: str = "On the timeline") -> str:
-    """Return the command that shows a part on the timeline."""
-    return tag("p", f"{text(what)}: {tag('code', text(command))}", class_="command")
+def swatch(kind: str) -> str:
+    """Return a small square in the colour of a kind; a reader of screens passes over it."""
+    return square(f"k-{kind}")
+
+
+def square(class_: str) -> str:
+    """Return a small square of a class; a reader of screens passes over it."""
+    square = f'<rect class="{class_}" width="12" height="12"/>'
+    return f'<svg class="swatch" width="12" height="12" aria-hidden="true">{square}</svg>'
+
+
+def see(command: str, what: str = "") -> str:
+    """Return a command on a line of its own; ``what``: what it shows."""
+    return tag("p", (f"{text(what)}: " if what else "") + tag("code", text(command)), class_="command")
 
 
 def table(
     caption: str,
     head: Sequence[str],
     rows: Sequence[Sequence[object]],
+    left: Collection[int],
     *,
-    numbers: int = 0,
     sortable: bool = False,
     ids: Sequence[str] = (),
     wraps: bool = False,
@@ -157,34 +194,28 @@ def table(
     """Return a table of plain texts whose first column names the rows.
 
     ``head``: titles of the columns. ``rows``: a cell is a text, or a pair of a text and the number by which it is
-    sorted. ``numbers``: so many columns at the end are numbers, which stand to the right. ``sortable``: whether the
-    script may add buttons that sort. ``ids``: anchors of the rows. ``wraps``: cells break their lines
-    instead of making the table wide, and in a narrow window each row is a list of titles and cells.
+    sorted. ``left``: columns that stand to the left. ``sortable``: whether the script may add buttons that sort.
+    ``ids``: anchors of the rows. ``wraps``: cells break their lines instead of making the table wide, and in a narrow
+    window each row is a list of titles and cells.
     """
-    first_number = len(head) - numbers
     titles = "".join(
-        tag("th", text(name), scope="col", class_="n" if at >= first_number else None) for at, name in enumerate(head)
+        tag("th", text(name), scope="col", class_=None if at in left else "n") for at, name in enumerate(head)
     )
     lines = "".join(
         tag(
             "tr",
-            "".join(_cell(cell, at, at >= first_number, head[at] if wraps else None) for at, cell in enumerate(row)),
+            "".join(_cell(cell, at, at not in left, head[at] if wraps else None) for at, cell in enumerate(row)),
             id=name,
         )
         + "\n"
         for row, name in zip_longest(rows, ids)
     )
-    whole = f"{tag('caption', text(caption))}<thead><tr>{titles}</tr></thead><tbody>\n{lines}</tbody>"
+    above = f"<thead><tr>{titles}</tr></thead>" if head else ""
+    whole = f"{tag('caption', text(caption))}{above}<tbody>\n{lines}</tbody>"
     classes = " ".join(filter(None, ("sortable" if sortable else "", "wraps" if wraps else ""))) or None
+    shown = tag("table", whole, class_=classes)
     # A wide table scrolls by itself; the focus lets a keyboard scroll it.
-    return tag(
-        "div",
-        tag("table", whole, class_=classes),
-        class_="scroll",
-        tabindex="0",
-        role="group",
-        aria_label=caption,
-    )
+    return tag("div", shown, class_="scroll", tabindex="0", role="group", aria_label=caption)
 
 
 def _cell(cell: object, at: int, is_number: bool, title: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.report.stalls_by_rank_and_step import CLASSES
+from stashtrace.report.steps_over_time import CLASSES
 from stashtrace.schema.stall_kinds import KIND_LABELS
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, percent_text

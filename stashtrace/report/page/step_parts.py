@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from stashtrace.report.blocks import Block, Command, Fold, Listing, Paragraph, Picture, Table, how, html_of
 from stashtrace.report.page import svg_pictures
-from stashtrace.report.page.first_parts import claim_sentences, plain_claim
-from stashtrace.report.page.html import how, how_each, paragraph, see, table, tag, text, unfolding
+from stashtrace.report.page.causes_and_budget import claim_sentences, plain_claim
+from stashtrace.report.page.html import paragraph, tag, text
 from stashtrace.report.page.page_words import (
     KINDS,
     binned_text,
@@ -24,28 +25,30 @@ from stashtrace.units import duration_text, percent_text
 _MAP_RATIO, _ROWS_NAMED = 0.01, 8
 
 
-def curve_part(facts: dict[str, Any]) -> list[str]:
+def curve_part(facts: dict[str, Any]) -> list[Block | None]:
     curve = facts["curve"]
     if not curve:
         return []
-    content = [_curve(facts), paragraph(_curve_text(curve, len((facts["slow"] or {}).get("listed", ()))), "soft")]
-    changes = claims_of(facts, "time")
-    content += map(plain_claim, changes)
-    if "worst" in facts["commands"]:
-        content.append(see(facts["commands"]["worst"], "The step that lost most, on the timeline"))
+    said = paragraph(_curve_text(curve, len((facts["slow"] or {}).get("listed", ()))), "soft")
+    changes, counts = claims_of(facts, "time"), facts["budget"]["steps_counts"]
+    worst = facts["commands"].get("worst")
     shared = (
         f" Up to {curve['steps_per_cell']} neighbouring steps share a place." if curve["steps_per_cell"] > 1 else ""
     )
-    content.append(
-        how_each(
+    return [
+        Picture(_curve(facts) + said, [Paragraph(f"{svg_pictures.curve_words(curve)}.")]),
+        *(part for each in changes for part in plain_claim(each)),
+        Command(worst, "The step that lost most, on the timeline") if worst else None,
+        how(
             "the step time",
-            [(claim_sentences(each)[0], finding_how(each, facts["budget"]["steps_counts"])) for each in changes],
             "The line is the mean of the steps over their ranks, as in the headline; the band reaches from the shortest"
             f" to the longest step of a rank.{shared} Steps of the warm-up are left out.",
+            known=Listing([(claim_sentences(each)[0], finding_how(each, counts)) for each in changes])
+            if changes
+            else None,
             command=facts["commands"]["steps"],
-        )
-    )
-    return content
+        ),
+    ]
 
 
 def _curve_text(curve: dict[str, Any], listed_count: int) -> str:
@@ -91,7 +94,7 @@ def _curve(facts: dict[str, Any]) -> str:
     return tag("div", tag("div", inner, class_="curve") + tag("div", ends, class_="ends"))
 
 
-def heat_part(facts: dict[str, Any]) -> list[str]:
+def heat_part(facts: dict[str, Any]) -> list[Block | None]:
     heat = facts["heat"]
     if not heat:
         return []
@@ -99,14 +102,12 @@ def heat_part(facts: dict[str, Any]) -> list[str]:
     large = [part for part in heat["kinds"] if part["share_ratio"] >= _MAP_RATIO]
     folded = [part for part in heat["kinds"] if part["share_ratio"] < _MAP_RATIO]
     small = [KINDS[kind] for kind in heat["small"]]
+    said = paragraph(f"Share of the step that each kind of time takes. {binned_text(heat)}")
+    left_out = paragraph(f"Below 1 % in every cell, and not drawn: {listed_text(small)}.") if small else ""
     return [
-        paragraph(f"Share of the step that each kind of time takes. {binned_text(heat)}"),
-        tag("ul", key, class_="key"),
-        tag("div", "".join(_map(part, heat) for part in large), class_="maps"),
-        unfolding(_folded_text(folded), tag("div", "".join(_map(part, heat) for part in folded), class_="maps"))
-        if folded
-        else "",
-        paragraph(f"Below 1 % in every cell, and not drawn: {listed_text(small)}.") if small else "",
+        Picture(said + tag("ul", key, class_="key") + _maps(large, heat)),
+        Fold(_folded_text(folded), [Picture(_maps(folded, heat))]) if folded else None,
+        Picture(left_out),
         how(
             "the heat maps",
             "The cells are sums of the same attribution as the budget, before any step is left out.",
@@ -115,6 +116,10 @@ def heat_part(facts: dict[str, Any]) -> list[str]:
             command=facts["commands"]["budget"],
         ),
     ]
+
+
+def _maps(parts: list[dict[str, Any]], heat: dict[str, Any]) -> str:
+    return tag("div", "".join(_map(part, heat) for part in parts), class_="maps")
 
 
 def _folded_text(parts: list[dict[str, Any]]) -> str:
@@ -133,18 +138,14 @@ def _map(part: dict[str, Any], heat: dict[str, Any]) -> str:
         f"{percent_text(part['share_ratio'])} of all steps; most in rank {part['most_ranks']}, step"
         f" {part['most_steps']}: {part['most_permille'] / 10:.1f} %"
     )
-    cells = table(f"{name}: percent of the step, by rank and step", ("rank", *steps), rows, numbers=len(steps))
+    cells = Table(f"{name}: percent of the step, by rank and step", ("rank", *steps), rows, (0,), keeps_all=True)
+    as_table = Picture(cells.html().replace("<table>", '<table class="cells">', 1))
     content = [
         tag("h3", text(name)),
         tag("div", _row_names(ranks) + svg_pictures.heat_map(part, ranks, steps), class_="rows"),
-        tag(
-            "div",
-            f"<span>step {text(steps[0])}</span><span>step {text(steps[-1])}</span>",
-            class_="ends",
-        ),
+        tag("div", f"<span>step {text(steps[0])}</span><span>step {text(steps[-1])}</span>", class_="ends"),
         paragraph(most, "now"),
-        unfolding("As a table", cells.replace("<table>", '<table class="cells">', 1), subject=name),
-        see(part["command"], "The largest cell"),
+        *html_of([Fold("As a table", [as_table], name), Command(part["command"], "The largest cell")]),
     ]
     return tag("div", "".join(content), class_="map")
 

@@ -7,12 +7,13 @@ classes of the style sheet, which has them for light and dark.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from stashtrace.report.page.html import tag, text
+from stashtrace.report.page.html import percent_of, square, style, swatch, tag, text
 from stashtrace.report.page.page_words import KINDS
-from stashtrace.report.stalls_by_rank_and_step import class_of
+from stashtrace.report.steps_over_time import class_of
 from stashtrace.units import duration_text, shortened
 
 #: Heights in pixels: a lane of a cut-out with its title, the bar in it, the scale below.
@@ -37,25 +38,19 @@ _ROLES = {
 _OTHER_KINDS = {"read": "reads that did not block", "blocked": "reads that blocked", "worker": "makes a batch"}
 
 
-def _percent(part: float, whole: float) -> str:
-    return f"{100 * part / max(whole, 1):.3f}".rstrip("0").rstrip(".") + "%"
-
-
-def budget_bar(columns: list[dict[str, Any]], shares: list[str], label: str) -> str:
-    """Return the bar of a group of ranks; ``shares`` are the texts of its columns."""
-    parts, at = [], 0.0
-    for column, share in zip(columns, shares, strict=True):
-        if column["share_ratio"] > 0:
-            name = tag("title", f"{text(column['column'])} {text(share)}")
-            width = _percent(column["share_ratio"], 1)
-            parts.append(
-                f'<rect class="k-{column["column"]}" x="{_percent(at, 1)}" width="{width}" height="22">{name}</rect>'
-            )
-        at += column["share_ratio"]
-    told = ", ".join(f"{c['column']} {s}" for c, s in zip(columns, shares, strict=True) if c["share_ratio"] > 0)
-    return tag(
-        "svg", "".join(parts), class_="bar", width="100%", height="22", role="img", aria_label=f"{label}: {told}"
-    )
+def picture_file(rows: Sequence[tuple[str, str, str]], height: int, width: int = 900) -> str:
+    """Return pictures of a page as an SVG file, one below the other: title, picture of this height, words."""
+    parts, y = [], 8
+    for title, picture, words in rows:
+        inner = tag("svg", picture, x="12", y=str(y + 26), width=str(width - 24), height=str(height))
+        parts.append(tag("text", text(title), x="12", y=str(y + 18)) + inner)
+        parts.append(tag("text", text(words), class_="soft", x="12", y=str(y + height + 44)))
+        y += height + 60
+    drawn = f'<rect width="100%" height="100%" fill="var(--paper)"/>{"".join(parts)}'
+    own = "text { font: 14px system-ui, sans-serif; fill: var(--ink) }"
+    own += " .soft, .scale { font-size: 12px; fill: var(--soft) }"
+    size = f'width="{width}" height="{y}" viewBox="0 0 {width} {y}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style()}{own}</style>{drawn}</svg>\n'
 
 
 def gain_bar(column: str, before: float, after: float, label: str) -> str:
@@ -63,7 +58,7 @@ def gain_bar(column: str, before: float, after: float, label: str) -> str:
 
     ``column``: of the budget, or empty.
     """
-    left, width = _percent(after, 1), _percent(before - after, 1)
+    left, width = percent_of(after, 1), percent_of(before - after, 1)
     saved = f'<rect class="k-{column or "cause"}" x="{left}" width="{width}" height="14"/>'
     drawn = f'<rect class="ground" width="100%" height="14"/><rect class="left" width="{left}" height="14"/>'
     return tag("svg", drawn + saved, class_="saves", width="100%", height="14", role="img", aria_label=label)
@@ -88,12 +83,7 @@ def step_curve(curve: dict[str, Any]) -> str:
     back = f"V{low[-1]}{_stairs(low[::-1], -1)}z"
     paths = f'<path class="band" d="M0 {high[0]}{_stairs(high, 1)}{back}"/>' if low != high else ""
     paths += f'<path class="line" d="M0 {mean[0]}{_stairs(mean, 1)}"/>'
-    label = (
-        f"Step time of {curve['steps_count']:,} steps, {curve['first_steps'][0]} to {curve['last_step']}, on a scale"
-        f" from 0 to {duration_text(top_ns)}: mean {duration_text(curve['whole_mean_ns'])}, shortest"
-        f" {duration_text(min(curve['low_ns']))}, longest {duration_text(max(curve['high_ns']))};"
-        f" {curve['slow_count']:,} slow"
-    )
+    label = f"{curve_words(curve)}; on a scale from 0 to {duration_text(top_ns)}"
     drawn = (
         f'<svg width="100%" height="100%" viewBox="0 0 {count} {_CURVE_UNITS}" preserveAspectRatio="none"'
         f' x="0" aria-hidden="true">{paths}</svg>'
@@ -101,6 +91,15 @@ def step_curve(curve: dict[str, Any]) -> str:
     scale = tag("text", text(duration_text(top_ns)), class_="scale", x="2", y="12")
     scale += tag("text", "0", class_="scale", x="2", y=str(_CURVE_HEIGHT - 4))
     return tag("svg", drawn + scale, width="100%", height=str(_CURVE_HEIGHT), role="img", aria_label=label)
+
+
+def curve_words(curve: dict[str, Any]) -> str:
+    """Return what the picture of the step time shows."""
+    return (
+        f"Step time of {curve['steps_count']:,} steps, {curve['first_steps'][0]} to {curve['last_step']}: mean"
+        f" {duration_text(curve['whole_mean_ns'])}, shortest {duration_text(min(curve['low_ns']))}, longest"
+        f" {duration_text(max(curve['high_ns']))}; {curve['slow_count']:,} slow"
+    )
 
 
 def _stairs(heights: list[int], way: int) -> str:
@@ -166,8 +165,8 @@ def _lane(lane: dict[str, Any], top: int, length: int) -> str:
         )
         name = tag("title", text(f"{piece_text(piece)}, {duration_text(width)}{cut}"))
         bars.append(
-            f'<rect class="k-{piece["kind"]}" x="{_percent(piece["begin_ns"], length)}" y="{top + _TITLE}"'
-            f' width="{_percent(width, length)}" height="{_BAR}">{name}</rect>'
+            f'<rect class="k-{piece["kind"]}" x="{percent_of(piece["begin_ns"], length)}" y="{top + _TITLE}"'
+            f' width="{percent_of(width, length)}" height="{_BAR}">{name}</rect>'
         )
     return title + ground + "".join(bars)
 
@@ -182,7 +181,7 @@ def _arrow(arrow: dict[str, Any], length: int) -> str:
     down = arrow["to_lane"] > arrow["from_lane"]
     first = arrow["from_lane"] * _LANE + _TITLE + (_BAR if down else 0)
     last = arrow["to_lane"] * _LANE + _TITLE + (0 if down else _BAR)
-    begin, end = _percent(arrow["from_ns"], length), _percent(arrow["to_ns"], length)
+    begin, end = percent_of(arrow["from_ns"], length), percent_of(arrow["to_ns"], length)
     head = "M-4-7L0 0L4-7z" if down else "M-4 7L0 0L4 7z"
     name = tag("title", text(arrow["text"]))
     return (
@@ -207,16 +206,6 @@ def legend(kinds: list[str]) -> str:
     return tag("ul", items, class_="key")
 
 
-def swatch(kind: str) -> str:
-    """Return a small square in the colour of a kind; a reader of screens passes over it."""
-    return _square(f"k-{kind}")
-
-
 def class_swatch(number: int) -> str:
     """Return a small square in the colour of a class of the heat maps."""
-    return _square(f"c{number}")
-
-
-def _square(class_: str) -> str:
-    square = f'<rect class="{class_}" width="12" height="12"/>'
-    return f'<svg class="swatch" width="12" height="12" aria-hidden="true">{square}</svg>'
+    return square(f"c{number}")

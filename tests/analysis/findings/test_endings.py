@@ -9,8 +9,7 @@ from builders import MS, S, TraceBuilder
 from stashtrace import analyze
 from stashtrace.analysis.findings import summarize
 from stashtrace.report.document import report_facts
-from stashtrace.report.page.markdown import markdown
-from stashtrace.report.page.page import page
+from stashtrace.report.page.page import markdown, page
 from stashtrace.schema.kinds import SpanKind
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document

@@ -29,18 +29,34 @@ LATE_HOSTS = schema(
     "late_hosts",
     "Hosts that were the late one of a run, those that chance does not explain first",
     col.word("host", "its name"),
-    col.number("late_count", "runs in which its ranks made the others wait most, for 3 % of the step or more"),
+    col.number(
+        "late_count",
+        "runs in which its ranks made the others wait most, for 3 % of the step or more",
+        title="late in runs",
+    ),
     col.number("runs_count", "runs of several hosts that it took part in"),
-    col.real("share_ratio", "the first by the second"),
-    col.word("cause", "kind of time that its late rank took longer than the others, in most of these runs"),
-    col.number("cause_count", "in how many"),
-    col.ns("wait_ns", "what the mean other rank waited for it in a step, mean over the late runs"),
-    col.real("wait_ratio", "the same as a part of the step"),
-    Column("lost_hours", "f8", "hours", "machine hours of the late runs that the waits took"),
-    Column("cost", "f8", "", "price of these hours; -1 where none is known", missing=-1),
-    col.real("expected_count", "late runs to expect of its ranks, by the runs of these jobs on other hosts"),
-    col.real("chance_ratio", "probability of late_count or more by that, times the hosts that were looked at"),
-    col.real("turn_ratio", "probability that it is the late host so often in the runs in which somebody was late"),
+    col.real("share_ratio", "the first by the second", title="part"),
+    col.word(
+        "cause", "kind of time that its late rank took longer than the others, in most of these runs", role="kind"
+    ),
+    col.number("cause_count", "in how many", title="in runs"),
+    col.ns(
+        "wait_ns",
+        "what the mean other rank waited for it in a step, mean over the late runs",
+        title="others wait a step",
+    ),
+    col.real("wait_ratio", "the same as a part of the step", title="part of the step"),
+    Column(
+        "lost_hours", "f8", "hours", "machine hours of the late runs that the waits took", title="machine hours lost"
+    ),
+    Column("cost", "f8", "", "price of these hours; -1 where none is known", missing=-1, role="cost"),
+    col.real("expected_count", "late runs to expect of its ranks, by the runs of these jobs on other hosts", detail=2),
+    col.real(
+        "chance_ratio", "probability of late_count or more by that, times the hosts that were looked at", detail=2
+    ),
+    col.real(
+        "turn_ratio", "probability that it is the late host so often in the runs in which somebody was late", detail=2
+    ),
     col.word(
         "verdict",
         "always: chance_ratio < 0.001, turn_ratio < 0.05, share_ratio > 0.5; often: the first two; rank: it always held"
@@ -101,7 +117,7 @@ def _late_hosts(runs: list[_Run], totals: RunTotals) -> Table:
 def _runs(totals: RunTotals) -> list[_Run]:
     rows = totals.history.section("rank")
     bounds = np.searchsorted(rows["run"], np.arange(len(totals.history) + 1))
-    rank, host, wait, cause = (rows[name] for name in ("rank", "text", "mean_ns", "name"))
+    rank, host, wait, cause = (rows[name] for name in ("rank", "host", "wait_ns", "longer_kind"))
     several = np.flatnonzero(totals.hosts_count > 1)
     found = []
     for number in several.tolist():

@@ -33,22 +33,31 @@ from stashtrace.schema.table import Table
 SLOW_COMMITS = schema(
     "slow_commits",
     "Commits at which the step of a job changed, the latest first",
-    col.word("commit", "the first one with the new step time"),
-    col.word("before_commit", "the last one with the old step time"),
+    col.word("commit", "the first one with the new step time", role="commit"),
+    col.word("before_commit", "the last one with the old step time", title="commit before", role="commit"),
     col.word(
         "verdict", "slower, faster; few: too few runs to rule out chance; hosts: its runs were on other hosts alone"
     ),
-    col.word("job", "command, without values that differ from run to run"),
-    col.number("before_count", "runs that were compared, before"),
-    col.number("after_count", "and after"),
-    col.ns("before_ns", "mean step before"),
-    col.ns("after_ns", "and after"),
-    col.real("growth_ratio", "by which it grew, as a part of the step before; negative where it shrank"),
-    col.real("low_ratio", "95 % bounds of that, as `check` gives them"),
-    col.real("high_ratio", "the same"),
-    col.word("kind", "kind of time that changed most; empty if none did beyond its bounds"),
-    col.real("kind_ratio", "its growth, as a part of the step before"),
-    col.real("chance_ratio", "probability of such a difference by chance, times the places and jobs looked at"),
+    col.word("job", "command, without values that differ from run to run", role="command"),
+    col.number("before_count", "runs that were compared, before", title="runs before"),
+    col.number("after_count", "and after", title="runs after"),
+    col.ns("before_ns", "mean step before", title="step before"),
+    col.ns("after_ns", "and after", title="step after"),
+    col.real(
+        "growth_ratio", "by which it grew, as a part of the step before; negative where it shrank", title="grew by"
+    ),
+    col.real("low_ratio", "95 % bounds of that, as `check` gives them", title="at least"),
+    col.real("high_ratio", "the same", title="at most"),
+    col.word(
+        "kind",
+        "kind of time that changed most; empty if none did beyond its bounds",
+        title="what grew most",
+        role="kind",
+    ),
+    col.real("kind_ratio", "its growth, as a part of the step before", title="by"),
+    col.real(
+        "chance_ratio", "probability of such a difference by chance, times the places and jobs looked at", detail=2
+    ),
 )
 #: A cut is made if it is less likely by chance than this.
 _BY_CHANCE = 0.01
@@ -191,11 +200,11 @@ def steps_of_runs(totals: RunTotals, runs: Sequence[int]) -> list[StepsOfRun]:
     out = []
     for run in runs:
         own = range(*np.searchsorted(of, (run, run + 1)).tolist())
-        times = {str(steps["name"][read.rows[at]]): read[at] for at in own}
-        steps_count = max((int(steps["value"][read.rows[at]]) for at in own), default=0)
+        times = {str(steps["kind"][read.rows[at]]): read[at] for at in own}
+        steps_count = max((int(steps["steps_count"][read.rows[at]]) for at in own), default=0)
         ranks: dict[int, dict[str, float]] = {}
         rows = slice(*np.searchsorted(kinds["run"], (run, run + 1)).tolist())
-        columns = (kinds[name][rows].tolist() for name in ("rank", "name", "mean_ns"))
+        columns = (kinds[name][rows].tolist() for name in ("rank", "kind", "mean_ns"))
         for rank, name, mean_ns in zip(*columns, strict=True):
             ranks.setdefault(rank, {})[name] = float(mean_ns)
         facts: dict[str, Fact] = {field.name: _fact(history.fact(field.name)[run]) for field in FIELDS}

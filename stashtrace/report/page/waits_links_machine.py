@@ -1,63 +1,55 @@
-"""The later parts of the page: waits, slow steps, links, losses, machine. Each is a list of HTML elements."""
+"""The parts of the page with waits, slow steps, links, losses and machine, as blocks."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any
 
+from stashtrace.report.blocks import Block, Command, Facts, Fold, Listing, Paragraph, Picture, Table, how, html_of
 from stashtrace.report.page import svg_pictures
-from stashtrace.report.page.html import code_line, how, how_each, listing, paragraph, see, table, tag, text, unfolding
+from stashtrace.report.page.html import paragraph, tag, text
 from stashtrace.report.page.page_words import claims_of, link_method_text, sentence, wait_how
 from stashtrace.units import bytes_text, duration_text, percent_text
 
 
-def waits_part(facts: dict[str, Any]) -> list[str]:
+def waits_part(facts: dict[str, Any]) -> list[Block | None]:
     waits = facts["waits"]
     if not waits or not (waits["cut_outs"] or waits["listed"]):
-        return [paragraph("No wait in a collective or for a batch stands out in this recording.")] if waits else []
-    content = [
-        paragraph(
-            "Each picture is cut out of the timeline: the file, the worker and the rank that were late, as far as they"
-            " were recorded, and ranks that waited. Of waits alike, by group, late rank and cause, the costliest is"
-            " drawn."
+        return [Paragraph("No wait in a collective or for a batch stands out in this recording.")] if waits else []
+    rows = [
+        (
+            row["text"],
+            (row["step"] if row["step"] >= 0 else "-", row["step"]),
+            (duration_text(row["wait_ns"]), row["wait_ns"]),
+            (duration_text(row["total_wait_ns"]), row["total_wait_ns"]),
         )
+        for row in waits["listed"]
     ]
-    content += [_cut_out(cut, f"wait-{at}") for at, cut in enumerate(waits["cut_outs"])]
-    if waits["listed"]:
-        rows = [
-            (
-                row["text"],
-                (row["step"] if row["step"] >= 0 else "-", row["step"]),
-                (duration_text(row["wait_ns"]), row["wait_ns"]),
-                (duration_text(row["total_wait_ns"]), row["total_wait_ns"]),
-            )
-            for row in waits["listed"]
-        ]
-        listed = table(
-            "Waits in collectives, the costliest first",
-            ("wait", "step", "longest wait", "cost of all ranks"),
-            rows,
-            numbers=3,
-            sortable=True,
-        )
-        content.append(unfolding(f"The {len(rows)} costliest waits in collectives", listed) if len(rows) > 1 else "")
-    known = [(cut["text"], wait_how(cut)) for cut in waits["cut_outs"]]
-    if not waits["listed"]:
-        return [*content, how_each("these waits", known)]
+    head = ("wait", "step", "longest wait", "cost of all ranks")
+    listed = Table("Waits in collectives, the costliest first", head, rows, (0,), sortable=True)
+    sentences = (
+        "A wait is from the own entry into a collective to the entry of its last rank, by the ranks' clocks.",
+        f"The {waits['examined_at_most']} costliest waits of the run are looked at, and {waits['kept_count']}"
+        " are kept: those in counted steps, if there are any, that cost a tenth of the costliest one or more.",
+    )
+    known = Listing([(cut["text"], wait_how(cut)) for cut in waits["cut_outs"]])
     return [
-        *content,
-        how_each(
-            "these waits",
-            known,
-            "A wait is from the own entry into a collective to the entry of its last rank, by the ranks' clocks.",
-            f"The {waits['examined_at_most']} costliest waits of the run are looked at, and {waits['kept_count']}"
-            " are kept: those in counted steps, if there are any, that cost a tenth of the costliest one or more.",
-            command=facts["commands"]["late"],
+        Picture(
+            paragraph(
+                "Each picture is cut out of the timeline: the file, the worker and the rank that were late, as far as"
+                " they were recorded, and ranks that waited. Of waits alike, by group, late rank and cause, the"
+                " costliest is drawn."
+            )
         ),
+        *(_cut_out(cut, f"wait-{at}") for at, cut in enumerate(waits["cut_outs"])),
+        Fold(f"The {len(rows)} costliest waits in collectives", [listed]) if len(rows) > 1 else None,
+        how("these waits", *sentences, known=known, command=facts["commands"]["late"])
+        if rows
+        else how("these waits", known=known),
     ]
 
 
-def _cut_out(cut: dict[str, Any], name: str) -> str:
+def _cut_out(cut: dict[str, Any], name: str) -> Picture:
     kinds = list(dict.fromkeys(piece["kind"] for lane in cut["lanes"] for piece in lane["pieces"]))
     rows = [
         (lane["label"], svg_pictures.piece_text(piece), duration_text(piece["begin_ns"]), duration_text(_length(piece)))
@@ -65,25 +57,18 @@ def _cut_out(cut: dict[str, Any], name: str) -> str:
         for piece in lane["pieces"]
     ]
     step = f"step {cut['step']}: " if cut["step"] >= 0 else ""
-    content = [
-        tag("h3", text(f"{step}{cut['text']}")),
-        svg_pictures.cut_out(cut),
-        svg_pictures.legend(kinds),
-        unfolding(
-            "As a table",
-            table("Bars of the picture from top to bottom", ("lane", "what", "from", "for"), rows, numbers=2),
-            subject=cut["text"],
-        ),
-        see(cut["command"]),
-    ]
-    return tag("div", "".join(content), class_="wait", id=name)
+    bars = Table("Bars of the picture from top to bottom", ("lane", "what", "from", "for"), rows, (0, 1))
+    shown = Command(cut["command"], "On the timeline")
+    below = html_of([Fold("As a table", [bars], cut["text"]), shown])
+    drawn = [tag("h3", text(f"{step}{cut['text']}")), svg_pictures.cut_out(cut), svg_pictures.legend(kinds), *below]
+    return Picture(tag("div", "".join(drawn), class_="wait", id=name), [Listing([f"{step}{cut['text']}"]), shown])
 
 
 def _length(piece: dict[str, Any]) -> int:
     return int(piece["end_ns"] - piece["begin_ns"])
 
 
-def slow_part(facts: dict[str, Any]) -> list[str]:
+def slow_part(facts: dict[str, Any]) -> list[Block | None]:
     slow = facts["slow"]
     if not slow:
         return []
@@ -96,9 +81,9 @@ def slow_part(facts: dict[str, Any]) -> list[str]:
     )
     if slow["too_few"]:
         said = f"Too few steps were counted ({slow['steps_count']}) to say which of them are slow."
-        return [paragraph(said), known]
+        return [Paragraph(said), known]
     if not slow["slow_count"]:
-        return [paragraph(f"None of the {slow['steps_count']:,} counted steps is slow."), known]
+        return [Paragraph(f"None of the {slow['steps_count']:,} counted steps is slow."), known]
     rows = [
         (
             (row["step"], row["step"]),
@@ -110,11 +95,11 @@ def slow_part(facts: dict[str, Any]) -> list[str]:
     ]
     head, ids = ("step", "what is longer", "length", "longer by"), [f"slow-{row['step']}" for row in slow["listed"]]
     which = "The costliest slow steps" if slow["slow_count"] > len(rows) else "Slow steps, the costliest first"
-    commands = [tag("li", f"step {row['step']}: {tag('code', text(row['command']))}") for row in slow["listed"]]
+    commands = [Command(row["command"], f"step {row['step']}") for row in slow["listed"]]
     return [
-        paragraph(slow_lead(slow)),
-        table(f"{which}, and what is longer in them", head, rows, numbers=2, sortable=True, ids=ids),
-        unfolding("On the timeline", tag("ul", "".join(commands)), subject="slow steps"),
+        Paragraph(slow_lead(slow)),
+        Table(f"{which}, and what is longer in them", head, rows, (0, 1), ids=ids, sortable=True),
+        Fold("On the timeline", commands, "slow steps"),
         known,
     ]
 
@@ -129,12 +114,12 @@ def slow_lead(slow: dict[str, Any]) -> str:
     )
 
 
-def links_part(facts: dict[str, Any]) -> list[str]:
+def links_part(facts: dict[str, Any]) -> list[Block | None]:
     links = facts["links"]
     if links["missing"] and facts["ranks_count"] <= 1:
         return []  # a rank alone moves nothing
     if links["missing"]:
-        return [paragraph(f"{sentence(links['missing'])} {sentence(links['hint'])}")]
+        return [Paragraph(f"{sentence(links['missing'])} {sentence(links['hint'])}")]
     calibrated = any(row["efficiency_ratio"] >= 0 for row in links["transfers"])
     rows = [
         (
@@ -153,16 +138,16 @@ def links_part(facts: dict[str, Any]) -> list[str]:
     head += ["of what the link can do"] * calibrated
     methods = sorted({row["method"] for row in links["transfers"]})
     more = links["rows_count"] - len(rows)
-    content = [
-        paragraph(
+    return [
+        Paragraph(
             "What the links can do is known from a calibration."
             if calibrated
             else "What the links can do was not calibrated (`stashtrace calibrate` measures it); beside the median"
             " stands the best call of the same group and operation, of any size."
         ),
-        *(paragraph(note, "warn") for note in links["notes"]),
-        table("Transfers of collectives by size", head, rows, numbers=len(head) - 1, sortable=True),
-        paragraph(f"{more} kinds of transfers that took less time together are left out.") if more > 0 else "",
+        *(Paragraph(note, "warn") for note in links["notes"]),
+        Table("Transfers of collectives by size", head, rows, (0,), sortable=True),
+        Paragraph(f"{more} kinds of transfers that took less time together are left out.") if more > 0 else None,
         _paths(links),
         how(
             "the links",
@@ -172,9 +157,8 @@ def links_part(facts: dict[str, Any]) -> list[str]:
             f"Expected times come from: {'; '.join(link_method_text(name) for name in methods)}.",
             command=facts["commands"]["links"],
         ),
-        see(links["command"], "The longest transfer"),
+        Command(links["command"], "The longest transfer"),
     ]
-    return content
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -188,11 +172,10 @@ def _of_calibration(row: dict[str, Any]) -> str:
     return f"{percent_text(row['efficiency_ratio'])}{error}"
 
 
-def _paths(links: dict[str, Any]) -> str:
+def _paths(links: dict[str, Any]) -> Block | None:
     if not links["paths"]:
-        return (
-            paragraph(f"Which way the bytes went is not known: {links['paths_missing']}.") if links["transfers"] else ""
-        )
+        said = f"Which way the bytes went is not known: {links['paths_missing']}."
+        return Paragraph(said) if links["transfers"] else None
     rows = [
         (
             f"{row['op'].replace('_', '-')} of {row['communicator']}",
@@ -204,10 +187,10 @@ def _paths(links: dict[str, Any]) -> str:
         for row in links["paths"]
     ]
     head = ("collective", "path", "share of its bytes", "standard error", "confidence")
-    return table("Which way the bytes went, by the traffic counters", head, rows, sortable=True)
+    return Table("Which way the bytes went, by the traffic counters", head, rows, sortable=True)
 
 
-def losses_part(facts: dict[str, Any]) -> list[str]:
+def losses_part(facts: dict[str, Any]) -> list[Block | None]:
     said = [each["text"] for each in claims_of(facts, "trust") if each["text"]]
     kinds = facts["losses"]["kinds"]
     rows = [
@@ -217,9 +200,9 @@ def losses_part(facts: dict[str, Any]) -> list[str]:
     head = ("what", "severity", "count", "what it means")
     more = facts["losses"]["more_count"]
     return [
-        listing([sentence(each) for each in said]),
-        table("What could not be recorded or read", head, rows, sortable=True) if rows else "",
-        paragraph(f"{more} more kinds are in the output of the command below.") if more else "",
+        Listing([sentence(each) for each in said]),
+        Table("What could not be recorded or read", head, rows, sortable=True),
+        Paragraph(f"{more} more kinds are in the output of the command below.") if more else None,
         how(
             "what was lost, and own cost",
             "What the recorder could not write is counted where it happens; what a file does not hold is counted when"
@@ -232,18 +215,11 @@ def losses_part(facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def machine_part(facts: dict[str, Any]) -> list[str]:
-    rows = "".join(
-        tag("dt", text(row["name"])) + tag("dd", _value(row["name"], row["value"])) for row in facts["machine"]
-    )
+def machine_part(facts: dict[str, Any]) -> list[Block | None]:
+    rows = ((row["name"], row["value"]) for row in facts["machine"])
     return [
-        f"<dl>{rows}</dl>",
+        Facts([(name, Command(value) if name == "command" else value) for name, value in rows]),
         how("the machine", "These facts were written by the job's processes and its launcher as they ran."),
-        paragraph("The whole run on the timeline:", "soft"),
-        code_line(facts["commands"]["whole"]),
-        paragraph(facts["commands"]["note"], "soft") if facts["commands"]["note"] else "",
+        Command(facts["commands"]["whole"], "The whole run on the timeline"),
+        Paragraph(facts["commands"]["note"], "soft") if facts["commands"]["note"] else None,
     ]
-
-
-def _value(name: str, value: str) -> str:
-    return tag("code", text(value)) if name == "command" else text(value)

@@ -1,4 +1,4 @@
-"""Heat maps: the share of each kind of time by rank and step, in a bounded number of cells."""
+"""Steps of a run, one after the other: heat maps by rank and step, the curve of the step time, the slow ones."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,9 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.analysis.findings.claim_rows import tables_of
+from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
+from stashtrace.analysis.findings.spikes.policy import POLICY
+from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
+from stashtrace.summary.words import evidence_texts, findings_of
 from stashtrace.units import ranks_text
 
 Ints = npt.NDArray[np.int64]
@@ -125,3 +131,87 @@ def class_of(permille: int) -> int:
     if permille <= 0:
         return permille
     return int(np.searchsorted(np.array(CLASSES) * 1000, permille, side="right"))
+
+
+#: Cells of the curve; more steps share cells.
+CELLS = 200
+#: Slow steps that are marked, those that cost most.
+MARKED = 60
+
+
+def step_curve(steps: Table, slow: Table) -> dict[str, Any] | None:
+    """Return how long the counted steps of a run were, one after the other; None without steps.
+
+    ``steps``: the counted steps of all ranks. ``slow``: rows of ``spikes`` of any steps. Returns per cell
+    ``first_steps`` (number of its first step), ``mean_ns`` (over its steps and their ranks), ``low_ns`` and ``high_ns``
+    (the shortest and the longest step of a rank in it); ``steps_count``, ``last_step``, ``ranks_count``,
+    ``steps_per_cell`` (at most), ``whole_mean_ns`` (the step time of the run); and ``slow``: per slow step ``step``,
+    ``cell``, ``length_ns`` and ``excess_ns``, those that cost most first, ``slow_count`` of them in all.
+    """
+    if not len(steps):
+        return None
+    by_step = GroupBy(steps["step"])
+    length_ns, numbers = steps["end_ns"] - steps["begin_ns"], by_step.values
+    means = step_lengths(steps)
+    cell = cells_of(len(numbers), CELLS)
+    by_cell = GroupBy(cell)
+    slow = slow.take(np.isin(slow["step"], numbers))
+    excess_ns = slow["length_ns"] - slow["usual_ns"]
+    return {
+        "first_steps": by_cell.min(numbers).tolist(),
+        "mean_ns": np.rint(np.bincount(cell, means) / by_cell.sizes).astype(np.int64).tolist(),
+        "low_ns": by_cell.min(by_step.min(length_ns)).tolist(),
+        "high_ns": by_cell.max(by_step.max(length_ns)).tolist(),
+        "steps_count": len(numbers),
+        "last_step": int(numbers[-1]),
+        "ranks_count": len(np.unique(steps["rank"])),
+        "steps_per_cell": int(by_cell.sizes.max()),
+        "whole_mean_ns": round(float(means.mean())),
+        "slow_count": len(slow),
+        "slow": [
+            {
+                "step": int(slow["step"][at]),
+                "cell": int(cell[np.searchsorted(numbers, slow["step"][at])]),
+                "length_ns": int(slow["length_ns"][at]),
+                "excess_ns": int(excess_ns[at]),
+            }
+            for at in np.argsort(-excess_ns, kind="stable")[:MARKED].tolist()
+        ],
+    }
+
+
+#: Slow steps listed.
+LISTED = 10
+
+
+def slow_steps(trace: Trace, steps: Table, slow: Table) -> dict[str, Any]:
+    """Return the slow steps of a run, those that cost most first.
+
+    ``steps``: the counted steps of all ranks. ``slow``: rows of ``spikes`` of any steps. Returns ``steps_count``,
+    ``too_few`` (no step can be called slow), ``slow_count``, ``excess_ns`` (of all slow steps over what such steps
+    usually take), ``whole_ns`` (of all counted steps) and ``listed``: per slow step ``step``, ``length_ns``,
+    ``usual_ns``, ``excess_ns``, ``begin_ns``, ``end_ns`` and ``texts`` (whose time grew, then the evidence).
+    """
+    by_step = GroupBy(steps["step"])
+    slow = slow.take(np.isin(slow["step"], by_step.values))
+    excess_ns = slow["length_ns"] - slow["usual_ns"]
+    costliest = np.argsort(-excess_ns, kind="stable")[:LISTED]
+    loading = np.unique(trace.batches["rank"]).tolist()
+    begin_ns, end_ns = by_step.min(steps["begin_ns"]), by_step.max(steps["end_ns"])
+    listed = []
+    for at in costliest.tolist():
+        place = int(by_step.find(slow["step"][at : at + 1])[0])
+        (said,) = findings_of(*tables_of([claim_of_step(slow.take(np.array([at])), loading, {})]))
+        listed.append(
+            {name: int(slow[name][at]) for name in ("step", "length_ns", "usual_ns")}
+            | {"excess_ns": int(excess_ns[at]), "begin_ns": int(begin_ns[place]), "end_ns": int(end_ns[place])}
+            | {"texts": [said.row["facts"]["grew"], *evidence_texts(said)]}
+        )
+    return {
+        "steps_count": len(by_step),
+        "too_few": len(by_step) <= POLICY.least_steps,
+        "slow_count": len(slow),
+        "excess_ns": int(excess_ns.sum()),
+        "whole_ns": round(float(step_lengths(steps).sum())),
+        "listed": listed,
+    }

@@ -1,23 +1,14 @@
-"""The first parts of the page: verdict and budget. Each is a list of HTML elements, empty if there is none."""
+"""The parts of the page with verdict and budget, as blocks; empty if there is nothing to say."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any
 
+from stashtrace.report.blocks import Bar, Bars, Block, Fold, Listing, Paragraph, Picture, Table, how
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page import svg_pictures
-from stashtrace.report.page.html import (
-    how,
-    how_each,
-    listing,
-    paragraph,
-    side_by_side,
-    table,
-    tag,
-    text,
-    unfolding,
-)
+from stashtrace.report.page.html import listing, paragraph, tag, text
 from stashtrace.report.page.page_words import (
     REPLAYED,
     claims_of,
@@ -40,51 +31,36 @@ _COUNTED_AT_SIGHT = 3
 _QUIET = ("compute_bound", "not_told")
 
 
-def ending_part(facts: dict[str, Any]) -> list[str]:
+def ending_part(facts: dict[str, Any]) -> list[Block | None]:
     """Return how the job failed or stood still, each with its evidence; empty for a job that ended well."""
-    parts: list[str] = []
-    for claim in facts["ending"]:
-        parts.append(paragraph(claim["text"], "warn"))
-        if claim["evidence_text"]:
-            parts.append(tag("ul", "".join(tag("li", text(one)) for one in claim["evidence_text"])))
-    return parts
+    claims = facts["ending"]
+    return [part for one in claims for part in (Paragraph(one["text"], "warn"), Listing(one["evidence_text"]))]
 
 
-def doubts_part(facts: dict[str, Any]) -> list[str]:
-    """Return what puts all figures in doubt; empty if nothing does."""
-    return (
-        [tag("div", "".join(paragraph(sentence(said)) for said in facts["warnings"]), class_="doubt")]
-        if (facts["warnings"])
-        else []
-    )
-
-
-def verdict_part(facts: dict[str, Any]) -> list[str]:
+def verdict_part(facts: dict[str, Any]) -> list[Block | None]:
     verdicts, counts = claims_of(facts, "verdict"), facts["budget"]["steps_counts"]
     causes = causes_in(facts)
-    content = [tag("ol", "".join(_causes(causes)), class_="verdicts causes")] if causes else []
+    content: list[Block | None] = [_causes(causes) if causes else None]
     is_open = 0 if causes else 1 if facts["ending"] else _OPEN
-    if verdicts[:is_open]:
-        content.append(tag("ol", "".join(map(_claim, verdicts[:is_open])), class_="verdicts"))
+    content += map(_claim, verdicts[:is_open])
     if not verdicts and facts["ending"]:
         content = []
     elif not verdicts:
-        content = [paragraph("There is no verdict: it needs steps, and none was seen in this recording.", "warn")]
-    content += [paragraph(f"Causes: {sentence(one['text'])}") for one in facts["do_first"] if one["reason"]]
+        content = [Paragraph("There is no verdict: it needs steps, and none was seen in this recording.", "warn")]
+    content += [Paragraph(f"Causes: {sentence(one['text'])}") for one in facts["do_first"] if one["reason"]]
     beside = claims_of(facts, "files", "machine", "beside")
-    folds = []
-    if more := verdicts[is_open:]:
-        listed = tag("ol", "".join(map(_claim, more)), class_="verdicts")
-        which = "by the time that they are about" if causes else "smaller"
-        folds.append(unfolding(f"{count_noun(len(more), 'finding')}, {which}", listed))
-    if beside:
-        folds.append(unfolding("Files, machine, and what is hidden behind the step", *map(plain_claim, beside)))
+    more = verdicts[is_open:]
+    which = "by the time that they are about" if causes else "smaller"
     known = [(claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
-    if causes:
-        folds.append(how_each("these claims", known, sentence(REPLAYED), command=facts["commands"]["causes"]))
-    elif known:
-        folds.append(how_each("these claims", known))
-    return [*content, side_by_side(*folds)]
+    replayed, command = ([sentence(REPLAYED)], facts["commands"]["causes"]) if causes else ([], "")
+    return [
+        *content,
+        Fold(f"{count_noun(len(more), 'finding')}, {which}", list(map(_claim, more))),
+        Fold(
+            "Files, machine, and what is hidden behind the step", [part for one in beside for part in plain_claim(one)]
+        ),
+        how("these claims", *replayed, known=Listing(known), command=command) if causes or known else None,
+    ]
 
 
 def causes_in(facts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -92,18 +68,19 @@ def causes_in(facts: dict[str, Any]) -> list[dict[str, Any]]:
     return [one for one in facts["do_first"] if not one["reason"]]
 
 
-def _causes(causes: list[dict[str, Any]]) -> list[str]:
+def _causes(causes: list[dict[str, Any]]) -> Picture:
     """Return each cause with who waits for it, what its removal saves, and what the causes up to it leave of a step."""
-    drawn, left_ns = [], max(cause["step_ns"] for cause in causes)
+    drawn, items, left_ns = [], [], max(cause["step_ns"] for cause in causes)
     for cause in causes:
         known = [sentence(said) for said in (cause["saving"], cause["who_waits"], *cause["details"]) if said]
+        items.append((cause["what"], known))
         said = tag("div", paragraph(cause["what"], "claim") + listing(known))
         saved_ns = min(max(cause["saved_ns"], 0), left_ns)
         if saved_ns > 0:
             said += _gain(cause, left_ns, saved_ns)
         left_ns -= saved_ns
         drawn.append(tag("li", said))
-    return drawn
+    return Picture(tag("ol", "".join(drawn), class_="verdicts causes"), [Listing(items, style="claim")])
 
 
 def _gain(cause: dict[str, Any], before_ns: int, saved_ns: int) -> str:
@@ -117,10 +94,11 @@ def _gain(cause: dict[str, Any], before_ns: int, saved_ns: int) -> str:
     return tag("div", picture + tag("span", text(words)), class_="gain")
 
 
-def _claim(finding: dict[str, Any]) -> str:
+def _claim(finding: dict[str, Any]) -> Listing:
     """Return a verdict with its evidence."""
-    content = [paragraph(finding["text"], "claim"), listing(finding["evidence_text"])]
-    return tag("li", "".join(content), class_="quiet" if finding["kind"] in _QUIET else None)
+    return Listing(
+        [(finding["text"], finding["evidence_text"])], style="quiet" if finding["kind"] in _QUIET else "claim"
+    )
 
 
 def claim_sentences(finding: dict[str, Any]) -> list[str]:
@@ -128,39 +106,40 @@ def claim_sentences(finding: dict[str, Any]) -> list[str]:
     return [finding["text"], *finding["evidence_text"]] if finding["text"] else (finding["evidence_text"] or [""])
 
 
-def plain_claim(finding: dict[str, Any]) -> str:
+def plain_claim(finding: dict[str, Any]) -> list[Block]:
     """Return a claim beside the verdicts."""
     first, *rest = claim_sentences(finding)
-    return paragraph(first) + listing(rest)
+    return [Paragraph(first), Listing(rest)]
 
 
-def budget_part(facts: dict[str, Any]) -> list[str]:
+def budget_part(facts: dict[str, Any]) -> list[Block | None]:
     budget = facts["budget"]
     if budget["missing"]:
-        return [paragraph(f"{sentence(budget['missing'])} {sentence(budget['hint'])}", "warn")]
+        return [Paragraph(f"{sentence(budget['missing'])} {sentence(budget['hint'])}", "warn")]
     groups = budget["groups"]
     named = len({group["step_kind"] for group in groups}) > 1
     present = [name for name in COLUMN_LABELS if any(_column(g, name)["share_ratio"] > 0 for g in groups)]
-    shown, more = groups[:_GROUPS_OPEN], groups[_GROUPS_OPEN:]
-    rest = tag("ul", "".join(_group(group, named) for group in more), class_="groups")
+    bars = [_bar(group, named) for group in groups]
+    more = bars[_GROUPS_OPEN:]
+    known = how(
+        "the budget",
+        "A bar is the mean of the counted steps, divided among what each instant went to; it adds up to 100 %."
+        f" Ranks are one bar if no column differs from the middle of their group by more than"
+        f" {percent_text(budget['alike_ratio'])} of the step, nor their steps in length.",
+        f"Method: {method_text(budget['methods'])}.",
+        "Every nanosecond of a step of a rank goes to exactly one kind, so that the kinds add up to the step."
+        " Overlapping causes are resolved by a fixed order.",
+        "The bounds beside each share are what the recording leaves open.",
+        command=facts["commands"]["budget"],
+    )
+    bounds = Fold("Times and bounds", [part for group in groups for part in _bounds(group, named)])
+    columns = Fold("What the columns hold", [Listing([f"{name}: {COLUMN_LABELS[name]}" for name in present])])
     return [
-        tag("ul", "".join(_group(group, named) for group in shown), class_="groups"),
-        unfolding(f"{count_noun(len(more), 'more bar')}", rest) if more else "",
-        side_by_side(
-            unfolding("What the columns hold", listing([f"{name}: {COLUMN_LABELS[name]}" for name in present])),
-            unfolding("Times and bounds", *(_bounds(group, named) for group in groups)),
-            how(
-                "the budget",
-                "A bar is the mean of the counted steps, divided among what each instant went to; it adds up to 100 %."
-                f" Ranks are one bar if no column differs from the middle of their group by more than"
-                f" {percent_text(budget['alike_ratio'])} of the step, nor their steps in length.",
-                f"Method: {method_text(budget['methods'])}.",
-                "Every nanosecond of a step of a rank goes to exactly one kind, so that the kinds add up to the step."
-                " Overlapping causes are resolved by a fixed order.",
-                "The bounds beside each share are what the recording leaves open.",
-                command=facts["commands"]["budget"],
-            ),
-        ),
+        Bars(bars[:_GROUPS_OPEN]),
+        Fold(count_noun(len(more), "more bar"), [Bars(more)]) if more else None,
+        columns,
+        bounds,
+        known,
     ]
 
 
@@ -189,17 +168,13 @@ def _shares(group: dict[str, Any]) -> list[tuple[dict[str, Any], str]]:
     ]
 
 
-def _group(group: dict[str, Any], named_kind: bool) -> str:
-    """Return the bar of a group of ranks below its title, with the share of each column."""
-    title = group_title(group, named_kind=named_kind)
-    key = "".join(
-        f"<li>{svg_pictures.swatch(c['column'])}{c['column']} {text(share)}</li>" for c, share in _shares(group)
-    )
-    bar = svg_pictures.budget_bar(group["columns"], percents([c["share_ratio"] for c in group["columns"]]), title)
-    return tag("li", tag("h3", text(title)) + tag("div", bar + tag("ul", key, class_="key")))
+def _bar(group: dict[str, Any], named_kind: bool) -> Bar:
+    """Return the bar of a group of ranks, with the share of each column."""
+    parts = [(column["column"], column["share_ratio"], share) for column, share in _shares(group)]
+    return Bar(group_title(group, named_kind=named_kind), parts)
 
 
-def _bounds(group: dict[str, Any], named_kind: bool) -> str:
+def _bounds(group: dict[str, Any], named_kind: bool) -> list[Block | None]:
     """Return the table of the times of a group, and its ranks where the title only counts them."""
     title = group_title(group, named_kind=named_kind)
     rows = [
@@ -207,6 +182,5 @@ def _bounds(group: dict[str, Any], named_kind: bool) -> str:
         for column, share in _shares(group)
     ]
     caption = f"{title}; mean over {count_noun(group['steps_count'], 'step')} of its ranks, and its bounds"
-    listed = unfolding("Its ranks", paragraph(group["ranks"]), subject=title)
-    shown = table(caption, ("time", "share", "a step", "at least", "at most"), rows, numbers=4)
-    return shown + (listed if len(group["ranks"]) > _RANKS_WIDTH else "")
+    listed = Fold("Its ranks", [Paragraph(group["ranks"])], title) if len(group["ranks"]) > _RANKS_WIDTH else None
+    return [Table(caption, ("time", "share", "a step", "at least", "at most"), rows, (0,)), listed]

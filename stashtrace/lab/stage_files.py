@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stashtrace.analysis.io.staging import staged_opens
 from stashtrace.errors import CaptureError, FormatError, MissingDataError, StashtraceError
@@ -34,8 +35,9 @@ from stashtrace.record.directory import RUN_FILE, file_rights
 from stashtrace.record.host.file_systems import IN_MEMORY, file_system_of
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.staged_files import Copy, read_staged_list, write_staged_list
-from stashtrace.text import count_noun, say_why
-from stashtrace.units import bytes_text
+from stashtrace.report.blocks import Block, Command, Facts, Listing
+from stashtrace.text import count_noun, list_some, say_why
+from stashtrace.units import bytes_text, duration_text
 from stashtrace.whole_files import remove_left_in, try_folder, whole_file
 
 LIST_NAME = "staged.list"
@@ -343,3 +345,50 @@ def _alike(path: str, copy: Path) -> bool:
         return False
     is_own = stat.S_ISREG(b.st_mode) and b.st_uid == os.geteuid()
     return is_own and (a.st_size, a.st_mtime_ns) == (b.st_size, b.st_mtime_ns)
+
+
+def staging_blocks(answer: Mapping[str, Any]) -> list[Block | None]:
+    """Return what was staged and what it brought, to show."""
+    count, all_count = answer["files_count"], answer["files_in_all_count"]
+    already = count - answer["copied_count"]
+    there = f" ({already:,} were there)" if already else ""
+    per_step, tier = answer["predicted_step_gain_ns"], answer["method"].partition(", ")[2]
+    whole = duration_text(answer["predicted_gain_ns"])
+    gain = whole if per_step is None else f"{duration_text(per_step)} a step and rank"
+    rows: list[tuple[str, str | Command]] = [
+        ("staged", f"{count:,} of {all_count:,} files, {bytes_text(answer['bytes'])}{there}"),
+        ("expected", f"at most {gain} less inside I/O calls, all threads added ({_TIERS.get(tier, tier)})"),
+    ]
+    doubts = []
+    if answer["left_out"]:
+        doubts.append(f"not copied: {list_some(['{path} ({why})'.format_map(one) for one in answer['left_out']])}")
+    if answer["same_disk"]:
+        doubts.append("the copies lie on the same disk as the files")
+    if (check := answer["check"]) is not None:
+        rows += _measured_gain(check)
+        doubts += check["notes"]
+    use = Command(f"stashtrace run --staged {answer['list']} -- COMMAND")
+    return [Facts([*rows, ("use it", use)]), Listing(doubts, style="warn")]
+
+
+_TIERS = {"no cost": "on a tier that takes no time", "calibration": "tier as calibrated", "stated": "tier as stated"}
+
+
+def _measured_gain(check: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if check["why"]:
+        return [("measured", "nothing")]
+    before, after = duration_text(round(check["plain_ns"])), duration_text(round(check["staged_ns"]))
+    low, high, less = check["low_ns"], check["high_ns"], "more" if check["gain_ns"] < 0 else "less"
+    said = f"{count_noun(check['pairs_count'], 'pair')}"
+    if low is None:
+        said += ", which says nothing of the spread: --repeat 3 or more gives an interval"
+    else:
+        said += f", between {duration_text(low)} and {duration_text(high)}"
+        said += ": the interval holds zero, so that may be nothing" if low <= 0 <= high else ""
+    opens = check["staged_opens_counts"]
+    served = " to ".join(f"{count:,}" for count in sorted({min(opens), max(opens)}))
+    gain = duration_text(round(abs(check["gain_ns"])))
+    return [
+        ("measured", f"{before} a step before, {after} with the copies: {gain} {less} ({said})"),
+        ("served", f"{served} opens of each run by copies"),
+    ]

@@ -1,0 +1,247 @@
+"""Record two jobs by turns (before, after, after, before, ...), and compare them by as many runs as the gate needs.
+
+What slows a machine down for some minutes (heat, neighbours, another job) then slows both jobs alike, and the order
+within a round changes, so that a steady drift cancels. Each run is a process of ``stashtrace run`` of its own.
+"""
+
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stashtrace.analysis.compare.change import Side
+from stashtrace.analysis.compare.gate_verdict import Condition, Gate, judge, other_work
+from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
+from stashtrace.errors import CaptureError, UsageError
+from stashtrace.lab.characterize.run_on_hosts import last_words
+from stashtrace.record.program import own_program
+from stashtrace.summary.gate_text import document
+from stashtrace.whole_files import new_log
+
+#: So long a recorder may take to end after it was told to.
+_PATIENCE_S = 20.0
+#: A run to which other work on the machine may have added more than this part of its step is not used.
+CONTENDED_RATIO = 0.05
+#: So many times the rounds that are wanted may be lost to other work before the comparison is given up.
+_MOST_LOST = 4
+#: So many runs of one job alone tell what use of the CPUs by others is usual beside it.
+_RUNS_THAT_TELL = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to run."""
+
+    #: Begins the names of its run directories: ``before`` or ``after``.
+    name: str
+    #: Program and its arguments.
+    command: tuple[str, ...]
+    #: In which it runs.
+    folder: Path
+    #: Options of ``stashtrace run``.
+    options: tuple[str, ...] = ()
+    #: Variables of the job beside those of this process.
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+def turns(rounds: int, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
+    """Return the runs in their order, each with the number of its round; every second round is the other way round.
+
+    Examples
+    --------
+    >>> [f"{job.name}{number}" for number, job in turns(2, [Job("a", (), Path()), Job("b", (), Path())])]
+    ['a0', 'b0', 'b1', 'a1']
+    """
+    return [(number, job) for number in range(rounds) for job in (jobs[::-1] if number % 2 else jobs)]
+
+
+def record_by_turns(
+    rounds: int,
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    on_run: Callable[[int, int, str], None] = lambda done, whole, name: None,
+) -> dict[str, list[Path]]:
+    """Record each job ``rounds`` times, and return its run directories by its name, in the order of the rounds.
+
+    What a job prints is in a file beside its run directory.
+
+    ``out``: folder for the runs; made if missing, else empty. ``on_run``: called before each run with the number of
+    runs done, of runs in all, and the name of the run. Raises UsageError if a folder in which a job is to run is not
+    there. Raises CaptureError if ``out`` is in use or cannot be made, or a job fails.
+    """
+    for job in jobs:
+        if not job.folder.is_dir():
+            raise UsageError(
+                f"{job.folder} is no folder to run a job in", hint="`git worktree add DIR COMMIT` makes one of a commit"
+            )
+    make_runs_folder(out)
+    runs: dict[str, list[Path]] = {job.name: [] for job in jobs}
+    order = turns(rounds, jobs)
+    for done, (number, job) in enumerate(order):
+        name = f"{job.name}-{number}"
+        on_run(done, len(order), name)
+        runs[job.name].append(record_job(job, (out / name).absolute()))
+    return runs
+
+
+def make_runs_folder(out: Path) -> None:
+    """Make a folder for runs.
+
+    Raises CaptureError if it is in use or cannot be made.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise CaptureError(f"{out} exists and is not empty", hint="choose another directory with -o")
+    except OSError as error:
+        raise CaptureError(f"cannot make {out}: {error.strerror}", hint="choose another directory with -o") from error
+
+
+def record_job(job: Job, directory: Path) -> Path:
+    """Record a job once, what it prints in a file beside ``directory``, an absolute path, and return that.
+
+    Raises CaptureError if the job fails.
+    """
+    log = directory.with_name(f"{directory.name}.log")
+    words = own_program("stashtrace", "run", "--no-merge", "--out", str(directory), *job.options, "--", *job.command)
+    with new_log(log) as output:
+        process = subprocess.Popen(
+            words,
+            cwd=job.folder,
+            env={**os.environ, **job.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        code = process.wait()
+    except BaseException as error:
+        _end(process, told=isinstance(error, KeyboardInterrupt))
+        raise
+    if code:
+        raise CaptureError(
+            f"{directory.name} ended with exit code {code}: {last_words(log) or 'it printed nothing'}",
+            hint=f"its output is in {log}",
+        )
+    return directory
+
+
+def _end(process: subprocess.Popen[bytes], *, told: bool) -> None:
+    """End the recorder, which ends its job; Ctrl-C at a terminal has told both already."""
+    if not told:
+        process.terminate()
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+#: Where nothing was compared.
+NOTHING_COMPARED = {"contended_runs_count": 0, "gate": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What the runs of two jobs say."""
+
+    #: None if other work left too few runs.
+    gate: Gate | None
+    runs_count: int
+    #: Runs that were not used since other work disturbed them.
+    contended_count: int
+
+    @property
+    def verdict(self) -> str:
+        """Verdict of the gate; inconclusive without one."""
+        return self.gate.verdict if self.gate is not None else "inconclusive"
+
+    def document(self) -> dict[str, Any]:
+        """Return what programs read of it."""
+        gate = document(self.gate) if self.gate is not None else None
+        return {"contended_runs_count": self.contended_count, "gate": gate}
+
+
+def stages(rounds: int, count: int) -> tuple[int, ...]:
+    """Return the numbers of rounds after which a comparison is judged, until it decides.
+
+    Examples
+    --------
+    >>> stages(3, 2)
+    (3, 6)
+    """
+    return tuple(rounds * number for number in range(1, count + 1))
+
+
+def compare_by_turns(
+    before: Callable[[], StepsOfRun],
+    after: Callable[[], StepsOfRun],
+    conditions: Sequence[Condition],
+    *,
+    rounds: Sequence[int],
+    names: tuple[str, str] = ("before", "after"),
+    allowed: Sequence[str] = (),
+) -> Compared:
+    """Record two jobs by turns until the gate decides.
+
+    ``before``, ``after``: make one run each. ``rounds``: after so many rounds each the runs are judged; the last
+    judgement stands. ``names``: of the sides, in sentences. ``allowed``: as in :func:`judge`. Raises what a run raises.
+    """
+    pairs: list[tuple[StepsOfRun, StepsOfRun]] = []
+    gate = None
+    for wanted in rounds:
+        while len(usable := _undisturbed(pairs)) < wanted:
+            if len(pairs) - len(usable) >= _MOST_LOST * wanted:
+                return Compared(gate, 2 * len(pairs), len(_contended(pairs)))
+            if len(pairs) % 2:  # the order changes, so that a steady drift cancels
+                second = after()
+                pairs.append((before(), second))
+            else:
+                pairs.append((before(), after()))
+        old, new = (Side(name, tuple(runs)) for name, runs in zip(names, zip(*usable, strict=True), strict=True))
+        gate = judge(old, new, conditions, allowed=allowed, by_turns=True)
+        if gate.verdict != "inconclusive":
+            break
+    return Compared(gate, 2 * len(pairs), len(_contended(pairs)))
+
+
+def is_contended(run: StepsOfRun, quietest: StepsOfRun) -> bool:
+    """Return whether other work may have made the step of a run longer than in the quietest one.
+
+    False where one of the runs does not tell how much CPU time went to others: then the job itself may have waited.
+    """
+    other = other_work(Side("", (quietest,)), Side("", (run,)))
+    return other.is_known and other.added_ns > CONTENDED_RATIO * float(run.of(STEP).mean())
+
+
+def _undisturbed(pairs: Sequence[tuple[StepsOfRun, StepsOfRun]]) -> list[tuple[StepsOfRun, StepsOfRun]]:
+    """Return the rounds of which neither run was disturbed."""
+    lost = _contended(pairs)
+    return [pair for pair in pairs if not lost.intersection(map(id, pair))]
+
+
+def _contended(pairs: Sequence[tuple[StepsOfRun, StepsOfRun]]) -> set[int]:
+    """Return the runs, by ``id``, that other work disturbed: each beside the quietest run.
+
+    That is the quietest of both jobs, until there are so many of each that not all of one can have met other work by
+    chance: a job may start programs of its own that are not recorded.
+    """
+    found: set[int] = set()
+    everything = [run for pair in pairs for run in pair]
+    for runs in zip(*pairs, strict=True):
+        known = [run for run in (runs if len(pairs) >= _RUNS_THAT_TELL else everything) if run.cpus is not None]
+        if known:
+            quietest = min(known, key=_use_of_others)
+            found |= {id(run) for run in runs if is_contended(run, quietest)}
+    return found
+
+
+def _use_of_others(run: StepsOfRun) -> float:
+    assert run.cpus is not None
+    return run.cpus.others_count + run.cpus.stolen_ratio
