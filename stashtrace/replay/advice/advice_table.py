@@ -106,27 +106,17 @@ def overlap_advice(trace: Trace, *, calibration: Calibration | str | os.PathLike
 
 
 def _cells(row: Row, communicator: str, step_ns: float) -> tuple[object, ...]:
-    size = row.kind.message_bytes
-    return (
-        row.transformation,
-        communicator,
-        CollectiveOp(row.kind.op).name.lower(),
-        POSITIONS[row.kind.position],
-        size if size > 0 else -1,
-        round(row.saving_low_ns),
-        round(row.saving_high_ns),
-        row.saving_high_ns / step_ns if step_ns > 0 else 0.0,
-        row.validity,
-        ",".join(row.limits),
-        row.switch,
-        row.kind.elements_count if size > 0 else -1,
-        row.group_size,
-        row.calls_count,
-        row.work,
-        round(row.work_ns),
-        round(row.gap_ns),
-        round(row.transfer_ns),
-        round(row.exposed_ns),
-        row.chunks_count,
-        row.contention_ratio,
-    )
+    kind, size = row.kind, row.kind.message_bytes
+    own = {
+        "communicator": communicator,
+        "op": CollectiveOp(kind.op).name.lower(),
+        "position": POSITIONS[kind.position],
+        "message_bytes": size if size > 0 else -1,
+        "share_ratio": row.saving_high_ns / step_ns if step_ns > 0 else 0.0,
+        "limits": ",".join(row.limits),
+        "elements_count": kind.elements_count if size > 0 else -1,
+        "ranks_count": row.group_size,
+    }
+    others = {name: getattr(row, name) for name in OVERLAP_ADVICE.names if name not in own}
+    own |= {name: round(value) if name.endswith("_ns") else value for name, value in others.items()}
+    return tuple(own[name] for name in OVERLAP_ADVICE.names)

@@ -8,7 +8,7 @@ learns of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -53,19 +53,8 @@ ENDINGS = schema(
 )
 #: Metadata keys: these and the pid; the same in ``probes/ends/child_ends.py``.
 KILLED_FACT, EXITED = "killed ", "exited "
-
-
-@dataclass(slots=True)
-class _Ending:
-    rank: int
-    worker: int
-    pid: int
-    process: int
-    at_ns: int
-    exception: str = ""
-    exit_code: int = -1
-    signal: str = ""
-    sender: str = ""
+#: How a process ended of which nobody told it.
+_UNKNOWN: dict[str, Any] = {"exception": "", "exit_code": -1, "signal": "", "sender": ""}
 
 
 def endings(trace: Trace) -> Table:
@@ -90,32 +79,24 @@ def endings(trace: Trace) -> Table:
     processes = trace.processes
     if not len(processes):
         raise MissingDataError("no process was recorded", hint="record a job with `stashtrace run -- COMMAND`")
-    found: dict[tuple[int, int], _Ending] = {}
+    found: dict[tuple[int, int], dict[str, Any]] = {}
     for row in killed(trace).rows():
-        found[row["process_id"], row["pid"]] = _Ending(
-            row["rank"],
-            row["worker_id"],
-            row["pid"],
-            row["process_id"],
-            row["end_ns"],
-            signal=row["signal"],
-            sender=row["sender"],
-        )
+        found[row["process_id"], row["pid"]] = {**_UNKNOWN, **row, "at_ns": row["end_ns"]}
     for parent, pid, value in facts_of_children(trace, EXITED):
         code, _, name = value.partition(" ")
         at, rank, worker = child(trace, parent, pid, name)
         process, end = (int(processes[c][at]) if at >= 0 else -1 for c in ("process_id", "end_ns"))
-        ending = found.setdefault((process, pid), _Ending(rank, worker, pid, process, end))
-        ending.exit_code = int(code) if code.isdecimal() and len(code) < 4 else -1
+        who = {"rank": rank, "worker_id": worker, "pid": pid, "process_id": process, "at_ns": end}
+        ending = found.setdefault((process, pid), {**_UNKNOWN, **who})
+        ending["exit_code"] = int(code) if code.isdecimal() and len(code) < 4 else -1
     for process, at_ns, text in _exceptions(trace):
         place = int(np.flatnonzero(processes["process_id"] == process)[0])
-        rank, worker, pid = (int(processes[c][place]) for c in ("rank", "worker_id", "pid"))
-        ending = found.setdefault((process, pid), _Ending(rank, worker, pid, process, at_ns))
-        ending.exception, ending.at_ns = text, at_ns
+        who = {name: int(processes[name][place]) for name in ("rank", "worker_id", "pid", "process_id")}
+        found.setdefault((process, who["pid"]), {**_UNKNOWN, **who}).update(exception=text, at_ns=at_ns)
     made = _steps_before(trace, list(found.values()))
     rows = [
-        (e.rank, e.worker, e.pid, e.process, e.exception, e.exit_code, e.signal, e.sender, e.at_ns, count)
-        for e, count in zip(found.values(), made, strict=True)
+        tuple({**ending, "steps_count": count}[name] for name in ENDINGS.names)
+        for ending, count in zip(found.values(), made, strict=True)
     ]
     return Table.from_rows(ENDINGS, rows).sort_by("at_ns", "rank", "worker_id", "pid")
 
@@ -130,7 +111,7 @@ def _exceptions(trace: Trace) -> list[tuple[int, int, str]]:
     return [(owner[track], at_ns, trace.text(name)) for track, at_ns, name in zip(*columns, strict=True)]
 
 
-def _steps_before(trace: Trace, found: list[_Ending]) -> list[int]:
+def _steps_before(trace: Trace, found: list[dict[str, Any]]) -> list[int]:
     """Return how many steps the rank of each ending had finished; -1 for workers and where none are known."""
     table = steps_if_any(trace)
     if table is None:
@@ -139,8 +120,9 @@ def _steps_before(trace: Trace, found: list[_Ending]) -> list[int]:
     role = dict(zip(processes["process_id"].tolist(), processes["role_code"].tolist(), strict=True))
     counts = []
     for ending in found:
-        rows = by_rank.rows(ending.rank) if role.get(ending.process) == ProcessRole.RANK else np.empty(0, dtype=int)
-        counts.append(int(np.count_nonzero(table["end_ns"][rows] <= ending.at_ns)) if len(rows) else -1)
+        is_rank = role.get(ending["process_id"]) == ProcessRole.RANK
+        rows = by_rank.rows(ending["rank"]) if is_rank else np.empty(0, dtype=int)
+        counts.append(int(np.count_nonzero(table["end_ns"][rows] <= ending["at_ns"])) if len(rows) else -1)
     return counts
 
 
