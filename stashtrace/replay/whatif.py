@@ -357,10 +357,9 @@ class ReplayedRun:
         return self._combined(list(map(self._without, removed)), (), changed=True)[0]
 
     def shorter_by_step(self, removed: tuple[Floats, Floats]) -> tuple[Answer, Floats, float]:
-        """Return what :meth:`shorter` predicts, :meth:`saved_ns` of the middle of both bounds, and what is saved at least.
+        """Return what :meth:`shorter` predicts, :meth:`saved_ns` of the middle of both bounds, and the least that is saved.
 
-        The last is the mean of the counted steps, by the replays alone. Bounds that are the same array are replayed once
-        for both.
+        The last is a mean of the counted steps, by the replays alone. Bounds that are the same array are replayed once.
         """
         low, high = removed
         scenarios = [self._without(low)] if low is high else [self._without(low), self._without(high)]
