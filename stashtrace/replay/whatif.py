@@ -357,7 +357,7 @@ class ReplayedRun:
         return self._combined(list(map(self._without, removed)), (), changed=True)[0]
 
     def shorter_by_step(self, removed: tuple[Floats, Floats]) -> tuple[Answer, Floats, float]:
-        """Return what :meth:`shorter` predicts, :meth:`saved_ns` of the middle of both bounds, and the least that is saved.
+        """Return what :meth:`shorter` predicts, :meth:`saved_ns` of the middle of both bounds, and the least saving.
 
         The last is a mean of the counted steps, by the replays alone. Bounds that are the same array are replayed once.
         """
