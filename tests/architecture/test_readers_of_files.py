@@ -52,7 +52,7 @@ OWN_READS = {
     "stashtrace/record/launchers.py": "/proc",
     "stashtrace/record/look/proc.py": "/proc",
     "stashtrace/record/look/stack_samples.py": "what its own process wrote into a new folder",
-    "stashtrace/record/processor.py": "/proc",
+    "stashtrace/record/host/processor.py": "/proc",
     "stashtrace/record/run.py": "/proc",
     "stashtrace/registry.py": "what belongs to a package",
     "stashtrace/replay/ssgd/layer_file.py": "a file that the command line names: it may be a pipe",
