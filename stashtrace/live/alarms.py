@@ -32,7 +32,7 @@ from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.deeper import DeeperSteps
 from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.collecting import failure_text
-from stashtrace.live.hosts.requests import CAPTURE, Request
+from stashtrace.live.hosts.requests import CAPTURE, Request, window_name
 from stashtrace.live.hosts.windows import Windows
 from stashtrace.live.state import Event
 from stashtrace.text import count_noun
@@ -69,15 +69,15 @@ class Alarms:
         self._triggers: dict[Path, list[Event]] = {}
         self._asked: dict[Path, list[str]] = {}
 
-    def add(self, event: Event, window: str, at_ns: int, *, now: bool = False) -> None:
-        """Take a trigger. ``window``: name of its window, empty for none. ``now``: no steps are to come after it."""
+    def add(self, event: Event, what: str, at_ns: int, *, now: bool = False) -> None:
+        """Take a trigger. ``what``: its window is for, empty for none. ``now``: no steps are to come after it."""
         if self.windows.is_reported(event, at_ns):
             return
         path, why = None, "none is wanted"
-        if window:
+        if what:
             after, kinds = (0, ()) if now else (self._after_steps, self._kinds)
             request = Request(after, "", False, kinds, event.kind, event.step, event.rank, event.cost_ns, now)
-            path, why = self._open(replace(request, window=window), event.step, at_ns)
+            path, why = self._open(request, what, event.step, at_ns)
         if path is None and not why:
             return  # another host has a line for it
         event = replace(event, window="" if path is None else str(path))
@@ -95,15 +95,14 @@ class Alarms:
         if request.collector:
             self._deepen(request, self.windows.answer(request, newest, at_ns), newest, at_ns)
             return
-        request = replace(request, step=newest, window=f"step-{max(newest, 0):06}-asked")
-        path, why = self._open(request, newest, at_ns)
+        path, why = self._open(replace(request, step=newest), "asked", newest, at_ns)
         if path is not None:
             self._asked.setdefault(path, []).append(request.name)
         else:
             self.refuse(request, why)
 
-    def _open(self, request: Request, newest: int, at_ns: int) -> tuple[Path | None, str]:
-        path, why = self.windows.ask(request, at_ns)
+    def _open(self, request: Request, what: str, newest: int, at_ns: int) -> tuple[Path | None, str]:
+        path, why = self.windows.ask(replace(request, window=window_name(request.step, what)), at_ns)
         self._deepen(request, path, newest, at_ns)
         return path, why
 

@@ -116,7 +116,7 @@ class FollowedRun:
         self._verdicts_at_s = time.monotonic()
         self._lost, self._recorder_cpu = GrowingSum(), GrowingSum()
         self._is_asked = False
-        #: Slow steps of ranks of other hosts, the name of the window, and when they were found.
+        #: Slow steps of ranks of other hosts, what a window is for, and when they were found.
         self._left: list[tuple[Event, str, int]] = []
         #: The sentence about ranks that wait for others of which nothing is seen; it has a line when it begins.
         self._waits = ""
@@ -245,17 +245,17 @@ class FollowedRun:
         slow_steps = self.slow_steps.round(found.closed, found.window, in_part=in_part) if len(found.closed) else []
         for slow in slow_steps:
             event = Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns)
-            name = f"step-{slow.step:06}-slow" if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns else ""
+            what = "slow" if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns else ""
             if slow.rank in self.others.told and slow.rank not in self.accounts.closed:
-                self._left.append((event, name, at_ns))
+                self._left.append((event, what, at_ns))
             else:
-                self.alarms.add(event, name, at_ns)
+                self.alarms.add(event, what, at_ns)
         self._tell_what_is_left(at_ns, ended)
         for growth in self.growth.round(found.closed):
             cost_ns = round(growth.now_ns - growth.before_ns)
             rank = growth.ranks[0] if len(growth.ranks) == 1 else growth.cause_rank
             event = Event("stall_grows", growth.text, time.time_ns(), growth.step, rank, cost_ns)
-            self.alarms.add(event, f"step-{growth.step:06}-{growth.kind}", at_ns)
+            self.alarms.add(event, growth.kind, at_ns)
         if self.idle is not None:  # its ranks are seen at work only now and then
             return
         last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
@@ -265,7 +265,7 @@ class FollowedRun:
                 newest = max(self.accounts.closed.values(), default=-1)
                 text = "; ".join(self.stuck.sentences)
                 event = Event("stuck", text, time.time_ns(), newest, min(self.stuck.ranks, default=-1))
-                self.alarms.add(event, f"step-{max(newest, 0):06}-stuck", at_ns, now=True)
+                self.alarms.add(event, "stuck", at_ns, now=True)
                 update_host_facts(self.directory, self.state.host, {LOOKS: self.stuck.looks})
             else:
                 self.alarms.add(Event("moves_again", "the job moves again", time.time_ns()), "", at_ns)
@@ -276,7 +276,7 @@ class FollowedRun:
             files, closed = self.accounts.run.files, self.accounts.closed
             for lost in self.lost_ranks.round(found.window, files, at_ns, closed, self.stuck.ranks):
                 event = Event("rank_lost", lost.text, time.time_ns(), lost.last_step, lost.rank)
-                self.alarms.add(event, f"step-{max(lost.last_step, 0):06}-lost", at_ns, now=True)
+                self.alarms.add(event, "lost", at_ns, now=True)
         self.state.stuck, self.state.stuck_ranks = "; ".join(self.stuck.sentences), list(self.stuck.ranks)
 
     def _tell_what_is_left(self, at_ns: int, ended: bool) -> None:
@@ -288,9 +288,9 @@ class FollowedRun:
             with contextlib.suppress(StashtraceError):
                 states = [state for state in read_states(self.directory) if state.host != self.state.host]
                 told = {(event.kind, event.step) for state in states for event in state.events}
-        for event, name, _ in due:
+        for event, what, _ in due:
             if (event.kind, event.step) not in told:
-                self.alarms.add(event, name, at_ns)
+                self.alarms.add(event, what, at_ns)
 
     def _of_others(self, at_ns: int) -> tuple[Collection[int], Collection[int]]:
         """Return the ranks that other hosts speak for, and those of which something was told."""

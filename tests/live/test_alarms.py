@@ -90,8 +90,8 @@ def test_the_line_and_the_event_name_the_window(tmp_path: Path) -> None:
     followed = Followed(tmp_path)
     path = followed.run / "windows" / "step-000098-slow"
     followed.accounts.closed = dict.fromkeys((0, 1), 98)
-    followed.alarms.add(slow(98), "step-000098-slow", 0)
-    followed.alarms.add(slow(99), "step-000099-slow", 1)
+    followed.alarms.add(slow(98), "slow", 0)
+    followed.alarms.add(slow(99), "slow", 1)
     followed.alarms.seal_if_ready(followed.accounts, 2, ended=False)
     said = [f"stashtrace: step {step} took 3 s; window {path}" for step in (98, 99)]
     assert followed.lines() == said
@@ -112,8 +112,8 @@ def test_a_trigger_without_a_window_calls_at_once(tmp_path: Path) -> None:
 def test_a_stuck_job_gets_its_window_at_once(tmp_path: Path) -> None:
     """Though one waits for steps that will not come: it is made longer and sealed."""
     followed = Followed(tmp_path)
-    followed.alarms.add(slow(99), "step-000099-slow", 0)
-    followed.alarms.add(Event("stuck", "rank 1 is waited for", SECOND, 99, 1), "step-000099-stuck", 1, now=True)
+    followed.alarms.add(slow(99), "slow", 0)
+    followed.alarms.add(Event("stuck", "rank 1 is waited for", SECOND, 99, 1), "stuck", 1, now=True)
     followed.alarms.seal_if_ready(followed.accounts, 1, ended=False)
     path = str(followed.run / "windows" / "step-000099-slow")
     assert [(event.kind, event.window) for event in followed.calls.events] == [("slow_step", path), ("stuck", path)]
@@ -150,7 +150,7 @@ def test_a_storm_seals_few_windows_and_has_few_lines(tmp_path: Path) -> None:
     """1,000 slow steps within a minute: few have a line, and the last one counts the others."""
     followed = Followed(tmp_path, Limits(windows_count=2, pause_ns=0))
     for at in range(1000):
-        followed.alarms.add(slow(99, cost_ns=10), f"step-{at:06}-slow", at)
+        followed.alarms.add(slow(99, cost_ns=10), "slow", at)
         followed.alarms.seal_if_ready(followed.accounts, at, ended=True)
     followed.alarms.settle(ended=True)
     assert len(list((followed.run / "windows").iterdir())) == 2
@@ -184,7 +184,7 @@ def test_no_room_for_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("stashtrace.live.hosts.windows.write_packed", refuse)
-    followed.alarms.add(slow(99), "step-000099-slow", 0)
+    followed.alarms.add(slow(99), "slow", 0)
     followed.alarms.seal_if_ready(followed.accounts, 1, ended=True)
     assert followed.lines()[1:] == [
         "stashtrace: the window step-000099-slow could not be written: No space left on device"
@@ -199,7 +199,7 @@ def test_a_run_directory_that_vanishes(tmp_path: Path, between: bool) -> None:
     followed = Followed(tmp_path)
     if not between:
         shutil.rmtree(followed.run)
-    followed.alarms.add(slow(99), "step-000099-slow", 0)
+    followed.alarms.add(slow(99), "slow", 0)
     shutil.rmtree(followed.run, ignore_errors=True)
     followed.alarms.seal_if_ready(followed.accounts, 1, ended=True)
     assert [event.window for event in followed.calls.events] == [""]
@@ -219,7 +219,7 @@ def test_events_of_an_older_log_are_read(tmp_path: Path) -> None:
 
 def test_the_steps_after_a_trigger_are_asked_for_deeper_and_waited_for(tmp_path: Path) -> None:
     followed = Followed(tmp_path, kinds=["stacks"])
-    followed.alarms.add(slow(90), "step-000090-slow", 0)
+    followed.alarms.add(slow(90), "slow", 0)
     assert followed.deeper.asked == [(("stacks",), 90, 5)]
     followed.alarms.seal_if_ready(followed.accounts, 0, ended=False)
     assert followed.windows.is_open, "their rows are not there yet"
@@ -233,7 +233,7 @@ def test_the_steps_after_a_trigger_are_asked_for_deeper_and_waited_for(tmp_path:
 def test_a_refusal_is_said_and_the_window_is_sealed_all_the_same(tmp_path: Path) -> None:
     followed = Followed(tmp_path, kinds=["stacks"])
     followed.deeper.why = "0 ns are left"
-    followed.alarms.add(slow(90), "step-000090-slow", 0)
+    followed.alarms.add(slow(90), "slow", 0)
     followed.alarms.seal_if_ready(followed.accounts, 0, ended=False)
     assert not followed.windows.is_open
     texts = [event.text for event in read_events(followed.run) if event.kind == "deeper"]
@@ -242,7 +242,7 @@ def test_a_refusal_is_said_and_the_window_is_sealed_all_the_same(tmp_path: Path)
 
 def test_a_stuck_job_waits_for_no_deeper_steps(tmp_path: Path) -> None:
     followed = Followed(tmp_path, kinds=["stacks"])
-    followed.alarms.add(slow(90), "step-000090-slow", 0)
-    followed.alarms.add(Event("stuck", "it stands", SECOND, 99), "step-000099-stuck", 1, now=True)
+    followed.alarms.add(slow(90), "slow", 0)
+    followed.alarms.add(Event("stuck", "it stands", SECOND, 99), "stuck", 1, now=True)
     assert followed.deeper.is_given_up
     assert len(followed.deeper.asked) == 1

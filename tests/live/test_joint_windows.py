@@ -73,7 +73,7 @@ class Follower:
             self.alarms.answer(request, self.closed, at_ns)
         for event in triggers or []:
             now = event.kind in ("stuck", "rank_lost")
-            self.alarms.add(event, f"step-{max(event.step, 0):06}-{event.kind.partition('_')[0]}", at_ns, now=now)
+            self.alarms.add(event, event.kind.partition("_")[0], at_ns, now=now)
         self.alarms.seal_if_ready(self.host.accounts, at_ns, ended=ended)
         self.host.accounts.held = self.windows.is_open
         self.say(ended=ended)
@@ -350,11 +350,11 @@ def test_requests_share_the_window_that_is_open(tmp_path: Path) -> None:
             follower.round(now_ns)
         if followers[0].closed >= 100 and not answers:
             slow = Event("slow_step", "slow", SECOND, followers[1].closed)
-            followers[1].alarms.add(slow, "step-000100-slow", now_ns)
+            followers[1].alarms.add(slow, "slow", now_ns)
             closed = followers[0].closed
             answers = [Asked(target, [follower.state], 30) for follower in followers]
     paths = {answered(asked) for asked in answers}
-    assert [path.name for path in paths] == ["step-000100-slow"]
+    assert [path.name for path in paths] == [f"step-{slow.step:06}-slow"]
     table = whole(paths.pop())
     assert np.unique(table["rank"]).tolist() == [0, 1, 2, 3]
     assert table["step"].max() >= closed + 30

@@ -330,7 +330,7 @@ def test_a_run_directory_that_vanishes(tmp_path: Path, rounds: int) -> None:
         if followers[0].closed >= 100:
             break
     accounts = followers[0].host.accounts
-    steps = [lambda: followers[0].alarms.add(slow(followers[0].closed - AFTER), "step-000145-slow", now_ns)]
+    steps = [lambda: followers[0].alarms.add(slow(followers[0].closed - AFTER), "slow", now_ns)]
     steps += [lambda: followers[0].alarms.seal_if_ready(accounts, now_ns, ended=False)]
     for number, step in enumerate(steps):
         if number == rounds:

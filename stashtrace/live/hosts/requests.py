@@ -32,6 +32,7 @@ from stashtrace.whole_files import read_whole, write_whole
 #: The event of a window that is sealed, and of one that somebody asks for.
 CAPTURE = "capture"
 _FILE = "capture-{name}@{host}.request"
+#: What :func:`window_name` returns, with a number where that is taken.
 _WINDOW_NAME = re.compile(r"step-\d{6,18}-[a-z_]{1,40}(-\d{1,9})?")
 
 
@@ -68,6 +69,11 @@ class Request:
     def is_asked(self) -> bool:
         """Whether somebody asked for it, so that no trigger counts."""
         return self.event == CAPTURE
+
+
+def window_name(step: int, what: str) -> str:
+    """Return the name of the folder of a window: its step, and what it is for."""
+    return f"step-{max(step, 0):06}-{what}"
 
 
 def put_request(directory: Path, request: Request, host: str) -> Path:
