@@ -298,16 +298,21 @@ def _best(pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
     open_to = [cause for cause in others or pool if _is_guess(cause) == _is_guess(first)]
     most_ns = max(cause.saved_ns for cause in open_to)
     mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.nearly_ratio * most_ns]
-    best = max(mostly, key=lambda cause: (cause.detail, cause.saved_ns))
+    best = max(mostly, key=_says)
     if best.detail <= 1 or _is_of_nothing(best):  # that ranks take longer, by whatever they do, says next to nothing
         mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.mostly_ratio * most_ns]
-        best = max(mostly, key=lambda cause: (cause.detail, cause.saved_ns))
+        best = max(mostly, key=_says)
     # A function may be most of a kind of time that is most of what a rank does longer.
     while (within := _most_within(best, open_to, work)) is not None:
         best = within
         mostly.append(best)
     lines = [cause for cause in mostly if _is_line_of(cause, best)]
     return max(lines, key=lambda cause: cause.saved_ns, default=best)
+
+
+def _says(cause: Cause) -> tuple[int, bool, float]:
+    """Return the order of causes that save nearly as much: what goes whole needs no comparison with other ranks."""
+    return cause.detail, cause.candidate is not None and cause.candidate.level == "gone", cause.saved_ns
 
 
 def _most_within(best: Cause, pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
