@@ -108,10 +108,21 @@ def require_duckdb() -> None:
         try:
             getattr(importlib.import_module(name), used)
         except Exception as error:  # whatever a broken installation raises
+            if _is_interrupt(error):
+                raise KeyboardInterrupt from error
             raise StashtraceError(
                 f"SQL needs {name}, which is installed and cannot be loaded: {one_line(error)}",
                 hint=f"`{shlex.quote(sys.executable)} -m pip install --force-reinstall {name}`",
             ) from error
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Return True if a module could not be loaded since it was interrupted: its native code wraps that."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt) or "KeyboardInterrupt" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class Database:

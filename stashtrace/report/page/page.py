@@ -51,10 +51,10 @@ def markdown(facts: dict[str, Any]) -> str:
 
 
 def _above(facts: dict[str, Any]) -> list[Block | None]:
-    """Return what stands above all parts: what was recorded, how it ended, what puts all figures in doubt."""
+    """Return what stands above all parts: how the job ended, what was recorded, what puts all figures in doubt."""
     return [
-        Paragraph(", ".join(facts["headline"]), "soft"),
         *guarded("how the job ended", partial(ending_part, facts), _in_place),
+        Paragraph(", ".join(facts["headline"]), "soft"),
         *(Paragraph(sentence(line), "doubt") for line in facts["warnings"]),
         *(Paragraph(sentence(line), "warn") for line in facts["not_said"]),
     ]
