@@ -24,9 +24,17 @@ def test_words_of_the_recorder_are_those_of_python(file: Path) -> None:
     assert file.read_text(encoding="utf-8") == text, "run python scripts/docs/generate_guest_words.py, then build"
 
 
-def test_the_list_of_modules_is_fresh() -> None:
-    modules = docs_script("generate_modules")
-    assert modules.PAGE.read_text(encoding="utf-8") == modules.page(), "run python scripts/docs/generate_modules.py"
+@pytest.mark.parametrize("file", docs_script("generate_modules").FILES, ids=lambda file: file.name)
+def test_lists_of_files_are_fresh(file: Path) -> None:
+    text = docs_script("generate_modules").FILES[file]()
+    assert file.read_text(encoding="utf-8") == text, "run python scripts/docs/generate_modules.py"
+
+
+def test_each_benchmark_is_named_with_its_question() -> None:
+    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(bench_\w+\.py)` \| (.+?) \|", page, re.M))
+    assert rows.keys() == {path.name for path in (ROOT / "benchmarks").glob("bench_*.py")}
+    assert all(rows.values())
 
 
 def test_what_rules_say_is_fresh() -> None:
