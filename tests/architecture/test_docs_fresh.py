@@ -37,6 +37,24 @@ def test_each_benchmark_is_named_with_its_question() -> None:
     assert all(rows.values())
 
 
+def test_recipes_show_the_code_as_it_is() -> None:
+    page = (ROOT / "docs/internals/recipes.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^From `([^`]+)`[^`]*(?:`[^`]+`[^`]*)?:\n\n```\w+\n(.*?)^```", page, re.M | re.S)
+    assert len(shown) == len(re.findall(r"^```(?:python|cpp)$", page, re.M)) == 4
+    for name, code in shown:
+        assert code in (ROOT / name).read_text(encoding="utf-8"), name
+        assert code.count("\n") < 30, name
+    named = {path.rstrip("/") for path in re.findall(r"`((?:stashtrace|tests|csrc|docs)/[\w./]+)`", page)}
+    assert [path for path in named if "/F" not in path and not (ROOT / path).exists()] == []
+
+
+def test_first_tasks_name_files_that_there_are() -> None:
+    page = (ROOT / "docs/internals/first-tasks.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:stashtrace|tests|benchmarks|docs)/[\w./]+)`", page))
+    assert len(named) > 10
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
 def test_what_rules_say_is_fresh() -> None:
     rules = docs_script("generate_findings")
     assert rules.PAGE.read_text(encoding="utf-8") == rules.page(), "run python scripts/docs/generate_findings.py"
