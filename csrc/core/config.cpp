@@ -101,8 +101,7 @@ void parse_config(Config& config, const char* const* environment) noexcept {
 #include "core/settings.def"
   const std::string_view collectors = GIVEN(COLLECTORS);
   if (!collectors.empty()) config.collectors = collector_bits(collectors);
-  for (const std::string_view given : {GIVEN(LANE_BYTES), GIVEN(RING_BYTES)})  // the first is its older name
-    if (number(given, 1, 1 << 30, value)) config.io_ring_bytes = static_cast<std::uint32_t>(value);
+  if (number(GIVEN(RING_BYTES), 1, 1 << 30, value)) config.io_ring_bytes = static_cast<std::uint32_t>(value);
   const std::string_view kernels = GIVEN(KERNELS);
   if (!kernels.empty() && kernels != "0") config.kernels = kernels == "graphs" ? KernelMode::graphs : KernelMode::nodes;
 #undef GIVEN

@@ -1,10 +1,11 @@
-"""Draws docs/internals/house.svg from the imports of the code, and prints the figures of the tree.
+"""Writes docs/internals/house.svg and the floors in architecture.md from the code, and prints the figures of the tree.
 
-python scripts/docs/generate_house.py          # write the picture, print the figures
-python scripts/docs/generate_house.py --check  # exit 1 if the picture is stale
+python scripts/docs/generate_house.py          # write picture and floors, print the figures
+python scripts/docs/generate_house.py --check  # exit 1 if one of them is stale
 
 The picture shows which folder imports which. A folder stands above all that it imports, and an arrow that follows from
-two others is left out. It holds no counts, so it changes only when the structure does.
+two others is left out. It holds no counts, so it changes only when the structure does. The floors are those that
+tests/architecture/test_layers.py enforces.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -21,12 +22,14 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
-from generated_files import first_sentence
+from generated_files import first_sentence, with_block, write_or_compare
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "stashtrace"
 NATIVE = ROOT / "csrc"
 PICTURE = ROOT / "docs" / "internals" / "house.svg"
+PAGE = ROOT / "docs" / "internals" / "architecture.md"
+LAYERS = ROOT / "tests" / "architecture" / "test_layers.py"
 COMMAND = "python scripts/docs/generate_house.py"
 
 #: Modules at the top of the package that other packages or users enter by; they stand above everything.
@@ -224,6 +227,41 @@ def figures(modules: Mapping[str, Path], edges: Edges) -> list[tuple[str, str]]:
     ]
 
 
+# --- the floors ---
+
+
+def page() -> str:
+    """Return the text of the page with the floors of today."""
+    text = with_block(PAGE.read_text(encoding="utf-8"), "floors", floor_table("FLOORS", PACKAGE))
+    return with_block(text, "questions", floor_table("QUESTIONS", PACKAGE / "analysis"))
+
+
+def floor_table(name: str, base: Path) -> str:
+    """Return a table of what stands on which floor: a row for each folder, one for the single files of a floor."""
+    by_floor: dict[float, list[str]] = defaultdict(list)
+    for entry, floor in declared_floors(name).items():
+        by_floor[floor].append(entry)
+    lines = ["| floor | what | what it is for |", "|---|---|---|"]
+    for floor, entries in sorted(by_floor.items(), reverse=True):
+        for entry in sorted(e for e in entries if (base / e).is_dir()):
+            inner = [f"`{p.parent.name}/`" for p in sorted((base / entry).glob("*/__init__.py"))]
+            holds = f"; has {', '.join(inner)}" if inner and entry != "analysis" else ""
+            lines.append(f"| {floor:g} | `{entry}/` | {first_sentence(base / entry / '__init__.py')}{holds} |")
+        if single := sorted(e for e in entries if not (base / e).is_dir()):
+            said = first_sentence(base / f"{single[0]}.py") if len(single) == 1 else "single files"
+            lines.append(f"| {floor:g} | {', '.join(f'`{e}`' for e in single)} | {said} |")
+    return "\n".join(lines)
+
+
+def declared_floors(name: str) -> dict[str, float]:
+    """Return the floors that the test of the layers enforces."""
+    for node in ast.parse(LAYERS.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            found: dict[str, float] = ast.literal_eval(node.value)
+            return found
+    raise LookupError(name)
+
+
 # --- the picture ---
 
 BOX_WIDTH, BOX_HEIGHT, PLAIN_HEIGHT = 172, 70, 30
@@ -381,20 +419,19 @@ def _arrow(points: list[tuple[float, float]], height: float) -> str:
     return f'<path class="arrow" marker-end="url(#head)" d="{" ".join(path)}"/>'
 
 
-def main(argv: list[str]) -> int:
+def drawn() -> str:
+    """Return the text of the picture."""
     modules = python_files()
     edges = module_imports(modules)
-    drawn = picture([(package_panel(edges, modules), native_panel()), (analysis_panel(edges),)])
-    if "--check" in argv:
-        if PICTURE.exists() and PICTURE.read_text(encoding="utf-8") == drawn:
-            return 0
-        print(f"{PICTURE.relative_to(ROOT)} is stale: {COMMAND}", file=sys.stderr)
-        return 1
-    PICTURE.write_text(drawn, encoding="utf-8")
-    for name, value in figures(modules, edges):
-        print(f"{name:38} {value}")
-    return 0
+    return picture([(package_panel(edges, modules), native_panel()), (analysis_panel(edges),)])
+
+
+#: What is written -> its text.
+FILES = {PICTURE: drawn, PAGE: page}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    if "--check" not in sys.argv:
+        for title, value in figures(python_files(), module_imports(python_files())):
+            print(f"{title:38} {value}")
+    sys.exit(write_or_compare(FILES, sys.argv[1:]))

@@ -1,20 +1,26 @@
 """Write docs/internals/modules.md: each file of stashtrace/ and csrc/ with the first sentence that it says of itself.
 
 python scripts/docs/generate_modules.py          # write
-python scripts/docs/generate_modules.py --check  # exit 1 if the page is stale
+python scripts/docs/generate_modules.py --check  # exit 1 if a page is stale
+
+The table of benchmarks/README.md is made in the same way.
 """
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
+import re
 import sys
+from collections import defaultdict
 from itertools import groupby
 from pathlib import Path
 
-from generated_files import first_sentence, write_or_compare
+from generated_files import first_sentence, with_block, write_or_compare
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/internals/modules.md"
+BENCHMARKS = ROOT / "benchmarks"
 NATIVE_SUFFIXES = (".h", ".cpp", ".def")
 
 HEAD = """# Modules
@@ -59,8 +65,25 @@ def _cell(sentence: str) -> str:
     return sentence.replace("|", "\\|").replace("<", "&lt;")
 
 
+def benchmarks_page() -> str:
+    """Return the text of the page on benchmarks: each with its question and what it wrote."""
+    written: dict[str, list[str]] = defaultdict(list)
+    for path in sorted((BENCHMARKS / "results").glob("*.json")):
+        made = re.search(r"bench_\w+", json.loads(path.read_text(encoding="utf-8"))["command"])
+        page = path.with_suffix(".md")
+        written[made[0] if made else ""].append((page if page.exists() else path).name)
+    lines = ["| file | question | result |", "|---|---|---|"]
+    for path in sorted(BENCHMARKS.glob("bench_*.py")):
+        page = BENCHMARKS / "results" / f"{path.stem.removeprefix('bench_')}.md"
+        results = written[path.stem] or [page.name] * page.exists()
+        # A page of the site is made of what is linked: those in Markdown alone.
+        links = ", ".join(f"[{name}](results/{name})" if name.endswith(".md") else f"`{name}`" for name in results)
+        lines.append(f"| `{path.name}` | {_cell(first_sentence(path))} | {links} |")
+    return with_block((BENCHMARKS / "README.md").read_text(encoding="utf-8"), "benches", "\n".join(lines))
+
+
 #: What is written -> its text.
-FILES = {PAGE: page}
+FILES = {PAGE: page, BENCHMARKS / "README.md": benchmarks_page}
 
 
 if __name__ == "__main__":

@@ -21,6 +21,15 @@ def write_or_compare(files: Mapping[Path, Callable[[], str]], arguments: Sequenc
     return int(stale)
 
 
+def with_block(text: str, name: str, block: str) -> str:
+    """Return a page with what stands between ``<!-- name`` and ``<!-- end of name -->`` replaced."""
+    found = re.compile(rf"(<!-- {name}\b[^>]*-->\n).*?(?=<!-- end of {name} -->)", re.DOTALL)
+    fresh, count = found.subn(lambda begin: f"{begin[1]}\n{block}\n\n", text)
+    if count != 1:
+        raise LookupError(f"the page has {count} blocks {name}")
+    return fresh
+
+
 def first_sentence(path: Path) -> str:
     """Return the first sentence that a file says of itself, in Markdown and without its full stop.
 

@@ -76,7 +76,7 @@ def _clocks(context: DecodeContext) -> dict[str, Any]:
 
 
 def _brackets(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[str, Any]:
-    # Older recorders wrote two events there, both in front of the launch.
+    # Times of a launch that nobody saw are not its own.
     late = (rows["bracket_flags"] & BracketFlag.LATE_LAUNCH) != 0
 
     def on_device(field: str) -> Int64:

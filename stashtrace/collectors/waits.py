@@ -27,7 +27,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
 def _holders(raw: RawProcess, context: DecodeContext, rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
     """Return the thread that held the GIL last at the end of each wait: recorded are the low bits of its number."""
     samples = raw.rows("stack_sample")
-    if samples is None or "gil_holder_hash" not in (rows.dtype.names or ()):  # older recordings have no such field
+    if samples is None or "gil_holder_hash" not in (rows.dtype.names or ()):  # not in every file
         return np.full(len(rows), -1, dtype=np.int64)
     tids = np.unique(samples["tid"])
     low, first, count = np.unique(tids & 0xFFFF, return_index=True, return_counts=True)

@@ -178,7 +178,7 @@ def _ring_at(source: ByteFile, offset: int) -> tuple[Ring | None, int] | None:
         and ring_bytes % PAGE_BYTES == 0
         and ring_bytes >= PAGE_BYTES + capacity * row_bytes
         and offset + ring_bytes <= _MOST_BYTES
-        and own_offset in (0, offset)  # 0: written before rings knew their place
+        and own_offset in (0, offset)  # 0: not known
     )
     if not plausible:
         return None

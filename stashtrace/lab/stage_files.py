@@ -13,7 +13,6 @@ import errno
 import functools
 import hashlib
 import os
-import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -44,8 +43,6 @@ LIST_NAME = "staged.list"
 #: Configurations in the terms of ``lab.characterize.differential``: the gain is a difference, as a fetch stall is.
 _PLAIN, _STAGED = 3, 4
 _CHUNK_BYTES = 16 << 20
-#: Names of halves of copies that older versions left; others in the folder may end so too.
-_OLD_HALF = re.compile(r"[0-9a-f]{12}-.*\.part", re.DOTALL)
 
 
 class _FileRefusedError(Exception):
@@ -120,9 +117,6 @@ def stage(
                 hint=f"let a folder of yours be made in it: `--to {tier / 'NAME'}`",
             )
         remove_left_in(tier)  # of a call that was killed
-        for half in tier.iterdir():
-            if _OLD_HALF.fullmatch(half.name):
-                half.unlink(missing_ok=True)
         _remove_others(sizes, tier)
         _look_for_room(sizes, tier)
         total, done = max(sum(sizes.values()), 1), 0

@@ -24,9 +24,35 @@ def test_words_of_the_recorder_are_those_of_python(file: Path) -> None:
     assert file.read_text(encoding="utf-8") == text, "run python scripts/docs/generate_guest_words.py, then build"
 
 
-def test_the_list_of_modules_is_fresh() -> None:
-    modules = docs_script("generate_modules")
-    assert modules.PAGE.read_text(encoding="utf-8") == modules.page(), "run python scripts/docs/generate_modules.py"
+@pytest.mark.parametrize("file", docs_script("generate_modules").FILES, ids=lambda file: file.name)
+def test_lists_of_files_are_fresh(file: Path) -> None:
+    text = docs_script("generate_modules").FILES[file]()
+    assert file.read_text(encoding="utf-8") == text, "run python scripts/docs/generate_modules.py"
+
+
+def test_each_benchmark_is_named_with_its_question() -> None:
+    page = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(bench_\w+\.py)` \| (.+?) \|", page, re.M))
+    assert rows.keys() == {path.name for path in (ROOT / "benchmarks").glob("bench_*.py")}
+    assert all(rows.values())
+
+
+def test_recipes_show_the_code_as_it_is() -> None:
+    page = (ROOT / "docs/internals/recipes.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^From `([^`]+)`[^`]*(?:`[^`]+`[^`]*)?:\n\n```\w+\n(.*?)^```", page, re.M | re.S)
+    assert len(shown) == len(re.findall(r"^```(?:python|cpp)$", page, re.M)) == 4
+    for name, code in shown:
+        assert code in (ROOT / name).read_text(encoding="utf-8"), name
+        assert code.count("\n") < 30, name
+    named = {path.rstrip("/") for path in re.findall(r"`((?:stashtrace|tests|csrc|docs)/[\w./]+)`", page)}
+    assert [path for path in named if "/F" not in path and not (ROOT / path).exists()] == []
+
+
+def test_first_tasks_name_files_that_there_are() -> None:
+    page = (ROOT / "docs/internals/first-tasks.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:stashtrace|tests|benchmarks|docs)/[\w./]+)`", page))
+    assert len(named) > 10
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
 def test_what_rules_say_is_fresh() -> None:

@@ -20,15 +20,20 @@ def house() -> ModuleType:
     return found
 
 
-def test_picture_is_fresh(house: ModuleType) -> None:
-    assert house.main(["--check"]) == 0, f"run {house.COMMAND}"
+def test_picture_and_floors_are_fresh(house: ModuleType) -> None:
+    stale = [file.name for file, text in house.FILES.items() if file.read_text(encoding="utf-8") != text()]
+    assert stale == [], f"run {house.COMMAND}"
 
 
-def test_a_stale_picture_is_told(house: ModuleType, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(house, "PICTURE", ROOT / "docs" / "not-there.svg")
-    assert house.main(["--check"]) == 1
-    assert capsys.readouterr().err == f"docs/not-there.svg is stale: {house.COMMAND}\n"
-    assert not (ROOT / "docs/not-there.svg").exists()
+def test_floors_name_every_package(house: ModuleType) -> None:
+    """A folder that is new has a row on the page as soon as it has a floor."""
+    table = house.floor_table("FLOORS", house.PACKAGE)
+    assert {p.parent.name for p in house.PACKAGE.glob("*/__init__.py")} == set(
+        re.findall(r"^\| \S+ \| `(\w+)/`", table, re.M)
+    )
+    assert "`tune/`" in table
+    with pytest.raises(LookupError):
+        house.declared_floors("CELLARS")
 
 
 def test_figures(house: ModuleType) -> None:

@@ -11,11 +11,11 @@ from source_tree import ROOT, imports, short, source_files
 
 import stashtrace
 
-# Floor of each package; see docs/internals/architecture.md, section 2.
+# Floor of each package. scripts/docs/generate_house.py writes section 2 of docs/internals/architecture.md from it.
 FLOORS = {
-    "trackers": 9,
     "cli": 10,
     "lab": 9,
+    "trackers": 9,
     "plugins": 8,
     "sql": 8,
     "report": 8,
@@ -30,10 +30,10 @@ FLOORS = {
     "loading": 4,
     "collectors": 3,
     "importers": 3,
+    "callbacks": 3,
     "format": 2,
     "store": 2,
     "probes": 2,
-    "callbacks": 3,
     "record": 2,
     "schema": 1,
     "pseudonyms": 1,

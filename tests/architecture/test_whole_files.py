@@ -14,7 +14,6 @@ from source_tree import ROOT, short, source_files
 OWN_NAMES = {
     "stashtrace/whole_files.py": "it is the place",
     "stashtrace/format/compact.py": "the name is fixed and locked, so that two merges of one run exclude each other",
-    "stashtrace/lab/stage_files.py": "it removes what older versions left",
     "stashtrace/record/directory.py": "it removes what a killed merge left",
 }
 #: Who else makes or opens a file to be written, and why that harms nobody.

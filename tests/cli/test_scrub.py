@@ -42,7 +42,7 @@ SECRETS = ("Zk1argument", "Zk2variable", "Zk3password", "Zk4signature", "Zk5equa
 
 
 class Spoiler:
-    """In the place of a Scrubber: puts into a file what an older version would have stored."""
+    """In the place of a Scrubber: puts into a file what a recorder without rules would have stored."""
 
     done: tuple[str, ...] = ()
     survey = Survey()
@@ -95,7 +95,7 @@ def old(tmp_path: Path, old_run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def old_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two ranks as an older version left it: merged, summed up, with secrets everywhere."""
+    """A run of two ranks as a recorder without rules would leave it: merged, summed up, with secrets everywhere."""
     tmp_path = tmp_path_factory.mktemp("older")
     synth.write(tmp_path / "made", synth.SyntheticJob(ranks=2, steps=6, calls_per_batch=6))
     run = tmp_path / "old"

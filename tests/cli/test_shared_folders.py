@@ -240,7 +240,7 @@ def data(tmp_path: Path) -> str:
 def test_half_a_copy_has_a_name_that_nobody_knows(
     shared: Path, victim: Path, data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link of the name that older versions gave to it appears after they looked for leftovers."""
+    """A link of the name that a half copy would plainly have appears after the look for leftovers."""
     copy = shared / staging._name_of(data)
     real = staging._look_for_room
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,8 +117,12 @@ def test_an_interruption_leaves_nothing_new(
 
 def test_half_a_copy_of_a_killed_call_goes(paths: list[str], tier: Path) -> None:
     """And nothing else that ends so: the folder may be anybody's."""
+    killed = subprocess.Popen(["sleep", "60"])
+    killed.kill()
+    killed.wait()
+    host = f"{zlib.crc32(os.uname().nodename.encode()):08x}"
     tier.mkdir()
-    (tier / "0123456789ab-x.bin.part").write_bytes(b"half")
+    (tier / f"0123456789ab-x.bin.part{killed.pid}-{host}-0123456789abcdef").write_bytes(b"half")
     others = {"film.mkv.part", "disk-x.bin.part"}
     for name in others:
         (tier / name).write_bytes(b"half of something else")

@@ -39,10 +39,6 @@ int main() {
   CHECK_EQUAL(full.io_ring_bytes, 65536u);
   CHECK(full.drainer == DrainerMode::self && full.log == LogLevel::debug);
 
-  CHECK_EQUAL(parsed({"STASHTRACE_DIR=/run", "STASHTRACE_LANE_BYTES=8192"}).io_ring_bytes, 8192u);  // its older name
-  const Config both = parsed({"STASHTRACE_DIR=/run", "STASHTRACE_RING_BYTES=4096", "STASHTRACE_LANE_BYTES=8192"});
-  CHECK_EQUAL(both.io_ring_bytes, 4096u);
-
   const Config odd = parsed({"STASHTRACE_DIR=/run", "STASHTRACE_SAMPLE_MS=0", "STASHTRACE_WAIT_THRESHOLD_NS=-5",
                              "STASHTRACE_RING_BYTES=1e6", "STASHTRACE_DRAINER=maybe", "STASHTRACE_LOG="});
   CHECK_EQUAL(odd.sample_ms, 100u);

@@ -119,7 +119,7 @@ def _read(content: Mapping[str, Any], file: CheckedFile, name: str) -> StepsOfRu
         ranks,
         facts,
         **waits,
-        recording=file.text(content, "recording"),  # older baselines have none
+        recording=file.text(content, "recording"),
         cpus=cpus,
         launch=tuple(launch),
         directory=directory,
@@ -128,7 +128,7 @@ def _read(content: Mapping[str, Any], file: CheckedFile, name: str) -> StepsOfRu
 
 
 def _cpus(content: Any, file: CheckedFile) -> CpuUse | None:
-    """Return the use of the CPUs; None where the machine was not sampled, or the baseline is older than this figure."""
+    """Return the use of the CPUs; None where the machine was not sampled."""
     if content is None:
         return None
     names = [part.name for part in fields(CpuUse)]

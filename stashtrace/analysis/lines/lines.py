@@ -93,7 +93,7 @@ def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
     Parameters
     ----------
     trace : Trace
-        Without Python functions, as of older recordings, there are no rows.
+        Without Python functions there are no rows.
     by : {"rank", "run"}
         Each rank for itself, or all together (``rank`` is -1): means of the steps of all ranks.
 

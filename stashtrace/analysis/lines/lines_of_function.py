@@ -16,7 +16,7 @@ def line_that_changed(before: Sequence[LineTime], after: Sequence[LineTime]) -> 
 
     Lines keep their order, so the two lists are laid next to each other as `diff` lays texts: of those that call the
     same and take about as long, so many are paired that all differ least. Of a function that is gone, the line is that
-    of the older version.
+    of ``before``.
 
     Examples
     --------

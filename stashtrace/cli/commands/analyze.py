@@ -89,7 +89,7 @@ def plugin_parser(name: str) -> tuple[Parser, dict[str, str]]:
     function = find(name)
     plugin = plugins()[name]
     described = f"{name}: {first_sentence(function) or 'an analysis'}. From {plugin.package}."
-    # An analysis written before there was --columns may have a parameter of this name, which stays its option.
+    # A parameter of the name `columns` is an option of the analysis.
     parser = _common(described, "", columns="columns" not in inspect.signature(function).parameters)
     return parser, add_options(parser, plugin, function)
 

@@ -19,8 +19,8 @@ def parser() -> Parser:
     parser = Parser(
         "scrub",
         "Take secrets out of a run: values of secret arguments, variables that\n"
-        "stashtrace does not store, users and queries of URLs. Runs that an older\n"
-        "version recorded may hold some; docs/concepts/what-is-stored.md has the rules.\n"
+        "stashtrace does not store, users and queries of URLs, by the rules of\n"
+        "docs/concepts/what-is-stored.md.\n"
         "With --paths and --hosts names become pseudonyms, each the same one\n"
         "everywhere. Summary and timeline are written again; every analysis gives the\n"
         "same numbers.",

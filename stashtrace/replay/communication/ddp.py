@@ -1,6 +1,6 @@
 """What a run records about its DistributedDataParallel: the size of its buckets, and its gradients.
 
-``probes/torch/ddp`` records it; runs of earlier versions and of other tools have nothing.
+``probes/torch/ddp`` records it; runs of other tools have nothing.
 """
 
 # SPDX-License-Identifier: Apache-2.0

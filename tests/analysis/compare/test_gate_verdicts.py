@@ -472,7 +472,7 @@ class TestBaselines:
                 assert getattr(after, name) == getattr(before, name)
 
     def test_hold_no_secret(self) -> None:
-        """Also where run.json has one, of an older version or of a trace of another tool."""
+        """Also where run.json has one, of a trace of another tool."""
         one = replace(
             run(1, facts={**FACTS, "command": "train.py --api-key X1secret s3://me:X1secret@bucket/a"}),
             launch=("torchrun", "train.py", "--token", "X1secret", "https://me:X1secret@host/a?sig=X1secret"),
