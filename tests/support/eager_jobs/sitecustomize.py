@@ -68,6 +68,7 @@ class _NoCompiler:
         vars(module).update(
             disable=lambda function, *_, **__: function,
             graph_break=nothing,
+            config=SimpleNamespace(error_on_nested_fx_trace=True),  # asked by checkpoints that recompute
             utils=SimpleNamespace(get_optimize_ddp_mode=optimize_ddp_mode),
             trace_rules=SimpleNamespace(
                 LEGACY_MOD_INLINELIST=set(),
