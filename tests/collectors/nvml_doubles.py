@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from collectors.recorded import NATIVE, Recording, record
+from device import build
 
 ROOT = Path(__file__).resolve().parents[2]
 #: A program that uses device 0 (of those visible) for as many seconds as its argument says.
@@ -36,27 +37,11 @@ def doubles(nvml: bool = True) -> Path:
     if compiler is None:
         pytest.skip("no C++ compiler")
     folder = Path(tempfile.mkdtemp(prefix="stashtrace-nvml-"))
-    sources = {"libcuda.so.1": NATIVE / "small_cuda.cpp"}
+    options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+    subprocess.run([compiler, *options, "-o", folder / "libcuda.so.1", NATIVE / "small_cuda.cpp"], check=True)
     if nvml:
-        sources["libnvidia-ml.so.1"] = ROOT / "tests/fakes/fake_nvml.cpp"
-    for name, source in sources.items():
-        command = [
-            compiler,
-            "-std=c++20",
-            "-O1",
-            "-w",
-            "-shared",
-            "-fPIC",
-            "-I",
-            ROOT / "csrc",
-            "-I",
-            source.parent,
-            f"-Wl,-soname,{name}",
-            "-o",
-            folder / name,
-            source,
-        ]
-        subprocess.run(command, check=True)
+        name = "libnvidia-ml.so.1"
+        (folder / name).symlink_to(build("fake_nvml") / "fakes/nvml" / name)
     return folder
 
 

@@ -204,12 +204,12 @@ SCRIPT = """
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("step"), compiles=True)
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("step"))
 
 
 @pytest.fixture(scope="module")
 def untraced(tmp_path_factory: pytest.TempPathFactory) -> TracedRun:
-    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), compiles=True, traced=False)
+    return run_traced(SCRIPT, tmp_path_factory.mktemp("untraced"), traced=False)
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from late_plan import FAULTY, STEPS, faulty_step
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-STEPS, FAULT_EVERY, FAULTY = 34, 4, 1
 FAULT_S = 0.12
-
-
-def faulty_step(step: int) -> bool:
-    return step >= 6 and step % FAULT_EVERY == 1
 
 
 class Samples(Dataset):

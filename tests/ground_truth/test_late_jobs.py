@@ -15,7 +15,7 @@ from measurements import Measurements
 from traced import TracedRun, run_traced
 
 import stashtrace
-from ground_truth import late_job, machine
+from ground_truth import late_plan, machine
 from stashtrace.analysis.registry import analyze
 from stashtrace.schema.table import Table
 
@@ -48,7 +48,7 @@ def rows(kind: str, folder: Path) -> tuple[Table, list[dict[str, int]]]:
         env=dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])),
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    late_rank = 0 if kind == "checkpoint" else late_job.FAULTY
+    late_rank = 0 if kind == "checkpoint" else late_plan.FAULTY
     clock = [json.loads(line) for line in (folder / f"clock-{late_rank}.jsonl").read_text().splitlines()]
     found = analyze(stashtrace.load(folder / "run"), "late")
     chosen = [
@@ -69,7 +69,7 @@ def test_the_cause_of_a_late_rank_is_what_the_job_did(kind: str, tmp_path: Path)
 
 def problems(kind: str, found: Table, clock: list[dict[str, int]]) -> list[str]:
     """What is not as the job says; each of its faults must be there."""
-    faults = sum(late_job.faulty_step(step) for step in range(late_job.STEPS))
+    faults = sum(late_plan.faulty_step(step) for step in range(late_plan.STEPS))
     out = [] if len(found) >= faults - 1 else [f"{len(found)} of {faults} faults made the rank late"]
     named = [row for row, note in zip(found.rows(), clock, strict=True) if row["cause_kind"] == kind]
     if len(named) < faults - 1:

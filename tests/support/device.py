@@ -41,10 +41,10 @@ _OWN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LD_PRELOAD", "LD_LIBRARY_PATH", "NC
 
 
 @functools.cache
-def build() -> Path:
+def build(target: str = "device_doubles") -> Path:
     """Build folder: the doubles below ``fakes``, the actor in ``bin``. Skips the test where there are no tools."""
     try:
-        return native_build.build(ROOT / ".pytest_cache" / "d" / "native-plain", "device_doubles")
+        return native_build.build(ROOT / ".pytest_cache" / "d" / "native-plain", target)
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
 

@@ -143,8 +143,10 @@ def run_traced(
     run_dir.mkdir()
     run_id = uuid.uuid4().hex
     base = {k: v for k, v in os.environ.items() if k not in _OWN_VARIABLES and not k.startswith("STASHTRACE_")}
-    path = str(ROOT) if compiles else f"{EAGER_JOBS}{os.pathsep}{ROOT}"
+    path = f"{EAGER_JOBS}{os.pathsep}{ROOT}"
     base |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
+    if compiles:
+        base["JOB_COMPILES"] = "1"
     if traced:
         base = traced_environment(
             base,

@@ -2,7 +2,7 @@
 
 The first optimizer of a process imports the compiler, only to have itself left out of what is compiled. That takes as
 long as the import of torch, two seconds of a processor, and a job that compiles nothing is the same without it. One
-that does compile finds here nothing to do it with, and fails.
+that does compile finds here nothing to do it with, and fails: the variable JOB_COMPILES leaves it all its parts.
 
 Two more parts of the compiler are a quarter of what `import torch` takes. What exports programs is loaded when one of
 its names is asked for; what tells the shapes of results without the results is not there.
@@ -68,6 +68,7 @@ class _NoCompiler:
         vars(module).update(
             disable=lambda function, *_, **__: function,
             graph_break=nothing,
+            config=SimpleNamespace(error_on_nested_fx_trace=True),  # asked by checkpoints that recompute
             utils=SimpleNamespace(get_optimize_ddp_mode=optimize_ddp_mode),
             trace_rules=SimpleNamespace(
                 LEGACY_MOD_INLINELIST=set(),
@@ -130,5 +131,6 @@ def _end() -> None:
     gc.freeze()
 
 
-sys.meta_path.insert(0, _NoCompiler())
+if "JOB_COMPILES" not in os.environ:
+    sys.meta_path.insert(0, _NoCompiler())
 atexit.register(_end)  # the first that is registered is called last
