@@ -168,7 +168,9 @@ def test_ctrl_c_ends_a_long_query(runs: tuple[str, str], tmp_path: Path) -> None
 
 def test_ctrl_c_while_a_module_is_loaded_is_no_broken_installation(tmp_path: Path) -> None:
     """A native module that is interrupted at its start raises ImportError from what interrupted it."""
-    content = "try:\n    raise KeyboardInterrupt\nexcept BaseException as error:\n    raise ImportError('init') from error\n"
+    content = (
+        "try:\n    raise KeyboardInterrupt\nexcept BaseException as error:\n    raise ImportError('init') from error\n"
+    )
     (tmp_path / "duckdb.py").write_text(content)
     (tmp_path / "pyarrow.py").write_text("Table = None\n")
     answer = answer_of("sql", "--tables", PYTHONPATH=f"{tmp_path}:{ROOT}")
