@@ -11,7 +11,6 @@ of the caller's (other versions, plugins of pytest) gets into the tests. Their m
 know the linked packages, and never removes a file that belongs to the caller.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

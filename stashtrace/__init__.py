@@ -4,7 +4,6 @@ The public names are loaded on first use, so ``import stashtrace`` costs nothing
 pulls in no numpy there. Everything that is not in ``__all__`` is private.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

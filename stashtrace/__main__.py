@@ -1,6 +1,5 @@
 """``python -m stashtrace`` is the ``stashtrace`` command."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -9,7 +9,6 @@ steps: elsewhere stashtrace finds the steps itself. Outside of a traced job they
 when its class is asked for, and nothing else is.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -4,7 +4,6 @@ A page is made of parts: claims, their words, their evidence, what to do first, 
 together makes each by :func:`guarded`: a fault costs the line that it was to make, never the page around it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -1,6 +1,5 @@
 """Write files that the user named: complete or not at all, with one clear line if the system refuses."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -3,7 +3,6 @@
 The names in ``__all__`` stay here when the modules behind them move.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.analysis.registry import analyze

@@ -4,7 +4,6 @@ A :class:`Survey` collects hosts, paths and secrets of the whole run, then a :cl
 texts get equal replacements in all files. A pseudonym is a keyed hash: without the key names cannot be tried out.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

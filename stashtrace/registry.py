@@ -5,7 +5,6 @@ for the list of all, so other users do not pay for them. A broken one is left ou
 error only when a user asks for it by name.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import difflib

@@ -5,7 +5,6 @@ read. A checksum proves that a text was not damaged by chance, but not that the 
 callers can rely on the type of each fact.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -18,7 +18,6 @@
 - An argument with blanks, such as the script of ``sh -c``, is scrubbed word by word.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import binascii

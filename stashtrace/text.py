@@ -1,6 +1,5 @@
 """Write text for people: count nouns, wrap sentences, align columns."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

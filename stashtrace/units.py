@@ -1,6 +1,5 @@
 """Numbers as people read and write them: in reports and tables, in sentences, and in options of analyses."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

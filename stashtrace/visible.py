@@ -5,7 +5,6 @@ the order of letters or are invisible. They are shown as ``\\u202e``, which JSON
 command line passes all its output through here.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

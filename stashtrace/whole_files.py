@@ -10,7 +10,6 @@ A folder that a team shares, or that came from elsewhere, may hold a pipe, a dev
 a file: opening a pipe waits for a writer, and a device never ends. Such files are read by the functions at the end.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -1,7 +1,6 @@
 """Write what is derived from the command line: docs/reference/cli.md from the parsers of the commands, and in
 docs/reference/exit-codes.md the table of errors. `--check` only compares (exit code 1 if one is stale)."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

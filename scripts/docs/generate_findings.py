@@ -4,7 +4,6 @@ python scripts/docs/generate_findings.py          # write
 python scripts/docs/generate_findings.py --check  # exit 1 if the page is stale
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

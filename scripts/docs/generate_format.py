@@ -6,7 +6,6 @@ python scripts/docs/generate_format.py          # write
 python scripts/docs/generate_format.py --check  # exit 1 if a file is stale
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

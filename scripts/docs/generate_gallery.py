@@ -8,7 +8,6 @@ A summary is made of four small tables (docs/reference/findings.md). These are w
 words on the page are those of today's templates, and no recording has to be kept for them.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -7,7 +7,6 @@ python scripts/docs/generate_guest_words.py          # write
 python scripts/docs/generate_guest_words.py --check  # exit 1 if a file is stale
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re
@@ -127,7 +126,6 @@ SETTINGS_HEAD = '''"""Settings of the recorder, by their variables.
 Generated from csrc/core/settings.def by scripts/docs/generate_guest_words.py; do not edit.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import NamedTuple

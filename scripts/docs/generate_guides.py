@@ -4,7 +4,6 @@ python scripts/docs/generate_guides.py          # write
 python scripts/docs/generate_guides.py --check  # exit 1 if a page is stale
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -8,7 +8,6 @@ two others is left out. It holds no counts, so it changes only when the structur
 tests/architecture/test_layers.py enforces.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

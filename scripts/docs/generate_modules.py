@@ -6,7 +6,6 @@ python scripts/docs/generate_modules.py --check  # exit 1 if a page is stale
 The table of benchmarks/README.md is made in the same way.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

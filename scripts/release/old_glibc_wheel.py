@@ -8,7 +8,6 @@ containers. SDIST is made of the checkout if it is not given. Takes five minutes
 pyelftools, and what builds the package.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

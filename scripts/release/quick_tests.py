@@ -8,7 +8,6 @@ project without the package, so that no test can take the sources for what was i
 hypothesis and pandas; a test that needs more says so and skips.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib.metadata

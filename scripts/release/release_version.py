@@ -5,7 +5,6 @@
 Exit code 1, with a line per file that says otherwise.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -7,7 +7,6 @@ runtimes of the compiler are linked into the recorder, pybind11 is headers. The 
 that has the list keeps it. Needs cyclonedx-python-lib and pyelftools.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -1,3 +1,1 @@
 """Analyses, which take a Trace and return a Table: one folder per question, one line in ``registry.ANALYSES`` each."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -3,7 +3,6 @@
 Elapsed times are never added here; intervals are united.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -3,7 +3,6 @@
 Other packages add theirs by entry points, which are read only for a name that is not here and for the list of all.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

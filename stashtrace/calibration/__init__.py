@@ -1,3 +1,1 @@
 """What the links of a machine can do: the file, and the fits behind it."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -1,6 +1,5 @@
 """Files that a person may have edited: read, parsed, their values checked one by one; errors name file and value."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

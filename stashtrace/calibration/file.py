@@ -4,7 +4,6 @@ Written by ``stashtrace calibrate``, read by the analyses. The format is describ
 a reader takes every file of its major version and ignores keys it does not know.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

@@ -8,7 +8,6 @@ Errors of times are relative ones: 3 % of 10 us are as good as 3 % of 10 ms.
 ``calibration.file`` keeps the results.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -15,7 +15,6 @@ has at least as many steps as the cube root of their number, since few steps do 
 eight blocks remain: fewer say little of their spread.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

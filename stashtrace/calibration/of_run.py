@@ -1,6 +1,5 @@
 """The calibration that holds for a run: a given one, or that of its directory."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

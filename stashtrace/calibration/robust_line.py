@@ -3,7 +3,6 @@
 Pure functions of numpy arrays.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -5,7 +5,6 @@
 has a file of its name in ``commands/`` with ``parser()`` and ``main(argv)``, and here is what they share.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

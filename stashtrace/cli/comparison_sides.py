@@ -1,6 +1,5 @@
 """Where ``check`` and ``diff`` find the runs of a side: run directories, saved baselines by name or file, URLs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """Find the runs that a command names, and load them, with progress on stderr if it takes long."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import time

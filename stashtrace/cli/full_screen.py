@@ -3,7 +3,6 @@
 Needs the package rich, which is imported when a screen is opened.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

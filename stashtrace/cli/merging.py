@@ -4,7 +4,6 @@ Each stage leaves a directory that the next call of ``stashtrace merge`` can sta
 any moment loses nothing.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import dataclasses

@@ -4,7 +4,6 @@ The process that follows the run makes and sends them (``stashtrace.live.metrics
 and its port is bound, so that a mistake shows before the job starts, and nobody takes the port in between.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

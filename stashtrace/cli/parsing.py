@@ -3,7 +3,6 @@
 argparse is imported here, and therefore only once a command has been chosen.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

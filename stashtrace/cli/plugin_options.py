@@ -4,7 +4,6 @@
 ``--kind {read,write}``. The help is what the numpydoc section ``Parameters`` says.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,5 @@
 """Print the result of a command as text or JSON, and write its picture into a file."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

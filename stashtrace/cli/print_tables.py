@@ -5,7 +5,6 @@ under the name without ``_code``. The aligned form rounds times and bytes to wha
 of time in the words of the summary.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

@@ -1,6 +1,5 @@
 """The command that is likely to decide an inconclusive comparison, for a shell."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

@@ -3,7 +3,6 @@
 Commands ask a :class:`Screen` once and pass its answers to ``summary``, which never looks at a terminal.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -5,7 +5,6 @@ atomically; the key of the pseudonyms and the names to replace are kept in a fil
 done, so that a second call goes on where the first was interrupted.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """``python -m stashtrace.cli.synth OUT``: make up a run of any size whose stalls are known."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

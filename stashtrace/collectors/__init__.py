@@ -1,3 +1,1 @@
 """Decoders, which turn the rows that one collector wrote into event tables. One file per collector, by its name."""
-
-# SPDX-License-Identifier: Apache-2.0

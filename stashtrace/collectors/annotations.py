@@ -3,7 +3,6 @@
 A step mark and any other instant become spans of no length.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -3,7 +3,6 @@
 The harvester writes the rows, not the calling thread, so a row has the caller's thread id as a field.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -5,7 +5,6 @@ bracket, which maps the number to the stream. A stream that carries compute and 
 number that is left.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

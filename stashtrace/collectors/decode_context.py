@@ -5,7 +5,6 @@ The decoder of a collector of ``records.def`` is ``decode(raw, context)`` of the
 never sees another process. Its times are on the common clock of the run, since ``to_ns`` maps to it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

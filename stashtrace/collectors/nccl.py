@@ -8,7 +8,6 @@ A row belongs to a communicator, or to a *subgroup* of it: messages of one pair 
 numbers of their own, because other ranks do not take part in these.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

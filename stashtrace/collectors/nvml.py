@@ -5,7 +5,6 @@ Tracks of a device are called ``gpu_NAME.UUID``, of one NVLink ``gpu_NAME.UUID:L
 name.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

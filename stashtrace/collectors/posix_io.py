@@ -3,7 +3,6 @@
 Millions of rows are usual, so all work is on whole columns.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

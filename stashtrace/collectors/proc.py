@@ -4,7 +4,6 @@ Cumulative quantities keep their raw value and end in ``_total``; analyses take 
 the kernel did not offer it, and makes no row.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

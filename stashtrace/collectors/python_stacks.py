@@ -1,6 +1,5 @@
 """Decodes stacks of Python code into the tables ``frames``, ``stack_samples`` and ``stack_spans``."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

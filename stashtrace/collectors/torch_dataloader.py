@@ -3,7 +3,6 @@
 Rows of the main process and of its workers share ``loader_id`` and ``batch_index``; analyses join them.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.collectors.decode_context import DecodeContext, columns_of

@@ -5,7 +5,6 @@ visible. On an NCCL group the host never sees an end, since a future of the devi
 ``collective_key`` counts from 0 within the process.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -3,7 +3,6 @@
 Phases may nest, as a loss closure inside an optimizer or a recomputed forward inside backward; their flags tell.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.collectors.decode_context import DecodeContext, columns_of

@@ -1,6 +1,5 @@
 """Decodes blocking waits of watched threads into the ``waits`` table."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """The list of exporters, and ``export``, which calls them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

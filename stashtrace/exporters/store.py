@@ -7,7 +7,6 @@ After the second pass any rank can be analysed alone, in its own process on its 
 would have within the whole run.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

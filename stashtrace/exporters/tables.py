@@ -1,6 +1,5 @@
 """One table of a trace, or the result of an analysis, as CSV, Parquet or Arrow. Called through ``registry.export``."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

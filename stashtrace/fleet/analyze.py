@@ -5,7 +5,6 @@ The workers of a cluster must see the store under the same path. Used by the CLI
 ``stashtrace.fleet.analyze.analyze``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

@@ -4,7 +4,6 @@ No analysis is implemented twice: a part is the analysis itself on a trace of on
 that need all ranks. ``analyze`` runs the parts and calls ``joined``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,5 @@
 """Tasks of a Dask cluster: one call per chunk of the work, results in the order of the chunks."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

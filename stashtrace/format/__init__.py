@@ -1,3 +1,1 @@
 """Read and write ``.stash`` files as arrays."""
-
-# SPDX-License-Identifier: Apache-2.0

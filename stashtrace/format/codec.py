@@ -4,7 +4,6 @@ The columnar codec is native. Rows with texts are few, and
 zlib packs them here.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import struct

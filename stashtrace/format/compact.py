@@ -7,7 +7,6 @@ the merged file beside a ring that readers then ignore; so rows are never lost o
 call finishes or does nothing. Memory is bounded by ``_BUFFER_BYTES`` whatever the size of the run.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -4,7 +4,6 @@ Knows nothing of rows; ``project`` does. Never trusts a length or an offset that
 reads past the size the file had when opened.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -5,7 +5,6 @@
 the ring or in the file.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import copy

@@ -4,7 +4,6 @@ A recorder keeps its ring mapped as long as it lives, so on this host the ring's
 through containers and pid namespaces. For another host only the age of the file is known.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

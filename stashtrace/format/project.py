@@ -4,7 +4,6 @@ A file carries its own field table, so no code converts old versions. A field th
 that today's schema lacks is left out, and the reader skips and counts records that today's schema does not know.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

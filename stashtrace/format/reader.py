@@ -4,7 +4,6 @@
 at a time. Damage is a loss row; ``strict=True`` raises.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

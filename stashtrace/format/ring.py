@@ -8,7 +8,6 @@ A lost power supply, a full quota or an interrupted copy leaves a file that ends
 header says which rows were published: those that are not there are told apart, so that they can be counted.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

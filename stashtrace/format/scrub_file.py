@@ -3,7 +3,6 @@
 Rows of records that this stashtrace does not know are left out, since they may hold anything.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator

@@ -4,7 +4,6 @@ Made by ``reader.open_run``; ``load`` gives the rows of chosen record types as `
 one ``np.frombuffer`` a segment; rows of a ring continue where its last segment ends.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

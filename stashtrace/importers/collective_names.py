@@ -1,6 +1,5 @@
 """Meaning of the names that NCCL, torch and profilers give to communication. Shared by the importers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

@@ -4,7 +4,6 @@
 Times stay in the file's own clock; ``loading`` maps them.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence

@@ -4,7 +4,6 @@ Every importer reads its numbers, texts and documents through here. The limits a
 a file is the same on every machine. They are far above what the tools write: a file beyond them is damaged or hostile.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

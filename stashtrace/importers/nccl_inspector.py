@@ -9,7 +9,6 @@ laid end to end before the moment at which they were written.
     else                  ==1== =2= ====3==== dump          durations only
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from array import array

@@ -1,6 +1,5 @@
 """Names of ranges and annotations that several profilers show alike, and what they mean. Shared by the importers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

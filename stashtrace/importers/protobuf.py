@@ -1,6 +1,5 @@
 """The wire format of protobuf messages, for the few fields that are read or written without the package."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

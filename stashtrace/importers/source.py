@@ -3,7 +3,6 @@
 Made by ``loading.foreign``. An importer reads it front to back, so memory does not grow with the file.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

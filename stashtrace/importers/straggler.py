@@ -8,7 +8,6 @@
 their step, as 32-bit floats. What is read and what cannot be known: ``docs/importers/straggler.md``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

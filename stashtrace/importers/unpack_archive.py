@@ -5,7 +5,6 @@ an archive with anything else that could reach outside the folder (links, device
 as is one that grows more than traces do. Archives inside an archive stay packed.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import io

@@ -3,7 +3,6 @@
 ``loading.foreign_files`` asks ``wrapper`` about each file, and ``unread_format`` about a file that no importer takes.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -4,7 +4,6 @@ What slows a machine down for some minutes (heat, neighbours, another job) then 
 within a round changes, so that a steady drift cancels. Each run is a process of ``stashtrace run`` of its own.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Files that a job reads in its steps, by what was recorded of a run: the files to make cold or warm."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """What a measurement depends on: processor, kernel, load, host (as a hash), and the memory that is free."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """What the machine and this process have used of CPUs and disks, by the counters of the kernel."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

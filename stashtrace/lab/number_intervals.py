@@ -4,7 +4,6 @@ Sums and differences add the deviations of each side in quadrature, as of indepe
 nobody knows is NaN on both sides and makes everything NaN that is computed from it. Pure.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

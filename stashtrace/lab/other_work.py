@@ -3,7 +3,6 @@
 ``characterize`` compares its runs with the quietest of them, ``calibrate`` its starts with an idle machine.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

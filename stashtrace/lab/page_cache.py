@@ -5,7 +5,6 @@ it was measured afterwards: on tmpfs nothing gets cold, mapped and dirty pages s
 the advice, and pages read first may be gone when the last are read.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

@@ -1,6 +1,5 @@
 """Helpers of the lab's pictures: checks of the file, fitted points, names beside points. matplotlib is optional."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

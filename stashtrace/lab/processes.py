@@ -1,6 +1,5 @@
 """Start processes as the ranks of one job on this host, as a launcher of training jobs would, and wait for them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

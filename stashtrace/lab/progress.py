@@ -1,6 +1,5 @@
 """Progress of a program of the lab: the share that is done, and the time left at the pace so far."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import time

@@ -6,7 +6,6 @@
 The job's script is not changed: the preloaded runtime leads its opens to the copies.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

@@ -6,7 +6,6 @@ worker fetches a batch in open/stat/lseek/read/read/close calls of files in rand
 its time is blocked in storage. Rank ``late_rank`` computes ``late_ns`` longer in each step.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

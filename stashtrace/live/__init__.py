@@ -1,3 +1,1 @@
 """A job while it runs: its steps as they close, what they cost, and what is wrong now."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -7,7 +7,6 @@ around its end are complete, which takes a second or two. What no later step nee
 grow with the run.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import deque

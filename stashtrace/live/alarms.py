@@ -13,7 +13,6 @@ No shell reads the command, so a sentence or a path in its variables is never ta
 round and never waited for, but for a short time when the job has ended.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

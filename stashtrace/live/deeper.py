@@ -7,7 +7,6 @@ The ranks end by themselves: at the last step, or when what is left of the budge
 a peer more than half of its throughput, so nothing here is on for longer than was asked for.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

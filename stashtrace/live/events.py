@@ -3,7 +3,6 @@
 A storm of events of one kind has so many lines a minute; the others are counted, and one line says how many there were.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -1,6 +1,5 @@
 """One run that is followed: its rounds, and what each leaves in the run directory."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -6,7 +6,6 @@ A byte in it asks for a window (``record.follower``). The time between rounds gr
 CPU time stays bounded: not by a low priority, with which a follower on a busy host tells nothing for a minute.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -6,7 +6,6 @@
 Each rank begins to record with its next step and tells the number of it, so that steps keep their numbers.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -3,7 +3,6 @@
 The tables of lines are those of ``analyze lines`` and ``lines_between_ranks``, made of the steps in memory.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -3,7 +3,6 @@
 ``stashtrace live`` shows it and the metrics are made of it, so that neither reads the records a second time.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import dataclasses

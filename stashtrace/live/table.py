@@ -6,7 +6,6 @@ The file is framed and packed as those of the recorder are (``format.container``
 columns itself, each batch of rows has a checksum, and a torn end is left out.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

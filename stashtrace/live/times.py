@@ -1,6 +1,5 @@
 """All times of following a run. Most count rounds: a follower takes in, tells and answers once a round."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 SECOND_NS = 1_000_000_000

@@ -1,6 +1,5 @@
 """What a job's closed steps add up to, rank by rank: counters that only grow, and the newest steps."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import deque

@@ -1,3 +1,1 @@
 """Load paths as a Trace: identify the process of each file, align all clocks, record what is missing."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -3,7 +3,6 @@
 Numbers of tracks and processes, and codes of texts, are those of the whole run.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

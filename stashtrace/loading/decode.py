@@ -4,7 +4,6 @@ A process's rows are read here and freed as soon as they are decoded, so memory 
 that torch and NCCL made of one collective are merged into one row per process.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -3,7 +3,6 @@
 If a file cannot be read, only its own rows are lost.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

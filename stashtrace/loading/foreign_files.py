@@ -1,6 +1,5 @@
 """Find the files to read in a load of other tools' traces, and the importer of each."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -4,7 +4,6 @@ Used by ``stashtrace merge``, and by ``analyze`` to distinguish several parts of
 copied, never moved. A part without a trace is reported and left out, because the other parts are still useful.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

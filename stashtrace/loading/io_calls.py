@@ -4,7 +4,6 @@ Only calls of merged files and of stores are left on disk, because nothing rewri
 time. If rows are not in the order of the ``io`` table, all are loaded whatever their number.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence

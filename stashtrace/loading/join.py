@@ -3,7 +3,6 @@
 Joining column by column means that no table exists twice.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -6,7 +6,6 @@ caller from torch. A torch call that NCCL carries out by several other operation
 stays one row, in torch's group.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

@@ -23,7 +23,6 @@ clocks, and ``loading.clocks.align_recorded`` corrects these by the common opera
 ``load_growing`` takes the same way with what is in memory of a run that still records.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -3,7 +3,6 @@
 Followers keep looks among the facts of their hosts (``run_facts.LOOKS``), so that they outlive the processes.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import socket

@@ -4,7 +4,6 @@ Works on file headers and core rows, before any decoder runs. ``metadata`` rows,
 precedence over its environment, because every process that a launcher starts inherits the launcher's environment.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

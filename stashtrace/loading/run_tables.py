@@ -4,7 +4,6 @@ The losses include ranks and hosts without a file here, and the other starts of 
 begins that has only a part of its job.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,5 @@
 """Load a store as a Trace; if its I/O calls are many, they stay on disk."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator

@@ -4,7 +4,6 @@ Whatever takes a path calls ``unpacked`` first, so that archives go where folder
 place of the folder: ``named`` puts its name back.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import atexit

@@ -7,7 +7,6 @@ In a traced job these are the functions of the tracer's version, also for a ``st
 job's environment has: its ``__init__`` finds them here, by the names of this module and its functions, which stay.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

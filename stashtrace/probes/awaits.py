@@ -7,7 +7,6 @@ Where the selector of an asyncio loop waited for long, the frames of the task th
 below the thread's own. A task that awaits others stands for these where all of them await at the same place.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gc

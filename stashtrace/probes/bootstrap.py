@@ -5,7 +5,6 @@ The injected sitecustomize calls :func:`install` in every Python of a traced job
 raises, a ``loss`` row says so. Forked children inherit the patches, spawned ones run this again.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

@@ -9,7 +9,6 @@ meet in the store that torch made for the group: each takes a number, leaves its
 parent in a tree in which each has up to sixteen children. Both sides write their own stamps (``clock_ping`` rows).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

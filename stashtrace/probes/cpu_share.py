@@ -5,7 +5,6 @@ are idle, and ``stashtrace tune`` tries it. ``0-3;4-7`` gives rank 0 of a host t
 pinning.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -5,7 +5,6 @@ that has come further begins with its next step, so that each records as many. A
 steps have taken as much longer than usual as they may.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import mmap

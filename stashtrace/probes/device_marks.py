@@ -8,7 +8,6 @@ Mark k says that step k begins, so that step i lies between the marks i and i + 
 last mark of a number counts.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

@@ -10,7 +10,6 @@ The library is the one that has been preloaded, whichever file that was: a proce
 without it (tests, a job attached to NCCL) the file of this package is loaded.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

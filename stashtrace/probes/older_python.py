@@ -3,7 +3,6 @@
 The syntax is that of Python 3.6, and only the standard library is used. Older ones record without a word.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 import os
 import sys
 

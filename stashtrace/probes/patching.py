@@ -4,7 +4,6 @@ All torch probes use it. A wrapper calls the original exactly once with the argu
 the original through, and none of its own. A ``loss`` row names what could not be replaced.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

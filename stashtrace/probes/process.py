@@ -4,7 +4,6 @@
 rank or a worker by now; at exit :func:`end` writes what the probes cost. No signal handler is registered.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import atexit

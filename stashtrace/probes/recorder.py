@@ -4,7 +4,6 @@ Nothing here may raise into the user's code. The ids of strings are not cached, 
 child has a string table of its own.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

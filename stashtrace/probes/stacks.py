@@ -4,7 +4,6 @@
 read in that way, was equal to that of ``sys._getframe``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import atexit

@@ -4,7 +4,6 @@ Installed by ``bootstrap`` when the tracker's module has been imported. ``stasht
 is sent from here, and no tracker is imported.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

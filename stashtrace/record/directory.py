@@ -8,7 +8,6 @@ disk is lost with its host. When they have ended, their files are copied to the 
 name first, so that a reader never sees half of one.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

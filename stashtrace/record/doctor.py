@@ -4,7 +4,6 @@ The checks of GPUs are in ``doctor_gpu``. Nothing here changes a setting or impo
 own environment has is asked of the Python that the command starts (``program``).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

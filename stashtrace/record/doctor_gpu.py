@@ -4,7 +4,6 @@
 metadata, so that neither torch nor CuPy is imported. Each hazard here has caused a crash or a wrong number.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib.metadata

@@ -5,7 +5,6 @@ nothing and leaves the caller's environment alone. The variables are all that th
 values of the user's own stay behind ours.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

@@ -10,7 +10,6 @@ byte 1       number of the newest request for deeper steps, likewise; 0 before t
 bytes 8-31   that request: first step, how many (0: no more of them), nanoseconds that they may take
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

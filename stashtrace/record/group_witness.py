@@ -8,7 +8,6 @@ kernel signals a group while it holds its list of processes, and :meth:`GroupWit
 This file is also the program of the witness, so it imports the standard library alone.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

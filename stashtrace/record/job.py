@@ -4,7 +4,6 @@ Several ``stashtrace run`` may start one job together. They need one run id but 
 a hash of a name that all of them know.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

@@ -5,7 +5,6 @@ for another. The last one to end merges. One that ends with an error merges what
 end; one that ends later merges again. Of the file system this needs exclusive creation of a file, and nothing else.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

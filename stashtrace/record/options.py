@@ -7,7 +7,6 @@ variables of the traced processes. These are read by ``csrc/core/config.cpp`` an
 ``docs/reference/environment.md``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -1,6 +1,5 @@
 """The program of a command line: finding it as a shell does, starting it, preloading the recorder, asking a Python."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

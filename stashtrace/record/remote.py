@@ -4,7 +4,6 @@ fsspec comes with the extra ``stashtrace[remote]`` and is imported when a URL is
 delivered file by file; nothing is read in place.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import posixpath

@@ -7,7 +7,6 @@ taken by ``sigtimedwait``; no handler runs, so that nothing is interrupted halfw
 that is followed; the command gets it then only if it has a handler, since else it would be ended by it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

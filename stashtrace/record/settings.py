@@ -3,7 +3,6 @@
 Generated from csrc/core/settings.def by scripts/docs/generate_guest_words.py; do not edit.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import NamedTuple

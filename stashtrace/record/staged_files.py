@@ -8,7 +8,6 @@ allocation or lock. The name of a file is the key of its copy; ``>`` and the nam
 inherited descriptors. ``csrc/collectors/posix_io/staged.cpp`` is the other half.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """What if: replays of a run's graph with other lengths of its work."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.replay.changes import BUCKET, Change

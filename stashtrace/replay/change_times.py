@@ -1,6 +1,5 @@
 """Change times of a run: compute, launches, copies, batches, checkpoints."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import replace

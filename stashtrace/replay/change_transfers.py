@@ -5,7 +5,6 @@ several sizes; else it lies between 0 and the time of the run's shortest message
 member goes on later than the first one belongs to the transfer and changes with it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """Changes that a what-if question makes: ``network.bandwidth=x2``, ``workers=8``, ``prep=5ms``, ``bucket_mb=100``."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

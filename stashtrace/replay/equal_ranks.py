@@ -7,7 +7,6 @@ of one size. Stages of a pipeline without such names never do the same at once: 
 all ranks in a step.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Literal, get_args

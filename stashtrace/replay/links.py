@@ -8,7 +8,6 @@ rank: one to the network, another one inside its host. The run tells whether gro
 if transfers of one size moved beside others at some times more than at other times; else both is possible.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """Uncertainty of a predicted step: how much recordings of one job differ, and how sure replayed CPU waits are."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

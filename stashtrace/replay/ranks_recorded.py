@@ -1,6 +1,5 @@
 """Of how many ranks of a job the work is recorded: what a change saves depends on all of them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.analysis.collectives.matching import group_table

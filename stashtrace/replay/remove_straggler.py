@@ -5,7 +5,6 @@ no rank is ever late. At most: a rank loses only what it takes longer *in genera
 other stay. Where the batches of ranks differ in samples, work is compared per sample.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

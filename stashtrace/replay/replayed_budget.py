@@ -1,6 +1,5 @@
 """Budget of a replay's step by columns of the summary: work by its kind, waits by what ended them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

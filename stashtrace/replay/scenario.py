@@ -1,6 +1,5 @@
 """A graph that is to be replayed with changes: lengths of its nodes, lags of its edges, links that are shared."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

@@ -1,6 +1,5 @@
 """Replays in which processes share CPUs and transfers share links, so that they slow each other down."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -8,7 +8,6 @@ The job is replayed with all work as it was, with all work ideal, and for each c
 replays. After "Understanding Stragglers in Large Model Training Using What-if Analysis".
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

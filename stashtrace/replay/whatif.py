@@ -4,7 +4,6 @@ An answer is an interval where the run leaves something open. How much of a tran
 only where the run moved messages of several sizes.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

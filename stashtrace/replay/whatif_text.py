@@ -1,6 +1,5 @@
 """The text of ``stashtrace whatif``: answers to what-if questions, limits of the recording, slow-downs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -6,5 +6,3 @@
 ``document`` collects the parts; ``budget_groups``, ``steps_over_time``, ``flames``, ``costliest_waits`` and ``machine``
 each make some of them. What is shown is read from the document alone, so the page and its JSON cannot differ.
 """
-
-# SPDX-License-Identifier: Apache-2.0

@@ -3,7 +3,6 @@
 Paragraph, Command, Code, Listing, Table, Facts, Bars, Picture, Fold, Part
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

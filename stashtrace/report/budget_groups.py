@@ -1,6 +1,5 @@
 """The budget of a run by groups of ranks that spend their time alike, and by rank as columns."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

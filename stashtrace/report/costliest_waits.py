@@ -4,7 +4,6 @@ Waits in collectives are rows of the analysis ``late``; of waits for batches, it
 longest. What a cut-out shows was recorded; a lane without rows is left out.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """The document of a report: everything that the page says, as plain values for JSON."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

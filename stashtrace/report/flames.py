@@ -7,7 +7,6 @@
 A box is as long as its time; what its children leave is time in its own lines, and below a kind, time without a sample.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """Steps of a run, one after the other: heat maps by rank and step, the curve of the step time, the slow ones."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

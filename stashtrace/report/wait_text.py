@@ -1,6 +1,5 @@
 """A wait for a late rank in words: the operation, who waited in it, and why the rank was late."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

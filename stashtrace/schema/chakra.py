@@ -6,7 +6,6 @@ varint. Names and numbers are those of ``schema/protobuf/et_def.proto`` of mlcom
 by readers, as protobuf has it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

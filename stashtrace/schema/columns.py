@@ -1,6 +1,5 @@
 """What a table's schema is made of."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import enum

@@ -3,7 +3,6 @@
 Times are int64 ns of one clock, intervals half-open; ``*_code`` indexes the ``StringPool`` or says its enumeration.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.schema import columns as col

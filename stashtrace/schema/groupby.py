@@ -11,7 +11,6 @@
 ``RowsBy`` gives the rows of one value again and again; ``order_by`` sorts by several columns.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

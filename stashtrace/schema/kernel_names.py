@@ -6,7 +6,6 @@ TensorRT-LLM, and DeepEP. A fused kernel (all-reduce with a norm) counts as comm
 cannot be told apart.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

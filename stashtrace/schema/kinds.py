@@ -4,7 +4,6 @@ Those that a recording holds are declared in ``csrc/schema/records.def`` and wri
 needs no native code, and type checkers know their members. Those at the end exist in Python alone.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import enum

@@ -4,7 +4,6 @@ The page is the notebook's: text has its colour and font, and lines are faint in
 come from a stranger's file, so all text is made visible and escaped. No script, and no style beyond the element itself.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import html

@@ -1,6 +1,5 @@
 """The order of rows in each table of a trace, and the numbers that follow from it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -5,7 +5,6 @@ and add these numbers in 64 bits, and use codes as indices. After this check the
 no code is negative. Importers have the same bound (``importers.import_limits``).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -6,7 +6,6 @@ A *column* is what the bars of the summary show, and sums one kind or several: `
 the kinds.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import difflib

@@ -1,6 +1,5 @@
 """StringPool: texts of a trace, each once, addressed by code. Code 0 is the empty text."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator

@@ -1,6 +1,5 @@
 """Table: named numpy columns of equal length with a schema. Immutable; nothing else in the project holds rows."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,6 +1,5 @@
 """RawProcess, EventTables and Trace: what readers, decoders, loading and analyses pass on."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """TrackRegistry: numbers the lines of the timeline while rows are decoded or imported."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,3 +1,1 @@
 """SQL over the tables and analyses of one or several runs, by DuckDB."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -4,7 +4,6 @@ A code of a text becomes an entry of an Arrow dictionary, whose indices are the 
 not copied either, unless the trace has very many texts. A code of an enumeration becomes the name of its member.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -5,7 +5,6 @@ the query is tried again. So only what a query uses is read or computed, whateve
 else and write nothing: the database is in memory, files and network are turned off, and its settings are locked.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import difflib

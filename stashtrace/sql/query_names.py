@@ -4,7 +4,6 @@ Three names are both, ``io``, ``kernels`` and ``collectives``: in a query they a
 end in ``_analysis``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import difflib

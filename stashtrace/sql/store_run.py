@@ -1,6 +1,5 @@
 """A store as a source of tables: each is read from its own files when a query first names it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from importlib.util import find_spec

@@ -4,7 +4,6 @@ Values of a fixed width are counted by the description of the columns, and what 
 that is decoded by itself may be as long as all of its column: where that could be too much, rows are read in batches.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

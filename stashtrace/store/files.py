@@ -4,7 +4,6 @@ Tracks and processes are numbered from 0 again, and keys that each partition cou
 a few ranks needs the memory of these ranks only.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

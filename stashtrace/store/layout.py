@@ -10,7 +10,6 @@ column.
 pyarrow is imported on use.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -4,7 +4,6 @@ Other tables still hold what these did, and it is shown: a partition has the ran
 Everything else about a lost process or track is unknown, and ``losses`` counts it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

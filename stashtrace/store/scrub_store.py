@@ -1,6 +1,5 @@
 """A store without secrets: each file is read, scrubbed by ``pseudonyms.Scrubber``, and written anew."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,2 +1,1 @@
 """Write findings as sentences with their evidence. Text out; nothing here prints or looks at a terminal."""
-# SPDX-License-Identifier: Apache-2.0

@@ -1,6 +1,5 @@
 """The budget of each rank as a row of bars, one for each column; of many ranks the alike ones share a row."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence

@@ -1,6 +1,5 @@
 """Which functions of the user a change of a time is in, for ``diff``, ``check`` and ``bisect``."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

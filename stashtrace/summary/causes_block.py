@@ -1,6 +1,5 @@
 """The causes of a summary: who does what and where, what is known of it, who waits for it, what its removal saves."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

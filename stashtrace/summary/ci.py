@@ -1,6 +1,5 @@
 """The verdict of a gate in the forms that CI systems read: JUnit XML, and the workflow commands of GitHub."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from xml.etree import ElementTree

@@ -1,6 +1,5 @@
 """The critical path of a run in one sentence."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

@@ -1,6 +1,5 @@
 """Text of a comparison: what differs, which is faster, and why, by the numbers of ``diff`` and ``kernel_diff``."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

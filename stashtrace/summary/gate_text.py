@@ -3,7 +3,6 @@
 No sentence is more certain than the bounds: *worse beyond doubt* only where even the lower bound is above the limit.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

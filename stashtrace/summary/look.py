@@ -1,6 +1,5 @@
 """How text for people may look: width, UTF-8 or ASCII, colour or none. The caller decides; no terminal is looked at."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

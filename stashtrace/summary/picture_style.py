@@ -1,6 +1,5 @@
 """What all pictures share: colours, a figure that needs no display, axes of times and sizes. matplotlib is optional."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import io

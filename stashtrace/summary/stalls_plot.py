@@ -1,6 +1,5 @@
 """Pictures of stalls: a bar of kinds for each rank, and below it which steps of which ranks lost most."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

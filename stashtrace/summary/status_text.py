@@ -1,6 +1,5 @@
 """How a job failed or stands still, as lines: of `stashtrace live` and `stashtrace analyze hang`."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.analysis.findings.claim_rows import tables_of

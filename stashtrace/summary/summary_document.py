@@ -1,6 +1,5 @@
 """The summary for programs: rows of its tables, each claim with its evidence and its sentence."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

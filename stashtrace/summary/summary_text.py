@@ -4,7 +4,6 @@ Numbers and claims are rows of ``budgets``, ``findings`` and ``finding_evidence`
 and this module arranges these in lines. Nothing is printed here.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

@@ -1,3 +1,1 @@
 """Convert a Trace into a timeline for the Perfetto UI, and serve it. Binds to the loopback interface alone."""
-
-# SPDX-License-Identifier: Apache-2.0

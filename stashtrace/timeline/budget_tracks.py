@@ -3,7 +3,6 @@
 A trace without steps has no such track.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -6,7 +6,6 @@ nanosecond at which the others' transfer begins, and the arrow must leave from i
 below their GPU, from when the device entered them; untimed ones show the call.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

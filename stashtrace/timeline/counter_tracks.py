@@ -3,7 +3,6 @@
 Cumulative samples (names that end in `_total`) become rates, because a line that only rises shows nothing.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -4,7 +4,6 @@ An arrow leads from a stretch to the next one where the path changes the line. A
 the reason is logged.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import logging

@@ -6,7 +6,6 @@ work on the device, and between a stream's wait and the awaited work. Like I/O c
 per stream and time bin where a viewer cannot take as many.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

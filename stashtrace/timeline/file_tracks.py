@@ -3,7 +3,6 @@
 Viewers cannot take millions of calls. Tracks and slices of sums say so.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -4,7 +4,6 @@ Each layer is a function (RankRows, TrackTree, root track) -> slices, called by 
 a place in `Order`.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """Rows of a trace by rank, cut to the ranks and the window of an export."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

@@ -10,7 +10,6 @@ browser: it is given the name of a file of the user's alone, which leads to the 
 another host or come from another page are refused, so no page can reach it by a name of its own.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -4,7 +4,6 @@ samples of the step thread      a   a   b   .   a       b in a call that waits: 
 functions                     [ a     ][ b    ][ a ]    as long as samples stay in one function; calls exactly
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator

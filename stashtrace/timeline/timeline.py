@@ -6,7 +6,6 @@ samples. Ranks are written one after the other, so the memory needed is that of 
 output.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -4,7 +4,6 @@ The package ``perfetto`` is a client; the processor is a program, ``trace_proces
 is first used. Where there is no network, a file of that program can be named.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

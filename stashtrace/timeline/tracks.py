@@ -5,7 +5,6 @@ spreads overlaps over lanes (several tracks of one name and parent, which the vi
 encoder's columns. `Order` says which layer stands above which; ranks are ordered in ``timeline``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import enum

@@ -1,2 +1,1 @@
 """Put the answers of a run into the experiment tracker that the job used: W&B, MLflow, TensorBoard, trackio."""
-# SPDX-License-Identifier: Apache-2.0

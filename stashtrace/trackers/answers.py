@@ -1,6 +1,5 @@
 """What is put into a tracker, and into which: the same for all of them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

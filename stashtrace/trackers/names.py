@@ -1,6 +1,5 @@
 """The trackers by name, without importing one."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """Which run of a tracker a job wrote to, as its processes noted it (``probes/trackers.py``)."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """The answers of a run as a flat dict, as trackers take it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

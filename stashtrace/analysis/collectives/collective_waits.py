@@ -1,6 +1,5 @@
 """collectives: how long each rank waited for the last one to enter, and how long the bytes then took."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

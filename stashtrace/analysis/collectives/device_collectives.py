@@ -8,7 +8,6 @@ The rules are those of ``matching``, which does the work; here its inputs are re
 them keeps its host times as a lower bound for the others and is counted as untimed.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

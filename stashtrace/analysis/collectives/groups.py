@@ -1,6 +1,5 @@
 """Which parallelism a process group serves: by the words in its name, else only what its members look like."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

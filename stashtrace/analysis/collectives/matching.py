@@ -1,6 +1,5 @@
 """Collectives matched across ranks: who entered last, when each row really ended, which link its bytes took."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -1,6 +1,5 @@
 """operators: what execution traces, which have no times, say of the work of each rank."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -9,7 +9,6 @@ machine's calibration (``stashtrace calibrate``), else by the run's own collecti
 neither knows it, nothing is cut.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

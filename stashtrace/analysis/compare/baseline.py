@@ -5,7 +5,6 @@ means of each rank, and the costliest functions of each kind. Of runs of more th
 of neighbouring steps.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

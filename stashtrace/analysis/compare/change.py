@@ -6,7 +6,6 @@ a side their own spread says that, by Student's distribution over the means of r
 to the interval of the steps: :data:`RUN_TO_RUN_RATIO` of the step that was before.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -5,7 +5,6 @@ queue does not say, so two figures are compared: how much longer the threads of 
 time went to programs outside the job. Other work cannot have added more to a step than either.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """diff: two jobs by stall kind, with intervals, the smallest change that could have been seen, and a verdict."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

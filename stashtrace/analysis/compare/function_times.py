@@ -1,6 +1,5 @@
 """What a run knows of the user's functions, as a comparison with another run needs it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

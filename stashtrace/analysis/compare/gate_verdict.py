@@ -5,7 +5,6 @@ A condition ``KIND+N%`` allows the mean of a kind over ranks and steps to grow b
 job pays for its rare slow steps too, and the kinds of a step add up.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """What a job was: ranks, hardware, versions, batch and data, so that a comparison can say what differs between two."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -5,7 +5,6 @@ ask for 60 steps and another for 3,000. It rests on the spread of the steps and 
 from the limit: none at all or, where such runs would have shown that already, one nearer to the limit.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """The steps of one run as a comparison needs them: their length, and the time of each kind in them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -4,7 +4,6 @@ A run with 1,024 ranks and 13 kinds stores 13 groups of 20 functions, about 100 
 left out, and so is which functions stood in a stack: beside a baseline none is called new or gone.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

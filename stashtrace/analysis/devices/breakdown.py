@@ -1,6 +1,5 @@
 """breakdown: what each device did, by interval arithmetic: compute, communication, copies, idle."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """copies: bytes and rates of copies by direction, and whether the host's side was pinned."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """Which GPU the counters of a device are read from."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

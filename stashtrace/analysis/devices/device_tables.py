@@ -3,7 +3,6 @@
 The analyses need the ``kernels`` table (deep mode, or imported), unless a schema says otherwise.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.schema import columns as col

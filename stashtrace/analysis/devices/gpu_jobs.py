@@ -1,6 +1,5 @@
 """Which job the site says owns the GPU of a rank, by what ``probes/surroundings/gpu_jobs.py`` recorded."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import defaultdict

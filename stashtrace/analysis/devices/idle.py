@@ -8,7 +8,6 @@
 The work that ends a stretch decides its cause: the device waited for whatever delayed the begin of that work.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """kernels: work on the devices by name, per rank or over all ranks."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

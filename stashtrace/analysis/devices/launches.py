@@ -6,7 +6,6 @@ waiting  1  1  2        1       0      1 0          launched, not begun: latency
 empty    L0: latency not hidden; L1, L2: hidden behind 0; L3: not hidden
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

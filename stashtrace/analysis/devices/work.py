@@ -6,7 +6,6 @@ stream    ####   ###########     #######  ~~~    #####       work of step 2: lau
           ^ no launch known: an orphan
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

@@ -1,6 +1,5 @@
 """All claims of a summary in reading order: headline, verdicts, the machine, what is hidden, trust, losses."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -6,7 +6,6 @@
 CPU and run-queue time come from the thread's own clocks, the other parts from rows of I/O and waits of the thread.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, field

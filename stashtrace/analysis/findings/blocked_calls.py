@@ -3,7 +3,6 @@
 A call counts only where its time has no other kind: a sleep while a batch is made is part of ``data``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

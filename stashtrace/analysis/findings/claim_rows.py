@@ -4,7 +4,6 @@ Everything that a claim states is in its fields and facts, so a test can compare
 sentences of named facts where it finds these (``claim``, ``fact``, and ``stall_claims.verdict``).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -4,7 +4,6 @@
 step with its share. A recording in which no step is marked counts as one step: then nothing is said "a step".
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence

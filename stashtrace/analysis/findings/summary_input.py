@@ -4,7 +4,6 @@ Shares are sums over the counted steps, without warm-up and time outside of step
 step time.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """The work of a run as one graph over all ranks: what each piece waited for, its replay, its critical path."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.analysis.graph.build import build

@@ -1,6 +1,5 @@
 """Nodes of batches that workers make, their edges to the thread that takes them, and when that starts workers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -4,7 +4,6 @@ A rank's time is cut as its budget is: what its thread or its streams did is a n
 Batches and transfers are nodes of their own. Loops run over ranks, workers, streams and groups, never over events.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import replace

@@ -9,7 +9,6 @@ a save waited for it; like all waits it is not a node. A save that begins as soo
 done stood in that thread's queue, and nobody knows when it was asked for.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

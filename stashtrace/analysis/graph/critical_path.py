@@ -6,7 +6,6 @@ transfer                          '[ all_reduce ]
 path        [ rank 1            ][ all_reduce ][ rank 0 ]  without a gap: its parts add up to the run
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

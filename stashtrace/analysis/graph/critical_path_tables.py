@@ -6,7 +6,6 @@ A step here is the job's: it lasts from the moment at which the last rank ended 
 the last rank ended this one. So the stretches of a step add up to it without a gap.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

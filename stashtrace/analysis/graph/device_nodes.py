@@ -9,7 +9,6 @@ No recording says which event a stream waited for. Work that began later than it
 to have waited for the work of another stream that ended just before.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

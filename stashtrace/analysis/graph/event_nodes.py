@@ -8,7 +8,6 @@ Computation is a node, and so is time of which nothing is known. Waits for copie
 they waited for is on the host.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

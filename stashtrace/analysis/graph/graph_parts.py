@@ -1,6 +1,5 @@
 """Parts of a graph while it is built: nodes and edges so far, and how a thread's time is cut into nodes."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence

@@ -1,6 +1,5 @@
 """Nodes of a rank that its host attributes: what its step thread did is a node, what it waited for is an edge."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

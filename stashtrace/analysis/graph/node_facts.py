@@ -1,6 +1,5 @@
 """What the nodes of a graph are part of: loaders, groups, hosts. Changes that move nodes need it, replays do not."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

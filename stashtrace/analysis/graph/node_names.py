@@ -3,7 +3,6 @@
 Only pieces of the critical path get names: they are few beside the nodes.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence

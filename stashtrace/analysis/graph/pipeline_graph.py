@@ -8,7 +8,6 @@ A collective is one node for each member that enters it, the meeting of all memb
 the last arrival to the member's own end. Waits follow from the edges. Loops run over ranks, never over operations.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

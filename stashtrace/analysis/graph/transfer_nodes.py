@@ -1,6 +1,5 @@
 """One node for each collective: all members wait for it, and it waits for the last of them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

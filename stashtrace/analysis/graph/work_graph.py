@@ -5,7 +5,6 @@ transfer                    '->[ ring ]-'
 worker        [ batch 3 ][ batch 4 ]----------------------> the step thread takes it
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

@@ -1,6 +1,5 @@
 """io_advice: what to change about the way files are read, in sentences with the figures that speak for it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping

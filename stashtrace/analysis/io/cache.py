@@ -1,6 +1,5 @@
 """io_cache, io_reuse: the share of reads that a cache would have served, from exact reuse distances."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -1,6 +1,5 @@
 """I/O calls one process after the other, and each call compared with the previous one on the same file."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -1,6 +1,5 @@
 """Which files belong to the data that a job reads, by their names: not to the kernel, the interpreter or libraries."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -4,7 +4,6 @@ Memory is bounded by files and processes, not by calls, except for files that se
 calls are sorted, one process at a time.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -1,6 +1,5 @@
 """io, io_directories: calls of the job on its files; io_patterns, io_sizes: access patterns in Darshan's counters."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any, Literal

@@ -1,6 +1,5 @@
 """io_bandwidth: bytes by time as Darshan defines it, so that its numbers are comparable, and by the wall clock."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, field

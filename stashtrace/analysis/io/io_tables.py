@@ -1,6 +1,5 @@
 """Tables that the analyses of files return."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.schema import columns as col

@@ -6,7 +6,6 @@ their pages. A file that is read whole is one range. The offsets of a stream are
 it counts as one range.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -3,7 +3,6 @@
 Bytes are counted in pages, as in a cache; the last page of a file ends at the last byte that was read.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -4,7 +4,6 @@ It follows from reads of similar size that did not wait: those of the same threa
 processes, which may have read into fresh memory and so vary more.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

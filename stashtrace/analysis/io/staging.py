@@ -1,6 +1,5 @@
 """io_staging: the files to put on a fast tier of a given size, and the largest gain from that."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

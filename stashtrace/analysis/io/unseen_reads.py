@@ -5,7 +5,6 @@ loader mapped explain their part; the bounds are wide, since read-ahead reads mo
 pages count too.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -1,3 +1,1 @@
 """Lines of the user's code: in which of them each kind of time was spent, and on which rank it takes longer."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -8,7 +8,6 @@ The workers of each rank are compared with those of the others in the same way, 
 transfers and for batches that workers make are left out: others are slow then.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -9,7 +9,6 @@ The principle is that of ``between_ranks``: bounds hold for all functions that a
 or more stand on a side, the spread of their means counts too; with fewer, the allowance of the comparison.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

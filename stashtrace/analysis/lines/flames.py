@@ -7,7 +7,6 @@ A node is a function below its callers. Frames of libraries between functions of
 innermost of these calls in a library is one node more. Times are those of ``lines``, each with all that is below it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

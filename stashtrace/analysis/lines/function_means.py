@@ -4,7 +4,6 @@ A mean over steps is as uncertain as its steps vary, those that resemble their n
 sample more or less.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

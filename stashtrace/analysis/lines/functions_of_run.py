@@ -1,6 +1,5 @@
 """What a run says of the user's functions, for a comparison with another run."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

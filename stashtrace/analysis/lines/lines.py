@@ -7,7 +7,6 @@
 ``user_frames`` finds the line of a stack, ``place_times`` what each thread's calls and samples say.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """The line of a function that changed between two versions of it, whose lines have other numbers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

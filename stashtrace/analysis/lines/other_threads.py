@@ -9,7 +9,6 @@ in a selector or in C++, may end for another reason while some thread runs: ther
 than half as often while the step does not wait.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

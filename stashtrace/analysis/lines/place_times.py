@@ -9,7 +9,6 @@ A sample inside a long call says nothing that the call does not. Before a thread
 imported, and after its last one, only long calls are known.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """The line in which slow steps of a rank spent what they took longer."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

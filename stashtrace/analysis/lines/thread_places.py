@@ -7,7 +7,6 @@ A wait for the GIL is spent in the code of the thread that holds it, as far as s
 for a lock in that of the thread that ends it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

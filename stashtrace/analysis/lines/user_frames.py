@@ -4,7 +4,6 @@
                                                                ^ the place      ^ its leaf
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

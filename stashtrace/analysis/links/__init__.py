@@ -1,3 +1,1 @@
 """Speed of transfers, the paths that they took, and the certainty of both."""
-
-# SPDX-License-Identifier: Apache-2.0

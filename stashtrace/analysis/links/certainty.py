@@ -7,7 +7,6 @@
 The bounds of ``stalls`` give the same by step; this table adds the reasons.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

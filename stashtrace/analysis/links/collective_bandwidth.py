@@ -1,6 +1,5 @@
 """bandwidth: algbw and busbw of collectives by size, as NCCL's own tests define them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Literal

@@ -1,6 +1,5 @@
 """link_efficiency: the transfers of a run compared with the calibrated speed of the machine's links."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -5,7 +5,6 @@ of the class in the window. A class is a communicator and an operation; its shar
 that this path carried.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """agreement: the same steps attributed by their kernels and by brackets alone, and how far the two differ."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.analysis.intervals import TimeSet

@@ -9,7 +9,6 @@ this batch: page faults of a mapped file, threads that read for it), the amount 
 that must contain it, and these pieces have an alternative.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -8,7 +8,6 @@ Each method of ``METHODS`` has its layers: ``by_kernels``, ``by_brackets``, ``on
 one wins is in ``docs/concepts/stalls.md``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

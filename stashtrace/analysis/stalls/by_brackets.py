@@ -10,7 +10,6 @@ thread is known to have stood still as well (a checkpoint, a sleep), that kind i
 alternative.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -9,7 +9,6 @@ Applies to steps whose kernels were recorded. Idle time says nothing of the host
 recorded, where the next work had been launched already, and in a recording that was cut.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -10,7 +10,6 @@ backend's threads displace the caller before it waits. A collective that a devic
 the device, and blocks a thread that waits for the device.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -6,7 +6,6 @@ The kernel's counter is read where phases begin and end. Between two readings th
 thread could run; a thread that sleeps waits for a CPU once it is woken, so what is left lies in its waits.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

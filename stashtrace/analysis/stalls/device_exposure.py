@@ -10,7 +10,6 @@ Exposed time of one stream is a stall of the rank only where every compute strea
 in ``docs/concepts/stalls.md``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -5,7 +5,6 @@ in flight    [ collective 4 ....... ][ collective 5 ...    the oldest on the awa
 last enter             |                                straggler | link
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

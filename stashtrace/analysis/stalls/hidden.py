@@ -1,6 +1,5 @@
 """hidden: work hidden behind the step, CPU contention, garbage collection. Shown beside the budget, not in it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

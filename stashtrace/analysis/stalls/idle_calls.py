@@ -10,7 +10,6 @@ A call outside the stall explains nothing of it, however long the call is; so on
     stream_synchronize before unmap_memory    the wait of an allocator: the next call of the thread unmaps memory
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

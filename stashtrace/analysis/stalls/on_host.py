@@ -1,6 +1,5 @@
 """Layers of a rank whose critical resource is the step thread (method ``host``), in the order of ``stalls.md``."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """Rows of the big tables by thread and process, grouped once for all ranks; and the types of layers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

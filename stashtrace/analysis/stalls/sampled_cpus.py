@@ -1,6 +1,5 @@
 """Use of the CPUs of the hosts while they were sampled, from the counters of ``collectors/proc.py``."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,3 +1,1 @@
 """Where each step of each rank begins and ends, and of which kind it is."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -9,7 +9,6 @@ the host's lead of the marks around it says. Without marks but with kernels whos
 where the work launched before it ends.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -6,7 +6,6 @@
 What a loader serves is seen by the steps in which its batches are waited for.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -7,7 +7,6 @@ The time of a job in lockstep is one number for all ranks, so what other ranks w
 step. Tokens that are generated one by one are not batches of an evaluation, also where all ranks generate.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """A part of a long run: as many steps in a row as an analysis has time for, those that are most like the run."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """stacks: Python functions of the ranks' threads by time, from what py-spy sampled in deeper steps."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Literal

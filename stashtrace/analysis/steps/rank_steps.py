@@ -1,6 +1,5 @@
 """RankSteps: the steps that one rank's own rows show, before they are numbered among all ranks."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

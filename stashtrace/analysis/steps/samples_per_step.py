@@ -1,6 +1,5 @@
 """Samples of each step, as DataLoaders tell them; the guest's half is ``probes/torch_loader_facts``."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

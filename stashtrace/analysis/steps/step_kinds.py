@@ -1,6 +1,5 @@
 """step_kinds: how many training, validation and other steps each rank made, and how long they took."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -8,7 +8,6 @@
 A median, the step of one rank, or the newest steps of a run are other figures, and are called so where they are shown.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

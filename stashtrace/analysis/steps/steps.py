@@ -1,6 +1,5 @@
 """steps: begin and end of every training step of every rank, with one ordinal for all ranks."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,5 @@
 """Which process and thread drives the training loop of each rank."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -10,7 +10,6 @@
 The rules and what they mean for a user are in ``docs/concepts/steps.md``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

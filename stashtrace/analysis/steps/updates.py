@@ -6,7 +6,6 @@
 Lightning, and L-BFGS, hand the whole training step to ``optimizer.step`` as a closure.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

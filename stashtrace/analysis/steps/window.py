@@ -1,6 +1,5 @@
 """Where the steps of a recording begin that has only a part of its job (``loading.run_tables``)."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable

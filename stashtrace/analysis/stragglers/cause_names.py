@@ -1,6 +1,5 @@
 """Name the cause of a late rank: its worker and file, kernel, phase, call, or the rank that it waited for."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -4,7 +4,6 @@ A rank without steps of its own has no cause; neither has a rank that does nothi
 ``cause_names`` finds the worker, file, kernel or phase.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -8,7 +8,6 @@ same.
     kind      |-- python --||-- other ----|            |-------- other -------|
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -12,7 +12,6 @@ it did shorter cancel others. So equal work of the ranks in between is no cause,
     rank 2   |-- work --|-- reads --------|                   did not work longer than rank 0 waited for rank 1
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

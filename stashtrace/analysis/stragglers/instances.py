@@ -9,7 +9,6 @@ Buckets that are in flight together have one anchor, so that one cause explains 
 that all had *left* k: one rank may leave k after another enters i, and the window would then reach back a step.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -7,7 +7,6 @@
 kernel or phase behind it. This module adds the time of the transfer.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

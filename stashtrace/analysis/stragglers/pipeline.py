@@ -1,6 +1,5 @@
 """pipeline: how long each stage waited for its neighbours, from the sends and receives of its group."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

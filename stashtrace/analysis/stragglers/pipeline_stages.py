@@ -7,7 +7,6 @@ Interleaved schedules give each of r ranks v smaller stages: rank 0 the stages 0
 r - 1 micro-batches in one of them, (r - 1) / (v m) of its work.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -7,7 +7,6 @@ ring    0 <-> 1 <-> 2 <-> 3            v stages a rank (interleaved): v m each w
 With two ranks the ring is a pair with (2 v - 1) m messages each way.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -7,7 +7,6 @@
 Each wait is divided among the roots of its chain, so those of a rank and step sum to its straggler time.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

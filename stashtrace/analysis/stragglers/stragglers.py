@@ -1,6 +1,5 @@
 """stragglers: which rank the others wait for, by the exposed time of the budget."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

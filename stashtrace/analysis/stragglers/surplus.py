@@ -7,7 +7,6 @@
 reader can check against the budgets of the ranks.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

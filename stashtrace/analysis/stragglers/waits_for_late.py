@@ -4,7 +4,6 @@ rank 1 (waits)   | level |-- work --|........ wait ........|      both did the s
 rank 0 (late)    | level |-- work --|-- reads a file ------|      rank did longer since then made it late
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, fields

@@ -1,2 +1,1 @@
 """The commands: one file per command, with its ``parser()`` and its ``main(argv)``."""
-# SPDX-License-Identifier: Apache-2.0

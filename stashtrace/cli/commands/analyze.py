@@ -1,6 +1,5 @@
 """``stashtrace analyze NAME PATH...``: print one analysis of one or several runs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -1,6 +1,5 @@
 """``stashtrace bisect --good A --bad B -- CMD``: find the commit that made a job slower, and by what kind of time."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

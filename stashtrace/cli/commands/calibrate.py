@@ -1,6 +1,5 @@
 """``stashtrace calibrate``: measure what the links of this machine can do, into a file that analyses read."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

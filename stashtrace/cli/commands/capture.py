@@ -1,6 +1,5 @@
 """``stashtrace capture RUN``: seal a window of a run that is followed, the newest steps and some that come."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

@@ -1,6 +1,5 @@
 """``stashtrace characterize -- CMD``: the five configurations of Stash, and the stalls between them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

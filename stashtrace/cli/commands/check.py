@@ -1,6 +1,5 @@
 """``stashtrace check RUN --against BASELINE``: is a run worse than the baseline, not worse, or inconclusive?"""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """``stashtrace diff A B``: compare two jobs, by stalls, lines or kernels, and say what differs and which is faster."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

@@ -1,6 +1,5 @@
 """``stashtrace doctor [-- CMD]``: what can be measured on this machine, and what that means for the answers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

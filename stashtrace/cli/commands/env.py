@@ -1,6 +1,5 @@
 """``stashtrace env``: print the variables that ``stashtrace run`` would set, for a job that starts without it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """``stashtrace export FORMAT PATH -o FILE``: write a run in the format of another tool."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

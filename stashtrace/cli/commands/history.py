@@ -1,6 +1,5 @@
 """``stashtrace history DIR [QUESTION]``: what the runs of weeks tell of hosts, commits, neighbours and cost."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

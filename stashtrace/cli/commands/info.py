@@ -1,6 +1,5 @@
 """``stashtrace info PATH``: what a run, or a set of files of other tools, holds."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

@@ -1,6 +1,5 @@
 """``stashtrace layers``: replay an iteration layer by layer; what can overlap, and how the job scales."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

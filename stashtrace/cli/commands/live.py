@@ -1,6 +1,5 @@
 """``stashtrace live RUN``: a screen that follows a job while it runs; ``--once`` prints it and ends."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

@@ -1,6 +1,5 @@
 """``stashtrace log [RUN] --to TRACKER``: add the answers of a run to the tracker that its job used."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

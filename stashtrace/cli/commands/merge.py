@@ -1,6 +1,5 @@
 """``stashtrace merge DIR...``: merge a run; directories of several hosts are gathered first."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

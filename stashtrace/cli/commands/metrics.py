@@ -1,6 +1,5 @@
 """``stashtrace metrics``: which series a followed run has for monitoring systems, and a dashboard of them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

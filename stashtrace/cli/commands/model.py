@@ -1,6 +1,5 @@
 """``stashtrace model``: fit the cost of communication to a run or to a sweep of networks, and predict with it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

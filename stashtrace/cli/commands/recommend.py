@@ -1,6 +1,5 @@
 """``stashtrace recommend FILE...``: which instances to rent for a characterized job, by time and by cost."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,5 @@
 """``stashtrace report [RUN]``: what slows a run down, as one page to share."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

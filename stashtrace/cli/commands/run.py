@@ -3,7 +3,6 @@
 What is recorded, and how, is declared in ``record.options``; here is only where the run goes and how it ends.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,5 @@
 """``stashtrace scrub RUN -o NEW``: take the secrets out of a run, so that it can be given to somebody else."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

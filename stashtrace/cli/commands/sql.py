@@ -1,6 +1,5 @@
 """``stashtrace sql [RUN...] QUERY``: answer a query about the tables and analyses of one or several runs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

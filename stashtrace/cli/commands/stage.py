@@ -1,6 +1,5 @@
 """``stashtrace stage RUN --to DIR``: copy the files that gain most to a faster disk, and measure the gain."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """``stashtrace summary [RUN]``: say in words what slows a run down; ``stashtrace analyze summary RUN`` is the same."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

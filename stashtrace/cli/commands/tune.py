@@ -1,6 +1,5 @@
 """``stashtrace tune -- CMD``: try settings on a job, and keep those that make it faster with the same results."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import time

@@ -1,6 +1,5 @@
 """``stashtrace view [PATH]``: open the timeline in the Perfetto UI, served by this machine alone."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

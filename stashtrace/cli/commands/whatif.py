@@ -1,6 +1,5 @@
 """``stashtrace whatif RUN``: predict the length of a step with something changed, by a replay of the run."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -1,6 +1,5 @@
 """``stashtrace whatif-cache RUN``: forecast the step time with more or less of the data cached."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

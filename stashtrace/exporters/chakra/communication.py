@@ -1,6 +1,5 @@
 """Attributes of the parts of collectives: communicators and their numbers, payloads, ends of messages."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

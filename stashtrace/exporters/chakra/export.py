@@ -1,6 +1,5 @@
 """Writes the execution traces of a run: one file per rank, and the members of communicators."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

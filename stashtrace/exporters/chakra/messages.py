@@ -1,6 +1,5 @@
 """Chakra's messages, encoded by the ``protobuf`` package from the definition in ``schema.chakra``."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

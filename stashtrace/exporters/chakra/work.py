@@ -8,7 +8,6 @@
 :func:`rank_work` has the rules.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace

@@ -8,7 +8,6 @@ newer Kineto trace of the same process. Chakra's data dependencies become rows o
 ``docs/importers/chakra.md`` says what cannot be known.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import codecs

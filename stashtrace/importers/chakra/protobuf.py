@@ -3,7 +3,6 @@
 The few fields of use are read from the wire format directly; unknown fields are skipped, as protobuf requires.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

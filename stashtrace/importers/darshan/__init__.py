@@ -9,7 +9,6 @@
 The page ``docs/importers/darshan.md`` says what cannot be known.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

@@ -3,7 +3,6 @@
 The process is forked, because importing PyDarshan again takes a second for each log.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

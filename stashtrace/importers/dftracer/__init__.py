@@ -8,7 +8,6 @@
 what cannot be known.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

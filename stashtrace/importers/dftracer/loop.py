@@ -13,7 +13,6 @@ these are phases, and steps are found as in our own traces. The turn of a loop t
 recorded by DFTracer; its wait is then what its items span.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

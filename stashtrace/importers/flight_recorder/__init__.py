@@ -5,7 +5,6 @@ that hangs writes one file per rank, whose name ends in the rank. Times are of t
 ends are late, because a polling thread notices them.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from stashtrace.importers.flight_recorder.read_dump import load, sniff
 
 __all__ = ["load", "sniff"]

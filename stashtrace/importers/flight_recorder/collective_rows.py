@@ -1,6 +1,5 @@
 """Rows of the tables from the operations of a dump."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """The groups and operations that a dump lists; entries without their main fields are none."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

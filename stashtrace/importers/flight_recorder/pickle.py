@@ -5,7 +5,6 @@ machine here has neither: it knows numbers, texts, lists, tuples and dicts, and 
 Unlike the unpicklers of the standard library, it returns what is complete before a cut.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pickletools

@@ -1,6 +1,5 @@
 """Read a dump: its format, its rank, and what it says of itself."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -7,7 +7,6 @@
 ``docs/importers/kineto.md`` says what is read and what cannot be known.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -8,7 +8,6 @@ The number of a collective within its group is ``Seq`` where torch gives it. Els
 each step, so that ranks agree although their recordings began at different steps or with work under way.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

@@ -1,6 +1,5 @@
 """Device work of a Kineto file, and the host calls that launched it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

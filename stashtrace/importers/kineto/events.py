@@ -1,6 +1,5 @@
 """Reads a Kineto file into columns: which of its events are kept, with which of their arguments."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -5,7 +5,6 @@ main thread      [ProfilerStep#5 .................................][ProfilerStep
 autograd thread                       [evaluate_function: ..] [evaluate_function: ..]       -> one backward
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

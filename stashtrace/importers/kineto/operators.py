@@ -7,7 +7,6 @@
 A second pass reads them, since most files have work of a device, and need neither.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -8,7 +8,6 @@
 Versions of the schema differ in tables and columns; a missing one costs only the rows it would hold.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

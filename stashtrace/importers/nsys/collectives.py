@@ -14,7 +14,6 @@ launched it, the range tells the direction. The peer is then known if the kernel
 and one sends whenever the other receives.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

@@ -4,7 +4,6 @@ Versions differ in tables and columns, so each read names its columns and a defa
 Of a damaged table, the rows before the damage are read.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -4,7 +4,6 @@ RUNTIME   |launch|        |synchronize ..........|      device_calls; launch_ns 
 stream        #### kernel ####  ~~ copy ~~              kernels
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -5,7 +5,6 @@
 ncclAllReduce           kept for ``collectives``, with the payload if the export holds it
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -3,7 +3,6 @@
 An export has the duration and the result of a call, but not the file.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

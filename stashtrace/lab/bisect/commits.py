@@ -4,7 +4,6 @@ The user's working tree, index and a bisection of their own stay as they are: re
 working tree that it runs in.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Find the first commit that is worse than a good one, by the statistics of `check` on runs that are made by turns."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -4,7 +4,6 @@ Closed forms, after DS-Analyzer's what-if, for a loader whose workers read and p
 cannot hide reading behind their own preparing. :func:`simulate` plays the same job event by event.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import heapq

@@ -1,6 +1,5 @@
 """From the measured rates of a run to a forecast: the inputs and where they come from, what is missing, the table."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -5,7 +5,6 @@
 The task says what; the answer is written beside it. torch and cupy are imported here and nowhere else.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

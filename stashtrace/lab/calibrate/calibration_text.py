@@ -1,6 +1,5 @@
 """Text of a calibration: one line per operation, what did not fit, what was left out. Printed by ``cli.calibrate``."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

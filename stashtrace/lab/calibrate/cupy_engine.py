@@ -1,6 +1,5 @@
 """Collectives and copies by CuPy, where there is no torch. cupy is imported by whoever makes an engine."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import time

@@ -4,7 +4,6 @@ Nothing heavy is imported here; workers are processes of their own, so a driver
 that crashes takes one of them and not the answer.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import datetime

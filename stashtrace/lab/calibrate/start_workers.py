@@ -4,7 +4,6 @@ One host, one process per rank; they meet through a file. A worker that fails ta
 line becomes the error.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -5,7 +5,6 @@ here knows what it measures. Rounds interleave all sizes, in another order each 
 for a while does so for all of them.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import random

@@ -4,7 +4,6 @@ A collective is timed as the tracer sees it: on the host from the call to its re
 on its stream.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import datetime

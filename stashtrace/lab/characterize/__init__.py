@@ -1,3 +1,1 @@
 """Five measurements of a job, and the stalls that their differences are."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -4,7 +4,6 @@
 Its keys call the configurations steps.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

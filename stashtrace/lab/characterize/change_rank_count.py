@@ -4,7 +4,6 @@
 not count ranks stay as they are.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """The answer of ``stashtrace characterize`` to show: five configurations, four stalls, the bottleneck and its cost."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

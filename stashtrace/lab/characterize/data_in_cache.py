@@ -3,7 +3,6 @@
 The caching itself is in ``lab.page_cache``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -8,7 +8,6 @@ as Stash's code computes it, so that published numbers can be compared. Formulas
 its code; ``docs/concepts/differential.md`` lists where the two forms part. Pure.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -9,7 +9,6 @@ Sharma et al., Stash, ICDCS 2023; ``docs/concepts/differential.md`` says what is
 done otherwise, and why.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

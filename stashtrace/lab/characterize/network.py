@@ -4,7 +4,6 @@ For configuration 5 of ``characterize`` where there is no second host. Both "hos
 what such a measurement says is the network's share alone, and everything that shows it says that it was emulated.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

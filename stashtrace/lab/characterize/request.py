@@ -1,6 +1,5 @@
 """The request for a characterization, and the directory that it goes to."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import datetime

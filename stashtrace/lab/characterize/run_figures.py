@@ -4,7 +4,6 @@ The mean, not the median: with four workers three of four steps do not wait for 
 stall that is there. Steps in which an epoch begins are left out, for a short run has more of them than the job.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

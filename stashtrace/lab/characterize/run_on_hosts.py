@@ -1,6 +1,5 @@
 """One run of a job on the hosts that take part: a ``stashtrace run`` on each; its output goes to a file."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

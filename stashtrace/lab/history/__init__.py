@@ -1,3 +1,1 @@
 """Runs over time: one small Parquet file a run, and what many of them tell of hosts, commits, neighbours and cost."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -1,6 +1,5 @@
 """The questions that a history answers, each with its table and a few sentences, and cells in words."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import time

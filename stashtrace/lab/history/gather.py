@@ -5,7 +5,6 @@ history under the same path or URL. A part is what the files hold without their 
 and said.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import base64

@@ -1,6 +1,5 @@
 """A history to show: its questions as blocks, and as one HTML file on which runs stand on an axis of dates."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

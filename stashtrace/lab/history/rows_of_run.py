@@ -1,6 +1,5 @@
 """Add a run to a history: what the job was, where its time went by rank, who was late, what it read and wrote."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

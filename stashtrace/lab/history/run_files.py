@@ -6,7 +6,6 @@ columns of that part alone: the series, in ``values``, are most of the bytes and
 listed, read and added, never changed.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

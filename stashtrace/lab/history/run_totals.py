@@ -1,6 +1,5 @@
 """Figures of each run that several questions need: job, step, shares of its time, machine hours, price, energy."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

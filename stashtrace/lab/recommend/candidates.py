@@ -1,6 +1,5 @@
 """Candidates, each an instance type and a count with the time, cost and limit of a given amount of work."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -8,7 +8,6 @@ characterization. A part of the batch between two that were measured is interpol
 Pure.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -5,7 +5,6 @@ belongs to a day and a source, so a price that somebody changes loses both unles
 docs/reference/catalog.md.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import datetime

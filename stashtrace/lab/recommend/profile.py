@@ -4,7 +4,6 @@ A file of a quick, emulated or partly failed characterization is read too; what 
 says of itself goes along as notes. A reader takes every file of its format and ignores keys that it does not know.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -6,7 +6,6 @@ same as the one large instance therefore loses in money exactly what it loses in
 ``lab.recommend.recommendation_text``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

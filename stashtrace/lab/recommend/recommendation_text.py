@@ -1,6 +1,5 @@
 """Text of ``stashtrace recommend``: the table, the choices with a reason each, the doubts."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

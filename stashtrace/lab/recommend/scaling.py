@@ -6,7 +6,6 @@ What is assumed is listed by :data:`ASSUMPTIONS` and printed with every predicti
 a guess, and a device of another type is never predicted. Pure.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -6,7 +6,6 @@
 The file that holds the runs is made by ``lab.sweep.layers_study``. Pure.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -7,7 +7,6 @@ After each run the study file is written anew, so that an interrupted study
 goes on where it was, and others may add their variants to it. torch is imported in the processes of the ranks alone.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import datetime

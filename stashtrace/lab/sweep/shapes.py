@@ -5,7 +5,6 @@ without residual links and batch norm). At width 64, 224 pixels and 1000 classes
 of the published networks; the defaults are small enough for CPUs. Built by ``lab.sweep.study_worker``. Pure.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

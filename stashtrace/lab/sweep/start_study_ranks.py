@@ -4,7 +4,6 @@
 What ranks print goes into files beside the task; a rank that fails takes the others with it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """A layers study as text, JSON and picture: variants with their stalls, the fits, each by the fit to the others."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -5,7 +5,6 @@ which is all that measures here; torch is imported here and nowhere else. Gradie
 as in any job. Buffers of batch norms are not broadcast, so that gradients are all that is sent.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import datetime

@@ -4,7 +4,6 @@ A seeded job has equal losses in equal runs, and two runs are compared one loss 
 with augmentation that draws its own random numbers, the mean losses of several runs on either side are.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """Runs of the job that is tuned, each with other settings."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -1,6 +1,5 @@
 """The settings that can be applied to a job whose script stays as it is, and what makes them permanent."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

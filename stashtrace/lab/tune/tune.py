@@ -1,6 +1,5 @@
 """Choose settings for a job: kept is what makes the step shorter beyond doubt while its losses stay the same."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,1 @@
 """What followers on several hosts do together: tell each other of their ranks, and seal windows of all of them."""
-
-# SPDX-License-Identifier: Apache-2.0

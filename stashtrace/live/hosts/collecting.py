@@ -8,7 +8,6 @@ A window is a run once its ``run.json`` lies there, which the collector writes l
 removed by its own host. If the collector itself is gone, one of the others takes its place.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -4,7 +4,6 @@ A host that tells nothing for a while is left out, so that the steps of this one
 when it goes on. Ranks that are missing from the begin are awaited for a while, as hosts do not begin together.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping

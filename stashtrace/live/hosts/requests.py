@@ -6,7 +6,6 @@
 A request is a file in the run directory for each host that is asked, whose follower takes it once.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -8,7 +8,6 @@ than that one host sees what another one has appended. A file is one of a proces
 it is read, and its clocks are aligned, as those of the run are. What other hosts have had time to read becomes holes.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping

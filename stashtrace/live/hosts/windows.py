@@ -15,7 +15,6 @@ A storm of triggers does not fill the disk: so many windows a run, so much time 
 again and again: so many folders, and so many bytes.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -1,3 +1,1 @@
 """What is known of a job, as series for monitoring systems: one list of them, and three ways out."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -4,7 +4,6 @@ Nothing is printed, and nothing that follows the run waits for any of them; what
 state. ``prometheus_client`` gets sums as they are: its own counters could only be added to.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -5,7 +5,6 @@ take few values: ranks, kinds of time, parts of the tracer. What differs from jo
 which queries join by rank.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -9,7 +9,6 @@ every earlier one are no chance. What is usual is what the first 30 blocks had: 
 the new level is the usual one.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

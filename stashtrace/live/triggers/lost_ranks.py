@@ -3,7 +3,6 @@
 A rank that ends in order near the others' end is not lost: the others have to make some steps without it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping

@@ -6,7 +6,6 @@ and compilations are neither. Nor is a wait for ranks of which nothing is seen h
 told for what it is.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -1,3 +1,1 @@
 """What ``stashtrace live`` shows: where it comes from, all hosts together, and its text."""
-
-# SPDX-License-Identifier: Apache-2.0

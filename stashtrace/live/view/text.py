@@ -9,7 +9,6 @@ what happened: slow steps and other events        as many as fit, the newest
 lost records, own cost                            always there
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

@@ -1,6 +1,5 @@
 """The state of a run that nobody follows: followed in memory while it runs, or made of its recording."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

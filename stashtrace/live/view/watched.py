@@ -5,7 +5,6 @@ which it is read. The fields of these classes are those of the JSON: ``docs/refe
 that nobody follows is followed in memory, as long as somebody looks.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import dataclasses

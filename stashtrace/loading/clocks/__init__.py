@@ -4,5 +4,3 @@ host      ticks of a process -> the clock of its host          device    events 
 meetings  what two hosts did together -> limits                offset    limits of a pair -> offset, drift, error
 hosts     offsets of pairs -> one clock for all hosts          align     the whole of it, for a run; foreign: for files
 """
-
-# SPDX-License-Identifier: Apache-2.0

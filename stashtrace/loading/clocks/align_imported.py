@@ -4,7 +4,6 @@ Used before times are counted from the first one. Until then, each file has the 
 of the hosts give the offset between their clocks; without them, the wall clock is used.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -4,7 +4,6 @@ For runs of more than one boot, after the wall clocks have given a first guess. 
 pings of all processes on that guess, fits the offsets, and corrects the clocks. ``align_tables`` is the fit alone.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,6 @@ of all processes of a host make one mapping. Time is linear between readings; ou
 readings continues. All numbers but distances within a piece are integers, as for the host.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

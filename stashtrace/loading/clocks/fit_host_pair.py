@@ -6,7 +6,6 @@ that was set) are rejected and counted. The error is a half-width: the range tha
 moment, plus the distance that a clock may wander between them. Pure functions.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

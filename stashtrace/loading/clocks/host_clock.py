@@ -5,7 +5,6 @@ linear between the best readings. A moment is an integer anchor plus a rounded p
 Floating point holds distances inside one piece, never a time stamp.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

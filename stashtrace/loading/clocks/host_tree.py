@@ -5,7 +5,6 @@ tree has the least error from the reference. A host without a connection to the 
 Pure functions.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import heapq

@@ -8,7 +8,6 @@ earliest end that had to wait for the others. An exchange of messages gives the 
 after it is sent. Built from the collectives of a run (native or imported) and from pings. Pure functions.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -4,7 +4,6 @@ Called by the probes of what starts children and waits for them: DataLoader, tor
 ``stashtrace analyze killed`` and ``endings`` read the facts.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import signal

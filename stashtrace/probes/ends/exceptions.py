@@ -5,7 +5,6 @@ each misses some processes: ``sys.excepthook`` (a script), a finalizer of multip
 caught and printed there) and the end of the process (a hook that a library has put in place of ours).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

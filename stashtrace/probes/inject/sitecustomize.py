@@ -11,7 +11,6 @@ A job may start a Python of any version, which all read this file, so its syntax
 nothing is recorded; before 3.10 only what needs no probes.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 import os
 import sys
 

@@ -1,3 +1,1 @@
 """What is around a traced process: the jobs that the site gave its GPUs to, and MPI."""
-
-# SPDX-License-Identifier: Apache-2.0

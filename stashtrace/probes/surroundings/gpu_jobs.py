@@ -4,7 +4,6 @@ The convention is that of Princeton's jobstats, which other sites have taken ove
 MIG instance, holds the id of the job and the number of its user. ``analysis/devices/gpu_jobs.py`` reads the facts.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

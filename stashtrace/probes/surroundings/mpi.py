@@ -4,7 +4,6 @@ Looked for when mpi4py has been imported, and at the end of a process, when all 
 fact ``mpi_loaded`` is the path of the library.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

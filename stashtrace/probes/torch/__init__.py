@@ -1,3 +1,1 @@
 """Probes of torch: steps, batches, collectives, synthetic data."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -4,7 +4,6 @@ Part of the ``torch_step`` collector. A call inside another one (``dcp.save`` ca
 not recorded again. Work for ``async_save`` on other threads of the process is marked as background.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import threading

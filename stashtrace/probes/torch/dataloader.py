@@ -5,7 +5,6 @@ Installed by ``bootstrap`` when ``torch.utils.data.dataloader`` has been importe
 processes send each other: both derive the same ``loader_id`` from what torch hands over.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import inspect

@@ -4,7 +4,6 @@ Wraps ``_worker_loop``, which torch starts by name in forked, spawned and forkse
 worker's own queue objects, and end with the process.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import collections

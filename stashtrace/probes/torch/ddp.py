@@ -5,7 +5,6 @@ Installed by ``bootstrap`` when ``torch.nn.parallel.distributed`` has been impor
 ``replay/communication/ddp.py`` reads the facts.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import inspect

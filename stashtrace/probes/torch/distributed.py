@@ -11,7 +11,6 @@ BackendSelect is in the key set of every call, also below autograd and in infere
 It lies below the modes that trace (fake tensors, functionalisation), which therefore do not see us.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -4,7 +4,6 @@ Keeps no reference to a process group, since it could not be destroyed then. A g
 when the job destroys it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

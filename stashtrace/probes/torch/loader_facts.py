@@ -1,6 +1,5 @@
 """An iterator of a DataLoader, with the same id in its process and its workers; and the samples that the loader has."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

@@ -5,7 +5,6 @@ prefetch_factor=4`, or nothing to record what the script gives. They replace wha
 that is made in a process that may start workers. ``lab/tune/run_job.py`` reads the facts.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import inspect

@@ -5,7 +5,6 @@
 device once in eight passes. ``lab/tune/losses.py`` reads the facts.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

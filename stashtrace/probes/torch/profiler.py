@@ -5,7 +5,6 @@ well, but not by the newer calls of CUPTI, which a preloaded library cannot offe
 for them.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from types import ModuleType

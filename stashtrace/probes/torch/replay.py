@@ -6,7 +6,6 @@ in turn. The sampler, the lengths of epochs, ``StopIteration`` and what ``datalo
 ones. ``replay_batches`` keeps a batch; ``torchdata.replay`` has what differs for torchdata's loader.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

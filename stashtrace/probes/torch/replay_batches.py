@@ -10,7 +10,6 @@ that makes another tensor on the host (``x.float()``, ``x.unsqueeze(1)``) is don
 methods too. A tensor that is changed before it is moved is copied again, and a note says so.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import copy

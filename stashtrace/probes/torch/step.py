@@ -6,7 +6,6 @@ another, we only test a flag. The entry of the autograd engine is wrapped, and t
 every wrapper only calls the original (``is_compiling`` is a constant there).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gc

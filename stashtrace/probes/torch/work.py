@@ -6,7 +6,6 @@ backend thread, late if that must wait for the GIL), or the return of ``Work.wai
 only while it is in flight; afterwards only a weak reference, as long as the caller keeps it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import threading

@@ -4,7 +4,6 @@ Its iterators derive from torch's and call the same ``__next__``; the methods th
 ``torch.dataloader``. Its worker loop is wrapped where it is defined, before the module of the loader imports it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from types import ModuleType

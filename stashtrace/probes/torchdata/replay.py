@@ -7,7 +7,6 @@ batches and goes on after them. Without workers, counters and sampler are the cu
 data set is its last real one.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from types import ModuleType

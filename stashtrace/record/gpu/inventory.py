@@ -4,7 +4,6 @@
 made. Where the package is not installed, or there is no driver, one line says so and nothing else changes.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

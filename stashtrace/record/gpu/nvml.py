@@ -4,7 +4,6 @@
 the folder of the package. It reads only, and makes no context on a device. Imports the standard library and ``pynvml``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

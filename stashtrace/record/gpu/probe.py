@@ -5,7 +5,6 @@ a library may change a process. It makes no context, and calls only what needs n
 best first. Imports the standard library alone.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

@@ -1,3 +1,1 @@
 """What the host of a job is: its processor, its file systems, and the memory that it may take."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -1,6 +1,5 @@
 """File systems: which one holds a path, which of them may keep a job waiting, where a host has a disk of its own."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -5,7 +5,6 @@ no memory left; the job has the cgroup of its launcher. ``probes.ends.child_ends
 must not load this.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,6 +1,5 @@
 """The name of this machine's processor, as a run and a calibration keep it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,3 +1,1 @@
 """A look at living processes from outside: states, system calls, Python stacks, and whether anything still moves."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -3,7 +3,6 @@
 ``csrc/collectors/proc/standing_call.h`` has the same names for a process that looks at itself; a test compares them.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import platform

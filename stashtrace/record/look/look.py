@@ -1,6 +1,5 @@
 """Look at processes twice, a little apart: where each stands, and whether it got on in between."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import time

@@ -1,6 +1,5 @@
 """What a look at a process found, and its form as text, in which a run keeps it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -4,7 +4,6 @@ Everything here is read without stopping the process. What may not be read is No
 shows system calls only to those who may trace the process.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

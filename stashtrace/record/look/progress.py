@@ -4,7 +4,6 @@ A rank that others wait for is stuck if it neither entered what they wait in nor
 checkpoints, evaluations and compilations do get on: their records go on, bytes move, or a CPU computes.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

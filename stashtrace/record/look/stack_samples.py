@@ -5,7 +5,6 @@
 A begin or end is known to about one sampling period, of which py-spy says no more: it starts its clock when it starts.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

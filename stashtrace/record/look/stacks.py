@@ -4,7 +4,6 @@ py-spy is a program (extra ``stacks``), for Pythons and threads of which the rec
 called with a time limit, and never from inside a traced process.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Advice on overlapping, fusing and splitting communication: CoCoNeT's four transformations, found in a trace."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.replay.advice.advice_table import overlap_advice

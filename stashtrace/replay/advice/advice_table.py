@@ -1,6 +1,5 @@
 """overlap_advice: where communication could be overlapped, fused or split, and what that would save."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

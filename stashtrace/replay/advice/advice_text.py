@@ -1,6 +1,5 @@
 """The text of advice about overlapping, fusing and splitting collectives; no sentence claims more than its row."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -3,7 +3,6 @@
 A replay limits them: shortening what nothing waits for saves nothing.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -6,7 +6,6 @@ device    ~~~~~~~~~~~~~~####[ kernel of the collective ]####
                             |exposed|                           nothing computes meanwhile
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -4,7 +4,6 @@ Every row has a range of savings a step, how far the figures hold (``validity``)
 software that does it today (``switch``). Codes are explained in ``docs/guides/overlap.md``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

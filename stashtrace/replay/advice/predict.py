@@ -11,7 +11,6 @@ of Adam that its authors published with the code (parasailteam/coconet@52175e2, 
 ``examples/*-results-128-gpus-all-algos``): 128 GPUs, 2^10 to 2^30 elements. All functions take floats or arrays.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

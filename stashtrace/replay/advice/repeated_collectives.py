@@ -1,6 +1,5 @@
 """Repeated kinds of collectives with their sums per step, and the update that follows, rank by rank."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """The call in which a thread is blocked for most of the time of a candidate."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -4,7 +4,6 @@ A candidate is a value of one or several columns of work: rank, kind of time, fu
 level is what the replay leaves of it: nothing, what its peers take, what it takes in a usual step, or half.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

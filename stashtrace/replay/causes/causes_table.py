@@ -1,6 +1,5 @@
 """causes: what makes steps long, each with what its removal saves; the first is what to change first."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -4,7 +4,6 @@ Of those that save nearly as much, the one that says most is taken. The next one
 away, so that nothing is promised twice.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

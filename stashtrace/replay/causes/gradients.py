@@ -1,6 +1,5 @@
 """Whether the bytes that ranks exchange are mostly gradients, which may have fewer bits."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.analysis.graph import Graph

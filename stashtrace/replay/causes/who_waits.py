@@ -5,7 +5,6 @@ rank 1              [ forward ] waits in recv  . '->[ forward          ]-.
 rank 0              [ forward ] waits in all-reduce, for 2 through 1 .  . '->[ all-reduce ]
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

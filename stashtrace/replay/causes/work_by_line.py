@@ -6,7 +6,6 @@
 A long call is known exactly. What is left of the nodes of one thread and kind is divided as its samples there are.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

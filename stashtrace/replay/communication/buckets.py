@@ -9,7 +9,6 @@ buckets may divide its messages too. When the inside of a message was ready was 
 the message before it and that of the message itself.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

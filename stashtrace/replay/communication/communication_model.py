@@ -3,7 +3,6 @@
 It is not registered as an analysis, since its result is not a table.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

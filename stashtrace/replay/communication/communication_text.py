@@ -1,6 +1,5 @@
 """The text of ``stashtrace model RUN``: fits with their errors, residuals, exposed communication, other buckets."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -3,7 +3,6 @@
 ``probes/torch/ddp`` records it; runs of other tools have nothing.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -8,7 +8,6 @@
 the recurrence adds the waiting again.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

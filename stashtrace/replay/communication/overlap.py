@@ -9,7 +9,6 @@ MG-WFBP (S. Shi, X. Chu, B. Li, INFOCOM 2019). One message takes ``alpha + bytes
 begin of the backward pass.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -10,7 +10,6 @@ Which worker makes which batch then follows from the lengths of the batches, and
 thread is taken to come as it does where it never waits for a batch; the replay itself uses the times of all ranks.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import heapq

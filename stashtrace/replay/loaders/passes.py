@@ -1,6 +1,5 @@
 """Passes over the data: the batches of each iterator of a rank in order, and the worker that made each."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -8,7 +8,6 @@ still make of the pass before comes first. Then it asks for as many batches as a
 pass is made before the loop comes to it, so the wait for its first batch stays.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

@@ -6,7 +6,6 @@
 A recording does not say which: workers take their batches in turn. So both count where the number of workers changes.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

@@ -8,7 +8,6 @@ The length of a batch is kept here; ``sharing`` makes it longer where processes 
 made itself (num_workers=0) move to workers: what their hand-over would cost is not known and left out.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import replace

@@ -1,6 +1,5 @@
 """The DAG model of synchronous SGD: an iteration as layer-wise tasks of all workers that overlap."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.replay.ssgd.layer_file import read_layers, write_layers

@@ -6,7 +6,6 @@ divided like backward time. Forward and backward are those of the host; where it
 before when they begin, all work of the device until the first message counts as backward.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

@@ -1,6 +1,5 @@
 """The study behind ``stashtrace layers``: iterations of one workload by variant and ranks, and the best merge."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """The text of ``stashtrace layers``: iterations by variant, speed-ups over ranks, which gradients to send together."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -12,7 +12,6 @@ iteration. ``-`` stands for communication that was not measured. Lines that begi
 nanoseconds and no measured communication.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

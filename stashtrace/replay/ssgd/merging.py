@@ -6,7 +6,6 @@ The paper goes through the layers once with a greedy rule. The dynamic programme
 where many small waits add up.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -3,7 +3,6 @@
 A ring of N workers sends a message in 2 (N - 1) hops, and 2 (N - 1) / N of its bytes over each link.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable

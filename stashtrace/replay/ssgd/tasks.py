@@ -8,7 +8,6 @@ Each worker has a reader, a copy engine and a device; there is one link. Each do
 the iterations. A worker reads at most one batch ahead.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -5,7 +5,6 @@ S. Shi, Q. Wang, X. Chu, B. Li, A DAG model of synchronous stochastic gradient d
 are given from memory of the paper, not from a second reading, and do not describe later versions.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """The work of one worker in an iteration, layer by layer, and the size of its gradients."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

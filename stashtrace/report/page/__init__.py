@@ -1,3 +1,1 @@
 """The document of a report as one HTML file, or as Markdown: its parts as blocks, the pictures, the style."""
-
-# SPDX-License-Identifier: Apache-2.0

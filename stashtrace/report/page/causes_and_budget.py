@@ -1,6 +1,5 @@
 """The parts of the page with verdict and budget, as blocks; empty if there is nothing to say."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -4,7 +4,6 @@ Horizontal places are percents, as in the other pictures. Which boxes are wide e
 the window, which only the style sheet knows: a text has the class of the narrowest window that it is shown in.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

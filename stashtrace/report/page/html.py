@@ -4,7 +4,6 @@ All text passes ``text``, which makes names from outside harmless and visible. A
 everything that the file does not bring itself, and every script but its own.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import base64

@@ -1,6 +1,5 @@
 """The document of a report as one HTML file, and as Markdown; its parts are in the order of the table of contents."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """Words of the page that are not in the summary: kinds of time, methods, bounds."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """The parts of the page about single steps: how long each takes, heat maps by rank and step."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

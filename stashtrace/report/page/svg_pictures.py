@@ -4,7 +4,6 @@ Horizontal places are percents, so that a picture is as wide as the screen and i
 classes of the style sheet, which has them for light and dark.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

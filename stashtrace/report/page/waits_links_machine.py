@@ -1,6 +1,5 @@
 """The parts of the page with waits, slow steps, links, losses and machine, as blocks."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """What the findings of a run say beside its causes: more about the same time of the same ranks, and in which steps."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,5 @@
 """Templates of causes: who does what, where and when; who waits for it; what to do and what that saves."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """The headline: what matters most about a run, in one short sentence."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import textwrap

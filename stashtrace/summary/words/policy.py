@@ -1,6 +1,5 @@
 """Lengths of sentences, and what is worth a word in them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

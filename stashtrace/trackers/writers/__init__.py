@@ -1,2 +1,1 @@
 """One file for each tracker, which is imported when it is written to."""
-# SPDX-License-Identifier: Apache-2.0

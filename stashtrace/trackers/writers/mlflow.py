@@ -1,6 +1,5 @@
 """MLflow: numbers are metrics of the run, sentences its tags, the page an artifact. The run keeps its status."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """TensorBoard: one event file beside those of the job. A log folder takes any file, so the page lies there as well."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import time

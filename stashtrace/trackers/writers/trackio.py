@@ -1,6 +1,5 @@
 """trackio: the run is resumed, and gets one more row with the numbers and sentences. It keeps no pages."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import trackio

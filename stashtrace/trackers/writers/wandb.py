@@ -1,6 +1,5 @@
 """Weights & Biases: the run is resumed for a moment; numbers and sentences are its summary, the page an artifact."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import wandb

@@ -4,7 +4,6 @@ An exception is in the records of the process that raised it, an exit code or a 
 learns of them.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

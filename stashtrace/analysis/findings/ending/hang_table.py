@@ -3,7 +3,6 @@
 The rows say what the claims about a job that stands still say: they are made of these claims.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping

@@ -5,7 +5,6 @@ what came next after that in the steps before, and whether the thread has run on
 for may still work: then the job does not hang, it waits. Or no rank gets on though none waits for another: it is idle.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, replace

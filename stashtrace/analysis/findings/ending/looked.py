@@ -1,6 +1,5 @@
 """What a look at the living processes of a rank saw; it is taken from outside (``loading.looks``)."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

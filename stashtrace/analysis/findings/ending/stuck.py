@@ -6,7 +6,6 @@ Waits are passed on, so each is followed along what the rank waits in to the ran
 begun nothing, and those whose devices did not finish what other members did. Only these are named.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

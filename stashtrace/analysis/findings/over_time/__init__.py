@@ -1,3 +1,1 @@
 """When the steps of a run change: shifts, drifts and periods, and what they come from."""
-
-# SPDX-License-Identifier: Apache-2.0

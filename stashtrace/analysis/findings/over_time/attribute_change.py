@@ -6,7 +6,6 @@ together    rank 0 works 150 ms longer, in several kinds of time
 behind      calls, files and phases that take more time in the changed steps than in the others
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator

@@ -16,7 +16,6 @@ Of independent noise of any distribution no more than 2^(1 - n) of the series of
 two stretches with a gap between them; how wide the gap has to be keeps out noise that lasts for several steps.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -4,7 +4,6 @@ A change is looked for in one series, the length of the step; whose it is follow
 ranks are passed over, because the late rank has the time of its own.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import replace

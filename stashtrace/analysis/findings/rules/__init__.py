@@ -2,5 +2,3 @@
 
 The docstring of a rule is its part of ``docs/reference/findings.md``.
 """
-
-# SPDX-License-Identifier: Apache-2.0

@@ -6,7 +6,6 @@ apart from computing. ``cause_kind`` says who held the CPUs: ``others``, ``threa
 ``limit``; it is empty if no sample shows it. That torch began with many threads is no reason while they sleep.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -5,7 +5,6 @@
 the option) and ``no_updates`` say why there are no steps.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

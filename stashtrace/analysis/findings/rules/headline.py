@@ -15,7 +15,6 @@ fewer. By the change that costs most, ``usual_ns`` and ``changed_ns`` are length
 to ``last_step`` if it is no period and no drift.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

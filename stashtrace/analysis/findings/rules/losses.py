@@ -5,7 +5,6 @@
 ``more`` counts the kinds of loss that are not listed. ``advice`` is what would have helped.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

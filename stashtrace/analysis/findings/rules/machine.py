@@ -12,7 +12,6 @@ that job.
 ranks of ``name`` wrote while steps went on: their mean, and the longest. ``staged`` counts opens.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

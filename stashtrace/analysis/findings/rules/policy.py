@@ -1,6 +1,5 @@
 """Thresholds of the rules."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

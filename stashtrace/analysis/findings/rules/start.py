@@ -7,7 +7,6 @@ process begins   import torch   init_process_group   first batch   warm-up     |
 |....|-----------|..............|--------------------|-------------|-----------|
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

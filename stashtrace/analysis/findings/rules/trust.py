@@ -10,7 +10,6 @@ collectives in which no rank is called last (``nobody_count``), and those that a
 how long they took (``durations_count``).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

@@ -1,3 +1,1 @@
 """Slow steps: which step took longer than its like, whose time grew in it, and what happened beside it."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -10,7 +10,6 @@ From the body, an exponential tail is drawn on to the chance that is asked for, 
 on; for heavier tails, it is never less than a multiple of the width of the body.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

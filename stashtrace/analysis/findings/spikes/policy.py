@@ -1,6 +1,5 @@
 """Thresholds of the search for slow steps."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

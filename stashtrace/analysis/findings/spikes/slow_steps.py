@@ -13,7 +13,6 @@ made a step slow is that of the kind that grew most on one rank; a wait is follo
 this step or in the one before.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

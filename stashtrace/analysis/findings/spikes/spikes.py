@@ -3,7 +3,6 @@
 ``slow_steps`` finds them, as it does while a job runs; the whole recording tells more about each.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

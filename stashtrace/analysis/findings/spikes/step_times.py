@@ -1,6 +1,5 @@
 """What the search for slow steps reads: a row a rank and step, with a column for each kind of time."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

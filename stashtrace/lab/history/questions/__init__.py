@@ -1,3 +1,1 @@
 """What a history is asked: one file a question, each with its table and its rule against findings of chance."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -4,7 +4,6 @@ After Helios (Hu et al., SC 2021), which described clusters by the hours of thei
 machines were used; here, what their time went to stands beside.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import time

@@ -7,7 +7,6 @@ it is small however many pairs of jobs were looked at. A run's own checkpoints a
 that read at the same time see the same storage: then one of them alone has a say in the probability.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import defaultdict

@@ -8,7 +8,6 @@ there are few of these, a late rank is expected, each as likely as any other. Th
 somebody was late, how often it would be this host: a bad week in which all hosts are late by turns blames none.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter, defaultdict

@@ -6,7 +6,6 @@ then judged as ``check`` judges them, so the growth has bounds, a limit and a ki
 longer, one that ``late_hosts`` names, say nothing of a commit and are left out.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

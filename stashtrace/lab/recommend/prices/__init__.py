@@ -1,3 +1,1 @@
 """Instance catalogs: TOML files alone, one per provider, read by ``lab.recommend.instance_catalog``."""
-
-# SPDX-License-Identifier: Apache-2.0

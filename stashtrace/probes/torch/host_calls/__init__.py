@@ -1,3 +1,1 @@
 """Calls of torch that take time on the host and are no phase of a step: compilations, object collectives, samplers."""
-
-# SPDX-License-Identifier: Apache-2.0

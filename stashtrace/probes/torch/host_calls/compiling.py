@@ -5,7 +5,6 @@ compiled in ``convert_frame._compile``; what is compiled later, when a backward 
 is recorded, torch says in its callbacks. A compilation inside another one is part of that.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -5,7 +5,6 @@ Python when an epoch begins; process groups, wrappers and models on their way to
 A call inside another one of these is part of that, and short ones are not recorded.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

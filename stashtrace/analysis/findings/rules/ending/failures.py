@@ -11,7 +11,6 @@ that waited for the one that failed.
 a row (``killed``). Where a job broke off, ``first_to_end`` names the rank to look at.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -9,7 +9,6 @@ records, read or wrote files, or their threads ran. ``mismatch``: ranks called d
 (``called``) of the process group ``name``. ``lives`` means that the job still runs.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -10,7 +10,6 @@ GIL, what workers do that do not simply wait for work, which children have ended
 ``target`` is a file, pipe, socket or child, ``place`` the function and line of the job's code.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.analysis.findings.claim_rows import Evidence, Facts, fact

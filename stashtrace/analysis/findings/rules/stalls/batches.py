@@ -10,7 +10,6 @@ slowest worker (``worker_id``); ``workers_count`` is 0 if the step thread makes 
 time; the amount is then of its reads.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -10,7 +10,6 @@ and got nothing. Its ``kind`` is ``refused``, by what ``connect()`` returned or 
 ``silent``, where the program was told neither.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

@@ -6,7 +6,6 @@ idle, ``draining_call`` one after which it was; ``host_lead`` is how far ahead t
 are idle times of a device that its host did not cause.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -11,7 +11,6 @@ time in which the host was in no blocking call either and that no such call came
 that covers most of it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

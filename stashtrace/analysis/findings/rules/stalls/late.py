@@ -11,7 +11,6 @@ with ``batches_count`` micro-batches has on each rank: (ranks of the pipeline - 
 per rank). Where the stages per rank are not known, it is a lower bound with ``batches_count`` -1.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -7,7 +7,6 @@ function, with the line that differs most, in which a late rank certainly spends
 longer. ``computes_in`` is the line of the job's own that computes a good part of the steps.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

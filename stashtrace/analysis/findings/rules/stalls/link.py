@@ -6,7 +6,6 @@
 messages then do.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

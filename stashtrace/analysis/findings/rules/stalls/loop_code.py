@@ -10,7 +10,6 @@ mean over all of them, ``kind`` is ``again`` if it had been compiled before each
 changed at the last one, in torch's words.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -11,7 +11,6 @@ files (open, fsync, rename) take for each.
 rank where waiting for a CPU is most. ``work_not_read``: a recording lacks, or hides, work of a device.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,1 @@
 """Rules about the steps: how many and how long, how they change, which are slow, which have the time of a verdict."""
-
-# SPDX-License-Identifier: Apache-2.0

@@ -8,7 +8,6 @@ ranks has all of the time. ``in_few_steps`` and ``fewer_steps`` count steps: tho
 and those that the ranks made.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

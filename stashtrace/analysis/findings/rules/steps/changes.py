@@ -9,7 +9,6 @@ begins. ``changed_time`` is by how much a ``kind`` of time of the ranks changes,
 goes to. Beside other changes, not all steps outside of this one are as usual.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence

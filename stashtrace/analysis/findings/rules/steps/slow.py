@@ -8,7 +8,6 @@ what grew, ``awaited_slowly`` in how many others wait for a rank of which nothin
 ``made_by_worker`` is the worker of its batch, ``waited_for_slow`` who waited for its rank.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter
