@@ -17,6 +17,14 @@ GATE = {
     "format": ("ruff", "format", "--check", "--quiet", "."),
     "types": ("mypy",),  # strict, by pyproject.toml
 }
+#: Runs mypy as `python -m mypy` does, but for its search for garbage: a fifth of its time, for 160 MB of 700.
+SELDOM_COLLECTING = """
+import gc
+gc.set_threshold(2_000_000, 10, 10)
+gc.set_threshold = lambda *_: None
+from mypy.__main__ import console_entry
+console_entry()
+"""
 CLANG_FORMAT = ("clang-format", "--dry-run", "--Werror")
 #: Of csrc/ these are laid out by clang-format; tables of X-macros (.def) are laid out by hand.
 NATIVE_SUFFIXES = {".h", ".cpp"}
@@ -24,7 +32,8 @@ NATIVE_SUFFIXES = {".h", ".cpp"}
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "types")) for name in GATE])
 def test_gate(name: str) -> None:
-    done = subprocess.run([sys.executable, "-m", *GATE[name]], cwd=ROOT, capture_output=True, text=True, check=False)
+    how = ["-c", SELDOM_COLLECTING] if name == "types" else ["-m", *GATE[name]]
+    done = subprocess.run([sys.executable, *how], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(GATE[name])}\n{done.stdout[-4000:]}{done.stderr[-1000:]}"
 
 
