@@ -18,7 +18,6 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 BATCH, WARMUP = 8, 5
-KINDS = ("sleep", "blocked", "decode", "network", "columns", "mapped")
 GROUPS = 64
 
 

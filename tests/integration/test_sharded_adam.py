@@ -23,8 +23,6 @@ torch = needs_torch()
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "sharded_adam.py"
 BOTH = Path(__file__).parent / "programs" / "both_adams.py"
-sys.path.insert(0, str(EXAMPLE.parent))
-example = importlib.import_module("sharded_adam")
 
 
 def launched(ranks: int, script: Path, *arguments: str, tracer: Sequence[str] = ()) -> None:
@@ -45,15 +43,19 @@ def trained(folder: Path, ranks: int) -> list[list[torch.Tensor]]:
     return [[torch.load(folder / name / f"rank-{rank}.pt") for rank in range(ranks)] for name in names]
 
 
-def first_parameters() -> torch.Tensor:
-    """Parameters of the same network before training."""
+def first_parameters(monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """Parameters of the same network before training. The example imports torch: not while tests are collected."""
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    example = importlib.import_module("sharded_adam")
     torch.manual_seed(0)
     return torch.cat([parameter.data.flatten() for parameter in example.build_model(33, 50).parameters()])
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_sharded_update_ends_where_the_whole_one_does(tmp_path: Path, ranks: int) -> None:
+def test_a_sharded_update_ends_where_the_whole_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
     whole, shared = trained(tmp_path, ranks)
     for mine, other in zip(whole, shared, strict=True):
         assert torch.equal(mine, whole[0])
@@ -62,7 +64,7 @@ def test_a_sharded_update_ends_where_the_whole_one_does(tmp_path: Path, ranks: i
         torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-6)
     assert len(whole[0]) == 5934  # padded by one
     # Ten steps of Adam at 0.001 move a weight by about 0.01.
-    moved = (shared[0][:-1] - first_parameters()).abs()
+    moved = (shared[0][:-1] - first_parameters(monkeypatch)).abs()
     assert 0.003 < float(moved.median()) < 0.02
 
 
