@@ -6,6 +6,7 @@ If a file cannot be read, only its own rows are lost.
 from __future__ import annotations
 
 import os
+import shlex
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -48,6 +49,12 @@ _COUNTED_AT_ONCE = 1000
 _APART = "put the files of each job into a folder of its own; `stashtrace diff A B` compares two"
 #: Suffixes of files that often lie beside traces; such a file is skipped without a loss row.
 _FOREIGN_SUFFIXES = (".md", ".txt", ".log", ".py", ".toml", ".yaml", ".csv", ".png", ".html")
+
+
+def _newest_run_in(folder: Path) -> Path | None:
+    """Return the folder inside another one that holds the newest run; None if none does."""
+    found = [path.parent for path in folder.glob("*/run.json")] if folder.is_dir() else []
+    return max(found, key=lambda run: run.stat().st_mtime, default=None)
 
 
 class Imported:
@@ -123,6 +130,9 @@ class Imported:
     def _nothing(self) -> ImporterError:
         """Return the error for a load in which no file gave a row."""
         errors = self.errors
+        if inside := _newest_run_in(Path(self.paths[0])):
+            hint = f"give the run itself, the newest in it is {shlex.quote(str(inside))}"
+            return ImporterError(f"{self.paths[0]} is no run, but holds some", hint=hint)
         readable = [error for error in errors if not isinstance(error, UnknownFileError)]
         if len(errors) == 1:
             return errors[0]

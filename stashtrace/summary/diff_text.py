@@ -95,7 +95,8 @@ def verdict(table: Table, before: str, after: str, functions: Sequence[str] = ()
     lines = []
     if step["verdict"] == "no difference":
         lines.append(
-            f"no difference: the median step takes {first} in {before} and {second} in {after} (noise up to {noise})"
+            f"no difference beyond noise of up to {noise}: the median step takes {first} in {before} and {second} in"
+            f" {after}"
         )
     else:
         change = duration_text(abs(step["change_ns"]))
@@ -133,7 +134,7 @@ def other_work_text(other: OtherWork) -> str:
             f"ranks or their workers waited for a CPU for {amount} {'more' if more else 'less'} of a step:"
             f" such waits come from other work too, so {advice}"
         )
-    first = "the machine was busier" if more else "the machine was busier before"
+    first = "the machine was busier" if more else "the machine was less busy"
     return f"{first}: {_use(other)}; that can explain up to {amount} of a step, so {advice}"
 
 
@@ -143,12 +144,12 @@ def _use(other: OtherWork) -> str:
     parts = []
     if abs(used) >= _MORE_CPUS or abs(used) >= abs(stolen):
         after, before = (f"{count:.{_digits(used)}f}" for count in (other.after_count, other.before_count))
-        parts.append(f"programs outside the job used {after} CPUs, before {before}")
+        parts.append(f"programs outside the job used {before} CPUs before and {after} after")
     if abs(stolen) >= _MORE_STOLEN or not parts:
         after, before = (
             f"{100 * ratio:.{_digits(100 * stolen)}f} %" for ratio in (other.after_stolen, other.before_stolen)
         )
-        parts.append(f"its hypervisor took {after} of the CPU time, before {before}")
+        parts.append(f"its hypervisor took {before} of the CPU time before and {after} after")
     return ", and ".join(parts)
 
 

@@ -64,6 +64,19 @@ def test_garbage(run: Run, tmp_path: Path, command: str) -> None:
     assert "not a trace that stashtrace knows" in refused(run(*words_of(command, "junk/a.json")))
 
 
+@pytest.mark.parametrize("command", READING)
+def test_a_folder_of_runs_names_the_newest(run: Run, tmp_path: Path, command: str) -> None:
+    for name, at in (("old run", 100), ("new run", 200)):
+        (tmp_path / "jobs" / name).mkdir(parents=True)
+        (tmp_path / "jobs" / name / "run.json").write_text("{}")
+        os.utime(tmp_path / "jobs" / name, (at, at))
+    for name in ("a.json", "b.json"):
+        (tmp_path / "jobs" / name).write_text("no trace")
+    answer = run(*words_of(command, "jobs"))
+    assert refused(answer) == "jobs is no run, but holds some"
+    assert "the newest in it is 'jobs/new run'" in answer.err
+
+
 @pytest.mark.parametrize("command", ["analyze summary", "info"])
 def test_pipe_is_not_waited_for(run: Run, tmp_path: Path, command: str) -> None:
     os.mkfifo(tmp_path / "pipe.json")

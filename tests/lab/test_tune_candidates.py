@@ -64,7 +64,7 @@ def test_without_a_loader_nothing_of_loaders_is_tried(
 def test_threads_are_the_cpus_of_a_rank(recorded: tuple[Trace, StepsOfRun], loaders: list[LoaderFacts]) -> None:
     trace, steps = recorded
     for present, values in ((8, ["2", "1"]), (2, ["1"]), (1, ["2"])):
-        facts = {**steps.facts, "threads": present}
+        facts = {**steps.facts, "threads": str(present)}
         found = candidates(trace, replace(steps, facts=facts), {}, CORES)
         assert [one.value for one in found if one.name == "OMP_NUM_THREADS"] == values
 

@@ -121,6 +121,16 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             ],
         ),
         (
+            {"others": 1.4, "threads": 2, "busy_threads": 2, "omp": ""},
+            "others",
+            [
+                "on average 3.2 threads of the job could run at a time, on 2 CPUs; other programs used 1.4 of these",
+                "2 ranks began with 2 torch threads each (OMP_NUM_THREADS is not set), 4 for 2 CPUs that other programs"
+                " use, too: try OMP_NUM_THREADS=1",
+                "stop other programs on this machine, or record while they are idle",
+            ],
+        ),
+        (
             {},
             "workers",
             [

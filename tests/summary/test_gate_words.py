@@ -154,18 +154,20 @@ def test_a_busy_machine_is_named_with_what_it_can_explain() -> None:
     quiet = using(40, 2, 0.1, 0.0)
     (busy,) = sentences(gate(quiet, using(160, 150, 1.4, 0.0)))
     assert re.search(
-        r"but the machine was busier: programs outside the job used 1\.4 CPUs, before 0\.1; that can explain up to"
-        r" 148 ms of a step, so record on a machine of its own, or by turns \(`stashtrace check --rerun`\)$",
+        r"but the machine was busier: programs outside the job used 0\.1 CPUs before and 1\.4 after; that can explain"
+        r" up to 148 ms of a step, so record on a machine of its own, or by turns \(`stashtrace check --rerun`\)$",
         busy,
     )
     (stolen,) = sentences(gate(quiet, using(50, 2, 0.1, 0.3)))
-    assert "but the machine was busier: its hypervisor took 30 % of the CPU time, before 0 %; that" in stolen
+    assert "but the machine was busier: its hypervisor took 0 % of the CPU time before and 30 % after; that" in stolen
     (little,) = sentences(gate(quiet, using(43.5, 6, 0.14, 0.0), "step+4%"))
-    assert "but the machine was busier: programs outside the job used 0.14 CPUs, before 0.10; that" in little
+    assert "but the machine was busier: programs outside the job used 0.10 CPUs before and 0.14 after; that" in little
     (rarely,) = sentences(gate(quiet, using(43.5, 2, 0.1, 0.004), "step+6.5%"))
-    assert "but the machine was busier: its hypervisor took 0.4 % of the CPU time, before 0.0 %; that" in rarely
+    assert (
+        "but the machine was busier: its hypervisor took 0.0 % of the CPU time before and 0.4 % after; that" in rarely
+    )
     (before,) = sentences(gate(using(42, 30, 1.4, 0.0), quiet))
-    assert "but the machine was busier before: programs outside the job used 0.1 CPUs, before 1.4; that" in before
+    assert "but the machine was less busy: programs outside the job used 1.4 CPUs before and 0.1 after" in before
 
 
 def test_percentages_of_kinds_are_of_the_step() -> None:
@@ -227,7 +229,7 @@ def test_what_differs_comes_first() -> None:
         (
             {"cpus": CpuUse(2.0 * MS, 0.1, 0.0)},
             {"cpus": CpuUse(150.0 * MS, 1.4, 0.0)},
-            "the machine was busier: programs outside the job used 1.4 CPUs, before 0.1",
+            "the machine was busier: programs outside the job used 0.1 CPUs before and 1.4 after",
         ),
         # Its own threads waited for each other.
         (

@@ -213,9 +213,9 @@ def _of_cpus(steps: StepsOfRun, loaders: Sequence[LoaderFacts], cores: Sequence[
     ranks, hosts = steps.facts.get("ranks") or 1, steps.facts.get("hosts") or 1
     on_host = max(ranks // hosts, 1)
     share = max(len(cores) // on_host, 1)
-    present = steps.facts.get("threads")
+    present = str(steps.facts.get("threads") or "")
     counts = dict.fromkeys([share, max(share - _workers(loaders), 1), 1])
-    found = [Candidate(OMP, str(count), str(present or "")) for count in counts if count != present]
+    found = [Candidate(OMP, str(count), present) for count in counts if str(count) != present]
     if hosts == 1 and 1 < on_host <= len(cores):
         shares = cores_of_ranks(cores, on_host)
         found.append(Candidate(PINNING, ";".join(",".join(map(str, share)) for share in shares)))

@@ -112,6 +112,8 @@ def causes_of(
         if _computes(best):  # nobody computes twice as quick, and then asks what is next
             break
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
+        if _is_queue(best):  # who has no other machine needs to know what a change saves on this one
+            continue
         goes = _waited_for(graph, best) if best.candidate is None else _middle(best.candidate.removed(work, len(graph)))
         taken = np.minimum(taken + goes, graph.work_ns)
         saved_ns = float(run.saved_ns(taken).mean())

@@ -62,7 +62,7 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
     who = f"{'rank' if one else 'ranks'} {own['ranks']} {'waits' if one else 'wait'}"
     own |= Facts(short=f"{who} {percent_text(worst.contention_ratio)} of a step for a CPU")
     rows = _reasons(facts, worst)
-    advice = next((row.code for row in rows if row.code in _CAUSES), "")
+    advice = next((code for code in _CAUSES if any(row.code == code for row in rows)), "")
     return [claim("verdict", "contention", said, rows, cause_kind=_CAUSES.get(advice, ""), advice_code=advice, **own)]
 
 
@@ -117,10 +117,7 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
     # Others are the reason where they hold a good part of what is wanted beyond the CPUs that there are.
     excess = demand.whole + cpu.others_count - count
     others = cpu.others_count > max(POLICY.others_hold_ratio * cpu.count, POLICY.others_of_excess_ratio * excess)
-    if others:
-        said = "stop other programs on this machine, or record while they are idle"
-        rows.append(fact("others_hold_cpus", said, "counters", **known))
-    elif cpu.busy_ratio < 1 - POLICY.cpus_idle_ratio:
+    if not others and cpu.busy_ratio < 1 - POLICY.cpus_idle_ratio:
         said = (
             "meanwhile {idle_ratio:percent} of the CPU time of the host was idle: look for a limit on the job's CPUs"
             " (quota of a container, pinned threads)"
@@ -131,15 +128,18 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
         return [*rows, *([fact("pinned_to", said, "metadata", rank=rank.rank, cpus=allowed)] if allowed else [])]
     stated = _fact(facts, rank.rank, "torch_threads")
     number = int(stated) if stated.isdecimal() else 0
-    if number > 1 and ranks * number > count and demand.busy_count > 1:
+    # Threads that meet at the end of each operator wait for the one that others keep from a CPU.
+    left = count * max(1 - cpu.others_count / cpu.count, 0.0) if others else count
+    if number > 1 and ranks * number > left and demand.busy_count > 1:
         given = _fact(facts, rank.rank, "omp_num_threads")
         said = (
             f"{{ranks_count:rank}} began with {{threads_count}} torch threads{' each' if ranks > 1 else ''}"
-            f" (OMP_NUM_THREADS{'={given}' if given else ' is not set'}), {{all_threads_count}} for {{cpus_count:CPU}}:"
-            " try OMP_NUM_THREADS={advised_count}"
+            f" (OMP_NUM_THREADS{'={given}' if given else ' is not set'}), {{all_threads_count}} for {{cpus_count:CPU}}"
+            f"{' that other programs use, too' if others else ''}: try OMP_NUM_THREADS={{advised_count}}"
         )
         threads = Facts(threads_count=number, all_threads_count=ranks * number, given=given)
-        rows.append(fact("fewer_threads", said, "metadata", **known, **threads, advised_count=max(count // ranks, 1)))
+        advised = max(int(left // ranks), 1)
+        rows.append(fact("fewer_threads", said, "metadata", **known, **threads, advised_count=advised))
     elif not others and _is_of_workers(demand, count):
         said = (
             "{ranks_count:rank} and {workers_count:loader worker} share {cpus_count:CPU}: workers account for"
@@ -149,6 +149,9 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
     elif not others and ranks > count:
         said = "{ranks_count:rank} share {cpus_count:CPU}: fewer ranks on this machine, or more CPUs, would help"
         rows.append(fact("ranks_share_cpus", said, "counters", **known))
+    if others:
+        said = "stop other programs on this machine, or record while they are idle"
+        rows.append(fact("others_hold_cpus", said, "counters", **known))
     return rows
 
 
