@@ -3,11 +3,13 @@
     python benchmarks/bench_lines.py [--only NAME ...] [--keep FOLDER] [--write]
 
 The jobs in benchmarks/lines were written by two people who had not seen the code that finds lines: the first 20 before
-it was mended by what they showed, the second 20 after that. Each measures what it
-planted with its own clock (``TRUTH rank=... planted_ms_per_step=...``). A job is right if, on each rank that it was
-planted on, a planted line of the planted function comes first among the lines of that kind of time; the amount is right
-if what the job measured lies within the bounds of these lines, to 5 %. ``said``: the summary names such a line. Bars:
-19 of 20 right, 18 amounts. --write puts results/lines.md and .json. Exit code 1 if a bar is missed.
+it was mended by what they showed, the second 20 after that. Each measures what it planted with its own clock (``TRUTH
+rank=... planted_ms_per_step=...``). A job is right if, on each rank that it was planted on, a planted line of the
+planted function comes first among the lines of that kind of time; the amount is right if what the job measured lies
+within the bounds of these lines, to 5 %. ``said``: the summary names such a line. Where a thread waits for another one
+(`cartpole_replay`, `lidar_sweeps`, `lock_contended`), the table has the line of that one, and the first cause of the
+two in a loop says both. Bars: 19 of 20 right, 18 amounts. --write puts results/lines.md and .json. Exit code 1 if a
+bar is missed.
 """
 
 # SPDX-License-Identifier: Apache-2.0
