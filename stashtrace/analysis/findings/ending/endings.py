@@ -21,13 +21,17 @@ from stashtrace.schema.kinds import ProcessRole, SpanKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, facts_with_key
 
-KILLED = schema(
-    "killed",
-    "Ranks and workers that a signal ended, as the process that started them learnt it",
+#: Columns that tell a process.
+_WHO = (
     col.rank("rank", "global rank; of a worker, the rank it served; -1 if unknown", missing=-1),
     col.identity("worker_id", "DataLoader worker number, -1 if it is none", missing=-1),
     col.number("pid", "process id on its host"),
     col.refers("process_id", "processes.process_id", "-1 if it recorded nothing", missing=-1, detail=6),
+)
+KILLED = schema(
+    "killed",
+    "Ranks and workers that a signal ended, as the process that started them learnt it",
+    *_WHO,
     col.word("signal", "name of the signal"),
     col.word(
         "sender",
@@ -39,10 +43,7 @@ KILLED = schema(
 ENDINGS = schema(
     "endings",
     "Processes that ended by an exception that nothing caught, with an exit code other than 0, or by a signal",
-    col.rank("rank", "global rank; of a worker, the rank it served; -1 if unknown", missing=-1),
-    col.identity("worker_id", "DataLoader worker number, -1 if it is none", missing=-1),
-    col.number("pid", "process id on its host"),
-    col.refers("process_id", "processes.process_id", "-1 if it recorded nothing", missing=-1, detail=6),
+    *_WHO,
     col.word("exception", "type and message, with the place that raised it; empty if none was recorded"),
     Column("exit_code", "i8", "", "as its parent learnt it, -1 if unknown", role="code", missing=-1),
     col.word("signal", "name of the signal; empty if none ended it, as far as its parent recorded it"),
