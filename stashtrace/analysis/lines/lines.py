@@ -41,6 +41,11 @@ LINES = schema(
     Column("path_code", "i8", "", "its file", role="path"),
     col.number("line", "where it was, -1 if unknown", missing=-1),
     col.text("leaf_code", "call of a library in which most of this time was; empty if it was the line itself"),
+    col.text(
+        "waiting_function_code", "function that waited for another thread, which was in the line; empty if none did"
+    ),
+    Column("waiting_path_code", "i8", "", "its file", role="path"),
+    col.number("waiting_line", "where it waited, -1 if it did not", missing=-1),
     col.ns("time_ns", "mean of a counted step; of a worker, of a batch; of the start, all of it"),
     col.ns("low_ns", "not less than this, with 95 % confidence"),
     col.ns("high_ns", "not more than this"),
@@ -86,8 +91,9 @@ def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
     The innermost function of the user counts: what it calls in torch, other packages, Python's own library or this
     recorder is its time. Calls of a millisecond and more that wait, move files or collect garbage are known exactly;
     the rest of a kind is divided as the samples taken in it are. Its bounds are those that so many samples leave
-    (Wilson's interval of the share). Time without a sample has an empty function. Rows of steps come first, then those
-    of workers, then those of the start.
+    (Wilson's interval of the share). Time without a sample has an empty function. A wait for a lock or for the GIL is
+    spent in the line of the thread that holds it, as far as that is known; the line that waits stands with it. Rows
+    of steps come first, then those of workers, then those of the start.
 
     Parameters
     ----------
@@ -98,8 +104,8 @@ def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
 
     Columns
     -------
-    rank, where, step_kind, kind, function_code, path_code, line, leaf_code, time_ns, low_ns, high_ns, samples_count,
-    exact_ratio
+    rank, where, step_kind, kind, function_code, path_code, line, leaf_code, waiting_function_code, waiting_path_code,
+    waiting_line, time_ns, low_ns, high_ns, samples_count, exact_ratio
 
     Raises
     ------
@@ -291,8 +297,9 @@ def divide(times: PlaceTimes, rank: Int64) -> dict[str, npt.NDArray[Any]]:
     kinds = GroupBy(rank, times.where, times.step_kind, times.kind)
     whole_ns, unseen_ns = kinds.sum(times.whole_ns), kinds.sum(times.unseen_ns)
     rest_ns, samples = whole_ns - kinds.sum(times.exact_ns) - unseen_ns, kinds.sum(times.samples_count)
-    rows = GroupBy(kinds.number, np.append(times.places.line_number, -1)[times.place])
-    kind, line = rows.keys
+    line_numbers = np.append(times.places.line_number, -1)
+    rows = GroupBy(kinds.number, line_numbers[times.place], line_numbers[times.waiting_place])
+    kind, line, _ = rows.keys
     exact_ns, count = rows.sum(times.exact_ns), rows.sum(times.samples_count)
     # Each kind has a row without a line; without a sample, it has all the rest.
     weight = np.where((samples[kind] == 0) & (line < 0), 1, count)
@@ -302,6 +309,7 @@ def divide(times: PlaceTimes, rank: Int64) -> dict[str, npt.NDArray[Any]]:
     windows = _windows_count(times, kinds)[kind]
     time_ns = _means(kind, total_ns, windows)
     place, leaf_code = _heaviest_leaf(times, rows, (rest_ns / np.maximum(samples, 1))[kinds.number])
+    waiting = times.waiting_place[rows.first]
     number, where, step_kind, stall = (key[kind] for key in kinds.keys)
     columns: dict[str, npt.NDArray[Any]] = {
         "rank": number,
@@ -315,6 +323,9 @@ def divide(times: PlaceTimes, rank: Int64) -> dict[str, npt.NDArray[Any]]:
         "path_code": np.append(times.places.path_code, 0)[place],
         "line": np.append(times.places.line, -1)[place],
         "leaf_code": leaf_code,
+        "waiting_function_code": np.append(times.places.function_code, 0)[waiting],
+        "waiting_path_code": np.append(times.places.path_code, 0)[waiting],
+        "waiting_line": np.append(times.places.line, -1)[waiting],
         "time_ns": time_ns,
         "low_ns": np.minimum(int64(low // windows), time_ns),
         "high_ns": np.maximum(int64(np.ceil(high / windows)), time_ns),

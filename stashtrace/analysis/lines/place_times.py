@@ -59,6 +59,8 @@ class PlaceTimes:
     step: Int64
     #: Number of the place; -1 where it is unknown.
     place: Int64
+    #: Number of the place where the thread waited for another one that was at ``place``; -1 if it was there itself.
+    waiting_place: Int64
     #: The whole time of rank, kind and step: known without a place, so with place -1 alone.
     whole_ns: Int64
     #: Of it, in long calls from this place.
@@ -190,22 +192,23 @@ class PlaceParts:
         parts = (len(begin), len(call), int(alone.sum()))
         piece = np.concatenate([np.arange(len(begin)), cut_piece, sample_piece[alone]])
         place = np.concatenate([np.full(len(begin), -1), exact.tag[call], stays.place[alone]])
+        waiting_place = np.concatenate([np.full(len(begin) + len(call), -1), stays.waiting_place[alone]])
         amounts = np.zeros((len(piece), 4), dtype=np.int64)
         amounts[: parts[0], 0] = end - begin
         amounts[parts[0] : parts[0] + parts[1], 1] = cut_end - cut_begin
         rest = TimeSet(begin, end) - TimeSet(exact.begin, exact.end) - _sampled(stays.sampled_ns)
         amounts[: parts[0], 2] = rest.within(begin, end)
         amounts[parts[0] + parts[1] :, 3] = 1
-        distinct = GroupBy(window[piece], time.tag[row][piece], place)
-        of_window, kind, of_place = distinct.keys
+        distinct = GroupBy(window[piece], time.tag[row][piece], place, waiting_place)
+        of_window, kind, *of_places = distinct.keys
         sums = distinct.sum(amounts)
-        keys = (*of.owner(len(kind)), of.step_kind[of_window], kind, of.step[of_window], of_place)
+        keys = (*of.owner(len(kind)), of.step_kind[of_window], kind, of.step[of_window], *of_places)
         self._amounts.append((*keys, *sums.T))
         self._windows.append((*of.owner(len(of.step)), of.step_kind))
 
     def joined(self) -> PlaceTimes:
         """Return the amounts of all threads."""
-        columns = _columns(self._amounts, 10) + _columns(self._windows, 3)
+        columns = _columns(self._amounts, 11) + _columns(self._windows, 3)
         return PlaceTimes(tuple(self._step_kinds.tolist()), self._places, *columns)
 
 

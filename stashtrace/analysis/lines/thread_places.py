@@ -38,6 +38,8 @@ class Stays:
     #: Samples that are not in long calls, in order of time.
     moment_ns: Int64
     place: Int64
+    #: Where the thread itself waited, if its place is that of another thread it waited for; else -1.
+    waiting_place: Int64
     #: Whether the thread that was sampled held the GIL: it ran Python, or C code that keeps it.
     holds_gil: npt.NDArray[np.bool_]
     #: Moments of all samples of the thread itself.
@@ -62,7 +64,7 @@ class ThreadPlaces:
         rows, own = index.stack_spans.rows(track), index.stack_samples.rows(track)
         calls, call_row = exact_calls(index.trace.stack_spans.take(rows))
         place = self._span_place[rows[call_row[calls.tag]]]
-        calls = LabelledIntervals(calls.begin, calls.end, place)
+        calls = whole_calls = LabelledIntervals(calls.begin, calls.end, place)
         moment = samples["ts_ns"][own]
         alone = own[intervals.locate(calls.begin, calls.end, moment) < 0]
         waits = self._waits_for_gil(track) & TimeSet(calls.begin, calls.end)
@@ -86,7 +88,10 @@ class ThreadPlaces:
             )
         )
         order = np.argsort(at, kind="stable")
-        return Stays(calls, at[order], place[order], holds[order], moment)
+        at, place, holds = at[order], place[order], holds[order]
+        own_place = np.append(whole_calls.tag, -1)[intervals.locate(whole_calls.begin, whole_calls.end, at)]
+        waiting_place = np.where(own_place == place, -1, own_place)
+        return Stays(calls, at, place, waiting_place, holds, moment)
 
     def _holders(self, track: int, own: Int64, waits: TimeSet) -> Int64:
         """Return the samples of other threads of the process that held the GIL while a thread waited for it."""

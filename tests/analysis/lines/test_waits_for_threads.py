@@ -9,7 +9,7 @@ import pytest
 from builders import MS, TraceBuilder
 from stack_rows import long_call, sample, stack_of
 
-from stashtrace.analysis.lines.lines import costliest_lines
+from stashtrace.analysis.lines.lines import costliest_lines, lines
 from stashtrace.replay.causes import causes
 from stashtrace.schema.kinds import StackFlag, WaitOp
 from stashtrace.schema.trace import Trace
@@ -98,6 +98,17 @@ def test_a_cause_in_another_thread_says_where_the_step_waits_for_it() -> None:
     assert said.endswith(" in main (train.py:40), for another thread in pack (train.py:22)")
     alone = next(iter(causes(Job().sampled({})).rows()))
     assert (alone["place"], alone["waiter"]) == ("main (train.py:40, in threading Condition.wait)", "")
+
+
+def test_a_row_of_another_thread_has_the_line_that_waits_for_it() -> None:
+    half = Job().sampled({POOL: PACK}, of=range(5))
+    rows = [row for row in lines(half).rows() if row["where"] == "step" and row["kind"] == "other"]
+    assert {
+        (half.text(row["function_code"]), half.text(row["waiting_function_code"]), row["waiting_line"])
+        for row in rows
+        if row["function_code"]
+    } == {("pack", "main", 40), ("main", "", -1)}, "where nobody is known, the line waits for nobody"
+    assert sum(row["time_ns"] for row in rows) == 50 * MS
 
 
 def test_no_other_thread_that_runs_is_charged() -> None:
