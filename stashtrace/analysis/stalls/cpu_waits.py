@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.stalls.batch_waits import batch_waits
@@ -24,6 +25,7 @@ from stashtrace.schema.kinds import BatchPhase, StallKind, ThreadRole, TrackKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 
+Floats = npt.NDArray[np.float64]
 #: Columns in which a thread sleeps until others have done something.
 _ASLEEP = ("late", "link", "other")
 
@@ -56,6 +58,11 @@ def cpu_waits(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, 
 
     ``steps``: rows of ``steps`` of that rank. No column has more than its time. Empty where no reading is known.
     """
+    return {column: round(float(spent.sum())) for column, spent in cpu_waits_by_step(index, thread, steps).items()}
+
+
+def cpu_waits_by_step(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, Floats]:
+    """Return what :func:`cpu_waits` does, of each step."""
     at, _ = queue_readings(index, thread)
     if len(at) < 2 or not len(steps):
         return {}
@@ -63,7 +70,7 @@ def cpu_waits(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, 
     begin, end = edges[:-1], edges[1:]
     step = np.searchsorted(steps["begin_ns"], begin, side="right") - 1
     inside = (step >= 0) & (end <= steps["end_ns"][np.maximum(step, 0)])
-    begin, end = begin[inside], end[inside]
+    begin, end, step = begin[inside], end[inside], step[inside]
     kinds = rank_layers(index, thread).painted_kinds()
     spent = {
         column: kinds.time_of(*(StallKind[kind.upper()] for kind in names)).within(begin, end)
@@ -72,11 +79,11 @@ def cpu_waits(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, 
     # What no kind covers is ``other``.
     spent["other"] = spent["other"] + np.maximum(end - begin - sum(spent.values()), 0)
     left = queued_in(index, thread, begin, end).astype(float)
-    found: dict[str, int] = {}
+    found: dict[str, Floats] = {}
     for columns in ([name for name in COLUMNS if name not in _ASLEEP], list(_ASLEEP)):
         whole = np.sum([spent[name] for name in columns], axis=0)
         part = np.minimum(left / np.maximum(whole, 1), 1.0)
-        found |= {name: round(float((spent[name] * part).sum())) for name in columns}
+        found |= {name: np.bincount(step, spent[name] * part, len(steps)) for name in columns}
         left = left - whole * part
     return found
 

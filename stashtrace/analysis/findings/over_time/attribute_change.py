@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.over_time.policy import POLICY
 from stashtrace.analysis.intervals import Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.cpu_waits import handoffs
+from stashtrace.analysis.stalls.cpu_waits import cpu_waits_by_step, handoffs
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.epochs import waits_of_steps
 from stashtrace.analysis.steps.steps import host_steps
@@ -36,6 +36,8 @@ from stashtrace.units import ranks_text
 Bools = npt.NDArray[np.bool_]
 #: Waits for late ranks: the late rank has the time of its own.
 _PASSED_ON = "straggler"
+#: A wait for a CPU, among waits.
+_CPU = "cpu"
 #: All of a rank's work, beside the kinds of ``stalls``.
 TOGETHER = "together"
 Cause = tuple[str, str, float]
@@ -160,12 +162,15 @@ class Budgets:
         absent = self.absent(change)
         if len(absent):
             return "absent", ranks_text(absent.tolist()), -1.0
-        if found.rank < 0 or change.delta <= 0 or found.kind in QUIET_KINDS:
+        if found.rank < 0 or found.kind in QUIET_KINDS:
             return NOTHING
         chosen = self._counted.take(self._counted["rank"] == found.rank).sort_by("step")
-        parts = tuple(np.isin(chosen["step"], self._numbers[part]) for part in (change.changed, change.others))
+        inside, outside = (np.isin(chosen["step"], self._numbers[part]) for part in (change.changed, change.others))
+        parts = inside, outside
         given = ways(self._trace, found.rank, found.kind, chosen)
-        kind, name, more = most_of(given, (parts[0], parts[1]), found.delta_ns / change.scale)
+        if change.delta <= 0:  # the usual steps wait for a CPU; what else they do is what they always do
+            given, parts = ((kind, at) for kind, at in given if at and at[0][0] == _CPU), parts[::-1]
+        kind, name, more = most_of(given, parts, abs(found.delta_ns) / change.scale)
         return kind, name, more * change.scale if kind else more
 
 
@@ -187,11 +192,13 @@ def ways(trace: Trace, rank: int, kind: str, steps: Table) -> Ways:
     if COLUMN_OF.get(kind) == "link":  # no rank's calls are parts of a transfer, and it waits for it in some of them
         return
     windows = _host_windows(trace, rank, steps)
+    # First of all, since a wait for a CPU is part of whatever the thread does then.
     if kind == "handoff":
-        yield "wait", [("cpu", _queued_handoffs(trace, rank, windows))]
+        yield "wait", [(_CPU, _queued_handoffs(trace, rank, windows))]
     if COLUMN_OF.get(kind) == "data" and (trace.batches["rank"] == rank).any():
         yield from _of_batches(trace, rank, steps, windows)
     else:
+        yield "wait", [(_CPU, _queued_steps(trace, rank, kind, steps))]
         yield from _of_step_thread(trace, rank, steps, windows, _time_of(trace, rank, kind))
 
 
@@ -201,6 +208,17 @@ def _queued_handoffs(trace: Trace, rank: int, windows: tuple[Int64, Int64]) -> F
     for one in (handoffs(TraceIndex(trace), thread) for thread in step_threads(trace) if thread.rank == rank):
         at = window_at(one.begin, *windows)
         spent += np.bincount(at[at >= 0], one.queued[at >= 0], len(spent))
+    return spent
+
+
+def _queued_steps(trace: Trace, rank: int, kind: str, steps: Table) -> Floats:
+    """Return how long the step thread waited for a CPU in the column of a kind, or in all of its work, by step."""
+    spent = np.zeros(len(steps))
+    for thread in step_threads(trace):
+        if thread.rank == rank:
+            of_columns = cpu_waits_by_step(TraceIndex(trace), thread, steps.sort_by("begin_ns"))
+            wanted = {COLUMN_OF[kind]} if kind in COLUMN_OF else {*of_columns} - {"link", "late"}
+            spent += sum(queued for column, queued in of_columns.items() if column in wanted)
     return spent
 
 
@@ -317,6 +335,8 @@ def _of_batches(trace: Trace, rank: int, steps: Table, windows: tuple[Int64, Int
     row = served.find(fetches["loader_id"], fetches["batch_index"])
     fetches, row = fetches.take(row >= 0), row[row >= 0]
     step = at[served.first[row]]
+    queued = np.maximum(fetches["runqueue_ns"], 0)
+    yield "wait", [(_CPU, np.bincount(step, queued, len(windows[0])))]
     made = fetches.replace(batch_index=step)  # from here on the step that waits for it
     yield "file", _files(trace, np.unique(made["track_id"]), windows, made)
     length, workers = (made["end_ns"] - made["begin_ns"]).astype(np.float64), GroupBy(made["worker_id"])

@@ -55,6 +55,8 @@ _WAITS = {
     "cpu": "waiting for a CPU takes {ns} of it",
     "join": "waiting for a thread or a process to end takes {ns} of it",
 }
+#: What the claim itself says: it is no work of the job.
+_FOR_A_CPU = ("wait", "cpu")
 #: Onset of a shift that is not sudden, and whether its steps grow -> what its steps do.
 _GROWS = {
     ("gradual", True): "each step takes longer than the one before, in the median {stall_ns:time}",
@@ -92,6 +94,8 @@ def _change(number: int, row: Row, changes_count: int, loading: Collection[int])
     elif row["rank"] >= 0:
         until = " at the end than at the beginning" if kind == "drift" else ""
         whose = f": {time_that_changes(of_kind, row['ranks'], whole_ns, grows)}{until}"
+        if (row["cause_kind"], row["cause_name"]) == _FOR_A_CPU:
+            whose += f", {_part(row['cause_ns'], whole_ns)} of it waiting for a CPU"
     says = {"shift": _shift, "drift": _drift, "period": _period}[kind]
     changed = Facts(items_count=row["every_count"] if kind == "period" else row["changed_count"])
     changed |= Facts(share_ratio=row["delta_ns"] / max(row["usual_ns"], 1), stall_ns=row["changed_ns"])
@@ -103,11 +107,8 @@ def _change(number: int, row: Row, changes_count: int, loading: Collection[int])
 
 
 def _behind(number: int, row: Row, whole_ns: float) -> Evidence:
-    said = (
-        ""
-        if row["cause_kind"] == "absent"
-        else behind_text(row["cause_kind"], row["cause_name"], row["cause_ns"], whole_ns)
-    )
+    is_said = row["cause_kind"] == "absent" or (row["cause_kind"], row["cause_name"]) == _FOR_A_CPU
+    said = "" if is_said else behind_text(row["cause_kind"], row["cause_name"], row["cause_ns"], whole_ns)
     worker = int(row["cause_name"]) if row["cause_kind"] == "worker" else -1
     own = Facts(rank=row["rank"], worker_id=worker, spent_ns=row["cause_ns"], kind=row["cause_kind"])
     return fact("behind_it", "{said}", _TABLE, number, phrases={"said": said}, name=row["cause_name"], **own)
@@ -121,8 +122,11 @@ def changed_time(table: str, number: int, *, rank: int, longer_ns: float, kind: 
 def behind_text(kind: str, name: str, spent_ns: float, whole_ns: float) -> str:
     """Say what the longer time goes to. ``whole_ns``: all of it, -1 if that is not known."""
     words = _BEHIND.get(kind) or _WAITS.get(name, "waits for a lock, a pipe or a socket take {ns} of it")
-    part = "all" if spent_ns >= whole_ns >= 0 else duration_text(spent_ns)
-    return words.format(ns=part, name=shortened(name, POLICY.path_characters))
+    return words.format(ns=_part(spent_ns, whole_ns), name=shortened(name, POLICY.path_characters))
+
+
+def _part(spent_ns: float, whole_ns: float) -> str:
+    return "all" if spent_ns >= whole_ns >= 0 else duration_text(spent_ns)
 
 
 def time_that_changes(kind: str, ranks: str, longer_ns: float, grows: bool) -> str:
