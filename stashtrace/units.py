@@ -68,15 +68,15 @@ def percent_text(ratio: float) -> str:
 
     Examples
     --------
-    >>> percent_text(0.614), percent_text(0.004), percent_text(0.0), percent_text(0.0001)
-    ('61 %', '0.4 %', '0 %', '<0.1 %')
+    >>> percent_text(0.614), percent_text(0.0097), percent_text(0.004), percent_text(0.0), percent_text(0.0001)
+    ('61 %', '1 %', '0.4 %', '0 %', '<0.1 %')
     """
     percent = ratio * 100
     if percent == 0:
         return "0 %"
     if abs(percent) < 0.05:
         return "<0.1 %"
-    return f"{percent:.1f} %" if abs(percent) < 0.995 else f"{percent:.0f} %"
+    return f"{percent:.1f} %" if abs(percent) < 0.95 else f"{percent:.0f} %"
 
 
 def shortened(text: str, width: int) -> str:

@@ -83,7 +83,7 @@ def cpu_waits_by_step(index: TraceIndex, thread: StepThread, steps: Table) -> di
     for columns in ([name for name in COLUMNS if name not in _ASLEEP], list(_ASLEEP)):
         whole = np.sum([spent[name] for name in columns], axis=0)
         part = np.minimum(left / np.maximum(whole, 1), 1.0)
-        found |= {name: np.bincount(step, spent[name] * part, len(steps)) for name in columns}
+        found |= {name: np.bincount(step, spent[name] * part, len(steps)).astype(np.float64) for name in columns}
         left = left - whole * part
     return found
 

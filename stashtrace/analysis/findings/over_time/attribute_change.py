@@ -336,7 +336,7 @@ def _of_batches(trace: Trace, rank: int, steps: Table, windows: tuple[Int64, Int
     fetches, row = fetches.take(row >= 0), row[row >= 0]
     step = at[served.first[row]]
     queued = np.maximum(fetches["runqueue_ns"], 0)
-    yield "wait", [(_CPU, np.bincount(step, queued, len(windows[0])))]
+    yield "wait", [(_CPU, np.bincount(step, queued, len(windows[0])).astype(np.float64))]
     made = fetches.replace(batch_index=step)  # from here on the step that waits for it
     yield "file", _files(trace, np.unique(made["track_id"]), windows, made)
     length, workers = (made["end_ns"] - made["begin_ns"]).astype(np.float64), GroupBy(made["worker_id"])
