@@ -36,9 +36,7 @@ def test_operators_of_another_thread_may_be_waited_for(tmp_path: Path, own_us: i
     assert (row["kind"], row["level"]) == ("compute", "half")
     assert row["high_ratio"] == pytest.approx(0.49, abs=0.15)
     assert row["low_ratio"] <= certain
-    assert cause_text(row, "RUN").startswith(
-        "compute bound: 996 us a step (100 %); no other change is predicted to save"
-    )
+    assert cause_text(row, "RUN").startswith("compute bound: 996 us a step (100 %); no other change is sure to save")
 
 
 def test_a_wait_that_may_be_none_is_saved_perhaps() -> None:

@@ -119,16 +119,19 @@ def test_a_saving_does_not_exceed_the_work_that_it_comes_from() -> None:
     assert row["saved_high_ns"] <= 5.02 * MS
 
 
-def late_job(late_ms: int, *, batch_ms: int = 0, file: str = "", transfer_ms: int = 2, recorded: int = 2) -> Trace:
+def late_job(
+    late_ms: int, *, batch_ms: int = 0, file: str = "", transfer_ms: int = 2, recorded: int = 2, scatter_ms: int = 0
+) -> Trace:
     """Two ranks; rank 1 computes so much longer in each step, and rank 0 makes a batch for so long, or reads it.
 
-    Only so many of them are ``recorded``.
+    Only so many of them are ``recorded``. ``scatter_ms``: both compute up to so much longer, by chance.
     """
     build_ = TraceBuilder()
     build_.group([0, 1])
-    clock = 0
+    clock, chance = 0, np.random.default_rng(7)
     for step in range(40):
         called = {}
+        longer = int(chance.integers(0, scatter_ms * MS + 1))
         for rank in range(2):
             process, begin = build_.rank(rank) if rank < recorded else TraceBuilder().rank(rank), clock
             if batch_ms and not rank:
@@ -137,7 +140,7 @@ def late_job(late_ms: int, *, batch_ms: int = 0, file: str = "", transfer_ms: in
                 if file:
                     process.io(begin, begin + batch_ms * MS, path=file, blocked=True)
                 begin += batch_ms * MS
-            called[rank] = begin + (5 + late_ms * rank) * MS
+            called[rank] = begin + (5 + late_ms * rank) * MS + longer
             process.phase("forward", begin + 1000, called[rank])
         end = max(called.values()) + transfer_ms * MS
         called = {rank: at for rank, at in called.items() if rank < recorded}
@@ -173,9 +176,18 @@ def test_computation_is_named_where_nothing_else_helps() -> None:
     (row,) = causes(late_job(0, transfer_ms=0)).rows()
     assert (row["kind"], row["level"]) == ("compute", "half")
     assert cause_text(next(causes(late_job(0, transfer_ms=0)).rows()), "run").startswith(
-        "compute bound: up to 6.00 ms a step (100 %); no other change is predicted to save 3 %; computing twice"
+        "compute bound: up to 6.00 ms a step (100 %); no other change is sure to save 3 %; computing twice"
         " as fast: saves "
     )
+
+
+def test_a_job_is_bound_by_its_computation_where_half_of_its_transfers_may_save_nothing() -> None:
+    rows = list(causes(late_job(0, scatter_ms=40)).rows())
+    assert [(row["kind"], row["where"], row["sure"]) for row in rows] == [
+        ("compute", "step", "sure"),
+        ("interconnect", "link", "perhaps"),
+    ]
+    assert first(late_job(0, transfer_ms=4))["where"] == "link"
 
 
 def test_fewer_bytes_are_named_where_transfers_take_most_of_the_step() -> None:

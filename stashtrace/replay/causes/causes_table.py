@@ -283,6 +283,7 @@ def _found(trace: Trace, *, budgets: bool = False) -> _Found:
         left_out=left_out,
         needless=needless,
         may_free_cpus=_may_free_cpus(trace),
+        is_called=lambda transfers: bool(called_in(TraceIndex(trace), work, transfers)[0]),
     )
     return _Found(run, work, buckets, found, unsaid, True)
 

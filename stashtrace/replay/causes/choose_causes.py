@@ -76,12 +76,14 @@ def causes_of(
     left_out: Sequence[int] = (),
     needless: Sequence[int] = (CollectiveOp.BROADCAST, CollectiveOp.BARRIER),
     may_free_cpus: bool = True,
+    is_called: Callable[[Candidate], bool] = lambda transfers: False,
 ) -> list[Cause]:
     """Return the causes of a replayed run, the first first.
 
     ``work``: of its graph. ``buckets``: of its gradients. ``unsaid``: gets a line for each prediction that fails by a
     fault of ours. ``left_out``: kinds of time of which it is not known whether a rank worked in it. ``needless``:
     operations that steps can do without. ``may_free_cpus``: whether waits for CPUs are made by what a job need not do.
+    ``is_called``: whether code of the user waits for some transfers.
     """
     graph = run.graph
     everything = Candidates(graph, work, run.steps, run.measured_ns, left_out, needless).all()
@@ -103,15 +105,18 @@ def causes_of(
     while sum(not _is_queue(cause) for cause in chosen) < POLICY.causes_count:
         worth = [cause for cause in pool if cause.saved_ns >= worth_ns]
         best = _best([cause for cause in worth if _may_be_said(cause, aimless)], work, aimless)
-        if best is None or (chosen and _computes(best)):  # it is said where nothing else is
+        if best is not None and not chosen and _is_vague(best, is_called):
+            best = next((cause for cause in worth if _computes(cause) and cause.is_certain), best)
+        if best is None or (chosen and _computes(best)):  # it is said where nothing else is certain
             break
         best = _whole_function(best, pool)
         # Where free CPUs were chosen before, their waits are no longer part of what others save.
         may_free = not _is_guess(best) and not any(map(_is_queue, [*chosen, best]))
         told = replace(best, high_ns=best.high_ns + queued_ns) if may_free else best
         chosen.append(_with_function(told, everything, chosen, work))
-        if _computes(best):  # nobody computes twice as quick, and then asks what is next
-            break
+        if _computes(best):  # nobody computes twice as fast, so nothing is taken away
+            pool = [cause for cause in pool if _is_guess(cause) and not _computes(cause)]
+            continue
         pool = [cause for cause in pool if cause is not best and not _is_same(cause, best, work)]
         if _is_queue(best):  # who has no other machine needs to know what a change saves on this one
             continue
@@ -366,6 +371,12 @@ def _is_aimless(cause: Cause, everything: Sequence[Candidate], work: WorkByLine)
     if one is None or not one.is_guess or one.function is not None or one.op >= 0:
         return False
     return _with_function(cause, everything, [], work).within_ratio < POLICY.mostly_ratio
+
+
+def _is_vague(cause: Cause, is_called: Callable[[Candidate], bool]) -> bool:
+    """Return True for half of transfers that no code of the user waits for, where it may save nothing."""
+    one = cause.candidate
+    return one is not None and one.op >= 0 and one.is_guess and cause.low_ns <= 0 and not is_called(one)
 
 
 def _is_queue(cause: Cause) -> bool:

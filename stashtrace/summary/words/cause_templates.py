@@ -96,7 +96,7 @@ _AS = {
 #: What is done in half of its time, where nothing says how much of it can go.
 _HALF = {
     "": "the same work twice as fast",
-    "compute": "no other change is predicted to save 3 %; computing twice as fast",
+    "compute": "no other change is sure to save 3 %; computing twice as fast",
     "python": "this code twice as fast",
     "operators": "this code twice as fast (operators of whole tensors instead of Python)",
     "prep": "batches made twice as fast",
