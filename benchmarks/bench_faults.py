@@ -65,7 +65,7 @@ _AGREES_RATIO, _AGREES_NS = 0.25, 1_500_000
 _NAMED_RATIO = 0.25
 
 PAGE = """\
-# Who and why: injected faults beside what the tables name
+# Who and why: injected faults and what the tables name
 
 Real jobs of two to four gloo ranks (`benchmarks/fault_job.py`). One rank is kept by one kind of fault; by the ranks'
 own clocks (`time.perf_counter_ns`) it comes later than all others by at least 5 % of the step, averaged over the steps,

@@ -111,7 +111,7 @@ def measured(store: str) -> dict[str, Any]:
     seconds = time.perf_counter() - begin
     own, others = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     late = table.take(table["kind"] == "straggler")
-    # Of workers the kernel tells the largest alone.
+    # Of workers the kernel reports the largest alone.
     workers = (os.cpu_count() or 1) * others.ru_maxrss * 1024 if others.ru_utime > 1 else 0
     return {
         "seconds": seconds,

@@ -148,7 +148,7 @@ def peak_bytes() -> int:
 
 
 def rightness(count: int) -> dict[str, Any]:
-    """How many of so many fleets have the right answers, with planted effects and without."""
+    """The number of fleets with the right answers, with planted effects and without."""
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         planted = list(pool.map(planted_fleet, range(count)))
         balanced = list(pool.map(balanced_fleet, range(1000, 1000 + count)))

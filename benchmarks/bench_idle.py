@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def pairs(folder: Path, job: str, count: int) -> dict[str, object]:
-    """Ratios of CPU time, traced over untraced, of so many pairs."""
+    """Ratios of CPU time, traced over untraced, of that number of pairs."""
     ratios, step_ns, cpu_ns, added_ns = [], [], [], []
     run(folder, job, folder / f"{job}-warm", 20, traced=False)
     figures: dict[bool, Used] = {}

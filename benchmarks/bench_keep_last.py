@@ -12,9 +12,9 @@ missed.
 
 ``--ratio`` takes another figure: what the run directory takes against the full recording of the same steps. The job
 then has the shape of the example: as many bytes a step as ``examples/train_ddp.py`` records on this machine, which is
-run twice for that. It makes so many ``--hours`` of steps of a second, of which ``--keep`` are kept. Compared is what
+run twice for that. It makes ``--hours`` of steps of a second, of which ``--keep`` are kept. Compared is what
 the whole directory takes, with windows and the table of steps, with the bytes that the processes wrote: a file of
-which rows are dropped stays as long as it was. The made-up rows are too much alike to say anything of sizes after a
+which rows are dropped stays as long as it was. The made-up rows are too similar to say anything of sizes after a
 merge. Bar: a hundredth. Writes results/keep_last_ratio.json.
 """
 

@@ -1,4 +1,4 @@
-"""The summary by this code beside that of an earlier commit: CPU time and memory, in turn, on the same runs.
+"""The summary by this code compared with that of an earlier commit: CPU time and memory, in turn, on the same runs.
 
     python benchmarks/bench_summary_before.py [--reference COMMIT] [--checkout DIR] [--ranks 64 256] [--runs DIR ...]
         [--repeats 5]

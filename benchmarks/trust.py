@@ -3,9 +3,9 @@
     python benchmarks/trust.py [--parts scenes,kill] [--again] [--limit MINUTES] [--out FOLDER]
 
 Each part is one call of pytest, and writes its own result under build/trust as it ends. Called again it runs only what
-has no result of this commit yet, so that an interrupted series goes on where it stopped; --again runs the chosen parts
-anew. trust.json and trust.md are put together after each part: what ran, how much, what was found, what was skipped and
-why. Failures are written down and are the exit code. --limit ends a part that takes longer: what it did until then
+has no result of this commit yet, so that an interrupted series goes on where it stopped; --again repeats the chosen
+parts. trust.json and trust.md are put together after each part: what ran, how much, what was found, what was skipped
+and why. Failures are written down and are the exit code. --limit ends a part that takes longer: what it did until then
 counts, what it did not come to is named as not run, and the next call runs the part again.
 """
 
@@ -222,7 +222,7 @@ def main() -> int:
     for name in chosen:
         kept = KEPT / f"{name}.json"
         if not options.again and kept.is_file() and is_whole(json.loads(kept.read_text()), commit):
-            print(f"{name}: has a result of {commit} (--again runs it anew)")
+            print(f"{name}: has a result of {commit} (--again repeats it)")
         else:
             run_part(name, commit, options.limit)
         write_results(options.out)

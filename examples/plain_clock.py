@@ -145,7 +145,7 @@ class Faults:
         offset = index % 64 * self.read_bytes
         os.posix_fadvise(file, offset, self.read_bytes, os.POSIX_FADV_DONTNEED)
         if self.mapped:
-            # Mapped anew each time: the kernel keeps the pages that somebody has mapped.
+            # Mapped again each time: the kernel keeps the pages that somebody has mapped.
             with mmap.mmap(file, self.read_bytes, access=mmap.ACCESS_READ, offset=offset) as pages:
                 pages.madvise(mmap.MADV_RANDOM)  # page by page: read-ahead would hide the wait
                 with clock.sample("cold_touch", own=True):

@@ -68,7 +68,7 @@ def say(text: str) -> None:
 
 
 def probe(python: str, code: str) -> dict[str, object]:
-    """Import torch in a process of its own, which a broken one may crash.
+    """Import torch in a separate process, which a broken one may crash.
 
     Raises
     ------
@@ -205,7 +205,7 @@ def install(python: Path, requirement: str, index_url: str) -> None:
 
 
 def provide(environment: Path, requirement: str, index_url: str, *, only_install: bool) -> None:
-    """Link the caller's torch, or install one, and install what the example needs beside it."""
+    """Link the caller's torch, or install one, and install what else the example needs."""
     python = environment / "bin/python"
     if Path(sys.prefix).resolve() == environment.resolve() and not only_install and not index_url and has_torch():
         # It is active, and `python3` is its own: who made it, and had a torch, is no longer known.
