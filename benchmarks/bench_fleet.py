@@ -85,7 +85,7 @@ def one_size(folder: Path, ranks: int, options: argparse.Namespace) -> dict[str,
 
 
 def child(*arguments: object) -> dict[str, Any]:
-    """What a process of its own measured."""
+    """What a separate process measured."""
     command = [sys.executable, __file__, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)

@@ -106,7 +106,7 @@ def one_size(folder: Path, runs: int, repeats: int) -> dict[str, Any]:
 
 
 def child(*arguments: object) -> dict[str, Any]:
-    """What a process of its own measured."""
+    """What a separate process measured."""
     environment = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
     command = [sys.executable, __file__, *map(str, arguments)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)

@@ -3,7 +3,7 @@
     python benchmarks/bench_keep_last.py [--hours 24] [--keep 500]
 
 A made-up job of two ranks with a worker each makes a step a second (tests/live/made_job.py); one step in 2,000 is slow,
-so that windows are sealed. A process of its own lets its files grow by ten seconds a round, as a job would, and this
+so that windows are sealed. A separate process lets its files grow by ten seconds a round, as a job would, and this
 one follows them with the code of ``run --live``: it accounts for the steps, drops the earlier ones, seals windows.
 Written are the bytes on disk, by what they belong to, and the resident memory, at the end of each hour. Bar: the
 recording, the table of steps and the memory are bounded: no later hour exceeds what the first six reached by more than

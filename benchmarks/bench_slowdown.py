@@ -4,7 +4,7 @@
 
 DIR holds `trace-NAME.parquet`, `meta-NAME.yaml`, `result-NAME.json`, `ms-NAME.json` and `mw-NAME.json` of
 ByteDance-Seed/StragglerAnalysis, for AR (64 GPUs, one worker slowed on purpose) and SE (128 GPUs, uneven sequences).
-Their figures are those of their own simulator. Writes results/slowdown.md and .json.
+Their figures are those of their simulator. Writes results/slowdown.md and .json.
 """
 
 # SPDX-License-Identifier: Apache-2.0

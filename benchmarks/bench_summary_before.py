@@ -141,7 +141,7 @@ def compared(before: Path, run: Path, repeats: int) -> dict[str, Any]:
 
 
 def child(code: Path, run: Path) -> dict[str, float]:
-    """Return what a process of its own took for one summary by a checkout."""
+    """Return what a separate process took for one summary by a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(code)}
     # Modules are compiled in the first pair, and kept.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

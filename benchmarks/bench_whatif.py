@@ -141,7 +141,7 @@ REMARKS = (
     "What is behind the misses:",
     "",
     "- `ranks`: all ranks share the two CPUs of this machine, with their workers. More of them get in each other's way,"
-    " as ranks on hosts of their own would not: from four to two the prediction is too long.",
+    " as ranks on separate hosts would not: from four to two the prediction is too long.",
     "- `straggler`: lateness that goes leaves what the ranks differ by anyway. How much that is, and whether transfers"
     " take longer where all ranks enter them together, differs between jobs: with gloo on two CPUs they do in the"
     " faulty jobs below, and in `late-15` they get shorter, 1.9 ms instead of 2.5. A recording in which one rank is"

@@ -2,7 +2,7 @@
 
     python benchmarks/trust.py [--parts scenes,kill] [--again] [--limit MINUTES] [--out FOLDER]
 
-Each part is one call of pytest, and writes its own result under build/trust as it ends. Called again it runs only what
+Each part is one call of pytest, and writes its result under build/trust as it ends. Called again it runs only what
 has no result of this commit yet, so that an interrupted series goes on where it stopped; --again repeats the chosen
 parts. trust.json and trust.md are put together after each part: what ran, how much, what was found, what was skipped
 and why. Failures are written down and are the exit code. --limit ends a part that takes longer: what it did until then
@@ -47,7 +47,7 @@ class Part:
 
 PARTS = {
     "conformance": Part("every hook with and without the preload: value, errno, effects", 2, "conformance"),
-    "scenes": Part("programs that are hard on a recorder, by their own verdict", 6, "scenes"),
+    "scenes": Part("programs that are hard on a recorder, by their verdict", 6, "scenes"),
     "kill": Part("killed at random moments, every call read, counted as lost, or in flight", 2, "kill"),
     "fuzz": Part("damaged files of every format", 15, "fuzz", "not sanitizers", side_by_side=True),
     "sanitized": Part(
@@ -148,7 +148,7 @@ def _number(text: str) -> int | str:
 
 
 def program_versions() -> dict[str, str]:
-    """First line of each program's own account; absent ones say so."""
+    """First line of each program's account; absent ones say so."""
     found = {}
     for name, option in PROGRAMS.items():
         if shutil.which(name) is None:

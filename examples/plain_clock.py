@@ -1,4 +1,4 @@
-"""The example's own stopwatch and its faults: what the tests compare stashtrace with.
+"""The example's stopwatch and its faults: what the tests compare stashtrace with.
 
 `PlainClock` knows nothing of stashtrace. It reads CLOCK_MONOTONIC between the phases of a step and writes one
 JSON line per step; in DataLoader workers it writes one line per timed piece of a sample. `Faults` makes a run
@@ -153,7 +153,7 @@ class Faults:
         else:
             with clock.sample("cold_read"):
                 piece = os.pread(file, self.read_bytes, offset)
-            del piece  # after the reading: giving megabytes back takes its own time
+            del piece  # after the reading: giving megabytes back takes time
         os.close(file)
 
     def slow_decode(self) -> None:

@@ -231,7 +231,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environment", type=Path, help="virtual environment, made by this Python")
     parser.add_argument("--requirement", required=True, help="what pip installs, such as torch==2.13.0")
-    parser.add_argument("--index-url", default="", help="index to install it from; by default pip's own")
+    parser.add_argument("--index-url", default="", help="index to install it from; by default pip's")
     parser.add_argument("--install", action="store_true", help="install it even if this Python has one")
     options = parser.parse_args(arguments)
     try:

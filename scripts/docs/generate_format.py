@@ -46,7 +46,7 @@ X.ring    RingFileHeader | ring | ring | ...
           ring = RingHeader | fixed-size rows of one record type of one thread
 ```
 
-Everything is little endian. A file carries its own field table, so a reader projects the fields it finds onto the
+Everything is little endian. Each file carries its field table, so a reader projects the fields it finds onto the
 fields it knows, by name. Unknown records are skipped and counted; a torn tail is skipped to the next sync word and
 counted. A ring's header says which rows were published: those that a file which ends early or has pages of zeros no
 longer holds are counted (`lost_ring_rows`). Where a header itself is gone, a loss says that the number is unknown
