@@ -186,7 +186,7 @@ def verdict(row: dict[str, Any]) -> str:
     if row["within"]:
         return (
             f"the measured step lies {row['outside_ms']:.1f} ms outside the prediction, less than runs of one"
-            f" configuration differ among themselves ({row['spread_ms']:.1f} ms): these runs do not tell how far it is"
+            f" configuration differ among themselves ({row['spread_ms']:.1f} ms): these runs do not show how far it is"
             " off."
         )
     return f"the measured step lies {row['outside_ms']:.1f} ms outside the prediction, more than runs differ."

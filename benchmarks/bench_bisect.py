@@ -3,8 +3,8 @@
     python benchmarks/bench_bisect.py [--planted COMMIT ...] [--out DIR]
 
 The job (`tuned_job.py`, with other seconds for a sample) reads batches in its loop. Two other commits change how long
-it sleeps beside that by 3 %, one more and one less, and one does not run. Each repetition plants the slow loader in
-another commit. Bar: each time the right commit is named, or none. Writes results/bisect.json, or into another folder,
+it also sleeps by 3 %, one more and one less, and one does not run. Each repetition plants the slow loader in another
+commit. Bar: each time the right commit is named, or none. Writes results/bisect.json, or into another folder,
 where other bisections by the same commit of this project stay; exit code 1 if a bar is missed.
 """
 

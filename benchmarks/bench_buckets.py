@@ -1,11 +1,11 @@
-"""Predictions of other buckets beside the real thing: one job of DistributedDataParallel, several ``bucket_cap_mb``.
+"""Predictions of other buckets and measured runs: one job of DistributedDataParallel, several ``bucket_cap_mb``.
 
     python benchmarks/bench_buckets.py
 
 A job of two ranks over gloo, whose layers take a known time (they sleep, as if a device computed) and whose gradients
 are sent for real, is recorded with each size of buckets, several times in turn. Other work on the machine can only make
 a run slower, so the fastest recording of each size counts: from it the step with each other size is predicted, and held
-against the fastest one measured with that. What recordings of the same size differ by is printed beside. Writes
+against the fastest one measured with that. What recordings of the same size differ by is printed, too. Writes
 results/buckets.md and .json.
 """
 
@@ -150,7 +150,7 @@ def in_words(rows: list[dict[str, Any]], apart: float) -> str:
     told, open_ = ([row for row in rows if row["tells_latency"] is known] for known in (True, False))
     away = np.array([abs(row["error_ratio"]) for row in told])
     return (
-        f"{len(told)} predictions from runs whose messages tell what is latency: the middle of the interval is"
+        f"{len(told)} predictions from runs whose messages show what is latency: the middle of the interval is"
         f" {np.median(away):.1%} off in the median, {away.max():.1%} at most. Of {len(open_)} from runs that leave it"
         f" open, whose intervals are wider, {sum(row['inside'] for row in open_)} hold the measured step. Recordings of"
         f" one size differ by up to {apart:.1%}."

@@ -8,7 +8,7 @@ and nobody else, and each length of time in its first sentence is within 15 % of
 know; of two causes the other stands in a later verdict; a cause that is not the same in each step is said to be so; and
 no sentence is false. A balanced member is right if its summary blames nobody. Lengths of a made-up trace are those of
 the simulation that made it. --follow runs the repaired job too, where an entry names one, and says what it saved.
-Some jobs need packages beside torch (lightning, transformers): STASHTRACE_CAUSES_PYTHON names the Python of an
+Some jobs need packages besides torch (lightning, transformers): STASHTRACE_CAUSES_PYTHON names the Python of an
 environment that has them, else they are left out. --write puts results/causes.md and .json. Exit code 1 if a member is
 not right.
 """
@@ -87,7 +87,7 @@ def parse_options() -> Options:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many members at a time")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="number of members at a time")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--follow", action="store_true", help="run the repaired jobs too")
     parser.add_argument("--texts", type=Path, metavar="FOLDER", help="leave the summaries and what is true here")
@@ -174,7 +174,7 @@ def measure_recording(member: Job, folder: Path) -> None:
 
 
 def summary_of(path: Path, form: str, again: bool) -> str:
-    """Return the summary of a recording, and leave it beside it; ``again`` takes the one that is there."""
+    """Return the summary of a recording, and leave it next to it; ``again`` takes the one that is there."""
     file = path.with_name(f"summary.{form}")
     if not (again and file.exists()):
         file.write_text(record.summarize(path, form), encoding="utf-8")
@@ -182,7 +182,7 @@ def summary_of(path: Path, form: str, again: bool) -> str:
 
 
 def follow(member: Job, folder: Path, result: Judged) -> str:
-    """Run the repaired job, and say what it saved beside what the summary advises."""
+    """Run the repaired job, and say what it saved and what the summary promised."""
     try:
         # It is recorded too, so that what the tracer costs stands on both sides.
         shutil.rmtree(folder / "repaired", ignore_errors=True)

@@ -3,8 +3,8 @@
     python benchmarks/bench_faults.py [--runs DIR] [--only NAME ...]
 
 A fault is a rank x kind x size x loop: at least 5 % of the step and three times its spread without the fault, by the
-job's own clocks. The late rank and its cause must be the first that the tables name in 48 of 50, among the first two in
-all; and where nothing is injected no rank may be named that the ranks' own clocks do not confirm. Writes
+job's clocks. The late rank and its cause must be the first that the tables name in 48 of 50, among the first two in
+all; and where nothing is injected no rank may be named that the ranks' clocks do not confirm. Writes
 results/faults.md and .json; exit code 1 if a bar is missed. ``--runs`` keeps the recordings, and takes those that it
 finds there instead of making them again: a change of an analysis is then judged within a minute.
 """
@@ -65,7 +65,7 @@ _AGREES_RATIO, _AGREES_NS = 0.25, 1_500_000
 _NAMED_RATIO = 0.25
 
 PAGE = """\
-# Who and why: injected faults beside what the tables name
+# Who and why: injected faults and what the tables name
 
 Real jobs of two to four gloo ranks (`benchmarks/fault_job.py`). One rank is kept by one kind of fault; by the ranks'
 own clocks (`time.perf_counter_ns`) it comes later than all others by at least 5 % of the step, averaged over the steps,

@@ -31,7 +31,7 @@ _BARS = {"right": (36, 40), "both": (8, 10), "nothing": (10, 10)}
 #: The score that counts: no constant was chosen on these jobs before it.
 FIRST_RUNS = {
     "first": (
-        "The first run, beside other work (load 3 to 5): right 24 of the 30 with something planted, nobody blamed in 6"
+        "The first run, on a busy machine (load 3 to 5): right 24 of the 30 with something planted, nobody blamed in 6"
         " of the 10 others; the first verdict of the summary was right in 23, what it advised first in 17, and it"
         " blamed nobody in the 10. Since then: what a replay saves of the recording decides what is a cause, the"
         " scatter of its steps only what is promised of another one; the share of a line that samples leave open counts"

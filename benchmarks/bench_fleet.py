@@ -85,7 +85,7 @@ def one_size(folder: Path, ranks: int, options: argparse.Namespace) -> dict[str,
 
 
 def child(*arguments: object) -> dict[str, Any]:
-    """What a process of its own measured."""
+    """What a separate process measured."""
     command = [sys.executable, __file__, *map(str, arguments)]
     environment = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
@@ -111,7 +111,7 @@ def measured(store: str) -> dict[str, Any]:
     seconds = time.perf_counter() - begin
     own, others = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     late = table.take(table["kind"] == "straggler")
-    # Of workers the kernel tells the largest alone.
+    # Of workers the kernel reports the largest alone.
     workers = (os.cpu_count() or 1) * others.ru_maxrss * 1024 if others.ru_utime > 1 else 0
     return {
         "seconds": seconds,

@@ -44,7 +44,7 @@ SLOWER_RATIO = 1 / 6
 ALLOWANCES = (0, 1, 2, 3, 4)
 
 PAGE = """\
-# The gate: equal jobs beside each other, and beside slower ones
+# The gate: equal jobs compared with each other, and with slower ones
 
 {pairs} jobs of two gloo ranks (`benchmarks/fault_job.py`), {steps} steps of about 40 ms: each loop with and without
 loader workers, with even work and with work that varies by step. Each is recorded twice as it is, one after the other,
@@ -188,9 +188,7 @@ def write(rows: list[dict[str, Any]], alarms: dict[str, dict[str, int]], out: Pa
             between = f"{one['low_ratio']:+.1%} to {one['high_ratio']:+.1%}"
             cells += [f"{one['growth_ratio']:+.1%}", between, one["verdict"]]
         text += "| " + " | ".join(cells) + " |\n"
-    text += (
-        f"\nOf {2 * len(rows)} ordered pairs of equal runs, so many would be called worse with a limit of 0 %, by the"
-    )
+    text += f"\nOf {2 * len(rows)} ordered pairs of equal runs, these would be called worse with a limit of 0 %, by the"
     text += " allowance in percent of the step:\n\n"
     text += f"| kind | {' | '.join(map(str, ALLOWANCES))} |\n|---|{'---|' * len(ALLOWANCES)}\n"
     for kind, counts in alarms.items():

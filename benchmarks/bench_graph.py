@@ -32,13 +32,13 @@ from stashtrace.schema.trace import Trace
 
 RESULTS = Path(__file__).parent / "results" / "graph.md"
 _TABLES = ("kernels", "collectives", "device_calls", "spans", "phases", "batches")
-#: Numbers that tell rows apart.
+#: Numbers that identify rows.
 _NUMBERS = ("sequence", "collective_key", "span_id", "value", "batch_index", "correlation_id")
 _MIB = 1 << 20
 
 
 def repeated(trace: Trace, times: int) -> Trace:
-    """The recording so many times in a row, as one."""
+    """The recording repeated that number of times, as one."""
     period = int(max(int(trace.kernels["end_ns"].max()), int(trace.spans["end_ns"].max()))) + 1_000_000
     changed = {name: _repeated(getattr(trace, name), times, period) for name in _TABLES}
     processes = trace.processes
@@ -47,7 +47,7 @@ def repeated(trace: Trace, times: int) -> Trace:
 
 
 def _repeated(table: Table, times: int, period: int) -> Table:
-    """Times move along; numbers that tell rows apart go on."""
+    """Times move along; numbers that identify rows go on."""
     columns: dict[str, Any] = {}
     for name in table.schema.names:
         values = table[name]
@@ -111,7 +111,7 @@ def main() -> None:
         command = [sys.executable, __file__, options.path, "--one", str(times), "--runs", str(options.runs)]
         rows.append(json.loads(subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout))
     lines = [
-        "| nodes | edges | build, s | replay, s | critical path, s | slack, s | memory beside the trace, MiB |",
+        "| nodes | edges | build, s | replay, s | critical path, s | slack, s | memory besides the trace, MiB |",
         "|---|---|---|---|---|---|---|",
     ]
     for r in rows:

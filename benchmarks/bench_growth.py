@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def measure(first_seed: int, jobs: int, spread: float, memory: float) -> dict[str, object]:
-    """False alarms of balanced jobs, and steps until slower reads are told."""
+    """False alarms of balanced jobs, and steps until slower reads are reported."""
     alarms = sum(len(growths(varying_job(first_seed + n, STEPS, spread=spread, memory=memory))) for n in range(jobs))
     late, others = [], 0
     for number in range(SLOWER_JOBS):

@@ -1,11 +1,11 @@
-"""Do `stashtrace analyze hang` and its alarm tell who keeps a live job from getting on, and why?
+"""Do `stashtrace analyze hang` and its alarm name who keeps a live job from going on, and why?
 
     python benchmarks/bench_hangs.py [--only NAME ...] [--repeat N] [--write] [--keep FOLDER]
 
 Jobs of two or three ranks on gloo (``hangs/job.py``) hang in 23 ways, each planted and so known; ten more only take
 long. The command is asked again and again while the job lives. Of a hang it must name the rank and the reason, at the
 latest 15 s after the last progress, and before that name nobody else; of a job that only takes long it may never say
-that nothing gets on. Exit code 1 if one of them is told wrongly or late.
+that nothing gets on. Exit code 1 if one of them is reported wrongly or late.
 
 ``--write`` writes ``results/hangs.json`` and ``results/hangs.md``. About half an hour.
 """
@@ -231,13 +231,13 @@ def page(result: Mapping[str, Any]) -> str:
         f"{made}, load {result['machine']['load_average'][0]}. Jobs on gloo hang in a planted way, and",
         "`stashtrace analyze hang` is asked again and again while they live.",
         "",
-        f"**{right} of {len(hangs)}** hangs are told right (rank and reason) within {result['limit_s']:.0f} s of the",
-        f"last progress: median {times[len(times) // 2]:.1f} s, longest {times[-1]:.1f} s, of which the look is one.",
+        f"**{right} of {len(hangs)}** hangs: rank and reason are right within {result['limit_s']:.0f} s of the last",
+        f"progress: median {times[len(times) // 2]:.1f} s, longest {times[-1]:.1f} s, of which the look is one.",
         f"**{alarms}** alarms in {len(longs)} jobs that only take long.",
         "",
     ]
     for title, part in (("Hangs", hangs), ("Jobs that only take long", longs)):
-        lines += [f"## {title}", "", "| job | told | after | what was said |", "|---|---|---|---|"]
+        lines += [f"## {title}", "", "| job | reported | after | what was said |", "|---|---|---|---|"]
         for row in part:
             after = f"{row['seconds']:.1f} s" if row["seconds"] is not None else ""
             said = "<br>".join(line.strip().replace("|", "\\|") for line in row["said"])

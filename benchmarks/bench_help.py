@@ -2,7 +2,7 @@
 
     python benchmarks/bench_help.py [--pairs 21] [--out FOLDER]
 
-Bar 0.15 s, goal 0.05 s. The two are run in turns, so that load hits both alike; the figure is the difference
+Bar 0.15 s, goal 0.05 s. The two are run in turns, so that load hits both equally; the figure is the difference
 within a pair. The bare interpreter is `python -c pass` and imports its site as the other does.
 """
 

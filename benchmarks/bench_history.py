@@ -106,7 +106,7 @@ def one_size(folder: Path, runs: int, repeats: int) -> dict[str, Any]:
 
 
 def child(*arguments: object) -> dict[str, Any]:
-    """What a process of its own measured."""
+    """What a separate process measured."""
     environment = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
     command = [sys.executable, __file__, *map(str, arguments)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
@@ -148,7 +148,7 @@ def peak_bytes() -> int:
 
 
 def rightness(count: int) -> dict[str, Any]:
-    """How many of so many fleets have the right answers, with planted effects and without."""
+    """The number of fleets with the right answers, with planted effects and without."""
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         planted = list(pool.map(planted_fleet, range(count)))
         balanced = list(pool.map(balanced_fleet, range(1000, 1000 + count)))

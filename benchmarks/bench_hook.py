@@ -1,4 +1,4 @@
-"""What a traced 4 KiB ``pread`` costs, beside a hook that only forwards and one that does the least a tracer can.
+"""What a traced 4 KiB ``pread`` costs, and a hook that only forwards, and one that does the least a tracer can.
 
 Run ``python benchmarks/bench_hook.py``; it needs gcc and a built ``libstashtrace.so``. One process calls the three
 preads in turn, block by block (see ``native/pread_loop.c``), several processes repeat that. Added = traced or

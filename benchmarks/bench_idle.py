@@ -7,7 +7,7 @@ alternates. It spreads by more than what is to be measured, so the spread is giv
 small jobs spread less: their difference is what a step costs.
 
 Instructions (``--instructions``, needs valgrind): of one process, counted by cachegrind, at two numbers of steps, so
-that the start is left out; the recorder's own thread, which wakes once a second, is left out here and measured asleep:
+that the start is left out; the recorder's thread, which wakes once a second, is left out here and measured asleep:
 its CPU time in a process that does nothing. Cachegrind knows no AVX-512, so kernels of torch have more instructions
 than they would have; all other parts are the same.
 """
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def pairs(folder: Path, job: str, count: int) -> dict[str, object]:
-    """Ratios of CPU time, traced over untraced, of so many pairs."""
+    """Ratios of CPU time, traced over untraced, of that number of pairs."""
     ratios, step_ns, cpu_ns, added_ns = [], [], [], []
     run(folder, job, folder / f"{job}-warm", 20, traced=False)
     figures: dict[bool, Used] = {}

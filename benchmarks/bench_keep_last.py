@@ -3,7 +3,7 @@
     python benchmarks/bench_keep_last.py [--hours 24] [--keep 500]
 
 A made-up job of two ranks with a worker each makes a step a second (tests/live/made_job.py); one step in 2,000 is slow,
-so that windows are sealed. A process of its own lets its files grow by ten seconds a round, as a job would, and this
+so that windows are sealed. A separate process lets its files grow by ten seconds a round, as a job would, and this
 one follows them with the code of ``run --live``: it accounts for the steps, drops the earlier ones, seals windows.
 Written are the bytes on disk, by what they belong to, and the resident memory, at the end of each hour. Bar: the
 recording, the table of steps and the memory are bounded: no later hour exceeds what the first six reached by more than
@@ -12,9 +12,9 @@ missed.
 
 ``--ratio`` takes another figure: what the run directory takes against the full recording of the same steps. The job
 then has the shape of the example: as many bytes a step as ``examples/train_ddp.py`` records on this machine, which is
-run twice for that. It makes so many ``--hours`` of steps of a second, of which ``--keep`` are kept. Compared is what
+run twice for that. It makes ``--hours`` of steps of a second, of which ``--keep`` are kept. Compared is what
 the whole directory takes, with windows and the table of steps, with the bytes that the processes wrote: a file of
-which rows are dropped stays as long as it was. The made-up rows are too much alike to say anything of sizes after a
+which rows are dropped stays as long as it was. The made-up rows are too similar to say anything of sizes after a
 merge. Bar: a hundredth. Writes results/keep_last_ratio.json.
 """
 

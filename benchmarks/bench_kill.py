@@ -2,7 +2,7 @@
 
     python benchmarks/bench_kill.py [--out FOLDER]
 
-A child reads 4 KiB pieces of one file and keeps its own count in a shared page. It is killed after 1,000, 10,000
+A child reads 4 KiB pieces of one file and keeps its count in a shared page. It is killed after 1,000, 10,000
 and 100,000 calls, with SIGKILL (an out-of-memory killer) and SIGTERM (what torchrun sends the other ranks). Lost are
 the calls that the child counted and the run does not hold.
 """

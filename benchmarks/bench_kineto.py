@@ -1,10 +1,10 @@
-"""Kineto import, breakdown and overlap of GPUs beside Holistic Trace Analysis, on the same file in one run.
+"""Kineto import, breakdown and overlap of GPUs compared with Holistic Trace Analysis, on the same file in one run.
 
 Run ``python benchmarks/bench_kineto.py FILE... --hta PYTHON`` where PYTHON is an interpreter that has
 HolisticTraceAnalysis (a virtual environment of its own: it brings pandas and Jupyter). Each repetition is a fresh
 process bound to one core, ours and theirs in turn; CPU seconds and peak memory are those of the whole process,
-interpreter and imports included. Without files, ``df_index_rank1_of_2.json.gz`` of the corpus beside the checkout, once
-as it is and once with its events repeated ``--times`` times.
+interpreter and imports included. Without files, ``df_index_rank1_of_2.json.gz`` of the corpus next to the checkout,
+once as it is and once with its events repeated ``--times`` times.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -123,7 +123,7 @@ def main() -> None:
 
 def measure(path: Path, hta: str | None, repeats: int) -> dict[str, Any]:
     """Figures of one file."""
-    rank = str((json.loads(content(path)).get("distributedInfo") or {}).get("rank", 0))  # HTA wants to be told
+    rank = str((json.loads(content(path)).get("distributedInfo") or {}).get("rank", 0))  # HTA requires it
     plain = content(path)
     case: dict[str, Any] = {"file": path.name, "json_bytes": len(plain), "events_count": plain.count(b'"ph"')}
     del plain

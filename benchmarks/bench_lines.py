@@ -42,9 +42,9 @@ _OF_JOBS = 20
 _SLACK_RATIO = 0.05
 #: No constant was chosen on these jobs, and the score that counts is the first one.
 FIRST_RUN = (
-    "The first run, beside other work (load 3 to 5): right 18 of 20, amount 16, said 16. Wrong: a coroutine that sleeps"
+    "The first run, on a busy machine (load 3 to 5): right 18 of 20, amount 16, said 16. Wrong: a coroutine that sleeps"
     " is on no stack (`asyncio_prepare`: the line that runs the loop is named), and in `collate_slow` another line of"
-    " the same function came first. Amounts beside the bounds: these two, a save of which part lies in other calls"
+    " the same function came first. Amounts outside the bounds: these two, a save of which part lies in other calls"
     " (`checkpoint_fsync`, 14.7 ms of which 10.2 to 13.3 were found), and a mean of the job that holds a first batch"
     " twelve times as long, which is no counted step here (`regex_tokenizer`). Not said: these two and two hooks whose"
     " Python counts as computing; since then the summary says the user's line that computes most."

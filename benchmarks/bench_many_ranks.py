@@ -139,7 +139,7 @@ def page(rows: list[dict[str, Any]], command: str, steps: int) -> str:
 
 
 def child(run: Path) -> dict[str, float]:
-    """What a process of its own measured, with its start."""
+    """What a separate process measured, with its start."""
     environment = {**os.environ, "PYTHONPATH": str(harness.ROOT)}
     begin = time.perf_counter()
     done = subprocess.run(

@@ -110,7 +110,7 @@ def least_us() -> dict[str, float]:
 
 
 def block_ns(work: Callable[[], Any], times: int) -> int:
-    """CPU time of the calling thread for so many calls."""
+    """CPU time of the calling thread for that number of calls."""
     begin = time.thread_time_ns()
     for _ in range(times):
         work()

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_nvml.py [--repeats 5] [--seconds 4] [--out FOLDER]
 
-Bar 1 % of a core at 100 Hz. The double's own work is in the figures, so they bound our part from above; what a call
+Bar 1 % of a core at 100 Hz. The double's work is in the figures, so they bound our part from above; what a call
 into a real driver costs only a device can show.
 """
 

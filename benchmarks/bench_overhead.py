@@ -1,11 +1,11 @@
-"""What tracing costs the example job: paired, interleaved runs, and the tracer's own share of the CPU.
+"""What tracing costs the example job: paired, interleaved runs, and the tracer's share of the CPU.
 
     python benchmarks/bench_overhead.py [--pairs 6] [--steps 400]
 
 Three answers, because on a shared machine the first one alone says little. (1) The ratio traced / untraced of the
 CPU time and the wall time of the training loop, per pair, with a bootstrap interval over pairs; the order inside a
 pair alternates. (2) What starting costs, once per job: the same pairs with one step only, in CPU seconds. A job of
-seconds would show little else in its ratio, a job of hours would not see it. (3) The tracer's own CPU time as the
+seconds would show little else in its ratio, a job of hours would not see it. (3) The tracer's CPU time as the
 run itself recorded it (its threads by the kernel's clock, its probes by their own, records of hooks x the cost of
 one), in percent of the job's CPU time.
 """
@@ -113,7 +113,7 @@ def interval(ratios: list[float]) -> tuple[float, float]:
 
 
 def own_share_percent(run_directory: Path) -> float:
-    """Tracer's own CPU time in percent of the job's, as the summary of the run states it."""
+    """Tracer's CPU time in percent of the job's, as the summary of the run states it."""
     import stashtrace
     from stashtrace.analysis.findings.rules.trust import own_cost
 

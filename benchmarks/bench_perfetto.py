@@ -1,4 +1,4 @@
-"""Slices per second of the Perfetto encoder, beside a loop that writes the same columns as plain varints.
+"""Slices per second of the Perfetto encoder, compared with a loop that writes the same columns as plain varints.
 
 Run ``python benchmarks/bench_perfetto.py``; it needs g++ and a built extension. A million slices on 8 threads, 200
 names, 4 arguments (3 integers, 1 text), as in a busy trace. Both are timed in turn in one process, in CPU time of

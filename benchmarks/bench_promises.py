@@ -42,7 +42,7 @@ def main() -> int:
     """Record, judge, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
-    parser.add_argument("--jobs", type=int, default=20, help="so many are judged (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=20, help="number that is judged (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=3, help="recordings of each (default: %(default)s)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave the recordings here; use those there")
     parser.add_argument("--write", action="store_true")

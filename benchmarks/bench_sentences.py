@@ -184,7 +184,7 @@ def good(outcomes: list[Outcome]) -> bool:
 
 
 def write(outcomes: list[Outcome], missing: dict[str, str], command: str, kept: int) -> None:
-    """results/sentences.md and .json; of so many jobs the recording was there before."""
+    """results/sentences.md and .json; of ``kept`` jobs the recording was there before."""
     facts, versions = harness.machine(), harness.versions("torch", "numpy")
     loops = [f"{name} {metadata.version(name)}" for name in FRAMEWORKS if importlib.util.find_spec(name) is not None]
     lines = [

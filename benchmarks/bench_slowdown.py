@@ -1,10 +1,10 @@
-"""`stashtrace analyze slowdown` beside published slow-downs of two jobs.
+"""`stashtrace analyze slowdown` compared with published slow-downs of two jobs.
 
     python benchmarks/bench_slowdown.py DIR
 
 DIR holds `trace-NAME.parquet`, `meta-NAME.yaml`, `result-NAME.json`, `ms-NAME.json` and `mw-NAME.json` of
 ByteDance-Seed/StragglerAnalysis, for AR (64 GPUs, one worker slowed on purpose) and SE (128 GPUs, uneven sequences).
-Their figures are those of their own simulator. Writes results/slowdown.md and .json.
+Their figures are those of their simulator. Writes results/slowdown.md and .json.
 """
 
 # SPDX-License-Identifier: Apache-2.0
@@ -146,7 +146,7 @@ def main() -> int:
     lines = [
         "# Slow-downs of two published jobs",
         "",
-        '`stashtrace analyze slowdown` beside what the authors of "Understanding Stragglers in Large Model Training',
+        '`stashtrace analyze slowdown`, and what the authors of "Understanding Stragglers in Large Model Training',
         'Using What-if Analysis" publish of the same traces (ByteDance-Seed/StragglerAnalysis): AR, 64 GPUs, one',
         "worker slowed on purpose, and SE, 128 GPUs, uneven sequence lengths. Their figures are those of their own",
         "simulator, in which messages overlap whatever a rank computes; the last two rows of each table are ours with",

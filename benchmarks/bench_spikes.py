@@ -5,7 +5,7 @@
 Each job is a series of steps of several ranks, made by seed: every rank works (computes, waits for batches, runs host
 Python ...), the others wait for the last one, then all transfer. Data of varying lengths, noise of several shapes,
 drift, warm-up, evaluation and checkpoints are planned: none of their steps is slow. A plant is extra time of one kind
-on the rank that the others wait for, in one of about 100 steps. Its size is told in widths of the noise: the range of
+on the rank that the others wait for, in one of about 100 steps. Its size is given in widths of the noise: the range of
 95 % of what the noise alone adds to the length of a step. Bars: at most one false alarm in 10,000 steps of every job,
 and of plants of three widths 95 % are found, with rank and kind, and with their amount to a third. The search judges by
 noise alone here: that less than a part of a step is not worth a word, it leaves out.
@@ -46,7 +46,7 @@ PLANTED = ("prep", "fetch", "python", "other", "network")
 WIDTHS = (1.0, 2.0, 3.0, 5.0, 10.0)
 PLANT_EVERY, FIRST_PLANT = 100, 600
 FALSE_AT_MOST, FOUND_AT_LEAST, BAR_WIDTHS = 1e-4, 0.95, 3.0
-#: So many steps come at once, as they do in a job that is followed.
+#: Number of steps that come at once, as they do in a job that is followed.
 CHUNK = 50
 #: An amount is right if it differs from the planted one by less than this part of it.
 AMOUNT_RATIO = 1 / 3
@@ -63,17 +63,17 @@ class Job:
     noise: str = "normal"
     #: Draws by how much the data of each step and rank is longer than usual.
     data: Callable[[np.random.Generator, int, int], Floats] | None = None
-    #: Whether the size of each batch is told, and follows the data.
+    #: Whether the size of each batch is known, and follows the data.
     sizes: str = ""
     micro_batches: int = 1
     drift: float = 0.0
     warm_up: bool = False
-    #: Every so many steps: an evaluation whose steps are seen as such, one that nothing marks, a checkpoint.
+    #: Steps between two of them: an evaluation whose steps are seen as such, one that nothing marks, a checkpoint.
     evaluation: int = 0
     unmarked: int = 0
     saves: int = 0
     noise_scale: float = 1.0
-    #: A job that cannot be told from one with slow steps: its alarms are shown, and no bar holds for them.
+    #: A job that looks like one with slow steps: its alarms are shown, and no bar holds for them.
     barred: bool = True
 
 
@@ -105,17 +105,17 @@ JOBS = (
     Job("lengths two", "two sequence lengths: 10 % of the batches of a rank are 3 times as long", data=two(0.1, 3.0)),
     Job("lengths rare", "1 % of the batches of a rank are 3 times as long", data=two(0.01, 3.0)),
     Job("lengths told", "lengths apart, and the size of each batch is known", data=apart(0.4), sizes="tokens"),
-    Job("samples told", "lengths apart, all batches of as many samples", data=apart(0.4), sizes="samples"),
+    Job("samples told", "lengths apart, all batches of equal numbers of samples", data=apart(0.4), sizes="samples"),
     Job("accumulation", "lengths apart, 4 micro-batches a step", data=apart(0.4), micro_batches=4),
     Job("drift", "all work grows by 60 % over the run", drift=0.6),
     Job("warm-up", "the first steps are up to 20 times as long", warm_up=True),
-    Job("evaluation", "ten evaluation steps after every 100 steps; the loader begins anew after them", evaluation=100),
+    Job("evaluation", "ten evaluation steps after every 100 steps; the loader begins again after them", evaluation=100),
     Job("checkpoint", "rank 0 saves for 300 ms, give or take 20 %, every 50 steps", saves=50),
     Job("one rank", "one rank, lengths log-normal", ranks=1, data=apart(0.4)),
     Job("many ranks", "32 ranks, lengths apart", ranks=32, data=apart(0.4)),
     Job(
         "unmarked",
-        "every 100th step evaluates for 600 ms, and nothing marks it: told until it is known to come back",
+        "every 100th step evaluates for 600 ms, and nothing marks it: reported until it is known to come back",
         unmarked=100,
         barred=False,
     ),
@@ -228,7 +228,7 @@ def searched(steps: Made) -> list[SlowStep]:
 
 
 def alarms(found: list[SlowStep]) -> list[SlowStep]:
-    """Slow steps that would be told while the job runs: without those that come back after so many steps."""
+    """Slow steps that would be reported while the job runs: without those that come back at a regular distance."""
     return [slow for slow in found if not slow.every_count]
 
 
@@ -321,7 +321,7 @@ PAGE = """\
 Made-up jobs by seed (`benchmarks/bench_spikes.py` says how), {steps} steps of about 120 ms for each of {seeds} seeds.
 The jobs were written before the search, which was made on other seeds. A false alarm is a step that is called slow
 although all in it is planned, or noise. A plant is extra time of one kind (waits for batches, storage, host Python,
-other time, transfer) in one of 100 steps, on the rank that the others wait for; its size is told in widths of the
+other time, transfer) in one of 100 steps, on the rank that the others wait for; its size is given in widths of the
 noise, each the range of 95 % of what noise adds to the length of a step. It is found if the step, the rank, the kind
 and the amount (to a third) are right. The search judges by noise alone here; by default it also passes over what is
 less than {worth:g} % of a step. Bars: at most 1 false alarm in 10,000 steps, and 95 % of plants of 3 widths found.
@@ -333,8 +333,8 @@ less than {worth:g} % of a step. Bars: at most 1 false alarm in 10,000 steps, an
 
 COMPUTE = """\
 Plants in compute. Where the size of each batch is known (`lengths told`), each of them is to be found. Where it is not,
-long computing may be the data: only the first one is told, as the same length again is no longer beyond all that was
-seen.\
+long computing may be the data: only the first one is reported, as the same length again is no longer beyond all
+that was seen.\
 """
 
 
@@ -342,7 +342,7 @@ def page(rows: dict[str, dict[str, Any]], facts: dict[str, Any]) -> str:
     """The page of results."""
     head = "| job | | noise, ms | false alarms in 10,000 | " + " | ".join(f"{w:g}" for w in WIDTHS) + " | us a step |"
     lines = [
-        PAGE.format(**facts) + "Found, % of the plants of so many widths:\n",
+        PAGE.format(**facts) + "Found, % of the plants by their number of widths:\n",
         head,
         "|---" * (5 + len(WIDTHS)) + "|",
     ]

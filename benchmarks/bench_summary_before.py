@@ -1,4 +1,4 @@
-"""The summary by this code beside that of an earlier commit: CPU time and memory, in turn, on the same runs.
+"""The summary by this code compared with that of an earlier commit: CPU time and memory, in turn, on the same runs.
 
     python benchmarks/bench_summary_before.py [--reference COMMIT] [--checkout DIR] [--ranks 64 256] [--runs DIR ...]
         [--repeats 5]
@@ -141,7 +141,7 @@ def compared(before: Path, run: Path, repeats: int) -> dict[str, Any]:
 
 
 def child(code: Path, run: Path) -> dict[str, float]:
-    """Return what a process of its own took for one summary by a checkout."""
+    """Return what a separate process took for one summary by a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(code)}
     # Modules are compiled in the first pair, and kept.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

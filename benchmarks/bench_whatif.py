@@ -1,4 +1,4 @@
-"""Predictions of `stashtrace whatif` beside the real thing.
+"""Predictions of `stashtrace whatif` compared with measured runs.
 
     python benchmarks/bench_whatif.py --runs DIR [--repeat 3] [--only NAME ...] [--faults DIR2]
 
@@ -76,7 +76,7 @@ def main() -> int:
         "spread_ratio": differ,
     }
     facts, versions = harness.machine(), harness.versions("torch")
-    # Jobs that were held apart, recorded alone, have a page of their own beside that of all others.
+    # Jobs that were held apart, recorded alone, have a separate page next to that of all others.
     name = "whatif" if rows or faults else "whatif_apart"
     harness.write_result(name, figures, command=command, modules=("numpy", "torch"), folder=options.out)
     lines = [
@@ -111,7 +111,7 @@ def main() -> int:
         lines += [
             "## Jobs that were held apart",
             "",
-            "No constant of the replay was chosen by these: bursts, passes that start their workers anew, ranks that"
+            "No constant of the replay was chosen by these: bursts, passes that start their workers again, ranks that"
             " are late in turn or once in 30 steps, and a late rank on CPUs that the others need.",
             "",
             f"**{page.totals(apart)}.**",
@@ -123,7 +123,7 @@ def main() -> int:
         lines += [
             "## Jobs with a fault, predicted without it",
             "",
-            "Faulty jobs of `python benchmarks/bench_faults.py --runs DIR2`, beside jobs of the same loop, ranks and"
+            "Faulty jobs of `python benchmarks/bench_faults.py --runs DIR2`, and jobs of the same loop, ranks and"
             " workers without a fault.",
             "",
             f"**{page.totals(faults)}.**",
@@ -141,21 +141,21 @@ REMARKS = (
     "What is behind the misses:",
     "",
     "- `ranks`: all ranks share the two CPUs of this machine, with their workers. More of them get in each other's way,"
-    " as ranks on hosts of their own would not: from four to two the prediction is too long.",
+    " as ranks on separate hosts would not: from four to two the prediction is too long.",
     "- `straggler`: lateness that goes leaves what the ranks differ by anyway. How much that is, and whether transfers"
     " take longer where all ranks enter them together, differs between jobs: with gloo on two CPUs they do in the"
     " faulty jobs below, and in `late-15` they get shorter, 1.9 ms instead of 2.5. A recording in which one rank is"
-    " always late has no transfer that tells. Of `example-late` 70 % of the step goes, and what is left scatters as it"
-    " did, by several percent of the rest; one of its recordings was slower at everything that computes.",
+    " always late has no transfer that shows it. Of `example-late` 70 % of the step goes, and what is left scatters"
+    " as it did, by several percent of the rest; one of its recordings was slower at everything that computes.",
     "- `workers`, and `prep` of the jobs called `crowd`: the CPUs are full, and recordings of one job differ most; the"
     " steps of `example-w1` and `example-w2` scatter by half their length, so that their mean alone is known to 8 %.",
     "- `fetch`: what a read from memory takes is known where the job makes some (`cold-half`). Where all reads wait"
-    " (`cold-all`), those of other code tell, and they may be three times as long, because they read into fresh memory:"
-    " the truth lies at the lower end of these intervals, and nothing in the recording says so. Twice the reads from"
-    " storage are as wrong as storage was quicker or slower in that recording.",
+    " (`cold-all`), those of other code show it, and they may be three times as long, because they read into fresh"
+    " memory: the truth lies at the lower end of these intervals, and nothing in the recording says so. Twice the reads"
+    " from storage are as wrong as storage was quicker or slower in that recording.",
     "- `network.bandwidth`: the faster the link, the more it is the CPUs that decide. At 200 to 800 Mbit/s the shaper"
     " and gloo's threads compete for them, and predictions of a first trial were off by 3 to 22 %.",
-    "- jobs called `groups`: two process groups over one link. Whether they share it only some of the recordings tell;"
+    "- jobs called `groups`: two process groups over one link. Whether they share it only some of the recordings show;"
     " of the others the interval holds both, and the real step is at one end of it.",
     "- `compute`: what is asked is what the recording computed, and what the other job has more or less.",
 )

@@ -91,7 +91,7 @@ def recorded(folder: Path, out: Path, workers: int, seed: int) -> Inputs:
 
 
 def measured(folder: Path, out: Path, workers: int, share: float, seed: int, inputs: Inputs) -> dict[str, float]:
-    """One real epoch beside its forecast."""
+    """One real epoch and its forecast."""
     out.mkdir(parents=True)
     # Other files than the recorded run had, and no tracer.
     truth = cached_share.one_epoch(folder, out, share, workers=workers, seed=seed + 1000)
@@ -130,7 +130,7 @@ def judged(workers: int, share: float, runs: list[dict[str, float]]) -> dict[str
 
 
 def in_cgroup(folder: Path, out: Path, workers: int) -> dict[str, Any]:
-    """Several epochs with little page cache, beside the forecasts from that very run."""
+    """Several epochs with little page cache, and the forecasts from that very run."""
     out.mkdir(parents=True)
     truth = cached_share.in_little_memory(folder, out, CACHE_BYTES, workers=workers, epochs=EPOCHS)
     inputs = inputs_of(stashtrace.analyze(stashtrace.load(out / "run"), "loader_rates"))

@@ -3,10 +3,9 @@
     python benchmarks/characterize_truth.py [--series 3] [--repeat 5] [--iterations 40] [--null 10 [--null-only]]
 
 A job without overlap (`tests/ground_truth/five_steps_job.py`) is characterised as it is, and again with CPU burnt in
-its data set, with a disk that reads no faster than told, and with a slower link. The difference of each stall between
-the two answers is held against the injected time by
-the job's own clock (of the link: bytes by rate). Needs root for the disk and the link; what cannot be injected here is
-named in the result.
+its data set, with a disk of limited speed, and with a slower link. The difference of each stall between the two
+answers is compared with the injected time by the job's clock (of the link: bytes by rate). Needs root for the disk and
+the link; what cannot be injected here is named in the result.
 """
 
 # SPDX-License-Identifier: Apache-2.0

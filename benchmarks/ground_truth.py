@@ -30,7 +30,7 @@ OTHER_PERCENT = 2.0
 SHOWN_PERCENT = 1.0
 
 PAGE = """\
-# Ground truth: the script's own clock beside stashtrace
+# Ground truth: the script's own clock and stashtrace
 
 Each scenario slows the example down in one real way; truth is the script's own clock in the same run
 (`examples/plain_clock.py`), applied to the definitions of `docs/concepts/stalls.md`. Figures are ms per step, medians

@@ -100,7 +100,7 @@ def page_facts(result: Path) -> dict[str, Any]:
 
 
 def in_pairs(count: int) -> Iterator[tuple[int, bool]]:
-    """(number of the pair, whether traced) of both jobs of so many pairs; which is first alternates."""
+    """(number of the pair, whether traced) of both jobs of that number of pairs; which is first alternates."""
     for pair in range(count):
         for traced in (False, True) if pair % 2 else (True, False):
             yield pair, traced

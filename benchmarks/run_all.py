@@ -2,9 +2,9 @@
 
     python benchmarks/run_all.py [--only hook merge ...] [--list]
 
-Each ``bench_*.py`` runs in a process of its own with its default options and writes its own result below
+Each ``bench_*.py`` runs in a separate process with its default options and writes its result below
 ``benchmarks/results``. About an hour, on a machine that does nothing else: two benchmarks side by side would measure
-each other. Exit code 1 if one failed, or missed its own bar.
+each other. Exit code 1 if one failed, or missed its bar.
 """
 
 # SPDX-License-Identifier: Apache-2.0

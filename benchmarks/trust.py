@@ -2,10 +2,10 @@
 
     python benchmarks/trust.py [--parts scenes,kill] [--again] [--limit MINUTES] [--out FOLDER]
 
-Each part is one call of pytest, and writes its own result under build/trust as it ends. Called again it runs only what
-has no result of this commit yet, so that an interrupted series goes on where it stopped; --again runs the chosen parts
-anew. trust.json and trust.md are put together after each part: what ran, how much, what was found, what was skipped and
-why. Failures are written down and are the exit code. --limit ends a part that takes longer: what it did until then
+Each part is one call of pytest, and writes its result under build/trust as it ends. Called again it runs only what
+has no result of this commit yet, so that an interrupted series goes on where it stopped; --again repeats the chosen
+parts. trust.json and trust.md are put together after each part: what ran, how much, what was found, what was skipped
+and why. Failures are written down and are the exit code. --limit ends a part that takes longer: what it did until then
 counts, what it did not come to is named as not run, and the next call runs the part again.
 """
 
@@ -47,7 +47,7 @@ class Part:
 
 PARTS = {
     "conformance": Part("every hook with and without the preload: value, errno, effects", 2, "conformance"),
-    "scenes": Part("programs that are hard on a recorder, by their own verdict", 6, "scenes"),
+    "scenes": Part("programs that are hard on a recorder, by their verdict", 6, "scenes"),
     "kill": Part("killed at random moments, every call read, counted as lost, or in flight", 2, "kill"),
     "fuzz": Part("damaged files of every format", 15, "fuzz", "not sanitizers", side_by_side=True),
     "sanitized": Part(
@@ -148,7 +148,7 @@ def _number(text: str) -> int | str:
 
 
 def program_versions() -> dict[str, str]:
-    """First line of each program's own account; absent ones say so."""
+    """First line of each program's account; absent ones say so."""
     found = {}
     for name, option in PROGRAMS.items():
         if shutil.which(name) is None:
@@ -222,7 +222,7 @@ def main() -> int:
     for name in chosen:
         kept = KEPT / f"{name}.json"
         if not options.again and kept.is_file() and is_whole(json.loads(kept.read_text()), commit):
-            print(f"{name}: has a result of {commit} (--again runs it anew)")
+            print(f"{name}: has a result of {commit} (--again repeats it)")
         else:
             run_part(name, commit, options.limit)
         write_results(options.out)

@@ -1,4 +1,4 @@
-"""The example's own stopwatch and its faults: what the tests compare stashtrace with.
+"""The example's stopwatch and its faults: what the tests compare stashtrace with.
 
 `PlainClock` knows nothing of stashtrace. It reads CLOCK_MONOTONIC between the phases of a step and writes one
 JSON line per step; in DataLoader workers it writes one line per timed piece of a sample. `Faults` makes a run
@@ -145,7 +145,7 @@ class Faults:
         offset = index % 64 * self.read_bytes
         os.posix_fadvise(file, offset, self.read_bytes, os.POSIX_FADV_DONTNEED)
         if self.mapped:
-            # Mapped anew each time: the kernel keeps the pages that somebody has mapped.
+            # Mapped again each time: the kernel keeps the pages that somebody has mapped.
             with mmap.mmap(file, self.read_bytes, access=mmap.ACCESS_READ, offset=offset) as pages:
                 pages.madvise(mmap.MADV_RANDOM)  # page by page: read-ahead would hide the wait
                 with clock.sample("cold_touch", own=True):
@@ -153,7 +153,7 @@ class Faults:
         else:
             with clock.sample("cold_read"):
                 piece = os.pread(file, self.read_bytes, offset)
-            del piece  # after the reading: giving megabytes back takes its own time
+            del piece  # after the reading: giving megabytes back takes time
         os.close(file)
 
     def slow_decode(self) -> None:

@@ -132,7 +132,7 @@ def parse_options() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--log-every", type=int, default=10, metavar="STEPS")
     add("--save", type=Path, help="folder for each rank's final parameters")
-    add("--truth", type=Path, help="folder for the script's own times, as JSON lines")
+    add("--truth", type=Path, help="folder for the script's times, as JSON lines")
     return parser.parse_args()
 
 

@@ -23,7 +23,7 @@ FEATURES, CLASSES = 1024, 10
 
 
 def rank_of_environment() -> tuple[int, int, int]:
-    """Rank, local rank and number of ranks, as torchrun, Open MPI or Slurm tell them; alone without any."""
+    """Rank, local rank and number of ranks, as torchrun, Open MPI or Slurm set them; alone without any."""
     for names in (
         ("RANK", "LOCAL_RANK", "WORLD_SIZE"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
 
 To see where its time goes, put `stashtrace run --` in front. The image set is written on the first run
-(`image_set.py`). The `clock` lines are the script's own stopwatch for `--truth`, the `faults` slow it down on
+(`image_set.py`). The `clock` lines are the script's stopwatch for `--truth`, the `faults` slow it down on
 request (`plain_clock.py`); both do nothing otherwise.
 """
 
@@ -159,7 +159,7 @@ def parse_options() -> argparse.Namespace:
     add("--checkpoint-every", type=int, default=50, metavar="STEPS")
     add("--validate-every", type=int, default=0, metavar="STEPS", help="0: never")
     add("--log-every", type=int, default=20, metavar="STEPS")
-    add("--truth", type=Path, help="folder for the script's own times, as JSON lines")
+    add("--truth", type=Path, help="folder for the script's times, as JSON lines")
     Faults.add_options(parser)
     return parser.parse_args()
 

@@ -68,7 +68,7 @@ def say(text: str) -> None:
 
 
 def probe(python: str, code: str) -> dict[str, object]:
-    """Import torch in a process of its own, which a broken one may crash.
+    """Import torch in a separate process, which a broken one may crash.
 
     Raises
     ------
@@ -205,7 +205,7 @@ def install(python: Path, requirement: str, index_url: str) -> None:
 
 
 def provide(environment: Path, requirement: str, index_url: str, *, only_install: bool) -> None:
-    """Link the caller's torch, or install one, and install what the example needs beside it."""
+    """Link the caller's torch, or install one, and install what else the example needs."""
     python = environment / "bin/python"
     if Path(sys.prefix).resolve() == environment.resolve() and not only_install and not index_url and has_torch():
         # It is active, and `python3` is its own: who made it, and had a torch, is no longer known.
@@ -231,7 +231,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environment", type=Path, help="virtual environment, made by this Python")
     parser.add_argument("--requirement", required=True, help="what pip installs, such as torch==2.13.0")
-    parser.add_argument("--index-url", default="", help="index to install it from; by default pip's own")
+    parser.add_argument("--index-url", default="", help="index to install it from; by default pip's")
     parser.add_argument("--install", action="store_true", help="install it even if this Python has one")
     options = parser.parse_args(arguments)
     try:

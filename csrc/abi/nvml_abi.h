@@ -17,12 +17,8 @@ using NvmlReturn = int;  // nvmlReturn_t
 inline constexpr NvmlReturn kNvmlSuccess = 0;
 inline constexpr NvmlReturn kNvmlInvalidArgument = 2;
 inline constexpr NvmlReturn kNvmlNotSupported = 3;
-inline constexpr NvmlReturn kNvmlNoPermission = 4;
-inline constexpr NvmlReturn kNvmlNotFound = 6;
-inline constexpr NvmlReturn kNvmlDriverNotLoaded = 9;
 inline constexpr NvmlReturn kNvmlFunctionNotFound = 13;
 inline constexpr NvmlReturn kNvmlGpuIsLost = 15;
-inline constexpr NvmlReturn kNvmlUnknown = 999;
 
 using NvmlDevice = struct NvmlDeviceOpaque*;        // nvmlDevice_t
 using NvmlGpmSample = struct NvmlGpmSampleOpaque*;  // nvmlGpmSample_t
@@ -79,33 +75,15 @@ enum NvmlField : std::uint32_t {
   kNvmlPcieReplays = 94,
   kNvmlNvlinkDataTx = 138,  // KiB of payload, cumulative
   kNvmlNvlinkDataRx = 139,
-  kNvmlNvlinkRawTx = 140,  // KiB with protocol
-  kNvmlNvlinkRawRx = 141,
-  kNvmlNvlinkState = 165,
-  kNvmlPowerInstant = 186,  // mW
   kNvmlPcieTxBytes = 197,   // bytes, cumulative, may wrap
   kNvmlPcieRxBytes = 198,
   kNvmlNvlinkXmitBytes = 202,  // bytes per link, NVLink 5 only
   kNvmlNvlinkRcvBytes = 204,
 };
 
-enum NvmlClock : int { kNvmlClockGraphics = 0, kNvmlClockSm = 1, kNvmlClockMemory = 2 };  // nvmlClockType_t
-inline constexpr int kNvmlTemperatureGpu = 0;                                             // nvmlTemperatureSensors_t
+enum NvmlClock : int { kNvmlClockSm = 1, kNvmlClockMemory = 2 };  // nvmlClockType_t
+inline constexpr int kNvmlTemperatureGpu = 0;                     // nvmlTemperatureSensors_t
 inline constexpr unsigned kNvmlUuidBytes = 96;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE
-inline constexpr unsigned kNvmlInitNoGpus = 1;  // NVML_INIT_FLAG_NO_GPUS: no failure without a device
-
-// nvmlClocksEventReason*: bits of nvmlDeviceGetCurrentClocksEventReasons.
-enum NvmlClockReason : std::uint64_t {
-  kNvmlReasonIdle = 0x1,
-  kNvmlReasonApplicationClocks = 0x2,
-  kNvmlReasonPowerCap = 0x4,
-  kNvmlReasonHwSlowdown = 0x8,
-  kNvmlReasonSyncBoost = 0x10,
-  kNvmlReasonSwThermal = 0x20,
-  kNvmlReasonHwThermal = 0x40,
-  kNvmlReasonPowerBrake = 0x80,
-  kNvmlReasonDisplayClocks = 0x100,
-};
 
 struct NvmlMemory {  // nvmlMemory_t
   std::uint64_t total_bytes;

@@ -19,14 +19,11 @@ namespace py = pybind11;
 
 namespace {
 
-using stashtrace::perfetto::ArgColumn;
 using stashtrace::perfetto::Encoder;
-using stashtrace::perfetto::FlowColumn;
 using stashtrace::perfetto::FrameTable;
 using stashtrace::perfetto::Sink;
 using stashtrace::perfetto::SliceBatch;
 using stashtrace::perfetto::TextTable;
-using stashtrace::perfetto::ThreadDescription;
 using stashtrace::perfetto::Ties;
 using stashtrace::perfetto::TrackDescription;
 

@@ -263,7 +263,6 @@ StreamState* meet(cuda::Stream handle, std::uint64_t key, cuda::Context context)
 }  // namespace
 
 bool is_legacy(const StreamState& stream) noexcept { return is_handle(stream.handle, cuda::kLegacyStream); }
-StreamState& stream_at(std::size_t i) noexcept { return g_streams[i]; }
 bool blocking_stream_exists(const StreamState& beside) noexcept {
   return beside.context->blocking_streams.load(std::memory_order_relaxed) != 0;
 }

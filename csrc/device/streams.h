@@ -105,7 +105,6 @@ inline bool has_ended(const StreamState& stream) noexcept {
 bool is_legacy(const StreamState& stream) noexcept;
 StreamState* find_stream(cuda::Stream stream) noexcept;        // null: no context, no room, detached, or refused
 StreamState* find_known_stream(cuda::Stream stream) noexcept;  // without asking the driver for more than the context
-StreamState& stream_at(std::size_t i) noexcept;
 void forget_stream(cuda::Stream stream) noexcept;
 void forget_own_streams() noexcept;  // the calling thread ends, and its default streams with it
 void set_carries_compute(StreamState& stream) noexcept;

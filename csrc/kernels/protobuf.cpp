@@ -13,12 +13,6 @@ void Buffer::varint_field(std::uint32_t field, std::uint64_t value) {
   commit(write_varint(p, value));
 }
 
-void Buffer::double_field(std::uint32_t field, double value) {
-  std::uint8_t* p = reserve(kMaxVarintBytes + sizeof value);
-  p = write_varint(p, tag(field, kWireFixed64));
-  commit(write_fixed64(p, std::bit_cast<std::uint64_t>(value)));
-}
-
 void Buffer::text_field(std::uint32_t field, std::string_view text) {
   std::uint8_t* p = reserve(2 * kMaxVarintBytes + text.size());
   p = write_varint(p, tag(field, kWireBytes));

@@ -77,7 +77,6 @@ class Buffer {
   void commit(const std::uint8_t* end) { size_ = static_cast<std::size_t>(end - bytes_.data()); }
 
   void varint_field(std::uint32_t field, std::uint64_t value);
-  void double_field(std::uint32_t field, double value);
   void text_field(std::uint32_t field, std::string_view text);
 
   // Nested message: one length byte is kept free, end_message() widens it when the body needs more.

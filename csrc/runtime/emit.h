@@ -122,12 +122,11 @@ class ScopedRecord {
   }
   ScopedRecord(const ScopedRecord&) = delete;
   ScopedRecord& operator=(const ScopedRecord&) = delete;
-  void cancel() noexcept { on_ = false; }
 
   R row{};
 
  private:
-  bool on_;
+  const bool on_;
 };
 
 }  // namespace stashtrace

@@ -61,7 +61,6 @@ enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the mer
 //   u32 bytes | kColumns payload of the rows without their texts | zlib of all texts, each ended by a zero byte.
 // kDeflateTurned, if that is smaller (numbered paths): zlib of byte 0 of all rows, byte 1 of all rows, ...
 enum Codec : std::uint16_t { kRaw = 0, kColumns = 1, kTexts = 2, kDeflateTurned = 3 };
-inline constexpr std::uint32_t kMaxSegmentRows = 1u << 20;  // rows of a packed segment; a reader refuses more
 
 struct SegmentHeader {
   std::uint64_t sync_word;

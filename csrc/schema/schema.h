@@ -88,7 +88,6 @@ struct CodeDesc {
   struct Struct {                                                             \
     FIELDS(STASHTRACE_MEMBER)                                                 \
     static constexpr std::uint16_t kId = id;                                  \
-    static constexpr std::uint32_t kRingBytes = ring_bytes;                   \
   };
 #include "schema/records.def"
 #undef RECORD

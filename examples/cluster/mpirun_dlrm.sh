@@ -1,5 +1,5 @@
 #!/bin/bash
-# A DLRM-style job: one process a rank, started by mpirun on the hosts of a file. Each rank has a launcher of its own;
+# A DLRM-style job: one process a rank, started by mpirun on the hosts of a file. Each rank has a separate launcher;
 # they recognise each other by the id of the MPI job (MPICH and Intel MPI give none: --run-id).
 #
 #   HOSTS=hosts.txt examples/cluster/mpirun_dlrm.sh 16 python dlrm_s_pytorch.py --dist-backend=nccl ...

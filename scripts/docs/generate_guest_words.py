@@ -55,13 +55,13 @@ _NUMBERS = {
 
 
 def secret_words() -> str:
-    """The words that tell secrets, as C++; what each list means is said in ``stashtrace/scrubbing.py``."""
+    """The words that mark secrets, as C++; what each list means is said in ``stashtrace/scrubbing.py``."""
     lists = [_array(name, sorted(getattr(scrubbing, source))) for name, source in _LISTS.items()]
     numbers = [
         f"inline constexpr std::size_t {name} = {getattr(scrubbing, source)};\n" for name, source in _NUMBERS.items()
     ]
     return _header(
-        "Words by which scrubbing.cpp tells secrets",
+        "Words by which scrubbing.cpp recognises secrets",
         "stashtrace::secret_words",
         [*lists, _shapes(), *numbers],
         "#include <cstddef>\n",

@@ -334,7 +334,7 @@ def draw_panel(panel: Panel, left: float, top: float) -> tuple[list[str], float,
 def laid_out(edges: Edges, level: Mapping[str, int]) -> tuple[list[list[str]], list[list[str]]]:
     """Order the nodes of each floor so that few arrows cross.
 
-    Where an arrow passes a floor it has a place of its own there (a name that begins with a space).
+    Where an arrow passes a floor it has a place there (a name that begins with a space).
 
     Returns
     -------

@@ -123,7 +123,7 @@ def bill_of_materials(wheel: Path) -> str:
 
 
 def hash_of(component: Component) -> str:
-    """Return what tells a component from another build of it."""
+    """Return what identifies one build of a component."""
     return f"{component.name} {component.version} {[h.content for h in component.hashes]}"
 
 

@@ -55,6 +55,20 @@ def test_first_tasks_name_files_that_there_are() -> None:
     assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
+def test_the_table_of_places_names_files_that_there_are() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("\n## I want to change\n")[2]
+    rows = re.findall(r"^\|[^|]+\| (.+) \|$", page, re.M)
+    lost, folder = [], ROOT
+    for name in re.findall(r"`([\w/]+(?:\.\w+|/))`", "\n".join(rows)):
+        if re.search(r"_v?N\.", name):
+            continue
+        found = [path for path in (ROOT / name, ROOT / "stashtrace" / name, folder / name) if path.exists()]
+        lost += [] if found else [name]
+        folder = found[0].parent if found else folder
+    assert len(rows) > 30
+    assert lost == []
+
+
 def test_what_rules_say_is_fresh() -> None:
     rules = docs_script("generate_findings")
     assert rules.PAGE.read_text(encoding="utf-8") == rules.page(), "run python scripts/docs/generate_findings.py"

@@ -17,7 +17,6 @@ constinit Slab<HandlePair, 65536, 15> pairs;
 
 namespace {
 
-constexpr int kFirst = 4, kLast = 7;
 constexpr unsigned kContexts = 1024;
 constinit ContextPair g_contexts[kContexts] = {};
 constinit FutexLock g_lock;
