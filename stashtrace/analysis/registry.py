@@ -42,7 +42,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("idle", "stashtrace.analysis.devices.idle:idle", "why GPUs idled: input, sync, host, launch, waits"),
     ("kernels", "stashtrace.analysis.devices.kernels:kernel_times", "what ran on the GPUs, by name"),
     ("launches", "stashtrace.analysis.devices.launches:launches", "how far ahead the host was: latency and queues"),
-    ("copies", "stashtrace.analysis.devices.copies:copies", "copies by direction: bytes, rate, pinned or not"),
+    ("copies", "stashtrace.analysis.devices.breakdown:copies", "copies by direction: bytes, rate, pinned or not"),
     (
         "lines",
         "stashtrace.analysis.lines.lines:lines",
@@ -78,7 +78,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "straggler_roots",
-        "stashtrace.analysis.stragglers.straggler_roots:straggler_roots",
+        "stashtrace.analysis.stragglers.follow_waits:straggler_roots",
         "rank at which a chain of waits ends, by rank and step",
     ),
     ("late", "stashtrace.analysis.stragglers.late:late", "costliest waits in collectives, who was late, and why"),

@@ -18,7 +18,7 @@ from stashtrace.errors import ImporterError, UsageError
 from stashtrace.importers.import_context import Claim, ImportContext, ImportedProcess, NamedJob
 from stashtrace.importers.registry import Importer, plugins
 from stashtrace.importers.source import Source
-from stashtrace.loading.clocks.align_imported import ImportedClocks, imported_clocks
+from stashtrace.loading.clocks.align_recorded import ImportedClocks, imported_clocks
 from stashtrace.loading.foreign_files import (
     HINT,
     ArchiveAmongFilesError,

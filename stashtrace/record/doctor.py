@@ -23,7 +23,7 @@ from pathlib import Path
 from stashtrace.errors import StashtraceError, native_failure
 from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment, untraced_environment
-from stashtrace.record.host.file_systems import far_file_system, near_folder
+from stashtrace.record.host import far_file_system, near_folder
 from stashtrace.record.options import DECLARATIONS
 from stashtrace.record.program import JobPython, ask_python, is_python, loader_takes_library, preload_obstacle
 

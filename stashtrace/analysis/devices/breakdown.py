@@ -1,12 +1,13 @@
-"""breakdown: what each device did, by interval arithmetic: compute, communication, copies, idle."""
+"""breakdown, copies: what each device did (compute, communication, copies, idle), and how fast its copies were."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.devices.device_tables import BREAKDOWN
+from stashtrace.analysis.devices.device_tables import BREAKDOWN, COPY_TIMES
 from stashtrace.analysis.devices.work import (
     By,
     DeviceRows,
@@ -17,9 +18,10 @@ from stashtrace.analysis.devices.work import (
     one_row_per_window,
     windows_of,
 )
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import DeviceWork
+from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection, DeviceWork
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -97,3 +99,137 @@ def device_columns(device: DeviceRows, windows: Windows, by: By) -> dict[str, An
         "work_count": by_window.sizes,
         "orphans_count": by_window.count(device["launch_ns"] < 0),
     }
+
+
+#: Copies below this are dominated by latency: their rate says nothing about the link.
+_LARGE_BYTES = 1_000_000
+_MEMORY = ("unknown", "pinned", "pageable", "both", "none")
+_UNKNOWN, _PINNED, _PAGEABLE, _BOTH, _NO_HOST = range(len(_MEMORY))
+_ON_HOST = (CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST, CopyDirection.HOST_TO_HOST)
+_UNUSABLE = int(BracketFlag.UNTIMED | BracketFlag.CAPTURED | BracketFlag.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """Copies of one device of one process, and the work that hides them (None: unknown)."""
+
+    rank: int
+    device_index: int
+    begin: Int64
+    end: Int64
+    direction: Int64
+    memory: Int64
+    size: Int64
+    working: TimeSet | None
+
+
+def copies(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") -> Table:
+    """Sum up copies between host and device, on a device and between devices.
+
+    Pageable host memory is copied through a pinned buffer of the driver, at a fraction of the link's rate, and blocks
+    the host. Values that the record of a copy does not contain are ``unknown``.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs kernels or brackets with copies.
+    orphans, last_step : {"keep", "drop"}
+        As in ``breakdown``; for kernels alone.
+
+    Columns
+    -------
+    rank, device_index, direction, host_memory, copies_count, total_bytes, copy_ns, busy_ns, exposed_ns,
+    mean_bytes_per_s, best_bytes_per_s, median_bytes, method
+
+    Raises
+    ------
+    MissingDataError
+        If neither kernels nor brackets were recorded.
+    """
+    of_kernels = _from_kernels(trace, orphans, last_step) if len(trace.kernels) else []
+    known = np.unique(trace.kernels["process_id"])
+    bracketed = _from_brackets(trace, known)
+    if not len(trace.kernels) and not bracketed:
+        raise MissingDataError(
+            "no copy was recorded", hint="the collector cuda records copies, as do torch.profiler and nsys"
+        )
+    rows = [row for each in of_kernels for row in _rows(each, "kernels")]
+    rows += [row for each in bracketed for row in _rows(each, "brackets")]
+    return Table.from_rows(COPY_TIMES, sorted(rows, key=lambda row: (row[0], row[1], -row[6])))
+
+
+def _from_kernels(trace: Trace, orphans: Keep, last_step: Keep) -> list[_Copies]:
+    out = []
+    memory_of = _memory_by_name(trace)
+    for device in device_rows(trace, orphans=orphans, last_step=last_step):
+        working = device.time(*COMPUTE, DeviceWork.COMMUNICATION)
+        chosen = device["work_code"] == DeviceWork.COPY
+        direction, name = device["copy_code"][chosen], device["name_code"][chosen]
+        memory = np.where(np.isin(direction, _ON_HOST), memory_of[np.maximum(name, 0)], _NO_HOST)
+        memory[~np.isin(direction, list(CopyDirection)) | (direction == CopyDirection.UNKNOWN)] = _UNKNOWN
+        begin, end, size = (device[c][chosen] for c in ("begin_ns", "end_ns", "size_bytes"))
+        out.append(_Copies(device.rank, device.device_index, begin, end, direction, int64(memory), size, working))
+    return out
+
+
+def _memory_by_name(trace: Trace) -> Int64:
+    """Return the host memory in names such as ``Memcpy HtoD (Pageable -> Device)``, by string code."""
+    kernels = trace.kernels
+    codes = np.unique(kernels["name_code"][kernels["work_code"] == DeviceWork.COPY])
+    out = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
+    for code in codes[codes >= 0].tolist():
+        words = trace.text(code).lower()
+        told = ("pinned" in words) | ("pageable" in words) << 1
+        out[code] = (_UNKNOWN, _PINNED, _PAGEABLE, _BOTH)[told]
+    # Names without such a word are looked up as well; no index is above the last copy's code.
+    return out
+
+
+def _from_brackets(trace: Trace, known: Int64) -> list[_Copies]:
+    brackets = trace.device_brackets
+    timed = (brackets["begin_ns"] >= 0) & (brackets["end_ns"] >= brackets["begin_ns"])
+    timed &= (brackets["bracket_code"] == Bracket.COPY) & ((brackets["bracket_flags"] & _UNUSABLE) == 0)
+    table = brackets.take(timed & ~np.isin(brackets["process_id"], known))
+    out = []
+    for rows in GroupBy(table["process_id"], table["device_index"]):
+        own = table.take(rows)
+        flags, direction = own["bracket_flags"], own["copy_code"]
+        told = ((flags & BracketFlag.PINNED) != 0) + 2 * ((flags & BracketFlag.PAGEABLE) != 0)
+        memory = np.where(np.isin(direction, _ON_HOST), told, _NO_HOST)
+        times = own["begin_ns"], own["end_ns"], direction, int64(memory), own["size_bytes"]
+        out.append(_Copies(int(own["rank"][0]), int(own["device_index"][0]), *times, None))
+    return out
+
+
+def _rows(copied: _Copies, method: str) -> list[tuple[object, ...]]:
+    return [_row(copied, chosen, method) for chosen in GroupBy(copied.direction, copied.memory)]
+
+
+def _row(copied: _Copies, chosen: Int64, method: str) -> tuple[object, ...]:
+    begin, end, size = copied.begin[chosen], copied.end[chosen], copied.size[chosen]
+    time = TimeSet.of(begin, end)
+    direction, memory = int(copied.direction[chosen][0]), int(copied.memory[chosen][0])
+    named = direction in list(CopyDirection)
+    sized = size > 0
+    length = np.maximum(end - begin, 1)
+    large = sized & (size >= _LARGE_BYTES)
+    total, taken = int(size[sized].sum()), int(length[sized].sum())
+    return (
+        copied.rank,
+        copied.device_index,
+        CopyDirection(direction).name.lower() if named else "unknown",
+        _MEMORY[memory],
+        len(begin),
+        total,
+        int((end - begin).sum()),
+        time.total_ns,
+        -1 if copied.working is None else (time - copied.working).total_ns,
+        _rate(total, taken),
+        float((size[large] / length[large]).max(initial=0.0)) * 1e9,
+        int(np.median(size[sized])) if sized.any() else -1,
+        method,
+    )
+
+
+def _rate(total: int, taken_ns: int) -> float:
+    return total / taken_ns * 1e9 if taken_ns else 0.0

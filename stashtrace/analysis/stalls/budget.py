@@ -4,7 +4,7 @@
     painted: first layer that covers an instant   [...............][.][.........][..........................]
     cut by the windows of the steps and summed     step 0                    | step 1        | ...
 
-Each method of ``METHODS`` has its layers: ``by_kernels``, ``by_brackets``, ``on_host``. What each kind means and which
+Each method of ``METHODS`` has its layers: ``device_layers`` or ``on_host``. What each kind means and which
 one wins is in ``docs/concepts/stalls.md``.
 """
 
@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
-from stashtrace.analysis.stalls.by_brackets import bracket_layers
-from stashtrace.analysis.stalls.by_kernels import kernel_layers
+from stashtrace.analysis.stalls.device_layers import bracket_layers, kernel_layers
 from stashtrace.analysis.stalls.device_links import only_within
 from stashtrace.analysis.stalls.on_host import host_layers
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, RankLayers, TraceIndex, kept_per_thread

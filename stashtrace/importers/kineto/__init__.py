@@ -20,8 +20,7 @@ from stashtrace.importers.import_context import ImportContext
 from stashtrace.importers.kineto.collectives import add_collectives, add_host_collectives
 from stashtrace.importers.kineto.device import DeviceRows, add_device_work
 from stashtrace.importers.kineto.events import FileRows, KinetoFile, extent_of, is_rank, read, read_operators
-from stashtrace.importers.kineto.host import add_host_side
-from stashtrace.importers.kineto.operators import add_functions, add_operators
+from stashtrace.importers.kineto.host import add_functions, add_host_side, add_operators
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, FILE_CUT, OPERATORS_RECORDED

@@ -41,7 +41,7 @@ from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 
 _LOSSES = "STASHTRACE_LOSSES"
-#: The same in ``probes/cpu_share.py``.
+#: The same in ``probes/surroundings.py``.
 _SHARE_FACT = "cpu_share"
 
 

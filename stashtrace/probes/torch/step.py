@@ -311,3 +311,25 @@ def _watch_garbage_collection() -> None:
         window.on_change(watch)  # a job that is idle makes many small collections, too
     else:
         watch(True)
+
+
+def install_profiler(profiler: ModuleType) -> None:
+    """Patch the method by which all profilers of torch start Kineto, to leave CUPTI to them.
+
+    A process has room for one profiler, and that of the user comes first. The native hooks see Kineto subscribe as
+    well, but not by the newer calls of CUPTI, which a preloaded library cannot offer without misleading programs that
+    look for them.
+    """
+    patching.replace("cupti", profiler.profile, "_prepare_trace", _prepare)
+
+
+def _prepare(original: Any) -> Any:
+    def _prepare_trace(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if any(getattr(activity, "name", "") == "CUDA" for activity in self.kineto_activities):
+                native.kernels_step_aside("torch.profiler")
+        except Exception as error:
+            failed("cupti", "step_aside", error)
+        return original(self, *args, **kwargs)
+
+    return _prepare_trace

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from stashtrace.replay.ssgd.iteration_study import Study
-from stashtrace.replay.ssgd.merging import Merge
-from stashtrace.replay.ssgd.variants import WAIT_FREE
+from stashtrace.replay.ssgd.iteration_study import Merge, Study
+from stashtrace.replay.ssgd.tasks import WAIT_FREE
 from stashtrace.text import align
 from stashtrace.units import bytes_text, duration_text, shortened
 

@@ -18,7 +18,7 @@ from stashtrace.probes.torch.replay import COLLECTOR, attach, current_session, n
 
 
 def install(module: ModuleType) -> None:
-    """Patch ``torchdata.stateful_dataloader.stateful_dataloader``, below what ``torchdata.loader`` wraps."""
+    """Patch ``torchdata.stateful_dataloader.stateful_dataloader`` before ``dataloader.install_torchdata`` does."""
     if current_session() is None:
         return
     single = module._StatefulSingleProcessDataLoaderIter
