@@ -17,7 +17,7 @@ from typing import Any
 
 from stashtrace.probes import exceptions, native, recorder
 
-#: Of deeper steps: bytes of the file; where the number of the request stands, and the request (``record.follower`` knows these too).
+#: Of deeper steps: bytes of the file; where the number of the request stands, and the request (as ``record.follower``).
 _SIZE, _NUMBER_AT, _REQUEST_AT = 64, 1, 8
 #: First step, how many (0: no more), what one usually takes, and what all may take longer, both in ns.
 _REQUEST = struct.Struct("<QQQQ")
