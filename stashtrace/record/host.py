@@ -1,7 +1,7 @@
 """What a launcher asks its host: memory kills, file systems, the processor's name.
 
 The kernel counts the processes that it ended for want of memory in the cgroup of each, also where the host has no
-memory left; the job has the cgroup of its launcher. ``probes.ends.child_ends`` asks in a process of the job, which
+memory left; the job has the cgroup of its launcher. ``probes.child_ends`` asks in a process of the job, which
 must not load this.
 """
 

@@ -21,8 +21,7 @@ from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
 from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import host_cpus
-from stashtrace.analysis.steps.epochs import serves
-from stashtrace.analysis.steps.samples_per_step import LoaderSamples, step_samples, told_samples
+from stashtrace.analysis.steps.epochs import LoaderSamples, serves, step_samples, told_samples
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind

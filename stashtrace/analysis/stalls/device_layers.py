@@ -31,19 +31,21 @@ from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.intervals import Int64, TimeSet
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.collective_blocking import blocked_on_collectives, collective_layers
-from stashtrace.analysis.stalls.device_exposure import (
+from stashtrace.analysis.stalls.device_links import (
     ANY_STREAM,
     BATCH,
     COPY,
     GRAPH,
     HOST,
     LINK,
+    LINK_KINDS,
     PEER,
     DeviceView,
     Exposed,
     joined,
+    link_layers,
+    queued_time,
 )
-from stashtrace.analysis.stalls.device_links import LINK_KINDS, link_layers, queued_time
 from stashtrace.analysis.stalls.on_host import standing_of
 from stashtrace.analysis.stalls.rows_by_thread import Layer, RankLayers, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread

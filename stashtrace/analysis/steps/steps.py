@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, int64, is_one_of, window_at
-from stashtrace.analysis.steps.device_steps import DeviceSteps
-from stashtrace.analysis.steps.forward_only import brief_steps, join_as, join_quiet, trains_of
-from stashtrace.analysis.steps.rank_steps import RankSteps
+from stashtrace.analysis.steps.rank_steps import DeviceSteps, RankSteps, brief_steps, join_as, join_quiet, trains_of
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.steps.training_loop import (
     PHASES_OF_TOKENS,

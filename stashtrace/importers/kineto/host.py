@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stashtrace.importers.collective_names import CHECKPOINT
 from stashtrace.importers.import_context import Bools, Int64, is_nested, stretches
 from stashtrace.importers.kineto.device import DeviceRows
 from stashtrace.importers.kineto.events import EventRows, FileRows, KinetoFile, ThreadEvents, extent_of
-from stashtrace.importers.phase_names import CHECKPOINT
 from stashtrace.schema.kinds import OPERATORS, BatchPhase, Phase, PhaseFlag, Severity, SpanKind, ThreadRole
 from stashtrace.schema.trace import WHOLE_RECORDING
 

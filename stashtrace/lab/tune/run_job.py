@@ -35,7 +35,7 @@ from stashtrace.lab.tune.tune import TunedRun
 from stashtrace.replay import Answer, gradient_buckets, single_changes, what_if
 from stashtrace.replay.changes import BUCKET as BUCKET_CHANGE
 from stashtrace.replay.changes import KEPT
-from stashtrace.replay.communication.ddp import ddp_facts
+from stashtrace.replay.communication.messages import ddp_facts
 from stashtrace.run_facts import json_object
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace

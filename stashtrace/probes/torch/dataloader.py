@@ -20,8 +20,8 @@ from stashtrace.probes.device_marks import device_marks
 from stashtrace.probes.process import thread_state, window
 from stashtrace.probes.recorder import CLOCKS, TICKS, USAGE, batch_ends, failed, now_ticks, probe_begins
 from stashtrace.probes.torch import dataloader_worker
+from stashtrace.probes.torch.dataloader_worker import Loader, record_samples
 from stashtrace.probes.torch.host_calls.timed_calls import time_sampler
-from stashtrace.probes.torch.loader_facts import Loader, record_samples
 
 COLLECTOR = "torch_dataloader"
 _WAIT = recorder.code("BatchPhase", "wait")

@@ -3,7 +3,7 @@
 ``bootstrap`` imports this file with ``STASHTRACE_SYNTHETIC=N`` alone, which only experiments set. The first N batches
 of each loader are made as always; then its workers and its pinning thread are ended, and the kept batches are returned
 in turn. The sampler, the lengths of epochs, ``StopIteration`` and what ``dataloader`` records of a wait stay the real
-ones. ``replay_batches`` keeps a batch; ``torchdata.replay`` has what differs for torchdata's loader.
+ones. ``replay_batches`` keeps a batch; ``torchdata_replay`` has what differs for torchdata's loader.
 """
 
 from __future__ import annotations
