@@ -75,7 +75,8 @@ def slowdown(trace: Trace, *, center: Center = "mean") -> Table:
     Work is compared with its peers: in a pipeline all operations of the same name, else the work of one kind that all
     members of a collective do before they enter it. If ranks are alike, each piece takes the mean of its peers
     (transfers the median): the same work, shared evenly. The first row, ``all``, has the slow-down of the job. At most
-    64 causes of each kind are listed, those that exceed their peers most.
+    64 causes of each kind are listed, those that exceed their peers most. Columns: table ``slowdown`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -83,10 +84,6 @@ def slowdown(trace: Trace, *, center: Center = "mean") -> Table:
         Needs steps.
     center : {"mean", "median"}
         ``median``: each piece of work takes the median of its peers, so that a slow rank is left out.
-
-    Columns
-    -------
-    cause, name, step_ns, ideal_step_ns, only_step_ns, fixed_step_ns, slowdown_ratio, recovered_ratio, excess_ns
 
     Raises
     ------

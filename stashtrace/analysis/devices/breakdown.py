@@ -43,7 +43,8 @@ def breakdown(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_ste
 
     Intervals are united, never added: work that ran at once on several streams counts once. ``busy + idle = window``
     and ``compute + exposed_communication + exposed_memcpy = busy``, exactly. The window of a row is the time from the
-    begin of the first work on the device to the end of the last, or the step on the device's clock.
+    begin of the first work on the device to the end of the last, or the step on the device's clock. Columns: table
+    ``breakdown`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -56,12 +57,6 @@ def breakdown(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_ste
         leave it out, though the device was busy with it.
     last_step : {"keep", "drop"}
         ``drop`` leaves out what was launched in the last step, which the end of the recording may have cut.
-
-    Columns
-    -------
-    rank, step, device_index, window_ns, busy_ns, idle_ns, compute_ns, communication_ns, exposed_communication_ns,
-    overlap_ratio, memcpy_ns, exposed_memcpy_ns, memset_ns, input_wait_ns, exposed_input_wait_ns, work_count,
-    orphans_count
 
     Raises
     ------
@@ -135,7 +130,8 @@ def copies(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") ->
     """Sum up copies between host and device, on a device and between devices.
 
     Pageable host memory is copied through a pinned buffer of the driver, at a fraction of the link's rate, and blocks
-    the host. Values that the record of a copy does not contain are ``unknown``.
+    the host. Values that the record of a copy does not contain are ``unknown``. Columns: table ``copies`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -143,11 +139,6 @@ def copies(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") ->
         Needs kernels or brackets with copies.
     orphans, last_step : {"keep", "drop"}
         As in ``breakdown``; for kernels alone.
-
-    Columns
-    -------
-    rank, device_index, direction, host_memory, copies_count, total_bytes, copy_ns, busy_ns, exposed_ns,
-    mean_bytes_per_s, best_bytes_per_s, median_bytes, method
 
     Raises
     ------
@@ -258,6 +249,7 @@ def idle(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Ke
     recorded.
 
     Times are those of the device, not sums over its streams: an instant is idle if no stream works, and counts once.
+    Columns: table ``idle`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -267,10 +259,6 @@ def idle(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Ke
         Rows of the whole recording, or of each step on the device's clock.
     orphans, last_step : {"keep", "drop"}
         As in ``breakdown``.
-
-    Columns
-    -------
-    rank, step, device_index, cause, idle_ns, share_ratio, pieces_count, longest_ns
 
     Raises
     ------

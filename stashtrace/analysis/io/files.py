@@ -28,15 +28,12 @@ _PATTERN_SUMS = ("empty_reads_count", "extent_bytes", "read_ns", "write_ns", "me
 def io(trace: Trace) -> Table:
     """Sum the calls on each file, all ranks and workers together, longest blocked first.
 
+    Columns: table ``io_times`` of ``docs/reference/tables.md``.
+
     Parameters
     ----------
     trace : Trace
         Needs I/O calls.
-
-    Columns
-    -------
-    path, opens_count, reads_count, writes_count, read_bytes, write_bytes, call_ns, blocked_ns, metadata_ns,
-    sequential_ratio, read_bytes_per_s
 
     Raises
     ------
@@ -49,15 +46,12 @@ def io(trace: Trace) -> Table:
 def io_directories(trace: Trace) -> Table:
     """Sum the calls on the files of each directory, longest blocked first.
 
+    Columns: table ``io_times`` of ``docs/reference/tables.md``.
+
     Parameters
     ----------
     trace : Trace
         Needs I/O calls.
-
-    Columns
-    -------
-    path, opens_count, reads_count, writes_count, read_bytes, write_bytes, call_ns, blocked_ns, metadata_ns,
-    sequential_ratio, read_bytes_per_s
 
     Raises
     ------
@@ -70,8 +64,9 @@ def io_directories(trace: Trace) -> Table:
 def io_patterns(trace: Trace, *, per: Per = "file", under: str | None = None) -> Table:
     """Count how files are read and written as Darshan does, longest in calls first.
 
-    The threads of a process are one reader; sockets and pipes are left out. Times count once where threads overlap on
-    a file. If another tool recorded only sums, times and bytes are included; their shares and sizes are unknown.
+    The threads of a process are one reader; sockets and pipes are left out. Times count once where threads overlap on a
+    file. If another tool recorded only sums, times and bytes are included; their shares and sizes are unknown. Columns:
+    table ``io_patterns`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -81,13 +76,6 @@ def io_patterns(trace: Trace, *, per: Per = "file", under: str | None = None) ->
         What a row is.
     under : str, optional
         Only files below this directory.
-
-    Columns
-    -------
-    path, located_reads_count, sequential_reads_ratio, consecutive_reads_ratio, located_writes_count,
-    sequential_writes_ratio, consecutive_writes_ratio, empty_reads_count, extent_bytes, access1_bytes, access1_count,
-    access2_bytes, access2_count, access3_bytes, access3_count, access4_bytes, access4_count, read_ns, write_ns,
-    metadata_ns, moved_bytes_per_s
 
     Raises
     ------
@@ -117,6 +105,8 @@ def io_patterns(trace: Trace, *, per: Per = "file", under: str | None = None) ->
 def io_sizes(trace: Trace, *, per: Per = "file", under: str | None = None) -> Table:
     """Count calls by how much they moved, in Darshan's bins.
 
+    Columns: table ``io_sizes`` of ``docs/reference/tables.md``.
+
     Parameters
     ----------
     trace : Trace
@@ -125,10 +115,6 @@ def io_sizes(trace: Trace, *, per: Per = "file", under: str | None = None) -> Ta
         What a row is.
     under : str, optional
         Only files below this directory.
-
-    Columns
-    -------
-    path, op, size, low_bytes, high_bytes, calls_count
 
     Raises
     ------
@@ -255,16 +241,13 @@ def io_advice(trace: Trace) -> Table:
     Each sentence states its figures and the threshold that they passed. ``saving_ns`` is a bound: the time of the calls
     in question, or the part of it that the change removes. A directory gets no advice if it has fewer than 100 calls or
     less than 5 % of the time inside calls; for ``read_amplification``, fewer calls of 67 MB are enough. Files of the
-    kernel (/proc, /sys, /dev), pipes and sockets are left out.
+    kernel (/proc, /sys, /dev), pipes and sockets are left out. Columns: table ``io_advice`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs I/O calls.
-
-    Columns
-    -------
-    path, kind, saving_ns, advice
 
     Raises
     ------

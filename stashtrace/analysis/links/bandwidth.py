@@ -59,7 +59,8 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
 
     The time of an operation begins when its own rank enters it. So it includes waiting for late ranks, as in tools that
     divide by the length of the kernel; NCCL's tests start all ranks together. ``transfer`` begins with the entry of the
-    last rank, where that is known; with one recorded rank, both are the same.
+    last rank, where that is known; with one recorded rank, both are the same. Columns: table ``bandwidth`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -67,11 +68,6 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
         Needs collectives that ended.
     by : {"run", "rank"}
         Over all ranks, or per rank.
-
-    Columns
-    -------
-    rank, communicator, op, group_size, size_class_bytes, calls_count, total_bytes, duration_ns, transfer_ns,
-    algorithm_bytes_per_s, bus_bytes_per_s, transfer_bus_bytes_per_s, best_bus_bytes_per_s
 
     Raises
     ------
@@ -182,10 +178,11 @@ def link_efficiency(
 ) -> Table:
     """Compare the transfers of collectives with what the link did when it was calibrated.
 
-    One row per communicator, operation and message size. ``efficiency_ratio`` is expected by measured time: 0.9 is
-    90 % of what the link can do. The median transfer counts, from the last rank's entry to the end. Groups over several
+    One row per communicator, operation and message size. ``efficiency_ratio`` is expected by measured time: 0.9 is 90 %
+    of what the link can do. The median transfer counts, from the last rank's entry to the end. Groups over several
     hosts have no expected time, because a calibration covers one host; neither have other backends or numbers of ranks
-    than the calibrated ones (``method`` says which).
+    than the calibrated ones (``method`` says which). Columns: table ``link_efficiency`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -195,11 +192,6 @@ def link_efficiency(
         By default ``calibration.toml`` in the run directory; without one there are no expected times.
     by : {"run", "rank", "step"}
         Rows over the run, per rank, or per rank and step.
-
-    Columns
-    -------
-    rank, step, communicator, op, group_size, message_bytes, calls_count, transfer_ns, bus_bytes_per_s, expected_ns,
-    error_ns, efficiency_ratio, method
 
     Raises
     ------

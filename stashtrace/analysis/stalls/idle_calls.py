@@ -54,11 +54,7 @@ def idle_calls(trace: Trace, *, warmup: bool = False) -> Table:
     Of one function and thread no instant counts twice; two threads can stand in calls at once.
 
     ``trace``: needs steps; a rank without a device has no rows. ``warmup``: whether the warm-up steps count. Raises
-    MissingDataError if no rank has steps.
-
-    Columns
-    -------
-    rank, call, call_code, track_id, calls_count, inside_ns, idle_ns, possible_ns, drained_ns, share_ratio
+    MissingDataError if no rank has steps. Columns: table ``idle_calls`` of ``docs/reference/tables.md``.
     """
     index = TraceIndex(trace)
     counted = counted_steps(index.steps, warmup=warmup)

@@ -115,7 +115,8 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
     """Count the steps of each kind apart, so that a number here is a number of the job's own log.
 
     The steps that are counted are those of all totals (:func:`~stashtrace.analysis.steps.steps.counted_steps`); where
-    they leave a kind out, because all its steps are warm-up, that kind counts all of its own.
+    they leave a kind out, because all its steps are warm-up, that kind counts all of its own. Columns: table
+    ``step_kinds`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -123,10 +124,6 @@ def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
         Needs steps.
     warmup : bool
         Whether the warm-up steps count.
-
-    Columns
-    -------
-    rank, kind, steps_count, warmup_count, mean_ns, median_ns, total_ns, sub_steps_count, rollout_ns
 
     Raises
     ------

@@ -51,17 +51,13 @@ def steps(trace: Trace) -> Table:
     shorter than those of training: then they are part of the next training step. A rollout and its updates are one
     iteration; a rank that never trains does inference. Where the script calls ``stashtrace.step()``, those marks alone
     decide; imported steps (``ProfilerStep#N``) keep begin, end and number. The rules are in ``docs/concepts/steps.md``.
-    A run that recorded ``--steps A:B`` alone is numbered from A.
+    A run that recorded ``--steps A:B`` alone is numbered from A. Columns: table ``steps`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs phases, batch waits or step marks.
-
-    Columns
-    -------
-    rank, step, begin_ns, end_ns, process_id, track_id, sub_steps_count, kind, warmup, matched_code,
-    clock_code, thinned
 
     Raises
     ------

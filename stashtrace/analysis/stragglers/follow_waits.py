@@ -408,7 +408,8 @@ def straggler_roots(trace: Trace, *, warmup: bool = False) -> Table:
     first, ``root_rank`` the last of such a chain. A wait is as long as what the late rank did longer than the waiting
     one since both were level: since the last operation that both had entered, or since one of them had waited for the
     other. What it waited longer is followed to its waits, the rest ends at it; so equal work in between is no cause.
-    The rows of a rank and step sum to its ``straggler`` time.
+    The rows of a rank and step sum to its ``straggler`` time. Columns: table ``straggler_roots`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -417,10 +418,6 @@ def straggler_roots(trace: Trace, *, warmup: bool = False) -> Table:
     warmup : bool
         Whether all that was recorded has rows, not only the counted steps: the warm-up too, and step -1, the time
         outside of steps.
-
-    Columns
-    -------
-    rank, step, root_rank, stall_ns, direct_ns, cause_kind
 
     Raises
     ------

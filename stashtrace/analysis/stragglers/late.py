@@ -125,11 +125,11 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     """Name the rank that was late in the collectives that cost most, and what kept it.
 
     Only operations count in which no rank can end before all have entered, and in which a rank waited. The cause is
-    what the late rank did longer than the median of the others (of at most 15 of them) since all of them had entered
-    an earlier operation of the group, so that no rank was ahead; before the first one, since the step began.
-    ``cause_ns`` is that surplus. A cause that explains less than a quarter of the lateness is ``unknown``, as is the
-    cause of a rank whose steps were not recorded. For operations on a device, all times are those of the device. Waits
-    include time that was hidden behind compute.
+    what the late rank did longer than the median of the others (of at most 15 of them) since all of them had entered an
+    earlier operation of the group, so that no rank was ahead; before the first one, since the step began. ``cause_ns``
+    is that surplus. A cause that explains less than a quarter of the lateness is ``unknown``, as is the cause of a rank
+    whose steps were not recorded. For operations on a device, all times are those of the device. Waits include time
+    that was hidden behind compute. Columns: table ``late`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -140,12 +140,6 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     calibration : Calibration or path, optional
         By default ``calibration.toml`` in the run directory; without one the best tenth of the run's own transfers of
         the group, operation and size is what the link is capable of.
-
-    Columns
-    -------
-    step, communicator, group_kind, sequence, op, bytes, begin_ns, late_rank, waiting_ranks, wait_ns, total_wait_ns,
-    launch_skew_ns, expected_ns, excess_ns, expected_by, link, cause_kind, cause_ns, late_by_ns, cause_process_id,
-    cause_worker_id, cause_name, named_ns, method
 
     Raises
     ------
@@ -218,18 +212,13 @@ def late_ranks(trace: Trace) -> Table:
 
     ``behind_second_ns`` is the time in which only this rank was missing: from the entry of the second latest rank to
     its own, in operations inside steps (where there are any) that all members entered. A moment counts once however
-    many operations wait. It is the most that the group gains if this rank alone is never late again.
+    many operations wait. It is the most that the group gains if this rank alone is never late again. Columns: table
+    ``late_ranks`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs collectives; steps for counts by step and causes.
-
-    Columns
-    -------
-    communicator, group_kind, rank, last_count, collectives_count, steps_last_count, steps_count, share_ratio,
-    total_wait_ns, behind_second_ns, cause_kind, cause_share_ratio, first_step_index, last_step_index, chance_ratio,
-    verdict
 
     Raises
     ------

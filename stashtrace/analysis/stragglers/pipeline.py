@@ -49,17 +49,12 @@ def pipeline(trace: Trace) -> Table:
     time of ``stalls`` inside such receives. A stage that waits until its neighbour receives (a send with full buffers)
     is not seen, because a send has no straggler time. Forward and backward of several micro-batches in flight overlap;
     a moment counts once, in the step in which it lies. A receive counts in the step in which its data were ready to be
-    sent.
+    sent. Columns: table ``pipeline`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs sends and receives; steps for what is counted per step and for bubbles.
-
-    Columns
-    -------
-    step, communicator, stage_index, rank, receives_count, sends_count, wait_ns, bubble_ns, transfer_ns, step_ns,
-    bubble_ratio, from_rank
 
     Raises
     ------

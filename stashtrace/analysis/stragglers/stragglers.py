@@ -52,16 +52,13 @@ def stragglers(trace: Trace) -> Table:
     ``behind_second_ns`` is the time in which only this rank was missing: from the entry of the second latest rank of an
     operation to its own, in operations inside steps; a moment counts once however many operations wait. It is the most
     that the job gains if this rank alone is never late again, less where the others had other work meanwhile.
-    Operations without a record of every member are not counted.
+    Operations without a record of every member are not counted. Columns: table ``stragglers`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps and collectives.
-
-    Columns
-    -------
-    rank, last_count, caused_wait_ns, wait_ns, behind_second_ns
 
     Raises
     ------
@@ -96,11 +93,7 @@ def last_ranks(trace: Trace) -> Table:
     """Return the rank that entered last in each operation that needs its whole group; one row per participating rank.
 
     Entries on different hosts that are closer than the error of their clocks have no order, and no last rank: such
-    operations have no rows.
-
-    Columns
-    -------
-    rank, group_hash, sequence, last_rank, step, last_enter_ns, wait_ns, partial
+    operations have no rows. Columns: table ``last_ranks`` of ``docs/reference/tables.md``.
     """
     table, devices = trace.collectives, on_devices(trace)
     matched = devices.over(match(trace))
