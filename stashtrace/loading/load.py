@@ -144,7 +144,15 @@ def _load(
         raise UsageError(f"cannot load {other} ({kind}) together with other inputs", hint="load each apart")
     else:
         trace = _load_run(open_processes(paths, run_id=run_id, strict=strict, ranks=ranks), wanted, shown)
-    _warn(trace)
+    losses = trace.losses
+    serious = losses.take(losses["severity_code"] == int(Severity.DATA_LOSS))
+    if len(serious):
+        reasons = sorted({trace.text(c) for c in serious["name_code"]})
+        warnings.warn(
+            f"{trace.path}: something is missing ({', '.join(reasons)}); see the losses table",
+            DataLossWarning,
+            stacklevel=4,
+        )
     return trace
 
 
@@ -296,18 +304,6 @@ def _with_device_clocks(processes: Sequence[Process]) -> tuple[list[Process], li
     """Return the processes with their device clocks, and losses; a host's processes share readings of one device."""
     times, losses = device_clock.device_times((p.core, p.clock, p.clock.boot_id) for p in processes)
     return [replace(p, device_times=own) for p, own in zip(processes, times, strict=True)], losses
-
-
-def _warn(trace: Trace) -> None:
-    losses = trace.losses
-    serious = losses.take(losses["severity_code"] == int(Severity.DATA_LOSS))
-    if len(serious):
-        reasons = sorted({trace.text(c) for c in serious["name_code"]})
-        warnings.warn(
-            f"{trace.path}: something is missing ({', '.join(reasons)}); see the losses table",
-            DataLossWarning,
-            stacklevel=4,
-        )
 
 
 # What is in memory of a run that still records, and what other hosts tell of their ranks.

@@ -160,18 +160,14 @@ def _time_selector(loop: Any) -> None:
         begin_ticks = now_ticks()
         events = select(kept(), timeout)
         if now_ticks() - begin_ticks >= _LONG_TICKS and state.stack_watched:
-            _note(begin_ticks)
+            try:
+                if frames := _awaited(sys._getframe(1)):
+                    native.note_awaited(begin_ticks, b"".join(_PAIR.pack(id(code), at) for code, at in frames))
+            except Exception as error:
+                recorder.failed(COLLECTOR, "awaited", error)
         return events
 
     selector.select = look_like(timed, select)
-
-
-def _note(begin_ticks: int) -> None:
-    try:
-        if frames := _awaited(sys._getframe(1)):
-            native.note_awaited(begin_ticks, b"".join(_PAIR.pack(id(code), at) for code, at in frames))
-    except Exception as error:
-        recorder.failed(COLLECTOR, "awaited", error)
 
 
 def _awaited(wrapper: FrameType) -> list[_Place]:

@@ -223,15 +223,11 @@ def _row(copied: _Copies, chosen: Int64, method: str) -> tuple[object, ...]:
         int((end - begin).sum()),
         time.total_ns,
         -1 if copied.working is None else (time - copied.working).total_ns,
-        _rate(total, taken),
+        total / taken * 1e9 if taken else 0.0,
         float((size[large] / length[large]).max(initial=0.0)) * 1e9,
         int(np.median(size[sized])) if sized.any() else -1,
         method,
     )
-
-
-def _rate(total: int, taken_ns: int) -> float:
-    return total / taken_ns * 1e9 if taken_ns else 0.0
 
 
 CAUSES = ("input", "sync", "host", "launch", "kernel_wait", "unknown")

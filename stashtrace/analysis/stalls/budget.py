@@ -209,11 +209,6 @@ def _budget(trace: Trace) -> tuple[Table, Table]:
     return Table(STALLS, divided.rows()), Table(STRAGGLER_CAUSES, divided.late())
 
 
-def _split_by_awaited_rank(index: TraceIndex) -> Table:
-    """Return the rows of ``stalls`` with one straggler row for each awaited rank."""
-    return Table(STALLS, _divide_all(index).rows_apart())
-
-
 def stall_intervals(trace: Trace) -> Table:
     """The same attribution as intervals: what each rank did when, for the timeline.
 
@@ -510,7 +505,7 @@ def stall_totals(counted: Table, by: str) -> Table:
 
 
 def _sum_counted_steps(index: TraceIndex, warmup: bool) -> Table:
-    table, kept = _split_by_awaited_rank(index), counted_steps(index.steps, warmup=warmup)
+    table, kept = Table(STALLS, _divide_all(index).rows_apart()), counted_steps(index.steps, warmup=warmup)
     step = GroupBy(kept["rank"], kept["step"]).row_of(table["rank"], table["step"])
     table, step = table.take(step >= 0), step[step >= 0]
     step_kinds = GroupBy(kept["kind"])

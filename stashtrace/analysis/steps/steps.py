@@ -15,7 +15,6 @@ from stashtrace.analysis.steps.training_loop import (
     PHASES_OF_TOKENS,
     QUIET_KINDS,
     StepColumns,
-    Tokens,
     marked_steps,
     micro_batches,
     steps_of,
@@ -276,13 +275,9 @@ def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps, *, rollou
     ordinal = whole["value"] if len(whole) else int64(np.arange(len(columns.begin)))
     begin, end, clock = devices.on_device(thread.process_id, columns)
     thinned = devices.thinned(thread.process_id, begin, end)
-    sub_steps = _sub_steps(tokens, columns)
+    sub_steps = micro_batches(tokens, columns) if len(columns.begin) else int64([])
     brief = brief_steps(tokens, columns, sub_steps)
     return RankSteps(thread, columns, sub_steps, ordinal, begin, end, clock, thinned, brief, len(whole) > 0)
-
-
-def _sub_steps(tokens: Tokens, columns: StepColumns) -> Int64:
-    return micro_batches(tokens, columns) if len(columns.begin) else int64([])
 
 
 def _first_updates(ranks: Sequence[RankSteps], collectives: Table) -> list[int]:

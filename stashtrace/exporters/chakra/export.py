@@ -285,7 +285,9 @@ def export_chakra(
     if loaders not in LOADERS:
         raise UsageError(f"loaders cannot be {loaders!r}", hint=f"it is one of {', '.join(LOADERS)}")
     messages = Messages.load()
-    _refuse_others(path)
+    # Raise OutputError if the folder has files that no export of traces has written
+    if path.exists() and (not path.is_dir() or any(not _is_own(entry) for entry in path.iterdir())):
+        raise OutputError(f"cannot write {path}: it is there and holds no execution traces", hint=_HINT)
     graph = build(trace, reads=False)
     if isinstance(graph, PipelineGraph):
         raise MissingDataError(
@@ -303,12 +305,6 @@ def export_chakra(
     with written_to(path, _HINT):
         written = _write(path, messages, work, talk)
     return Exported(path, written, len(work), tuple(_notes(work, talk)))
-
-
-def _refuse_others(path: Path) -> None:
-    """Raise OutputError if the folder has files that no export of traces has written."""
-    if path.exists() and (not path.is_dir() or any(not _is_own(entry) for entry in path.iterdir())):
-        raise OutputError(f"cannot write {path}: it is there and holds no execution traces", hint=_HINT)
 
 
 def _is_own(path: Path) -> bool:

@@ -128,7 +128,15 @@ def _steps(rows: FileRows, notes: EventRows, track: Int64, is_step: Bools, until
     own, names = track[is_step][order], marks.name[order]
     whole = marks.end_ns[order] <= until_ns
     if not whole.all():
-        _report_cut_steps(rows, number, begin, whole, until_ns)
+        first, *more = np.flatnonzero(~whole).tolist()
+        elapsed_ns = max(until_ns - _CLOCK_SLACK_NS - int(begin[first]), 0)
+        if not whole.any():
+            fate = ", and no step is whole: what was recorded of it counts as a step"
+        elif more:
+            fate = f": that step and {len(more)} behind it are not counted"
+        else:
+            fate = ": that step is not counted"
+        rows.context.doubt_cut_step(rows.process_id, elapsed_ns, f"step {number[first]}{fate}")
         whole[0] |= not whole.any()
         end = np.maximum(np.minimum(end, until_ns - _CLOCK_SLACK_NS), begin)
         number, begin, end, own, names = number[whole], begin[whole], end[whole], own[whole], names[whole]
@@ -142,18 +150,6 @@ def _steps(rows: FileRows, notes: EventRows, track: Int64, is_step: Bools, until
         value=number,
     )
     return Steps(number, begin, end), int(own[0])
-
-
-def _report_cut_steps(rows: FileRows, number: Int64, begin: Int64, whole: Bools, until_ns: int) -> None:
-    first, *more = np.flatnonzero(~whole).tolist()
-    elapsed_ns = max(until_ns - _CLOCK_SLACK_NS - int(begin[first]), 0)
-    if not whole.any():
-        fate = ", and no step is whole: what was recorded of it counts as a step"
-    elif more:
-        fate = f": that step and {len(more)} behind it are not counted"
-    else:
-        fate = ": that step is not counted"
-    rows.context.doubt_cut_step(rows.process_id, elapsed_ns, f"step {number[first]}{fate}")
 
 
 def _whole_recording(rows: FileRows, main: int, until_ns: int) -> Steps:

@@ -70,18 +70,7 @@ def record_samples(loader: Any, iterator: Loader) -> None:
     if _recorded_count >= _MOST_FACTS:
         return
     _recorded_count += 1
-    batch = _batch_samples(loader)
-    epoch = every = 0
-    is_iterable = isinstance(loader.dataset, sys.modules["torch"].utils.data.IterableDataset)
-    if batch and not is_iterable:
-        batches = _length(loader.batch_sampler)
-        epoch = min(batches * batch, _length(loader.sampler) if loader.batch_size else batches * batch)
-        every = _length(loader.dataset)
-    recorder.record_fact(f"{FACT}{iterator.loader_id:016x}", f"{batch} {epoch} {every}{' iterable' * is_iterable}")
-
-
-def _batch_samples(loader: Any) -> int:
-    """Return the samples of a full batch of this process, 0 if unknown."""
+    # The samples of a full batch of this process, 0 if unknown
     size = loader.batch_size
     if size is None:
         sampler = loader.batch_sampler
@@ -89,7 +78,14 @@ def _batch_samples(loader: Any) -> int:
         # accelerate's sampler, which splits each batch among the processes
         if type(size) is int and getattr(sampler, "split_batches", False):
             size //= max(getattr(sampler, "num_processes", 1), 1)
-    return size if type(size) is int and size > 0 else 0
+    batch = size if type(size) is int and size > 0 else 0
+    epoch = every = 0
+    is_iterable = isinstance(loader.dataset, sys.modules["torch"].utils.data.IterableDataset)
+    if batch and not is_iterable:
+        batches = _length(loader.batch_sampler)
+        epoch = min(batches * batch, _length(loader.sampler) if loader.batch_size else batches * batch)
+        every = _length(loader.dataset)
+    recorder.record_fact(f"{FACT}{iterator.loader_id:016x}", f"{batch} {epoch} {every}{' iterable' * is_iterable}")
 
 
 def _length(sized: Any) -> int:
