@@ -118,11 +118,7 @@ def slowdown_of(graph: Graph, center: Center = "mean", *, least_ratio: float = 0
 class Ideal:
     """A graph beside the one in which all ranks are alike.
 
-    Attributes
-    ----------
-    graph : Graph
-    center : {"mean", "median"}
-        See :func:`~stashtrace.replay.slowdown.ideal_work_ns`.
+    ``center``: see :func:`~stashtrace.replay.slowdown.ideal_work_ns`.
     """
 
     graph: Graph

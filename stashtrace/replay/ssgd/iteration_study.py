@@ -36,11 +36,7 @@ from stashtrace.schema.groupby import GroupBy
 class Ring:
     """Cost of a hop between neighbours of the ring.
 
-    Attributes
-    ----------
-    latency_ns : float
-    ns_per_byte : float
-        Reciprocal bandwidth of one link.
+    ``ns_per_byte``: reciprocal bandwidth of one link.
 
     Examples
     --------
@@ -56,10 +52,7 @@ class Ring:
     def of_messages(cls, alpha_ns: float, beta_ns_per_byte: float, *, workers: int) -> Ring:
         """Derive the cost of a hop from the cost of a message in a ring.
 
-        Raises
-        ------
-        UsageError
-            For less than two workers.
+        Raises UsageError: for less than two workers.
         """
         if workers < 2:
             raise UsageError(f"{workers} worker sends no messages", hint="give the number of measured workers")
@@ -91,19 +84,8 @@ def speedups(
 ) -> list[Speedup]:
     """Replay iterations with several numbers of workers, each worker with the same batch.
 
-    Parameters
-    ----------
-    workload : Workload
-    variant : Variant
-    ring : Ring
-    workers : iterable of int
-    merging : bool
-        Gradients are sent in the best merge for each number of workers; otherwise layer by layer.
-
-    Raises
-    ------
-    UsageError
-        If there is no worker, or an iteration takes no time or too much of it.
+    ``merging``: gradients are sent in the best merge for each number of workers; otherwise layer by layer. Raises
+    UsageError if there is no worker, or an iteration takes no time or too much of it.
     """
     alone = replay(workload, variant, workers=1).iteration_ns
     if not alone:

@@ -204,12 +204,8 @@ _ASTRA = re.compile(r"(DATA|MODEL|HYBRID\w*|MICRO|DISTRIBUTED_INFERENCE|TRANSFOR
 def read_layers(path: str | Path) -> list[Workload]:
     """Read a file: one workload per iteration, with the layers in the order of the forward pass.
 
-    Raises
-    ------
-    MissingDataError
-        If there is no such file.
-    FormatError
-        If a row is not a layer, or iterations differ in their layers; the message names file and line.
+    Raises MissingDataError if there is no such file. Raises FormatError if a row is not a layer, or iterations differ
+    in their layers; the message names file and line.
     """
     place = Path(path)
     try:
