@@ -60,14 +60,14 @@ FORMATS = (
     UnreadFormat(
         "a drawing of a StragglerAnalysis trace",
         "it draws the workers of a tensor-parallel group as one",
-        "give the trace-*.parquet that it was drawn from, with its meta-*.yaml beside it",
+        "give the trace-*.parquet that it was drawn from, with its meta-*.yaml next to it",
         re.compile(rb'"cat"\s*:\s*"(forward|backward)-compute"'),
         has_times=True,
     ),
     UnreadFormat(
         "a trace in Chrome's format by a tool that stashtrace does not know",
         "nothing says what its events mean for a step",
-        "`stashtrace view FILE` shows it as it is; torch.profiler's own traces are read",
+        "`stashtrace view FILE` shows it as it is; traces of torch.profiler itself are read",
         re.compile(rb'"traceEvents"\s*:\s*\[\s*\{'),
         has_times=True,
     ),
@@ -79,7 +79,7 @@ OTHERS = (
     UnreadFormat(
         "a log of nccl-tests",
         "it measures links between GPUs alone, without the steps of a job",
-        "record the job: `stashtrace run -- CMD`; `stashtrace calibrate` measures what the links can do beside it",
+        "record the job: `stashtrace run -- CMD`; `stashtrace calibrate` measures how fast the links can be",
         re.compile(rb"(?m)^# (?:nccl-tests version|nThread \d+ nGpus \d+ minBytes |  +size +count +type )"),
     ),
     UnreadFormat(
@@ -92,8 +92,8 @@ OTHERS = (
     # names as in tsl/profiler/utils/xplane_schema.cc.
     UnreadFormat(
         "an XPlane profile of JAX or TensorFlow (xplane.pb)",
-        "it is the profiler's own format, and of one host",
-        "record the job with `stashtrace run -- CMD` or `nsys profile`; Perfetto opens the *.trace.json.gz beside it",
+        "it is a private format of the profiler, and of one host",
+        "record the job with `stashtrace run -- CMD` or `nsys profile`; Perfetto opens the *.trace.json.gz next to it",
         re.compile(
             rb"\A\x0a[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?"
             rb"\x12.(?:/host:|/device:|Task Environment)",
@@ -183,7 +183,9 @@ class UnknownFileError(ImporterError):
     """No importer recognises a file."""
 
     def __init__(self, file: Path) -> None:
-        super().__init__(f"{file} is not a trace that stashtrace knows", hint=f"it reads its own runs and {known()}")
+        super().__init__(
+            f"{file} is not a trace that stashtrace knows", hint=f"it reads runs of `stashtrace run` and {known()}"
+        )
 
 
 class RefusedFileError(ImporterError):
@@ -245,11 +247,11 @@ def require_trace_among(
     for look in range(looks):
         file = likely[look * len(likely) // looks]
         if progress is not None:
-            progress(0, 0, f"file {look + 1:,} of {looks:,} that are looked at, {file.name}")
+            progress(0, 0, f"file {look + 1:,} of {looks:,} that are examined, {file.name}")
         if is_trace(file):
             return
     raise ImporterError(
-        f"{where} holds {len(files):,} files; none of the {max(looks, 1):,} looked at is a trace",
+        f"{where} holds {len(files):,} files; none of the {max(looks, 1):,} examined is a trace",
         hint="give the traces themselves, or the folder that holds them alone",
     )
 

@@ -129,7 +129,7 @@ def _scrubbing() -> Any:
     package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     spec = spec_from_file_location("stashtrace_scrubbing", os.path.join(package, "scrubbing.py"))
     if spec is None or spec.loader is None:
-        raise ImportError("no scrubbing.py beside the probes")
+        raise ImportError("no scrubbing.py in the folder above the probes")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

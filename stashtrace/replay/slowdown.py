@@ -37,12 +37,12 @@ from stashtrace.units import ranks_text
 
 SLOWDOWN = schema(
     "slowdown",
-    "How much faster steps of the job would be if all ranks were alike, and what each cause contributes",
+    "How much faster steps of the job would be if all ranks were equal, and what each cause contributes",
     col.word("cause", "all, gap, rank, slowest_ranks, stage, replica or operation; gap: time that no edge explains"),
     col.word("name", "rank, ranks, stage, data-parallel number, operation or StallKind; empty for all and gap"),
     col.ns("step_ns", "mean step of the job by the replay without gaps; the same in each row"),
-    col.ns("ideal_step_ns", "the same with all ranks alike; the same in each row"),
-    col.ns("only_step_ns", "if all were alike but for this cause"),
+    col.ns("ideal_step_ns", "the same with all ranks equal; the same in each row"),
+    col.ns("only_step_ns", "if all were equal but for this cause"),
     col.ns("fixed_step_ns", "if this cause alone were like its peers"),
     col.real("slowdown_ratio", "only_step_ns by ideal_step_ns: how much slower this cause alone makes the job"),
     col.real(

@@ -28,7 +28,7 @@ COLLECTIVE_TIMES = schema(
     Column("bytes", "i8", "bytes", "payload of this rank's input"),
     col.word("element_type", "type of its elements, of several tensors the first's; empty if unknown", detail=3),
     *INTERVAL,
-    col.ns("wait_ns", "from the own call to the call of the last rank"),
+    col.ns("wait_ns", "from the call of this rank to that of the last rank"),
     col.ns("transfer_ns", "from there to the end, queueing included"),
     col.rank("last_rank", "the rank that was waited for, -1 if none", missing=-1),
     col.word("method", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer", detail=7),

@@ -27,7 +27,7 @@ from stashtrace.schema.trace import Trace
 
 BANDWIDTH = schema(
     "bandwidth",
-    "Bandwidth of collectives by size, as NCCL's own tests define it; needs collectives with begin and end",
+    "Bandwidth of collectives by size, as NCCL's tests define it; needs collectives with begin and end",
     RANK_OR_ALL,
     col.word("communicator", "name of the group", detail=2),
     col.word("op", "CollectiveOp in lower case"),
@@ -138,7 +138,7 @@ def _size_class(size: Floats) -> Int64:
 
 LINK_EFFICIENCY = schema(
     "link_efficiency",
-    "Transfers of collectives by size, beside what a calibration says the link can do",
+    "Transfers of collectives by size, and how fast a calibration says the link can be",
     RANK_OR_ALL,
     col.number("step", "ordinal of the step, -1 for all and outside steps", missing=-1),
     col.word("communicator", "name of the group", detail=2),

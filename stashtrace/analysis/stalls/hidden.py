@@ -37,7 +37,7 @@ from stashtrace.schema.trace import Trace
 
 HIDDEN = schema(
     "hidden",
-    "What each step did beside its stalls; nothing of it is part of the budget",
+    "Work of each step that was hidden behind other work; none of it is part of the budget",
     RANK,
     col.number("step", "ordinal"),
     col.ns("wall_ns", "length of the step"),

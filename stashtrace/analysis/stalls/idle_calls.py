@@ -36,7 +36,7 @@ IDLE_CALLS = schema(
     col.number("calls_count", "calls that touch the counted steps"),
     col.ns("inside_ns", "time that the thread stood in them, inside the counted steps"),
     col.ns("idle_ns", "of it, time that stalls gives to sync or launch"),
-    col.ns("possible_ns", "of it, time that timing events cannot tell from such a stall"),
+    col.ns("possible_ns", "of it, time that timing events cannot distinguish from such a stall"),
     col.ns("drained_ns", "stretches of such time, certain or possible, that began inside: the device ran dry"),
     col.real("share_ratio", "idle_ns of the rank's sync and launch time"),
 )

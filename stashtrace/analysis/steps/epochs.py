@@ -33,7 +33,7 @@ EPOCH_BEGINS = schema(
     col.ns("wait_ns", "waits between epochs: iterators that ended and were made, and first batches"),
     col.ns("workers_end_ns", "of it: waits for the workers of an iterator to end"),
     col.number("workers_count", "workers of such a loader, the most that made batches; 0 without workers"),
-    col.number("anew_count", "of the begins: iterators that started workers of their own"),
+    col.number("anew_count", "of the begins: iterators that started new workers"),
 )
 
 SERVES = ("training", *QUIET_KINDS)

@@ -106,11 +106,13 @@ LATE_RANKS = schema(
     col.real("cause_share_ratio", "its share of total_wait_ns"),
     col.number("first_step_index", "first step in which it was last, -1 outside", missing=-1),
     col.number("last_step_index", "last such step, -1 outside", missing=-1),
-    col.real("chance_ratio", "odds of steps_last_count or more if all ranks were late alike, times the group's size"),
+    col.real(
+        "chance_ratio", "odds of steps_last_count or more if all ranks were late equally often, times the group's size"
+    ),
     col.word(
         "verdict",
         "always: chance_ratio < 0.001, share_ratio > 0.5; often: the first alone; else once (one step counts),"
-        " few (too few steps to tell) or alternates",
+        " few (too few steps to decide) or alternates",
     ),
 )
 

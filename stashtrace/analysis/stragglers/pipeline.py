@@ -35,7 +35,7 @@ PIPELINE = schema(
     col.number("sends_count", "sends that were called"),
     col.ns("wait_ns", "receives were pending and their data had not been sent, overlaps counted once"),
     col.ns("bubble_ns", "of this, the rank did nothing else; -1 if unknown", missing=-1),
-    col.ns("transfer_ns", "receives from the call of their send, or the own one, to the end"),
+    col.ns("transfer_ns", "receives: from the later call of the two, send or receive, to the end"),
     col.ns("step_ns", "length of the step, -1 if unknown", missing=-1),
     col.real("bubble_ratio", "bubble_ns by step_ns, -1 if unknown", missing=-1),
     col.rank("from_rank", "the rank whose data was waited for longest, -1 if none", missing=-1),

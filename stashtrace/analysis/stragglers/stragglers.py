@@ -38,7 +38,7 @@ LAST_RANKS = schema(
     col.rank("last_rank", "the rank that was waited for"),
     col.number("step", "step in which this rank entered, -1 outside", missing=-1),
     col.moment("last_enter_ns", "entry of the last rank, -1 if it never entered", missing=-1),
-    col.ns("wait_ns", "from the own entry to that, -1 if it never entered", missing=-1),
+    col.ns("wait_ns", "from the entry of this rank to that, -1 if it never entered", missing=-1),
     col.number("partial", "1 if a member's row is missing"),
 )
 

@@ -216,7 +216,7 @@ def attach(session: _Session, iterator: Any, loader: Any) -> None:
     if hasattr(getattr(kind, "_next_data", None), _MARK):
         iterator._stashtrace_replay = session.replay_of(loader)
     else:
-        session.not_replayed(f"{kind.__module__}.{kind.__name__} makes its batches in its own way")
+        session.not_replayed(f"{kind.__module__}.{kind.__name__} makes its batches in a way that is not known here")
 
 
 def next_data(original: Any) -> Any:

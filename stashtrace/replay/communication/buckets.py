@@ -132,12 +132,12 @@ def _require_buckets(trace: Trace, messages: Messages, rows: Int64) -> None:
     if len(GroupBy(messages.rank[rows], messages.lane[rows])) > len(np.unique(messages.rank[rows])):
         raise MissingDataError(
             f"{problem}: a backward pass uses several communicators",
-            hint="the buckets of one model cannot be told from the messages of the others",
+            hint="the buckets of one model cannot be distinguished from the messages of the others",
         )
     if messages.blocking[rows].any():
         raise MissingDataError(
             f"{problem}: callers wait for messages inside backward, as SyncBatchNorm does",
-            hint="these messages cannot be told from buckets",
+            hint="these messages cannot be distinguished from buckets",
         )
 
 

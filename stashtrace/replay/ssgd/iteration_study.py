@@ -293,7 +293,7 @@ def _fitted_ring(workload: Workload, measured_ranks: int) -> Ring:
     if len(sizes) < _FEWEST_SIZES or not (middle > 0).all():
         line = message_line(sizes[middle > 0], middle[middle > 0])
         if line is None:
-            raise MissingDataError("messages are too similar in size to tell latency from bandwidth", hint=hint)
+            raise MissingDataError("messages are too similar in size to separate latency from bandwidth", hint=hint)
         return Ring.of_messages(*line, workers=measured_ranks)
     piece = fit_alpha_beta(sizes, middle, max_pieces=1).pieces[0]
     if not piece.beta_ns_per_byte > _SURE * piece.beta_error_ns_per_byte:
