@@ -165,7 +165,7 @@ def _usable(kind: str, taken: frozenset[str], path: tuple[str, ...]) -> dict[str
         if plugin.kind != kind:
             continue
         if plugin.name in taken:
-            warn(f"{plugin} is left out: stashtrace has its own {kind} of this name")
+            warn(f"{plugin} is left out: stashtrace has an {kind} of this name")
         elif plugin.name in usable:
             warn(f"{plugin} is left out: {usable[plugin.name].package} has an {kind} of this name")
         else:

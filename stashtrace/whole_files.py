@@ -50,7 +50,10 @@ def whole_file(path: Path, *, own_mode: bool = False, tidy: bool = True) -> Iter
     With ``own_mode`` the file keeps the mode that the caller gives it. To write many files into one folder, call
     :func:`remove_left_in` once and pass ``tidy=False``: looking for leftovers lists the whole folder.
     """
-    _refuse_devices(path)
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder is refused by the system
+            raise OSError(errno.EINVAL, "it is a device or a pipe, no file")
     with _partial(path, tidy) as partial:
         yield partial
         if not own_mode:
@@ -228,13 +231,6 @@ def _is_alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
-
-
-def _refuse_devices(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder is refused by the system
-            raise OSError(errno.EINVAL, "it is a device or a pipe, no file")
 
 
 def give_mode(path: Path, mode: int) -> None:

@@ -20,7 +20,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("steps", "stashtrace.analysis.steps.steps:steps", "begin and end of every step of every rank"),
     (
         "step_kinds",
-        "stashtrace.analysis.steps.step_kinds:step_kinds",
+        "stashtrace.analysis.steps.step_time:step_kinds",
         "training, validation and other steps: how many, how long",
     ),
     ("stalls", "stashtrace.analysis.stalls.budget:stalls", "where each nanosecond of each step of each rank went"),
@@ -39,10 +39,10 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.analysis.devices.breakdown:breakdown",
         "what each GPU did: compute, communication, copies",
     ),
-    ("idle", "stashtrace.analysis.devices.idle:idle", "why GPUs idled: input, sync, host, launch, waits"),
+    ("idle", "stashtrace.analysis.devices.breakdown:idle", "why GPUs idled: input, sync, host, launch, waits"),
     ("kernels", "stashtrace.analysis.devices.kernels:kernel_times", "what ran on the GPUs, by name"),
     ("launches", "stashtrace.analysis.devices.launches:launches", "how far ahead the host was: latency and queues"),
-    ("copies", "stashtrace.analysis.devices.copies:copies", "copies by direction: bytes, rate, pinned or not"),
+    ("copies", "stashtrace.analysis.devices.breakdown:copies", "copies by direction: bytes, rate, pinned or not"),
     (
         "lines",
         "stashtrace.analysis.lines.lines:lines",
@@ -54,7 +54,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "functions that take longer on one rank than on others",
     ),
     ("stacks", "stashtrace.analysis.steps.python_functions:stacks", "Python functions of deeper steps, by py-spy"),
-    ("bandwidth", "stashtrace.analysis.links.collective_bandwidth:bandwidth", "algbw and busbw of collectives by size"),
+    ("bandwidth", "stashtrace.analysis.links.bandwidth:bandwidth", "algbw and busbw of collectives by size"),
     ("hidden", "stashtrace.analysis.stalls.hidden:hidden", "hidden work, CPU contention and collection per step"),
     (
         "collectives",
@@ -63,7 +63,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "link_efficiency",
-        "stashtrace.analysis.links.efficiency:link_efficiency",
+        "stashtrace.analysis.links.bandwidth:link_efficiency",
         "transfers beside what the link can do",
     ),
     (
@@ -78,7 +78,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "straggler_roots",
-        "stashtrace.analysis.stragglers.straggler_roots:straggler_roots",
+        "stashtrace.analysis.stragglers.follow_waits:straggler_roots",
         "rank at which a chain of waits ends, by rank and step",
     ),
     ("late", "stashtrace.analysis.stragglers.late:late", "costliest waits in collectives, who was late, and why"),
@@ -117,7 +117,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ),
     ("io_sizes", "stashtrace.analysis.io.files:io_sizes", "how many calls moved how much, in Darshan's bins"),
     ("io_bandwidth", "stashtrace.analysis.io.io_bandwidth:io_bandwidth", "bytes by time as Darshan defines it"),
-    ("io_advice", "stashtrace.analysis.io.advice:io_advice", "what to change about reading, in sentences"),
+    ("io_advice", "stashtrace.analysis.io.files:io_advice", "what to change about reading, in sentences"),
     ("io_staging", "stashtrace.analysis.io.staging:io_staging", "which files to put on a fast tier"),
     ("io_cache", "stashtrace.analysis.io.cache:io_cache", "what a cache of each size would serve"),
     ("io_reuse", "stashtrace.analysis.io.cache:io_reuse", "how much else is read between two reads of the same"),

@@ -76,15 +76,11 @@ def layouts(table: Iterable[Any]) -> dict[int, Layout]:
         return known.layouts
     if len(_known) >= _MOST_KNOWN:
         _known.clear()
-    made = _layouts(table)
+    entries = (layout_of(entry) for entry in table if isinstance(entry, Mapping))
+    made = {layout.record_id: layout for layout in entries if layout is not None}
     if isinstance(table, tuple):
         _known[id(table)] = _Known(table, made)
     return made
-
-
-def _layouts(table: Iterable[Any]) -> dict[int, Layout]:
-    entries = (layout_of(entry) for entry in table if isinstance(entry, Mapping))
-    return {layout.record_id: layout for layout in entries if layout is not None}
 
 
 @functools.cache

@@ -90,7 +90,7 @@ def _open_all(path: str, stems: Sequence[str], strict: bool, losses: list[LossRo
     for stem in stems:
         full = os.path.join(path, stem + ".stash")
         if not os.path.exists(full):
-            advice = f"{stem}.ring has no .stash beside it, so its rows cannot be understood"
+            advice = f"{stem}.ring has no .stash next to it, so its rows cannot be read"
             losses.append(("format", "ring_without_file", int(Severity.DATA_LOSS), 1, advice))
             continue
         try:
@@ -179,6 +179,6 @@ def _choose(path: str, run: Mapping[str, Any], processes: list[StashFile], run_i
         raise FormatError(
             f"{path} holds {len(counts)} runs: {listed}",
             hint=f"choose one with `--run {max(counts, key=counts.__getitem__)[:8]}`, "
-            "or record each run into its own directory",
+            "or record each run into a directory of its own",
         )
     return processes

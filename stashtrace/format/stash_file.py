@@ -57,12 +57,8 @@ class Chunk:
 class StashFile:
     """Head and segment index of one process; rows are read by :meth:`load` and :meth:`chunks`.
 
-    Parameters
-    ----------
-    path : str
-        The .stash file; the .ring beside it is found by name.
-    strict : bool
-        Raise on damage that otherwise becomes a loss row.
+    ``path``: the .stash file; the .ring beside it is found by name. ``strict``: raise on damage that otherwise becomes
+    a loss row.
     """
 
     def __init__(self, path: str, *, strict: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Meaning of the names that NCCL, torch and profilers give to communication. Shared by the importers."""
+"""Meaning of the names that NCCL, torch and profilers give to communication and checkpoints, for all importers."""
 
 from __future__ import annotations
 
@@ -102,3 +102,10 @@ def subgroup_hash(*parts: object) -> int:
     """Return the identity of operations that are numbered together; it is the same on every rank."""
     text = "\0".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+#: ``save_checkpoint``, ``Checkpoint``, ``Trainer.save_checkpoint``, ``checkpoint_save``: a range around a checkpoint
+#: that is written. Loading one, or checkpoints of activations, have other names.
+CHECKPOINT = re.compile(
+    r"^(?:\w+(?:\.|::))*_?(?:sav(?:e|ing)[ _-]?)?(?:checkpoint|ckpt)(?:[ _-]?sav(?:e|ing))?$", re.IGNORECASE
+)

@@ -88,8 +88,8 @@ class _PluginImporter:
         except Exception as error:
             if not self._has_failed:
                 self._has_failed = True
-                reason = f"{one_line(error)}; files that it cannot look at are not its"
-                warn(f"{self._plugin} failed to look at {path}: {reason}")
+                reason = f"{one_line(error)}; a file that it cannot examine is not in its format"
+                warn(f"{self._plugin} failed to examine {path}: {reason}")
             return False
 
 

@@ -199,8 +199,8 @@ class _Job:
             shown = ", ".join(self._names[n] for n in unknown)
             context.lose("unknown_operations", count, advice=f"operations that no version so far had: {shown[:200]}")
         shown = ", ".join(f"{name} {size}" for name, size in self._sizes.items())
-        context.say("straggler.sizes", shown or "no meta-*.yaml beside the trace")
-        context.say("straggler.times", "each step from its own begin; steps are laid one behind the other")
+        context.say("straggler.sizes", shown or "no meta-*.yaml next to the trace")
+        context.say("straggler.times", "within each step as recorded; steps are placed one after the other")
         context.say_once("not_recorded", "host, files, batches, operations inside a tensor-parallel group")
 
     def _add_steps(self, rows: Int64, thread: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stashtrace.calibration.file import host_hash
 from stashtrace.loading.foreign_files import free_bytes
-from stashtrace.record.host.processor import processor_name
+from stashtrace.record.host import processor_name
 
 
 def machine_facts(devices: Sequence[str] = ()) -> dict[str, Any]:

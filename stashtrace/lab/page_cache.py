@@ -20,7 +20,7 @@ import numpy as np
 from stashtrace.errors import CaptureError
 from stashtrace.lab.job_files import FileSet, size_of
 from stashtrace.lab.machine import free_memory_bytes
-from stashtrace.record.host.file_systems import IN_MEMORY, file_system_of, is_far
+from stashtrace.record.host import IN_MEMORY, file_system_of, is_far
 from stashtrace.text import count_noun, list_some, say_why
 from stashtrace.units import bytes_text, percent_text
 

@@ -30,7 +30,7 @@ from stashtrace.lab.page_cache import make_cold
 from stashtrace.lab.progress import ProgressCallback, no_progress
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import RUN_FILE, file_rights
-from stashtrace.record.host.file_systems import IN_MEMORY, file_system_of
+from stashtrace.record.host import IN_MEMORY, file_system_of
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.staged_files import Copy, read_staged_list, write_staged_list
 from stashtrace.report.blocks import Block, Command, Facts, Listing

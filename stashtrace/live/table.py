@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.findings.spikes.step_times import STEP_TIMES, step_times
-from stashtrace.analysis.steps.step_kinds import KINDS
+from stashtrace.analysis.steps.step_time import KINDS
 from stashtrace.errors import FormatError
 from stashtrace.format.codec import decode, encode
 from stashtrace.format.container import (

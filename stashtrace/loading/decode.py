@@ -12,7 +12,7 @@ from functools import cache
 
 from stashtrace.collectors.decode_context import DecodeContext, Decoder, resolve
 from stashtrace.format.project import current_layouts
-from stashtrace.format.stash_file import StashFile, pieces
+from stashtrace.format.stash_file import pieces
 from stashtrace.loading.join_collectives import GroupNotes, merge_collectives
 from stashtrace.loading.process_identity import Process
 from stashtrace.schema.events import TABLES
@@ -89,7 +89,10 @@ def decode_processes(
 
 
 def _decode(process: Process, tracks: TrackRegistry, wanted: frozenset[str] | None) -> Decoded:
-    names = _collectors(process.file)
+    # The collectors that have rows in a file, the core first
+    current, counts = current_layouts(), process.file.row_counts()
+    filled = (x.collector for x in process.file.layouts.values() if counts.get(x.name) and x.name in current)
+    names = list(dict.fromkeys(("core", *filled)))
     known = {name: decoder for name in names if (decoder := _resolved(name)) is not None}
     filling = [
         decoder
@@ -118,13 +121,6 @@ def _decode(process: Process, tracks: TrackRegistry, wanted: frozenset[str] | No
         [name for name in names if name not in known],
         notes,
     )
-
-
-def _collectors(file: StashFile) -> list[str]:
-    """Return the collectors that have rows in a file, the core first."""
-    current, counts = current_layouts(), file.row_counts()
-    filled = (x.collector for x in file.layouts.values() if counts.get(x.name) and x.name in current)
-    return list(dict.fromkeys(("core", *filled)))
 
 
 def _add_tracks(table: Table, context: DecodeContext) -> Table:

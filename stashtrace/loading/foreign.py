@@ -18,7 +18,7 @@ from stashtrace.errors import ImporterError, UsageError
 from stashtrace.importers.import_context import Claim, ImportContext, ImportedProcess, NamedJob
 from stashtrace.importers.registry import Importer, plugins
 from stashtrace.importers.source import Source
-from stashtrace.loading.clocks.align_imported import ImportedClocks, imported_clocks
+from stashtrace.loading.clocks.align_recorded import ImportedClocks, imported_clocks
 from stashtrace.loading.foreign_files import (
     HINT,
     ArchiveAmongFilesError,
@@ -137,7 +137,7 @@ class Imported:
         if len(errors) == 1:
             return errors[0]
         if readable:
-            more = f"; nor can {len(errors) - 1} more file{'s' if len(errors) > 2 else ''} beside it be used"
+            more = f"; nor can {len(errors) - 1} more file{'s' if len(errors) > 2 else ''} in the same place be read"
             return ImporterError(f"{readable[0]}{more}", hint=readable[0].hint)
         if not os.path.isdir(self.paths[0]):
             return UnknownFileError(Path(self.paths[0]))

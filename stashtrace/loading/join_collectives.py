@@ -255,5 +255,5 @@ def _count_untimed(merged: Table, details: Table, on_nccl: npt.NDArray[np.uint64
         context.add_loss("nccl", "collectives_untimed", count, text, Severity.ERROR)
     count = int(np.count_nonzero(untimed & host & np.isin(merged["group_hash"], on_nccl)))
     if count:
-        text = "on NCCL groups, where NCCL's own call was not seen: when they ran is unknown"
+        text = "on NCCL groups, where NCCL's call was not recorded: when they ran is unknown"
         context.add_loss("torch_distributed", "collectives_untimed", count, text, Severity.ERROR)

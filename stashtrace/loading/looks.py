@@ -16,8 +16,8 @@ import numpy as np
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
-from stashtrace.record.look.look import STACK_NOT_READ, WINDOW_S, Wanted, take_looks
 from stashtrace.record.look.model import ELSEWHERE, LOOK_FACT, Look, ThreadLook
+from stashtrace.record.look.proc import STACK_NOT_READ, WINDOW_S, Wanted, take_looks
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import StackFlag
 from stashtrace.schema.table import Table

@@ -32,18 +32,18 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
         ("torch_dataloader", "stashtrace.probes.torch.dataloader_worker:install"),
     ),
     "torchdata.stateful_dataloader.stateful_dataloader": (
-        ("torch_dataloader", "stashtrace.probes.torchdata.loader:install"),
+        ("torch_dataloader", "stashtrace.probes.torch.dataloader:install_torchdata"),
     ),
     "torch.distributed.distributed_c10d": (("torch_distributed", "stashtrace.probes.torch.distributed:install"),),
     "torch.distributed.elastic.multiprocessing.errors": (
-        ("torch_distributed", "stashtrace.probes.ends.child_ends:install_elastic"),
+        ("torch_distributed", "stashtrace.probes.child_ends:install_elastic"),
     ),
     "torch.nn.parallel.distributed": (("core", "stashtrace.probes.torch.ddp:install"),),
-    "torch.multiprocessing.spawn": (("torch_distributed", "stashtrace.probes.ends.child_ends:install_spawn"),),
-    "mpi4py.MPI": (("torch_distributed", "stashtrace.probes.surroundings.mpi:install"),),
+    "torch.multiprocessing.spawn": (("torch_distributed", "stashtrace.probes.child_ends:install_spawn"),),
+    "mpi4py.MPI": (("torch_distributed", "stashtrace.probes.surroundings:look_for_mpi"),),
     "torch._dynamo.trace_rules": (("torch_step", "stashtrace.probes.torch.step:hide_from_dynamo"),),
     "torch._dynamo.convert_frame": (("torch_step", "stashtrace.probes.torch.host_calls.compiling:install"),),
-    "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch.profiler:install"),),
+    "torch.autograd.profiler": (("cupti", "stashtrace.probes.torch.step:install_profiler"),),
     "torch.distributed.checkpoint": (("torch_step", "stashtrace.probes.torch.checkpoint:install_distributed"),),
     "wandb": (("core", "stashtrace.probes.trackers:install_wandb"),),
     "mlflow.tracking.fluent": (("core", "stashtrace.probes.trackers:install_mlflow"),),
@@ -56,7 +56,7 @@ if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
     # Data is replayed whatever is recorded. This probe comes first, so that torch_dataloader wraps its wrappers.
     for _name, _replay in (
         ("torch.utils.data.dataloader", "torch.replay"),
-        ("torchdata.stateful_dataloader.stateful_dataloader", "torchdata.replay"),
+        ("torchdata.stateful_dataloader.stateful_dataloader", "torch.torchdata_replay"),
     ):
         PROBES[_name] = (("core", f"stashtrace.probes.{_replay}:install"), *PROBES[_name])
 
@@ -162,9 +162,9 @@ def install() -> None:
         return
     _process = _Process()
     if "STASHTRACE_CPU_SHARES" in os.environ:
-        from stashtrace.probes import cpu_share
+        from stashtrace.probes import surroundings
 
-        cpu_share.apply()
+        surroundings.pin_to_share()
     hook = ImportHook(tuple(PROBES), _imported)
     for name in tuple(PROBES):
         if name in sys.modules:  # by the user's own sitecustomize
@@ -198,14 +198,13 @@ def _is_on(collector: str) -> bool:
 
 
 def _prepare_process() -> None:
-    from stashtrace.probes import process, stacks
-    from stashtrace.probes.surroundings import gpu_jobs, mpi
+    from stashtrace.probes import process, stacks, surroundings
 
     process.begin()
     stacks.begin()
-    mpi.watch()
-    if folder := gpu_jobs.folder():
-        gpu_jobs.record(folder)
+    surroundings.watch_for_mpi()
+    if folder := surroundings.gpu_jobs_folder():
+        surroundings.record_gpu_jobs(folder)
 
 
 def _report(collector: str, reason: str, detail: str) -> None:

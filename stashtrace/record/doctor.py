@@ -23,7 +23,7 @@ from pathlib import Path
 from stashtrace.errors import StashtraceError, native_failure
 from stashtrace.record.doctor_gpu import Answer, Check, gpu_checks
 from stashtrace.record.environment import LIBRARY_PATH, traced_environment, untraced_environment
-from stashtrace.record.host.file_systems import far_file_system, near_folder
+from stashtrace.record.host import far_file_system, near_folder
 from stashtrace.record.options import DECLARATIONS
 from stashtrace.record.program import JobPython, ask_python, is_python, loader_takes_library, preload_obstacle
 
@@ -109,7 +109,7 @@ def _preload() -> Answer:
 def _posix_io() -> Answer:
     delay = "on" if _read("/proc/sys/kernel/task_delayacct") == "1" else "off"
     detail = f"by blocking: rusage of the thread (delay accounting {delay})"
-    return "measured", detail, "storage is told from page cache by evidence, not by duration"
+    return "measured", detail, "storage and page cache are distinguished by evidence, not by duration"
 
 
 def _run_directory() -> Answer:
@@ -159,7 +159,7 @@ def _python(python: JobPython | None, program: str | None) -> Answer:
         return "partly", f"{detail}: {obstacle}", _NO_PROBES
     own = Path(python.stashtrace).parent.resolve() if python.stashtrace is not None else None
     if own is not None and own != LIBRARY_PATH.parent:
-        detail += f"; it has a stashtrace of its own in {own}"
+        detail += f"; it has another stashtrace in {own}"
         return "ok", detail, f"{_PROBES}, by the probes of this stashtrace; annotations reach them"
     return "ok", detail, _PROBES
 
@@ -186,7 +186,7 @@ def _stacks(python: JobPython | None, program: str | None) -> Answer:
 
 def _collectives(python: JobPython | None, program: str | None) -> Answer:
     answer = _of_torch(
-        python, program, meaning="late ranks and the link are told apart", without="ranks are not compared"
+        python, program, meaning="late ranks and a slow link are distinguished", without="ranks are not compared"
     )
     return answer if answer[0] != "measured" else (answer[0], _ENDS_OF_COLLECTIVES, answer[2])
 
@@ -244,8 +244,8 @@ def _pressure() -> Answer:
 
 def _run_queue() -> Answer:
     if _read("/proc/self/schedstat") is None:
-        return "invisible", "no /proc/self/schedstat", "CPU contention cannot be told from compute"
-    return "measured", "/proc/self/task/*/schedstat", "CPU contention is shown beside compute"
+        return "invisible", "no /proc/self/schedstat", "CPU contention cannot be distinguished from compute"
+    return "measured", "/proc/self/task/*/schedstat", "CPU contention is shown next to compute"
 
 
 def _perf() -> Answer:
@@ -259,7 +259,7 @@ def _shared_memory() -> Answer:
     try:
         room = os.statvfs("/dev/shm")
     except OSError:
-        return "partly", "missing", "torch's own worker queues may fail; rings lie in the run directory"
+        return "partly", "missing", "torch's worker queues may fail; rings lie in the run directory"
     free_bytes = room.f_bavail * room.f_frsize
     detail = f"{free_bytes / 2**30:.1f} GiB free"
     if free_bytes < 1 << 30:

@@ -38,7 +38,7 @@ _SMALL_SHM_BYTES = 128 << 20
 #: Source of NCCL's times (``nccl_source`` of a run) -> what that means for them.
 _SOURCES = {
     "events": "collectives are timed by events around the calls",
-    "plugin": "collectives get the device's own times, per channel",
+    "plugin": "collectives get times of the device, per channel",
     "host": "collectives have the times of their calls alone",
 }
 _CUPTI_KNOWN = ((18, 28), (130000, 130599))
@@ -149,10 +149,10 @@ def _driver(libraries: Mapping[str, Any]) -> Answer:
     if driver["init"] != 0:
         reason = {100: " (no device)", 803: " (driver too old)"}.get(driver["init"], "")
         detail = f"{version}, cuInit answers {driver['init']}{reason}"
-        return "invisible", detail, "look at CUDA_VISIBLE_DEVICES, the container's devices, `nvidia-smi`"
+        return "invisible", detail, "check CUDA_VISIBLE_DEVICES, the container's devices, `nvidia-smi`"
     devices = driver["devices"]
     if not devices:
-        return "invisible", f"{version}, no device", "look at CUDA_VISIBLE_DEVICES; " + host_only
+        return "invisible", f"{version}, no device", "check CUDA_VISIBLE_DEVICES; " + host_only
     names = sorted({f"{d['name']} ({d['memory_bytes'] / 2**30:.0f} GiB, {d['capability']})" for d in devices})
     meaning = "waits, copies, steps and collectives get times of the device"
     return "measured", f"{len(devices)} x {', '.join(names)}, {version}", meaning
@@ -165,7 +165,7 @@ def _runtime(libraries: Mapping[str, Any]) -> Answer:
         parts.append(f"torch {torch}")
     cupy = next((name for name in ("cupy-cuda13x", "cupy-cuda12x", "cupy") if _package(name)), "")
     if cupy:
-        detail = ", ".join([*parts, f"{cupy} {_package(cupy)} has its own, statically linked"])
+        detail = ", ".join([*parts, f"{cupy} {_package(cupy)} has a runtime of its own, statically linked"])
         meaning = "of CuPy, collectives and steps are seen; its copies, waits and syncs with `run --lookup-hook`"
         return "partly", detail, meaning
     if "+cpu" in torch:
@@ -250,7 +250,7 @@ def _nccl(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> Answe
     version = _nccl_version(libraries)
     on_gpu = bool(_devices(libraries))
     if version <= 0:
-        detail = "no libnccl.so.2 beside torch or CuPy, nor on the library path"
+        detail = "no libnccl.so.2 next to torch or CuPy, nor on the library path"
         meaning = "a statically linked NCCL is seen by its profiler plugin alone"
         return ("invisible", detail, meaning) if on_gpu else None
     source = "of the wheel" if "/" in libraries["nccl"]["path"] else "of the library path"
@@ -290,7 +290,7 @@ def _nccl_shared_memory(libraries: Mapping[str, Any], environment: Mapping[str, 
 def _timing_events(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> Answer | None:
     if environment.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
         return None
-    detail = "CUDA_DEVICE_MAX_CONNECTIONS=1: an event may hold up what runs beside it"
+    detail = "CUDA_DEVICE_MAX_CONNECTIONS=1: an event may delay work that runs at the same time"
     if _has_events(environment):
         return "partly", detail, "used nevertheless, as STASHTRACE_FORCE_EVENTS=1 says"
     times = _SOURCES[nccl_source(_nccl_version(libraries), environment)]
@@ -314,7 +314,7 @@ def _deep_mode(libraries: Mapping[str, Any], environment: Mapping[str, str]) -> 
         return None
     version = (libraries.get("cupti") or {}).get("version", 0)
     if not version:
-        meaning = "`run --kernels` works where the job brings its own (torch)"
+        meaning = "`run --kernels` works where the job brings a library (as torch does)"
         return "partly", "no libcupti on the library path", meaning
     if version < 0:
         return "invisible", f"libcupti answers {-version}", "`run --kernels` records nothing here"

@@ -24,7 +24,7 @@ from stashtrace.record.gpu.inventory import quiet_environment
 from stashtrace.record.program import own_program
 
 _CONTROL = "control-{host}"
-#: ``probes.deeper`` knows these too.
+#: ``probes.process`` knows these too.
 _SIZE, _NUMBER_AT, _REQUEST_AT = 64, 1, 8
 _REQUEST = struct.Struct("<QQQQ")
 #: It makes one more round when the job has ended; if that takes longer, it is left behind.

@@ -171,7 +171,7 @@ class RecordOptions:
         metavar="N",
         parse=int,
     )
-    nvml_links: bool = _switch("NVML_LINKS", "--nvml-links", "sample each NVLink of a device beside their sum")
+    nvml_links: bool = _switch("NVML_LINKS", "--nvml-links", "sample each NVLink of a device, not only their sum")
     kernels: bool | str = _switch(
         "KERNELS",
         "--kernels",

@@ -187,7 +187,7 @@ def _open(url: str) -> tuple[Any, str]:
         files, root = fsspec.core.url_to_fs(url)
     except ImportError as error:
         raise UsageError(
-            f"{url} needs a plug-in of fsspec: {_first_line(error)}", hint="install it beside fsspec"
+            f"{url} needs a plug-in of fsspec: {_first_line(error)}", hint="install it in the environment of fsspec"
         ) from error
     except Exception as error:  # each plug-in has its own errors
         raise UsageError(f"{url} is no URL that fsspec can open: {_first_line(error)}", hint=_ACCESS_HINT) from error

@@ -39,11 +39,8 @@ from stashtrace.record.environment import LIBRARY_PATH, traced_environment, with
 from stashtrace.record.follower import Follower, make_control
 from stashtrace.record.gpu.inventory import InventoryReader
 from stashtrace.record.group_witness import GroupWitness
-from stashtrace.record.host.file_systems import far_file_system, near_folder
-from stashtrace.record.host.memory_kills import MemoryKills
-from stashtrace.record.host.processor import processor_name
-from stashtrace.record.job import Job, commit_of, job_of
-from stashtrace.record.launchers import RECORDS, announce, own_place
+from stashtrace.record.host import MemoryKills, far_file_system, near_folder, processor_name
+from stashtrace.record.launchers import RECORDS, Job, announce, commit_of, job_of, own_place
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.program import check_script, find_program, preload_obstacle, spawn
 from stashtrace.record.remote import check_url, is_url

@@ -46,16 +46,9 @@ _RANGE = {
 class Change:
     """One change.
 
-    Attributes
-    ----------
-    quantity : str
-        One of ``QUANTITIES``, or ``BUCKET``.
-    factor : float or None
-        Factor of the quantity; 0 takes a time away. For ``BUCKET`` the size itself.
-    amount : float or None
-        Without a factor: the new value, in ns, in bits a second, or as a number.
-    text : str
-        The value as it was typed.
+    ``quantity``: one of ``QUANTITIES``, or ``BUCKET``. ``factor``: factor of the quantity; 0 takes a time away. For
+    ``BUCKET`` the size itself. ``amount``: without a factor: the new value, in ns, in bits a second, or as a number.
+    ``text``: the value as it was typed.
     """
 
     quantity: str
@@ -67,10 +60,7 @@ class Change:
     def parse(cls, text: str) -> Change:
         """Read ``QUANTITY=VALUE``.
 
-        Raises
-        ------
-        UsageError
-            For an unknown quantity, or a value that it cannot have.
+        Raises UsageError: for an unknown quantity, or a value that it cannot have.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""Uncertainty of a predicted step: how much recordings of one job differ, and how sure replayed CPU waits are."""
+"""Uncertainty of a predicted step: how much recordings of a job differ, CPU waits in replays, ranks without work."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.steps.threads import threads_without_steps
 from stashtrace.calibration.noise import student
 from stashtrace.replay.scenario import Floats
+from stashtrace.schema.trace import Trace
 
 #: Recordings of one job differ by this, however many steps they have (`benchmarks/results/whatif.md`).
 BETWEEN_RUNS = 0.03
@@ -94,3 +98,28 @@ class Contention:
         # Without any wait for a CPU a step still takes its work, of which a part of what looks like such waits may be.
         floor = max(free_ns - _CONTENTION_DOUBT * max(self.measured_ns - self.free_ns, 0.0), 0.0)
         return max(min(ends) - doubt, floor), max(max(ends) + doubt, floor)
+
+
+def ranks_recorded(trace: Trace) -> tuple[int, int]:
+    """Return of how many ranks the work is recorded, and how many ranks the job has as far as is known."""
+    groups = group_table(trace).values()
+    members = {rank for group in groups for rank in group.members.tolist()}
+    present = {*find_steps(trace)["rank"].tolist(), *(thread.rank for thread in threads_without_steps(trace))}
+    return len(present), max(int(trace.processes["world_size"].max(initial=-1)), len(members))
+
+
+def others_unknown(trace: Trace) -> str:
+    """Return that what most ranks of a job do is not recorded, in words; empty if it is.
+
+    A step ends for all ranks together, so what makes one of them quicker need not make the step shorter.
+    """
+    present, count = ranks_recorded(trace)
+    if not len(trace.collectives) or not present or (present > 1 and 2 * present >= count):
+        return ""
+    if count > present:
+        recorded = f"{present} of {count} ranks {'is' if present == 1 else 'are'} recorded"
+    elif (trace.processes["world_size"] > 0).any():
+        return ""
+    else:
+        recorded = "one rank is recorded"
+    return f"not predicted: {recorded}, and what a change saves depends on the others"

@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
 from stashtrace.analysis.intervals import Int64
-from stashtrace.replay.equal_ranks import next_transfers
 from stashtrace.replay.scenario import Floats, Scenario
 from stashtrace.replay.sharing import crowded_hosts
+from stashtrace.replay.slowdown import next_transfers
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp
 

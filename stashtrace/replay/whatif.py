@@ -18,21 +18,41 @@ import numpy as np
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError, UsageError, guarded
-from stashtrace.replay.change_times import absent_times, require_time, with_time
-from stashtrace.replay.change_transfers import LINKS, compressed, over_link, ranks_wanted, with_link, with_ranks
+from stashtrace.replay.change_lengths import (
+    LINKS,
+    absent_times,
+    compressed,
+    over_link,
+    ranks_wanted,
+    require_time,
+    with_link,
+    with_ranks,
+    with_time,
+)
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
 from stashtrace.replay.communication.buckets import Buckets, regrouped
-from stashtrace.replay.links import measured_alone, shared_kinds, sharing_links
-from stashtrace.replay.loaders.any_order import require_several_workers, with_any_order
-from stashtrace.replay.loaders.persistent_workers import require_new_workers, with_kept_workers
+from stashtrace.replay.loaders.loader_options import (
+    require_new_workers,
+    require_several_workers,
+    with_any_order,
+    with_kept_workers,
+)
 from stashtrace.replay.loaders.slow_worker import require_slow_worker, without_slow_workers, workers_differ
 from stashtrace.replay.loaders.worker_count import known_loaders, with_own_batches_apart, with_workers, workers_to_try
 from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
 from stashtrace.replay.remove_straggler import without_lateness
 from stashtrace.replay.replayed_budget import step_budget
 from stashtrace.replay.scenario import Bools, Floats, Links, Scenario, Unknowns
-from stashtrace.replay.sharing import cpus_left, crowded_hosts, replayed, shared
+from stashtrace.replay.sharing import (
+    cpus_left,
+    crowded_hosts,
+    measured_alone,
+    replayed,
+    shared,
+    shared_kinds,
+    sharing_links,
+)
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import words_of

@@ -21,8 +21,7 @@ from stashtrace.analysis.findings.claim_rows import NOT_SAID
 from stashtrace.analysis.findings.rules.ending import ENDINGS
 from stashtrace.analysis.findings.rules.losses import losses_of
 from stashtrace.analysis.findings.summary_input import RunFacts, gather, ranks_of_hosts
-from stashtrace.analysis.links.collective_bandwidth import bandwidth
-from stashtrace.analysis.links.efficiency import link_efficiency
+from stashtrace.analysis.links.bandwidth import bandwidth, link_efficiency
 from stashtrace.analysis.links.paths import links
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import how_to_get_steps

@@ -39,7 +39,7 @@ TRACKS = schema(
 )
 SPANS = schema(
     "spans",
-    "User annotations, garbage collection, probes' own time; step marks have begin_ns == end_ns",
+    "User annotations, garbage collection, time of the probes; step marks have begin_ns == end_ns",
     col.key("span_id", "row number, unique in the table"),
     *INTERVAL,
     TRACK_ID,
@@ -182,7 +182,7 @@ GROUPS = schema(
     col.number("group_rank", "this rank within the group"),
     col.number("group_size", "members"),
     col.number("observed_count", "collectives recorded, -1 if not compared", missing=-1),
-    col.number("backend_count", "the group's own sequence number, -1 if none", missing=-1),
+    col.number("backend_count", "sequence number of the group, -1 if none", missing=-1),
     col.number("crosses_hosts", "1 if its traffic leaves a host, 0 if not, -1 if unknown", missing=-1),
     col.text("locality_code", "the evidence for crosses_hosts"),
 )
@@ -329,7 +329,7 @@ KERNELS = schema(
 )
 COLLECTIVE_DETAILS = schema(
     "collective_details",
-    "What NCCL's profiler plugin or its arguments tell of a collective beyond its times",
+    "What NCCL's profiler plugin or its arguments record of a collective beyond its times",
     col.refers("collective_key", "collectives.collective_key"),
     PROCESS_ID,
     col.text("algorithm_code", "RING, TREE, NVLS, ...; empty if unknown"),
@@ -387,7 +387,7 @@ MATCHED_COLLECTIVES = schema(
     col.number("partial", "1 if a member's row is missing although the operation ended"),
     col.number("link", "0 inside a host, 1 between hosts, 2 between hosts of which some hold several members"),
     col.number("by_clock", "0 if the ranks' clocks are too far apart for this operation"),
-    col.number("ordered", "0 if it entered closer to the last rank than their clocks can tell apart"),
+    col.number("ordered", "0 if it entered closer to the last rank than their clocks can resolve"),
     col.moment("device_resolved_end_ns", "the same seven by the clocks of devices"),
     col.moment("device_last_enter_ns", ""),
     col.rank("device_last_rank", ""),
@@ -444,7 +444,7 @@ EXECUTION_NODES = schema(
     col.text("name_code", "operator or annotation"),
     col.nbytes("input_bytes", "tensors given, views counted as long as they are"),
     col.nbytes("output_bytes", "tensors returned"),
-    col.ns("duration_ns", "as a simulator is told, -1 if unknown", missing=-1),
+    col.ns("duration_ns", "as a simulator is to take it, -1 if unknown", missing=-1),
     Column("op_code", "i8", "", "-1 if no collective", missing=-1, of=kinds.CollectiveOp),
     col.number("collective_sequence", "number that torch gave the collective, -1 if none", missing=-1),
     col.text("group_code", "process group of the collective"),

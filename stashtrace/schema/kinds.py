@@ -411,7 +411,7 @@ class StallKind(Code):
     """Where a nanosecond of a step went.
 
     The numbers are codes, not an order. Where causes overlap, the first layer of the rank's method wins:
-    ``docs/concepts/stalls.md`` has the table; ``by_kernels``, ``by_brackets`` and ``on_host`` have the layers.
+    ``docs/concepts/stalls.md`` has the table; ``device_layers`` and ``on_host`` have the layers.
     """
 
     COMPUTE = 1

@@ -26,7 +26,7 @@ class StringPool:
         code = self._codes.get(text)
         if code is None:
             code = self._codes[text] = len(self._texts)
-            self._texts.append(text if text.isascii() else _writable(text))
+            self._texts.append(text if text.isascii() else text.encode("utf-8", "replace").decode())
         return code
 
     def codes(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
@@ -53,11 +53,6 @@ class StringPool:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._texts)
-
-
-def _writable(text: str) -> str:
-    """The text without halves of surrogate pairs: JSON may hold them, but no file or terminal accepts them."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def ranks_of(text: str) -> list[int]:

@@ -68,7 +68,7 @@ QUESTIONS = {
 SIBLINGS = {
     "collectors": {"decode_context", "core"},
     "importers": {
-        *("registry", "import_context", "source", "import_limits", "collective_names", "phase_names", "protobuf"),
+        *("registry", "import_context", "source", "import_limits", "collective_names", "protobuf"),
     },
 }
 # Packages that may import floor 0 alone.

@@ -14,8 +14,7 @@ from ports import free_port
 from replay.ddp_runs import MIB
 
 from stashtrace.loading.load import load_trace
-from stashtrace.replay.communication.ddp import ddp_facts
-from stashtrace.replay.communication.messages import gradient_messages
+from stashtrace.replay.communication.messages import ddp_facts, gradient_messages
 from stashtrace.replay.communication.overlap import bucket_ends
 
 needs_torch()

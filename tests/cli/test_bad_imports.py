@@ -59,7 +59,7 @@ def test_garbage(run: Run, tmp_path: Path, command: str) -> None:
     noise = bytes((i * 73 + i // 7) % 251 for i in range(4000))
     for name, begin in (("a.json", b""), ("b.json.gz", b"\x1f\x8b"), ("c.sqlite", b"SQLite format 3\0")):
         (tmp_path / "junk" / name).write_bytes(begin + noise)
-    assert "; nor can 2 more files beside it be used" in refused(run(*words_of(command, "junk")))
+    assert "; nor can 2 more files in the same place be read" in refused(run(*words_of(command, "junk")))
     assert "cannot be decompressed" in refused(run(*words_of(command, "junk/b.json.gz")))
     assert "not a trace that stashtrace knows" in refused(run(*words_of(command, "junk/a.json")))
 

@@ -313,8 +313,8 @@ def test_broken_packages_are_warnings_in_the_list(broken: Path, site: Path) -> N
     assert {"missing", "leaving", "number", "nothing"}.isdisjoint(listed)
     said = warnings_of(answer)
     for name, why in (
-        ("stalls", "is left out: stashtrace has its own analysis of this name"),
-        ("summary", "is left out: stashtrace has its own analysis of this name"),
+        ("stalls", "is left out: stashtrace has an analysis of this name"),
+        ("summary", "is left out: stashtrace has an analysis of this name"),
         ("missing", "cannot be loaded from 'gone:table': ModuleNotFoundError: No module named"),
         ("nothing", "cannot be loaded from 'mine:nothing': AttributeError: "),
         ("leaving", "cannot be loaded from 'leaving:table': SystemExit: no licence"),
@@ -384,10 +384,10 @@ def test_broken_importers_are_left_out(broken: Path, site: Path, traces: Path) -
     assert answer.out == with_site("summary", traces, site=site).out
     said = warnings_of(answer)
     assert len(said) == 4, said
-    assert said[0] == "importer 'kineto' of broken 1.0 is left out: stashtrace has its own importer of this name"
+    assert said[0] == "importer 'kineto' of broken 1.0 is left out: stashtrace has an importer of this name"
     assert said[1].startswith("importer 'missing' of broken 1.0 cannot be loaded from 'gone': ")
     assert said[2] == "importer 'half' of broken 1.0 is left out: it has no function load"
-    assert said[3].startswith(f"importer 'curious' of broken 1.0 failed to look at {traces / 'rank0.csv'}: KeyError: ")
+    assert said[3].startswith(f"importer 'curious' of broken 1.0 failed to examine {traces / 'rank0.csv'}: KeyError: ")
 
 
 def test_two_packages_with_one_name(site: Path, tmp_path: Path) -> None:

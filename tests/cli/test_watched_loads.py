@@ -79,7 +79,7 @@ def junk(tmp_path: Path) -> Path:
 
 def test_a_large_folder_without_traces_is_refused_early(junk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
-    with pytest.raises(ImporterError, match=r"holds 1,500 files; none of the 1,000 looked at is a trace"):
+    with pytest.raises(ImporterError, match=r"holds 1,500 files; none of the 1,000 examined is a trace"):
         load_trace(str(junk), progress=lambda done, total, what: said.append(what))
     assert sum("looked at" in line for line in said) == FEW_FILES
     for command in ("info", "summary"):
@@ -92,7 +92,7 @@ def test_a_large_folder_without_traces_is_refused_early(junk: Path, capsys: pyte
 def test_pictures_count_as_no_look(tmp_path: Path) -> None:
     for number in range(FEW_FILES + 1):
         (tmp_path / f"{number}.jpg").touch()
-    with pytest.raises(ImporterError, match="none of the 1 looked at is a trace"):
+    with pytest.raises(ImporterError, match="none of the 1 examined is a trace"):
         require_trace_among(list(files_of([str(tmp_path)])), str(tmp_path))
     write_job(tmp_path)
     require_trace_among(list(files_of([str(tmp_path)])), str(tmp_path))

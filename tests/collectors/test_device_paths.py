@@ -14,7 +14,7 @@ import pytest
 from device import calls, run_ranks
 from traced import TracedRun
 
-from stashtrace.analysis.links.collective_bandwidth import bandwidth
+from stashtrace.analysis.links.bandwidth import bandwidth
 from stashtrace.schema.kinds import Awaited, Bracket, BracketFlag, CopyDirection
 from stashtrace.summary.summary_text import summary
 

@@ -14,7 +14,7 @@ from traced import run_traced
 
 from stashtrace.probes import recorder
 from stashtrace.probes.torch.ddp import VARIABLE, install, wanted_mib
-from stashtrace.replay.communication.ddp import BUCKET, GRADIENTS, ddp_facts
+from stashtrace.replay.communication.messages import BUCKET, GRADIENTS, ddp_facts
 from stashtrace.schema.trace import Trace
 
 pytestmark = pytest.mark.torch

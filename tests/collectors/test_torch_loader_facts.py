@@ -10,7 +10,7 @@ import pytest
 from installed import needs_torch
 from traced import TracedRun, run_traced
 
-from stashtrace.analysis.steps.samples_per_step import FACT
+from stashtrace.analysis.steps.epochs import FACT
 from stashtrace.schema.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch

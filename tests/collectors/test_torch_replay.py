@@ -362,7 +362,7 @@ def test_the_run_says_that_its_data_is_synthetic(run: TracedRun) -> None:
     assert run_figures.FACT == FACT
     told = run_figures.synthetic_data(trace)
     assert (told.ranks, told.missing, told.complete) == ((0,), (), True)
-    assert told.doubts == ("__main__.OwnIterator makes its batches in its own way",)
+    assert told.doubts == ("__main__.OwnIterator makes its batches in a way that is not known here",)
     assert told.sentence == f"synthetic data: batches replayed; {told.doubts[0]}"
 
 

@@ -30,7 +30,7 @@ import stashtrace
 from stashtrace.analysis.graph import Resource, build
 from stashtrace.cli import main
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
-from stashtrace.exporters.chakra.messages import Messages
+from stashtrace.exporters.chakra.export import Messages
 from stashtrace.exporters.registry import Exported, export
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.schema.chakra import COLLECTIVE_OPS

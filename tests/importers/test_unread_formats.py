@@ -17,7 +17,7 @@ import stashtrace
 from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning, ImporterError
 from stashtrace.importers.source import Source
-from stashtrace.importers.unread_formats import FORMATS, OTHERS, WRAPPERS, unread_format, wrapper
+from stashtrace.loading.foreign_files import FORMATS, OTHERS, WRAPPERS, unread_format, wrapper
 
 POINTER = (
     b"version https://git-lfs.github.com/spec/v1\n"

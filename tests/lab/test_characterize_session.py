@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stashtrace.analysis.compare.cpu_use import CpuUse
-from stashtrace.analysis.steps.samples_per_step import JobSamples
+from stashtrace.analysis.steps.epochs import JobSamples
 from stashtrace.cli import main
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.characterize import five_configurations as session

@@ -31,7 +31,7 @@ from stashtrace.lab.page_cache import (
     memory_room,
     mincore,
 )
-from stashtrace.record.host.file_systems import file_system_of
+from stashtrace.record.host import file_system_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 64 * PAGE_BYTES

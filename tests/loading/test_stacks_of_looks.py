@@ -9,8 +9,8 @@ from stack_rows import FORKED, sample, stack_of
 
 from stashtrace.analysis.findings.ending.hang_table import hang
 from stashtrace.loading.looks import frames_of, newest_stack, with_own_stack
-from stashtrace.record.look.look import STACK_NOT_READ
 from stashtrace.record.look.model import Look, ThreadLook
+from stashtrace.record.look.proc import STACK_NOT_READ
 from stashtrace.schema.kinds import StackFlag, TrackKind
 
 MAIN, WAIT = "main /jobs/train.py:23", "fetch /jobs/train.py:41"

@@ -251,7 +251,7 @@ def in_words(table: Table, trace: Trace) -> list[dict[str, object]]:
 def test_calls_of_a_store_stay_there_if_they_are_many(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load_trace(store)
     monkeypatch.setattr("stashtrace.loading.io_calls.KEPT_ROWS", 10)
-    monkeypatch.setattr("stashtrace.loading.stores._PIECE_ROWS", 100)
+    monkeypatch.setattr("stashtrace.loading.load._PIECE_ROWS", 100)
     streamed = load_trace(store)
     assert whole.streamed_io is None
     assert streamed.streamed_io is not None

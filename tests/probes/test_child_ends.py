@@ -11,8 +11,7 @@ from builders import TraceBuilder
 
 from stashtrace import analyze
 from stashtrace.analysis.findings import summarize
-from stashtrace.probes import native, recorder
-from stashtrace.probes.ends import child_ends
+from stashtrace.probes import child_ends, native, recorder
 from stashtrace.summary.look import Look
 from stashtrace.summary.summary_text import render
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from stashtrace.probes import deeper
+from stashtrace.probes import process
 
 MS = 1_000_000
 TAKEN = 1
@@ -40,8 +40,8 @@ class Rank:
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Rank:
     made = Rank()
-    monkeypatch.setattr(deeper, "native", made)
-    monkeypatch.setattr(deeper, "time", made)
+    monkeypatch.setattr(process, "native", made)
+    monkeypatch.setattr(process, "time", made)
     return made
 
 
@@ -50,7 +50,7 @@ def ask(rank: Rank, first: int, count: int, usual_ms: int, budget_ms: int) -> No
     rank.control[1] += 1
 
 
-def run(rank: Rank, steps: deeper.DeeperSteps, until: int, ms: int) -> None:
+def run(rank: Rank, steps: process.DeeperSteps, until: int, ms: int) -> None:
     while rank.step < until:
         rank.step += 1
         steps.look(rank.step)
@@ -59,7 +59,7 @@ def run(rank: Rank, steps: deeper.DeeperSteps, until: int, ms: int) -> None:
 
 def test_steps_that_are_far_ahead_are_recorded(rank: Rank) -> None:
     """Their time does not begin when they are asked for, which may be long before on a busy machine."""
-    steps = deeper.DeeperSteps(rank.control)
+    steps = process.DeeperSteps(rank.control)
     ask(rank, first=300, count=5, usual_ms=50, budget_ms=360)
     run(rank, steps, until=400, ms=50)
     assert rank.windows == [(300, 305)]
@@ -68,7 +68,7 @@ def test_steps_that_are_far_ahead_are_recorded(rank: Rank) -> None:
 
 def test_they_end_when_they_took_as_much_longer_as_they_may(rank: Rank) -> None:
     """Each takes 150 ms longer than usual, so three of fifty are more than 360 ms."""
-    steps = deeper.DeeperSteps(rank.control)
+    steps = process.DeeperSteps(rank.control)
     ask(rank, first=300, count=50, usual_ms=50, budget_ms=360)
     run(rank, steps, until=299, ms=50)
     run(rank, steps, until=360, ms=200)
@@ -76,7 +76,7 @@ def test_they_end_when_they_took_as_much_longer_as_they_may(rank: Rank) -> None:
 
 
 def test_a_rank_that_is_further_begins_with_its_next_step(rank: Rank) -> None:
-    steps = deeper.DeeperSteps(rank.control)
+    steps = process.DeeperSteps(rank.control)
     run(rank, steps, until=500, ms=50)
     ask(rank, first=300, count=5, usual_ms=50, budget_ms=360)
     run(rank, steps, until=510, ms=200)
@@ -85,7 +85,7 @@ def test_a_rank_that_is_further_begins_with_its_next_step(rank: Rank) -> None:
 
 
 def test_a_request_is_taken_back(rank: Rank) -> None:
-    steps = deeper.DeeperSteps(rank.control)
+    steps = process.DeeperSteps(rank.control)
     ask(rank, first=300, count=50, usual_ms=50, budget_ms=360)
     run(rank, steps, until=310, ms=50)
     ask(rank, first=0, count=0, usual_ms=0, budget_ms=0)

@@ -13,7 +13,7 @@ from traced import PYTHON, ROOT, run_traced
 
 import stashtrace
 from stashtrace.analysis.registry import analyze
-from stashtrace.probes.ends import exceptions
+from stashtrace.probes import exceptions
 from stashtrace.schema.kinds import ProcessRole
 
 pytestmark = pytest.mark.torch

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.record.job import commit_of
+from stashtrace.record.launchers import commit_of
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")

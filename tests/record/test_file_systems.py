@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.record.host import file_systems
-from stashtrace.record.host.file_systems import file_system_of, is_far, near_folder
+from stashtrace.record import host
+from stashtrace.record.host import file_system_of, is_far, near_folder
 
 MOUNTS = [
     "21 1 8:1 / / rw - ext4 /dev/sda1 rw",
@@ -35,10 +35,10 @@ def test_far_file_systems() -> None:
 
 def test_a_disk_of_the_host_comes_before_its_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(file_systems, "_LEAST_FREE_BYTES", 1)
+    monkeypatch.setattr(host, "_LEAST_FREE_BYTES", 1)
     assert near_folder() == str(tmp_path)
     kinds = {str(tmp_path): "nfs4", "/var/tmp": "fuse.sshfs"}
-    monkeypatch.setattr(file_systems, "far_file_system", lambda path: kinds.get(str(path), ""))
+    monkeypatch.setattr(host, "far_file_system", lambda path: kinds.get(str(path), ""))
     assert near_folder() == "/dev/shm"
     kinds["/dev/shm"] = "nfs4"
     assert near_folder() is None

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from stashtrace.errors import UsageError
-from stashtrace.record.job import Job, job_of
+from stashtrace.record.launchers import Job, job_of
 
 HERE = re.sub(r"[^A-Za-z0-9._-]+", "-", os.uname().nodename)
 TRAIN = ["python", "train.py"]

@@ -104,7 +104,7 @@ def test_the_python_behind_a_command(tmp_path: Path) -> None:
         (
             '["CPython", [3, 11, 7], "2.9", true, "/other/stashtrace/__init__.py", null, null]',
             ["ok", "measured", "measured"],
-            "a stashtrace of its own in /other/stashtrace",
+            "another stashtrace in /other/stashtrace",
         ),
     ],
 )

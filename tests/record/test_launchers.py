@@ -13,8 +13,8 @@ import pytest
 
 from stashtrace.errors import CaptureError
 from stashtrace.record.directory import claim_run_file, holds_other_run, prepare_directory, read_run_file
-from stashtrace.record.job import Job
 from stashtrace.record.launchers import (
+    Job,
     all_ended,
     announce,
     end_turns,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.analysis.findings.rules.ending.failures import memory_kills_text
-from stashtrace.record.host.memory_kills import MEMORY_KILLS, MEMORY_LIMIT, MemoryKills
+from stashtrace.record.host import MEMORY_KILLS, MEMORY_LIMIT, MemoryKills
 
 
 class Cgroups:

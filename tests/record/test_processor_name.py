@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.record.host.processor import processor_name
+from stashtrace.record.host import processor_name
 
 X86 = "processor\t: 0\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Platinum 8480C\n\nprocessor\t: 1\n"
 GRACE = """processor\t: 0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from builders import MS, US, TraceBuilder
 
-from stashtrace.replay.communication.ddp import BUCKET, GRADIENTS
+from stashtrace.replay.communication.messages import BUCKET, GRADIENTS
 from stashtrace.replay.communication.overlap import bucket_starts
 from stashtrace.schema.kinds import ElementType, WaitOp
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.steps.samples_per_step import FACT
+from stashtrace.analysis.steps.epochs import FACT
 from stashtrace.schema.kinds import BatchPhase, ProcessRole
 from stashtrace.schema.trace import Trace
 

@@ -8,7 +8,7 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.graph import build
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.steps.updates import update_times
+from stashtrace.analysis.steps.training_loop import update_times
 from stashtrace.replay.advice import ReplayedAdvice, named_advice, overlap_advice
 from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.trace import Trace

@@ -12,8 +12,8 @@ from builders import MS, US, WORLD, TraceBuilder
 from stashtrace._native import graph as native
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.replay import Answer, Change, what_if
-from stashtrace.replay.links import Verdict, measured_alone, shared_kinds, verdict
 from stashtrace.replay.scenario import Links, Unknowns
+from stashtrace.replay.sharing import Verdict, measured_alone, shared_kinds, verdict
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 MB = 1_000_000

@@ -12,7 +12,7 @@ from builders import MS, US, TraceBuilder
 from wait_chains import on, through_a_server
 
 from stashtrace.analysis.graph import Graph, Resource, build
-from stashtrace.analysis.steps.samples_per_step import told_samples
+from stashtrace.analysis.steps.epochs import told_samples
 from stashtrace.replay import Answer, Change, what_if
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.trace import Trace

@@ -12,7 +12,7 @@ from builders import MS, US, TraceBuilder
 from stashtrace.analysis.graph import Graph, build
 from stashtrace.errors import MissingDataError
 from stashtrace.replay import Answer, Change, what_if
-from stashtrace.replay.change_transfers import of_sizes
+from stashtrace.replay.change_lengths import of_sizes
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 MB = 1_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.analysis.stragglers.surplus import GROUPS
+from stashtrace.analysis.stragglers.causes import GROUPS
 from stashtrace.errors import UsageError
 from stashtrace.replay.changes import Change
 from stashtrace.schema.kinds import StallKind

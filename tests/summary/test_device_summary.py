@@ -14,7 +14,7 @@ from scenes import verdicts
 
 from stashtrace.analysis.findings.rules.stalls import link
 from stashtrace.analysis.findings.summary_input import gather
-from stashtrace.analysis.links.efficiency import ExpectedTransfers
+from stashtrace.analysis.links.bandwidth import ExpectedTransfers
 from stashtrace.errors import ForeignCalibrationWarning
 from stashtrace.schema.kinds import (
     Awaited,

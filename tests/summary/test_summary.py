@@ -15,7 +15,7 @@ from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.analysis.findings.claim_rows import Claim
 from stashtrace.analysis.findings.stall_claims import confidence, phrases_of
 from stashtrace.analysis.findings.summary_input import RankFacts, gather
-from stashtrace.analysis.steps.step_kinds import STEP_KINDS
+from stashtrace.analysis.steps.step_time import STEP_KINDS
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.summary.bars import _percents

@@ -28,7 +28,7 @@ _ONCE_PER_RANK = (
     "analysis/stalls/on_host.py:host_layers",
     "analysis/stalls/on_host.py:outer_phase_rows",
     "analysis/graph/batch_nodes.py:worker_starts",
-    "analysis/graph/host_nodes.py:add_rank",
+    "analysis/graph/build.py:add_host_nodes",
 )
 #: One more rank, with its steps and workers, makes so many calls between functions of the package. More means that a
 #: stage asks for each rank what could be asked for all, or asks again. A tenth is left for findings to come.

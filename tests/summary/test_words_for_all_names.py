@@ -21,11 +21,10 @@ from stashtrace.analysis.findings.rules.steps.changes import time_that_changes
 from stashtrace.analysis.findings.rules.steps.slow import BESIDE
 from stashtrace.analysis.findings.spikes.spikes import SPIKES
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
-from stashtrace.analysis.stragglers.causes import CAUSES
-from stashtrace.analysis.stragglers.surplus import GROUPS
+from stashtrace.analysis.stragglers.causes import CAUSES, GROUPS
 from stashtrace.live.view import text as live_text
 from stashtrace.live.view.watched import CONDITIONS
-from stashtrace.replay import BUCKET, change_times
+from stashtrace.replay import BUCKET, change_lengths
 from stashtrace.replay.changes import IN_ORDER, KEPT, TIMES
 from stashtrace.report.page.page_words import KINDS
 from stashtrace.report.wait_text import late_because
@@ -124,4 +123,4 @@ def test_kinds_and_conditions() -> None:
     assert set(KIND_NAMES) <= set(KINDS)
     assert set(CONDITIONS) - {"quiet", "ended"} <= set(live_text._CONDITION_WORDS)
     timed = set(TIMES) - {"straggler", "slow_worker"}
-    assert timed <= set(change_times._NAMES)
+    assert timed <= set(change_lengths._NAMES)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from builders import MS, ProcessBuilder
 from wait_chains import REST, Job, noisy, pipeline_of
 
-from stashtrace.replay.communication.ddp import BUCKET, GRADIENTS
+from stashtrace.replay.communication.messages import BUCKET, GRADIENTS
 from stashtrace.schema.kinds import (
     Awaited,
     CollectiveOp,

@@ -28,7 +28,7 @@ COLLECTIVE_TIMES = schema(
     Column("bytes", "i8", "bytes", "payload of this rank's input"),
     col.word("element_type", "type of its elements, of several tensors the first's; empty if unknown", detail=3),
     *INTERVAL,
-    col.ns("wait_ns", "from the own call to the call of the last rank"),
+    col.ns("wait_ns", "from the call of this rank to that of the last rank"),
     col.ns("transfer_ns", "from there to the end, queueing included"),
     col.rank("last_rank", "the rank that was waited for, -1 if none", missing=-1),
     col.word("method", "clock: by the ranks' times; duration: the shortest rank's duration is the transfer", detail=7),
@@ -38,23 +38,18 @@ COLLECTIVE_TIMES = schema(
 def collectives(trace: Trace) -> Table:
     """Split every collective of every rank into wait and transfer.
 
-    Operations in which nobody can end before everybody has entered: ``wait = last enter - own enter``,
-    ``transfer = end - last enter``, clipped to the rank's own interval. Rooted ones wait for the root's data only (or
-    the root for all), a receive for its send. This includes what was hidden behind compute; the exposed part is in
-    ``stalls``. Where the clocks of the ranks are not good enough for an operation, the shortest duration of all ranks
-    is the transfer (``method`` duration). Where ranks of different hosts entered closer together than their clocks can
-    tell, ``last_rank`` is -1. An operation that never ended lasts until its process does. Times of an
-    operation that a device was seen to run are the device's.
+    Operations in which nobody can end before everybody has entered: ``wait = last enter - own enter``, ``transfer = end
+    - last enter``, clipped to the rank's own interval. Rooted ones wait for the root's data only (or the root for all),
+    a receive for its send. This includes what was hidden behind compute; the exposed part is in ``stalls``. Where the
+    clocks of the ranks are not good enough for an operation, the shortest duration of all ranks is the transfer
+    (``method`` duration). Where ranks of different hosts entered closer together than their clocks can tell,
+    ``last_rank`` is -1. An operation that never ended lasts until its process does. Times of an operation that a device
+    was seen to run are the device's. Columns: table ``collective_times`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs collectives; steps if there are any.
-
-    Columns
-    -------
-    rank, step, communicator, sequence, op, bytes, element_type, begin_ns, end_ns, wait_ns, transfer_ns, last_rank,
-    method
 
     Raises
     ------

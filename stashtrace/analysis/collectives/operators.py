@@ -30,16 +30,12 @@ def operators(trace: Trace) -> Table:
     """Count the calls of each operator and add up the bytes of their tensors, most bytes first.
 
     A collective is one row for each operation and process group. An operator that calls others is counted beside them,
-    so the bytes of different rows overlap.
+    so the bytes of different rows overlap. Columns: table ``operators`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs nodes of execution traces.
-
-    Columns
-    -------
-    rank, name, group, group_size, calls_count, input_bytes, output_bytes, first_node_id
 
     Raises
     ------

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.steps.epochs import workers_count
-from stashtrace.analysis.steps.samples_per_step import JobSamples, LoaderSamples, job_samples, told_samples
+from stashtrace.analysis.steps.epochs import JobSamples, LoaderSamples, job_samples, told_samples, workers_count
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -27,7 +27,8 @@ def kernel_times(
     """Sum up what ran on the devices by name, the largest first.
 
     Times of one name are added, also where kernels ran at once on several streams: shares are those of the work, not of
-    the timeline. The time of communication kernels includes waiting for other ranks.
+    the timeline. The time of communication kernels includes waiting for other ranks. Columns: table ``kernel_times`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -37,11 +38,6 @@ def kernel_times(
         Over all ranks, or per rank.
     orphans, last_step : {"keep", "drop"}
         As in ``breakdown``.
-
-    Columns
-    -------
-    rank, name_code, work, calls_count, total_ns, share_ratio, mean_ns, median_ns, min_ns, max_ns, ranks_count,
-    slowest_rank, slowest_ns
 
     Raises
     ------
@@ -110,12 +106,8 @@ def kernel_diff(before: Trace, after: Trace) -> Table:
     show whether each call takes longer or there are more calls. Steps of one run are not independent runs: the error
     does not include differences from run to run.
 
-    ``before``, ``after``: both need kernels. Raises MissingDataError if one of them has no kernels.
-
-    Columns
-    -------
-    name, work, before_ns, after_ns, change_ns, before_calls_count, after_calls_count, before_mean_ns, after_mean_ns,
-    noise_ns, verdict
+    ``before``, ``after``: both need kernels. Raises MissingDataError if one of them has no kernels. Columns: table
+    ``kernel_diff`` of ``docs/reference/tables.md``.
     """
     by_step = _has_steps(before) and _has_steps(after)
     old, new = _run(before, by_step), _run(after, by_step)

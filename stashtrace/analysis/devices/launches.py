@@ -50,6 +50,7 @@ def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Tabl
     A launch that finds its stream empty is launch bound: its latency is idle time of the stream. Otherwise, large
     latencies are good: the host was far ahead. ``mean_queue_count`` is the mean number of launches whose work had not
     begun. If ``full_queue_ns`` is not 0, the host had to wait because the queue was full. A graph is one launch.
+    Columns: table ``launches`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -59,11 +60,6 @@ def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Tabl
         One row per stream, or per step (on the device's clock) of each stream.
     last_step : {"keep", "drop"}
         As in ``breakdown``.
-
-    Columns
-    -------
-    rank, step, device_index, stream_code, launches_count, latency_ns, p95_latency_ns, longest_latency_ns, call_ns,
-    launch_bound_ratio, mean_queue_count, longest_queue_count, full_queue_ns, orphans_count
 
     Raises
     ------

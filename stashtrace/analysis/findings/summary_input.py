@@ -25,8 +25,7 @@ from stashtrace.analysis.stalls.agreement import AGREEMENT, agreement
 from stashtrace.analysis.stalls.budget import bounds_of_groups
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import HIDDEN, hidden
-from stashtrace.analysis.steps.step_kinds import step_kinds
-from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_count, step_time_steps
+from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_count, step_kinds, step_time_steps
 from stashtrace.analysis.steps.steps import counted_steps, in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS

@@ -119,17 +119,13 @@ def critical_path(trace: Trace) -> Table:
     """Follow the run from its end back along what each piece of work waited for last.
 
     Times are those of the timeline. Only shorter work on this path makes the run shorter. Beside ``ambiguous``
-    stretches ran work of another path that is as long within the error of the clocks.
+    stretches ran work of another path that is as long within the error of the clocks. Columns: table ``critical_path``
+    of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps of which a graph can be built.
-
-    Columns
-    -------
-    order, step, rank, resource, kind, name, begin_ns, end_ns, held_ns, fetch_ns, ambiguous, rival_rank, rival_kind,
-    rival_slack_ns
 
     Raises
     ------
@@ -144,16 +140,13 @@ def critical_share(trace: Trace) -> Table:
 
     A share is a ratio of times, so it can be compared between ranks and runs. Clocks matter where the path turns from
     one rank to another: the rank that came last is chosen, and where the error of the clocks leaves that open the time
-    is in ``ambiguous_ratio`` as well. A stretch of a thread is as long as its own clock says.
+    is in ``ambiguous_ratio`` as well. A stretch of a thread is as long as its own clock says. Columns: table
+    ``critical_share`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps of which a graph can be built.
-
-    Columns
-    -------
-    rank, resource, kind, name, share_ratio, spread_ratio, ambiguous_ratio, held_ns, path_steps_count, steps_count
 
     Raises
     ------
@@ -166,16 +159,13 @@ def critical_share(trace: Trace) -> Table:
 def slack(trace: Trace) -> Table:
     """Return by how much each piece of work could end later without the last step of the run ending later.
 
-    Everything else is taken to be as it was. Pieces of one chain share their slack: it can be used up once.
+    Everything else is taken to be as it was. Pieces of one chain share their slack: it can be used up once. Columns:
+    table ``slack`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps of which a graph can be built.
-
-    Columns
-    -------
-    rank, step, resource, kind, process_id, begin_ns, end_ns, slack_ns, critical
 
     Raises
     ------

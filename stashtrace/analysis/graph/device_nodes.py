@@ -19,8 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.devices.launches import full_queue
-from stashtrace.analysis.graph.batch_nodes import add_batches, arrived_ns, made_by_workers, own_fetches, worker_starts
-from stashtrace.analysis.graph.checkpoint_nodes import Saves
+from stashtrace.analysis.graph.batch_nodes import (
+    Saves,
+    add_batches,
+    arrived_ns,
+    made_by_workers,
+    own_fetches,
+    worker_starts,
+)
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, step_of
 from stashtrace.analysis.graph.transfer_nodes import Transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
@@ -29,7 +35,7 @@ from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.on_host import time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.analysis.steps.updates import update_windows
+from stashtrace.analysis.steps.training_loop import update_windows
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import (
     BLOCKING_CALLS,

@@ -63,7 +63,9 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     done = _times_without_late_looks(enter, matched.end_ns[first_done], table["message_bytes"][first], late[first_done])
     # Where a backend runs operations at the same time, one may end before another that was called first.
     alone = np.append(True, (group[1:] != group[:-1]) | (done[1:] < done[:-1]))
-    begin = _times_alone_in_queue(enter, done, alone)
+    # When each transfer had the queue of its group for itself: entered by all, the one before it done
+    before = np.concatenate([[-NEVER], done[:-1]])
+    begin = np.where(alone, enter, np.minimum(np.maximum(enter, before), np.maximum(done, enter)))
     done = np.maximum(done, begin)
     nodes = parts.add(
         len(operations),
@@ -150,9 +152,3 @@ def _complete_pairs(table: Table, queue: Int64, number: Int64) -> npt.NDArray[np
     sends = messages.count(where=table["op_code"][rows] == CollectiveOp.SEND)
     complete[rows] = ((messages.sizes == 2) & (sends == 1))[messages.number]
     return complete
-
-
-def _times_alone_in_queue(enter: Int64, done: Int64, alone: npt.NDArray[np.bool_]) -> Int64:
-    """Return when each transfer had the queue of its group for itself: entered by all, the one before it done."""
-    before = np.concatenate([[-NEVER], done[:-1]])
-    return np.where(alone, enter, np.minimum(np.maximum(enter, before), np.maximum(done, enter)))

@@ -65,7 +65,7 @@ def io_cache(
     blocks. Reads that each begin where the last one ended are one access to each block they touch, so that small reads
     do not look like hits. If the importance of samples is given, a third cache keeps the most important ones (SHADE's
     order, with constant weights); other hits until it is full are not counted. Beyond 4,000,000 accesses, a share of
-    blocks, chosen by hash, represents all.
+    blocks, chosen by hash, represents all. Columns: table ``io_cache`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -81,11 +81,6 @@ def io_cache(
         By default files of the kernel, the system, Python and its packages, and programs are left out.
     importance : mapping or path, optional
         Weight of each sample by its path, or a file with a line ``path,weight`` for each.
-
-    Columns
-    -------
-    host, cache_bytes, cached_ratio, data_bytes, read_bytes, reread_ratio, lru_hit_ratio, kept_hit_ratio,
-    important_hit_ratio, shuffled_lru_hit_ratio, sampled_ratio
 
     Raises
     ------
@@ -130,6 +125,8 @@ def io_cache(
 def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = None, files: Files = "data") -> Table:
     """Count reads by how much other data was read since the last read of the same, in powers of two.
 
+    Columns: table ``io_reuse`` of ``docs/reference/tables.md``.
+
     Parameters
     ----------
     trace : Trace
@@ -140,10 +137,6 @@ def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = Non
         Only files below this directory.
     files : {"data", "all"}
         As of ``io_cache``.
-
-    Columns
-    -------
-    host, low_bytes, high_bytes, accesses_count, read_bytes, sampled_ratio
 
     Raises
     ------

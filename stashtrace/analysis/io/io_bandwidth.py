@@ -54,17 +54,12 @@ def io_bandwidth(trace: Trace) -> Table:
     That time is the longest that one process spent in reads, writes and metadata calls on its own files, and for every
     file that all processes used, that of the slowest of them. Darshan's ranks are the traced processes, workers of a
     DataLoader among them. A file that some but not all of them used counts as each process's own. In a log of Darshan,
-    the log itself marks shared files.
+    the log itself marks shared files. Columns: table ``io_bandwidth`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs I/O calls, or sums of them from an imported log.
-
-    Columns
-    -------
-    layer, processes_count, files_count, shared_count, moved_bytes, slowest_process_ns, shared_ns, darshan_bytes_per_s,
-    wall_ns, wall_bytes_per_s
 
     Raises
     ------

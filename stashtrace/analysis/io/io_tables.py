@@ -67,7 +67,7 @@ IO_SIZES = schema(
     col.word("size", "bin as Darshan names it: 0_100, 100_1K, ... 1G_PLUS"),
     col.nbytes("low_bytes", "smallest size of the bin"),
     col.nbytes("high_bytes", "largest size of the bin, -1 of the last", missing=-1),
-    col.number("calls_count", "calls that moved so much"),
+    col.number("calls_count", "calls that moved this much"),
 )
 IO_BANDWIDTH = schema(
     "io_bandwidth",
@@ -114,7 +114,7 @@ IO_REUSE = schema(
     "Reuse distances: how much other data was read between two reads of the same",
     _HOST,
     col.nbytes("low_bytes", "shortest distance of the row, this block included; -1 for first reads", missing=-1),
-    col.nbytes("high_bytes", "longest; a cache of so much serves the row by LRU; -1 for first reads", missing=-1),
+    col.nbytes("high_bytes", "longest; an LRU cache of this size serves the row; -1 for first reads", missing=-1),
     col.number("accesses_count", "reads of a block, estimated where sampled_ratio is below 1"),
     col.nbytes("read_bytes", "bytes of them"),
     col.real("sampled_ratio", "share of blocks looked at; 1 is exact", detail=1),

@@ -64,14 +64,12 @@ Row = tuple[int, str, float, float, float, float, float, int, str]
 def loader_rates(trace: Trace) -> Table:
     """Measure what the speed of loading depends on, from the steps of a run.
 
+    Columns: table ``loader_rates`` of ``docs/reference/tables.md``.
+
     Parameters
     ----------
     trace : Trace
         Needs steps, DataLoader batches, and for the rates the I/O calls of the workers.
-
-    Columns
-    -------
-    rank, quantity, mean, median, low, high, error, samples_count, origin
 
     Raises
     ------

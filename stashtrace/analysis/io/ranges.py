@@ -119,7 +119,7 @@ def file_reads(trace: Trace) -> FileReads:
     wanted = data_files(trace)
     owner = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
     passes = loader_passes(trace)
-    fetches = _fetches(trace)
+    fetches = trace.batches.take(trace.batches["phase_code"] == BatchPhase.FETCH).sort_by("track_id", "begin_ns")
     readers: dict[int, int] = {}
     by_reader = DistinctBytes()
     keys, sums, opened = list[Int64](), list[Int64](), list[Int64]()
@@ -181,10 +181,6 @@ def batch_of(made: Table, track: Int64, begin: Int64) -> Int64:
         at = window_at(begin[calls], made["begin_ns"][low:high], made["end_ns"][low:high])
         batch[calls] = np.where(at >= 0, low + at, -1)
     return batch
-
-
-def _fetches(trace: Trace) -> Table:
-    return trace.batches.take(trace.batches["phase_code"] == BatchPhase.FETCH).sort_by("track_id", "begin_ns")
 
 
 def _once_a_batch(path: Int64, batch: Int64) -> Int64:

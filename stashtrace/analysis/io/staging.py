@@ -52,6 +52,7 @@ def io_staging(
     Times are inside calls, added over all threads: a job that waits with four workers at once ends sooner by a quarter
     of it at most, and not at all where it does not wait for its batches. Files that were also written, and those that
     cannot be staged (sockets, pipes, /proc), are left out; by default, so are files that are not of a data set.
+    Columns: table ``io_staging`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -70,11 +71,6 @@ def io_staging(
         every one but those of the kernel.
     calibration : Calibration or path, optional
         Made on the fast tier by ``stashtrace calibrate --disk``; by default ``calibration.toml`` in the run directory.
-
-    Columns
-    -------
-    path, staged, size_bytes, requests_count, request_bytes, source_ns, tier_ns, gain_ns, sum_bytes, sum_gain_ns,
-    bound_ns, method
 
     Raises
     ------

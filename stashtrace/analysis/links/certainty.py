@@ -53,8 +53,9 @@ def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
     ``certain``: all had entered. ``ranks_missing``: members of the group left no record of this operation.
     ``members_unknown``: the members of the group are not recorded. ``operation_unknown``: it is unknown what the
     operation waits for (a kernel of sends and receives, an unknown root). ``untimed``: the device times of a rank are
-    missing. ``matched_by_order``: its rows were matched by their order, and do not end together.
-    ``no_operation``: a communication kernel whose operation is not in the trace.
+    missing. ``matched_by_order``: its rows were matched by their order, and do not end together. ``no_operation``: a
+    communication kernel whose operation is not in the trace. Columns: table ``transfer_certainty`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -62,10 +63,6 @@ def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
         Needs steps.
     warmup : bool
         Whether the warm-up steps count.
-
-    Columns
-    -------
-    rank, reason, link_ns, share_ratio, collectives_count
 
     Raises
     ------

@@ -93,17 +93,13 @@ def links(trace: Trace) -> Table:
     every window alike, so that it cannot be separated from a steady background and all traffic counts as its own (more
     samples a second help); ``not enough samples`` where too few windows hold it; ``not separable`` where it always
     occurs with another class. Shares of a class add up to 1 if every path was sampled and NCCL moved the bytes that the
-    factors give; PCIe includes the hop to a NIC, so the shares of both may be near 1.
+    factors give; PCIe includes the hop to a NIC, so the shares of both may be near 1. Columns: table ``links`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs collectives, and counters of the collector nvml or proc.
-
-    Columns
-    -------
-    communicator, op, path, places_count, collectives_count, expected_bytes, seen_bytes, share_ratio, error_ratio,
-    windows_count, confidence
 
     Raises
     ------

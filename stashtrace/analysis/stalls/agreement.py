@@ -33,16 +33,13 @@ def agreement(trace: Trace) -> Table:
 
     Brackets are the mode that stays on; kernels, recorded for a window of steps, are its check. A step that has only
     one of the two is not in the table, and a kind that neither names has no row. ``low_ns`` and ``high_ns`` are the
-    bounds from the brackets; the value from the kernels should lie between them.
+    bounds from the brackets; the value from the kernels should lie between them. Columns: table ``agreement`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps; of a run without deep mode the table is empty.
-
-    Columns
-    -------
-    rank, step, kind, kernels_ns, brackets_ns, low_ns, high_ns, difference_ratio
 
     Raises
     ------

@@ -4,7 +4,7 @@
     painted: first layer that covers an instant   [...............][.][.........][..........................]
     cut by the windows of the steps and summed     step 0                    | step 1        | ...
 
-Each method of ``METHODS`` has its layers: ``by_kernels``, ``by_brackets``, ``on_host``. What each kind means and which
+Each method of ``METHODS`` has its layers: ``device_layers`` or ``on_host``. What each kind means and which
 one wins is in ``docs/concepts/stalls.md``.
 """
 
@@ -19,8 +19,7 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
-from stashtrace.analysis.stalls.by_brackets import bracket_layers
-from stashtrace.analysis.stalls.by_kernels import kernel_layers
+from stashtrace.analysis.stalls.device_layers import bracket_layers, kernel_layers
 from stashtrace.analysis.stalls.device_links import only_within
 from stashtrace.analysis.stalls.on_host import host_layers
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, RankLayers, TraceIndex, kept_per_thread
@@ -115,7 +114,10 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "step_kind", "run"] = "s
 
     Overlapping causes are resolved by the order of ``docs/concepts/stalls.md``; what could not be observed is an
     interval (``low_ns``, ``high_ns``), never a guess. The kinds of a step sum to its wall time, exactly. A kind that
-    did not occur has no row, except ``compute`` and ``other``.
+    did not occur has no row, except ``compute`` and ``other``. ``cause_rank`` is the rank that a ``straggler`` row
+    waited for longest and ``cause_share_ratio`` the part of its ``stall_ns`` spent waiting for it; both are -1 in rows
+    of other kinds and where no late rank is known. ``straggler_causes`` has all of them. Columns: table ``stalls`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -123,21 +125,12 @@ def stalls(trace: Trace, *, by: Literal["step", "rank", "step_kind", "run"] = "s
         Needs steps; uses kernels, brackets or host spans, whichever each rank has.
     by : {"step", "rank", "step_kind", "run"}
         ``step``: one row per rank, counted step and kind; its sums are those of the summary. ``rank``, ``run``: sums
-        over the counted steps; of all ranks, ``rank`` is -1. These have the columns of ``stall_totals``: rank, kind,
-        stall_ns, share_ratio, method, low_ns, high_ns, cause_rank, cause_share_ratio, steps_count. ``step_kind``: the
+        over the counted steps, with the columns of ``stall_totals``; of all ranks, ``rank`` is -1. ``step_kind``: the
         sums of ``rank``, training, validation and other kinds of steps apart; column ``step_kind`` behind ``rank``, and
         shares of the steps of that kind.
     warmup : bool
         Whether the warm-up steps count. By step, all that was recorded then has rows: also steps that the event budget
         left without events, and step -1, the time outside of steps.
-
-    Columns
-    -------
-    rank, step, kind, stall_ns, method, low_ns, high_ns, cause_rank, cause_share_ratio
-
-    ``cause_rank`` is the rank that a ``straggler`` row waited for longest and ``cause_share_ratio`` the part of its
-    ``stall_ns`` spent waiting for it; both are -1 in rows of other kinds and where no late rank is known.
-    ``straggler_causes`` has all of them.
 
     Raises
     ------
@@ -156,7 +149,8 @@ def straggler_causes(trace: Trace, *, warmup: bool = False) -> Table:
 
     The rows of a rank and step sum to its ``straggler`` row of :func:`stalls`, exactly: ``stall_ns``, ``low_ns`` and
     ``high_ns``. ``cause_rank`` is -1 for time in which the awaited rank is unknown, and for time that may have been a
-    wait although the budget gives it to another kind.
+    wait although the budget gives it to another kind. Columns: table ``straggler_causes`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -164,10 +158,6 @@ def straggler_causes(trace: Trace, *, warmup: bool = False) -> Table:
         Needs steps.
     warmup : bool
         Whether all that was recorded has rows, as in :func:`stalls`.
-
-    Columns
-    -------
-    rank, step, cause_rank, stall_ns, low_ns, high_ns
 
     Raises
     ------
@@ -219,22 +209,15 @@ def _budget(trace: Trace) -> tuple[Table, Table]:
     return Table(STALLS, divided.rows()), Table(STRAGGLER_CAUSES, divided.late())
 
 
-def _split_by_awaited_rank(index: TraceIndex) -> Table:
-    """Return the rows of ``stalls`` with one straggler row for each awaited rank."""
-    return Table(STALLS, _divide_all(index).rows_apart())
-
-
 def stall_intervals(trace: Trace) -> Table:
     """The same attribution as intervals: what each rank did when, for the timeline.
+
+    Columns: table ``stall_intervals`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps.
-
-    Columns
-    -------
-    rank, step, kind, begin_ns, end_ns, track_id, cause_rank
 
     Raises
     ------
@@ -484,9 +467,7 @@ def _causes(
 def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
     """Sum :func:`stalls` over the counted steps of each rank, by kind of step, method and cause: parts of totals.
 
-    Columns
-    -------
-    rank, step_kind, kind, stall_ns, method, low_ns, high_ns, cause_rank, steps_count
+    Columns: table ``stalls_counted`` of ``docs/reference/tables.md``.
     """
     return _sum_counted_steps(TraceIndex(trace), warmup)
 
@@ -524,7 +505,7 @@ def stall_totals(counted: Table, by: str) -> Table:
 
 
 def _sum_counted_steps(index: TraceIndex, warmup: bool) -> Table:
-    table, kept = _split_by_awaited_rank(index), counted_steps(index.steps, warmup=warmup)
+    table, kept = Table(STALLS, _divide_all(index).rows_apart()), counted_steps(index.steps, warmup=warmup)
     step = GroupBy(kept["rank"], kept["step"]).row_of(table["rank"], table["step"])
     table, step = table.take(step >= 0), step[step >= 0]
     step_kinds = GroupBy(kept["kind"])

@@ -37,7 +37,7 @@ from stashtrace.schema.trace import Trace
 
 HIDDEN = schema(
     "hidden",
-    "What each step did beside its stalls; nothing of it is part of the budget",
+    "Work of each step that was hidden behind other work; none of it is part of the budget",
     RANK,
     col.number("step", "ordinal"),
     col.ns("wall_ns", "length of the step"),
@@ -65,17 +65,12 @@ def hidden(trace: Trace) -> Table:
 
     Hidden work is the time that it overlapped with something else: it costs nothing now, and would become a stall if
     what hides it became faster. ``cpu_contention_ns`` is run-queue time of the step thread, part of ``compute`` (or of
-    any kind that it ran in).
+    any kind that it ran in). Columns: table ``hidden`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps.
-
-    Columns
-    -------
-    rank, step, wall_ns, hidden_communication_ns, hidden_loading_ns, hidden_checkpoint_ns, cpu_contention_ns,
-    steal_ratio, gc_ns, queued_ns, hidden_copy_ns, host_paced_ns, graph_opaque_ns, untimed_count, estimated_ns
 
     Raises
     ------

@@ -36,7 +36,7 @@ IDLE_CALLS = schema(
     col.number("calls_count", "calls that touch the counted steps"),
     col.ns("inside_ns", "time that the thread stood in them, inside the counted steps"),
     col.ns("idle_ns", "of it, time that stalls gives to sync or launch"),
-    col.ns("possible_ns", "of it, time that timing events cannot tell from such a stall"),
+    col.ns("possible_ns", "of it, time that timing events cannot distinguish from such a stall"),
     col.ns("drained_ns", "stretches of such time, certain or possible, that began inside: the device ran dry"),
     col.real("share_ratio", "idle_ns of the rank's sync and launch time"),
 )
@@ -54,11 +54,7 @@ def idle_calls(trace: Trace, *, warmup: bool = False) -> Table:
     Of one function and thread no instant counts twice; two threads can stand in calls at once.
 
     ``trace``: needs steps; a rank without a device has no rows. ``warmup``: whether the warm-up steps count. Raises
-    MissingDataError if no rank has steps.
-
-    Columns
-    -------
-    rank, call, call_code, track_id, calls_count, inside_ns, idle_ns, possible_ns, drained_ns, share_ratio
+    MissingDataError if no rank has steps. Columns: table ``idle_calls`` of ``docs/reference/tables.md``.
     """
     index = TraceIndex(trace)
     counted = counted_steps(index.steps, warmup=warmup)

@@ -29,7 +29,7 @@ from stashtrace.analysis.stalls.rows_by_thread import (
     kept_per_thread,
 )
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.analysis.steps.updates import runs_closure
+from stashtrace.analysis.steps.training_loop import runs_closure
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import OPERATORS, CollectiveSource, IoOp, Phase, PhaseFlag, SpanKind, StallKind, WaitOp
 from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, OPERATORS_RECORDED, Trace, cached_on_trace

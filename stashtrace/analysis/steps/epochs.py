@@ -1,4 +1,4 @@
-"""epoch_begins: how often a loader of a rank was begun, and what that cost, training and evaluation apart.
+"""epoch_begins: how often a loader was begun, and what that cost; samples of each step, as DataLoaders record them.
 
     epoch 1 ... batch n  | workers end | iterator made, workers start | first batch |  batch 1 ...  epoch 2
                            wait, index -1 ............................  wait, index 0
@@ -8,16 +8,21 @@ What a loader serves is seen by the steps in which its batches are waited for.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, field
+
 import numpy as np
+import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
-from stashtrace.analysis.steps.training_loop import QUIET_KINDS
+from stashtrace.analysis.steps.steps import steps
+from stashtrace.analysis.steps.training_loop import QUIET_KINDS, UPDATE_KINDS
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
+from stashtrace.schema.trace import Trace, facts_with_key
 
 EPOCH_BEGINS = schema(
     "epoch_begins",
@@ -28,7 +33,7 @@ EPOCH_BEGINS = schema(
     col.ns("wait_ns", "waits between epochs: iterators that ended and were made, and first batches"),
     col.ns("workers_end_ns", "of it: waits for the workers of an iterator to end"),
     col.number("workers_count", "workers of such a loader, the most that made batches; 0 without workers"),
-    col.number("anew_count", "of the begins: iterators that started workers of their own"),
+    col.number("anew_count", "of the begins: iterators that started new workers"),
 )
 
 SERVES = ("training", *QUIET_KINDS)
@@ -104,3 +109,92 @@ def _starts_workers(made: Table, loaders_count: int) -> bool:
     """Whether each iterator starts workers: a worker that is kept makes batches under the numbers of several epochs."""
     pairs = GroupBy(made["process_id"], made["loader_id"])
     return bool(len(made)) and loaders_count > 1 and len(np.unique(pairs.keys[0])) == len(pairs)
+
+
+#: Metadata key of an iterator, before its ``loader_id``; the same in ``probes/torch/dataloader_worker``.
+FACT = "dataloader "
+_KEY, _VALUE = re.compile(rf"{FACT}([0-9a-f]{{16}})"), re.compile(r"(\d{1,15}) (\d{1,15}) (\d{1,15})( iterable)?")
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSamples:
+    """Samples that an iterator reported: of a batch, of an epoch of its process, of the data set; 0 if unknown."""
+
+    batch: int = 0
+    epoch: int = 0
+    every: int = 0
+    #: Each worker makes the batches of its own part of an IterableDataset.
+    is_iterable: bool = field(default=False, compare=False)
+
+
+def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
+    """Return the samples that the iterators of a run reported, by ``loader_id``; unreadable reports are left out."""
+    samples = {}
+    for row in facts_with_key(trace, _KEY.fullmatch).rows():
+        key = _KEY.fullmatch(trace.text(row["key_code"]))
+        value = _VALUE.fullmatch(trace.text(row["value_code"])) if key else None
+        if key and value:
+            batch, epoch, every = map(int, value.groups()[:3])
+            samples[int(key[1], 16)] = LoaderSamples(batch, epoch, every, is_iterable=value[4] is not None)
+    return samples
+
+
+def step_samples(
+    steps: Table, waits: Table, told: dict[int, LoaderSamples]
+) -> tuple[npt.NDArray[np.float64], LoaderSamples]:
+    """Samples of each step of one rank, and what the loader that it waited for most often says.
+
+    ``steps``: ``steps`` of a rank. ``waits``: batch waits of the rank that brought a batch. The samples are as many as
+    the steps, in their order; empty if a loader that fed one of them does not say.
+    """
+    order = np.argsort(steps["begin_ns"], kind="stable")
+    begin, end = steps["begin_ns"][order], steps["end_ns"][order]
+    at = window_at(waits["begin_ns"], begin, end)
+    at, loaders = at[at >= 0], GroupBy(waits["loader_id"][at >= 0])
+    batch = loaders.map(lambda loader: told.get(loader, LoaderSamples()).batch)
+    if not len(batch) or not batch.all():
+        return np.empty(0), LoaderSamples()
+    samples = np.empty(len(begin))
+    samples[order] = GroupBy.numbered(at, len(begin)).sum(batch)
+    return samples, told[int(loaders.values[loaders.sizes.argmax()])]
+
+
+@dataclass(frozen=True, slots=True)
+class JobSamples:
+    """Samples of a job; 0 for what its loaders do not say."""
+
+    #: Of one rank and step, all its micro-batches together.
+    step_samples: int = 0
+    #: Of all ranks, until the loader of the training steps begins anew.
+    epoch_samples: int = 0
+
+
+def job_samples(trace: Trace) -> JobSamples:
+    """Find the samples of the training steps of a run.
+
+    A rank's step has the batches that it waited for inside, its samples are the median over steps and ranks. Nothing is
+    said where a loader gives samples one by one, or ranks differ.
+    """
+    told = told_samples(trace)
+    every_step = steps(trace)
+    train = every_step.take(np.isin(every_step["kind"], UPDATE_KINDS))
+    waits = waits_of_steps(trace.batches, train)
+    sizes, epoch, every, batch = [], 0, 0, 0
+    ranks = np.unique(train["rank"]).tolist()
+    for rank in ranks:
+        size, main = _of_rank(train.take(train["rank"] == rank), waits.take(waits["rank"] == rank), told)
+        sizes.append(size)
+        epoch = epoch + main.epoch if main.epoch and (epoch or rank == ranks[0]) else 0
+        every, batch = main.every, main.batch
+    if not sizes or not all(sizes):
+        return JobSamples()
+    # Samplers repeat some samples or leave some out, so that all ranks have as many, and whole batches.
+    epoch = every if epoch and abs(epoch - every) < len(sizes) * batch else epoch
+    return JobSamples(sizes[0], epoch) if len(set(sizes)) == 1 else JobSamples()
+
+
+def _of_rank(steps: Table, waits: Table, told: dict[int, LoaderSamples]) -> tuple[int, LoaderSamples]:
+    """Samples of a step of one rank, and what the loader that it waited for most often says."""
+    samples, main = step_samples(steps, waits, told)
+    middle = float(np.median(samples)) if len(samples) else 0.0
+    return (int(middle) if middle.is_integer() else 0), main

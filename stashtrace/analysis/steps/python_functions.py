@@ -32,16 +32,14 @@ FUNCTIONS = schema(
 def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
     """Sum up which Python functions threads were in, the most costly first.
 
+    Columns: table ``stacks`` of ``docs/reference/tables.md``.
+
     Parameters
     ----------
     trace : Trace
         A window of which some steps were recorded with stacks from outside (``capture --stacks``).
     threads : {"step", "all"}
         The step thread of each rank, or all threads of Python.
-
-    Columns
-    -------
-    rank, track_id, name_code, line, self_ns, self_ratio, total_ns, total_ratio
 
     Raises
     ------

@@ -9,15 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, int64, is_one_of, window_at
-from stashtrace.analysis.steps.device_steps import DeviceSteps
-from stashtrace.analysis.steps.forward_only import brief_steps, join_as, join_quiet, trains_of
-from stashtrace.analysis.steps.rank_steps import RankSteps
+from stashtrace.analysis.steps.rank_steps import DeviceSteps, RankSteps, brief_steps, join_as, join_quiet, trains_of
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.steps.training_loop import (
     PHASES_OF_TOKENS,
     QUIET_KINDS,
     StepColumns,
-    Tokens,
     marked_steps,
     micro_batches,
     steps_of,
@@ -53,17 +50,13 @@ def steps(trace: Trace) -> Table:
     shorter than those of training: then they are part of the next training step. A rollout and its updates are one
     iteration; a rank that never trains does inference. Where the script calls ``stashtrace.step()``, those marks alone
     decide; imported steps (``ProfilerStep#N``) keep begin, end and number. The rules are in ``docs/concepts/steps.md``.
-    A run that recorded ``--steps A:B`` alone is numbered from A.
+    A run that recorded ``--steps A:B`` alone is numbered from A. Columns: table ``steps`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs phases, batch waits or step marks.
-
-    Columns
-    -------
-    rank, step, begin_ns, end_ns, process_id, track_id, sub_steps_count, kind, warmup, matched_code,
-    clock_code, thinned
 
     Raises
     ------
@@ -282,13 +275,9 @@ def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps, *, rollou
     ordinal = whole["value"] if len(whole) else int64(np.arange(len(columns.begin)))
     begin, end, clock = devices.on_device(thread.process_id, columns)
     thinned = devices.thinned(thread.process_id, begin, end)
-    sub_steps = _sub_steps(tokens, columns)
+    sub_steps = micro_batches(tokens, columns) if len(columns.begin) else int64([])
     brief = brief_steps(tokens, columns, sub_steps)
     return RankSteps(thread, columns, sub_steps, ordinal, begin, end, clock, thinned, brief, len(whole) > 0)
-
-
-def _sub_steps(tokens: Tokens, columns: StepColumns) -> Int64:
-    return micro_batches(tokens, columns) if len(columns.begin) else int64([])
 
 
 def _first_updates(ranks: Sequence[RankSteps], collectives: Table) -> list[int]:

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.collective_waits import communicator_names
-from stashtrace.analysis.collectives.groups import group_kinds, link_names
-from stashtrace.analysis.collectives.matching import group_table
+from stashtrace.analysis.collectives.matching import group_table, places
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
-from stashtrace.analysis.links.efficiency import expected_transfers
+from stashtrace.analysis.links.bandwidth import expected_transfers
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.analysis.stragglers.cause_names import Named, Namer, Window
@@ -106,11 +106,13 @@ LATE_RANKS = schema(
     col.real("cause_share_ratio", "its share of total_wait_ns"),
     col.number("first_step_index", "first step in which it was last, -1 outside", missing=-1),
     col.number("last_step_index", "last such step, -1 outside", missing=-1),
-    col.real("chance_ratio", "odds of steps_last_count or more if all ranks were late alike, times the group's size"),
+    col.real(
+        "chance_ratio", "odds of steps_last_count or more if all ranks were late equally often, times the group's size"
+    ),
     col.word(
         "verdict",
         "always: chance_ratio < 0.001, share_ratio > 0.5; often: the first alone; else once (one step counts),"
-        " few (too few steps to tell) or alternates",
+        " few (too few steps to decide) or alternates",
     ),
 )
 
@@ -125,11 +127,11 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     """Name the rank that was late in the collectives that cost most, and what kept it.
 
     Only operations count in which no rank can end before all have entered, and in which a rank waited. The cause is
-    what the late rank did longer than the median of the others (of at most 15 of them) since all of them had entered
-    an earlier operation of the group, so that no rank was ahead; before the first one, since the step began.
-    ``cause_ns`` is that surplus. A cause that explains less than a quarter of the lateness is ``unknown``, as is the
-    cause of a rank whose steps were not recorded. For operations on a device, all times are those of the device. Waits
-    include time that was hidden behind compute.
+    what the late rank did longer than the median of the others (of at most 15 of them) since all of them had entered an
+    earlier operation of the group, so that no rank was ahead; before the first one, since the step began. ``cause_ns``
+    is that surplus. A cause that explains less than a quarter of the lateness is ``unknown``, as is the cause of a rank
+    whose steps were not recorded. For operations on a device, all times are those of the device. Waits include time
+    that was hidden behind compute. Columns: table ``late`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -140,12 +142,6 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     calibration : Calibration or path, optional
         By default ``calibration.toml`` in the run directory; without one the best tenth of the run's own transfers of
         the group, operation and size is what the link is capable of.
-
-    Columns
-    -------
-    step, communicator, group_kind, sequence, op, bytes, begin_ns, late_rank, waiting_ranks, wait_ns, total_wait_ns,
-    launch_skew_ns, expected_ns, excess_ns, expected_by, link, cause_kind, cause_ns, late_by_ns, cause_process_id,
-    cause_worker_id, cause_name, named_ns, method
 
     Raises
     ------
@@ -218,18 +214,13 @@ def late_ranks(trace: Trace) -> Table:
 
     ``behind_second_ns`` is the time in which only this rank was missing: from the entry of the second latest rank to
     its own, in operations inside steps (where there are any) that all members entered. A moment counts once however
-    many operations wait. It is the most that the group gains if this rank alone is never late again.
+    many operations wait. It is the most that the group gains if this rank alone is never late again. Columns: table
+    ``late_ranks`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs collectives; steps for counts by step and causes.
-
-    Columns
-    -------
-    communicator, group_kind, rank, last_count, collectives_count, steps_last_count, steps_count, share_ratio,
-    total_wait_ns, behind_second_ns, cause_kind, cause_share_ratio, first_step_index, last_step_index, chance_ratio,
-    verdict
 
     Raises
     ------
@@ -408,3 +399,57 @@ def chance(times: int, trials: int, choices: int) -> float:
     logs += successes * -math.log(choices) + (trials - successes) * math.log1p(-1 / choices)
     most = logs.max()
     return float(min(1.0, math.exp(most) * np.exp(logs - most).sum()))
+
+
+#: Words of a group's name -> kind. torch names the groups of a mesh mesh_NAME; Megatron spells its groups out.
+_WORDS = (
+    ("fsdp", ("fsdp", "hsdp", "shard")),
+    ("ep", ("ep", "expert", "experts", "moe", "etp", "edp")),
+    ("tp", ("tp", "tensor", "mp", "sp", "sequence")),
+    ("pp", ("pp", "pipe", "pipeline", "stage")),
+    ("dp", ("dp", "data", "ddp", "replicate", "replica")),
+    ("cp", ("cp", "context")),
+)
+
+
+def kind_by_name(name: str) -> str:
+    """Kind that a group's name tells, empty if it tells none.
+
+    Examples
+    --------
+    >>> kind_by_name("mesh_tp"), kind_by_name("PIPELINE_MODEL_PARALLEL_GROUP"), kind_by_name("default_pg")
+    ('tp', 'pp', '')
+    >>> kind_by_name("DATA_PARALLEL_GROUP_WITH_CP"), kind_by_name("mesh_cp")
+    ('dp', 'cp')
+    """
+    words = set(re.findall(r"[a-z]+", name.lower()))
+    return next((kind for kind, known in _WORDS if words.intersection(known)), "")
+
+
+def group_kinds(trace: Trace) -> dict[int, str]:
+    """Group hash -> kind: by its name, else ``all`` ranks, a ``block``, every n-th (``stride``), ``some``."""
+    names = dict(zip(trace.groups["group_hash"].tolist(), trace.groups["name_code"].tolist(), strict=True))
+    world = max(int(trace.processes["world_size"].max(initial=0)), len(trace.ranks))
+    return {
+        value: kind_by_name(trace.text(names[value]) if value in names else "") or _shape(group.members.tolist(), world)
+        for value, group in group_table(trace).items()
+    }
+
+
+def _shape(members: list[int], world: int) -> str:
+    if len(members) >= world:
+        return "all"
+    apart = np.unique(np.diff(np.sort(members)))
+    if len(apart) == 1:
+        return "block" if apart[0] == 1 else "stride"
+    return "some"
+
+
+def link_names(trace: Trace) -> dict[int, str]:
+    """Group hash -> the host in which it moves its bytes, or the hosts that it joins."""
+    of_ranks = places(trace)
+    names = {}
+    for value, group in group_table(trace).items():
+        hosts = sorted({trace.text(of_ranks[m][0]) for m in group.members.tolist() if m in of_ranks} - {""})
+        names[value] = ", ".join(hosts) if len(hosts) < 4 else f"{len(hosts)} hosts"
+    return names

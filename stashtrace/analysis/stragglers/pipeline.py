@@ -35,7 +35,7 @@ PIPELINE = schema(
     col.number("sends_count", "sends that were called"),
     col.ns("wait_ns", "receives were pending and their data had not been sent, overlaps counted once"),
     col.ns("bubble_ns", "of this, the rank did nothing else; -1 if unknown", missing=-1),
-    col.ns("transfer_ns", "receives from the call of their send, or the own one, to the end"),
+    col.ns("transfer_ns", "receives: from the later call of the two, send or receive, to the end"),
     col.ns("step_ns", "length of the step, -1 if unknown", missing=-1),
     col.real("bubble_ratio", "bubble_ns by step_ns, -1 if unknown", missing=-1),
     col.rank("from_rank", "the rank whose data was waited for longest, -1 if none", missing=-1),
@@ -49,17 +49,12 @@ def pipeline(trace: Trace) -> Table:
     time of ``stalls`` inside such receives. A stage that waits until its neighbour receives (a send with full buffers)
     is not seen, because a send has no straggler time. Forward and backward of several micro-batches in flight overlap;
     a moment counts once, in the step in which it lies. A receive counts in the step in which its data were ready to be
-    sent.
+    sent. Columns: table ``pipeline`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs sends and receives; steps for what is counted per step and for bubbles.
-
-    Columns
-    -------
-    step, communicator, stage_index, rank, receives_count, sends_count, wait_ns, bubble_ns, transfer_ns, step_ns,
-    bubble_ratio, from_rank
 
     Raises
     ------

@@ -38,7 +38,7 @@ LAST_RANKS = schema(
     col.rank("last_rank", "the rank that was waited for"),
     col.number("step", "step in which this rank entered, -1 outside", missing=-1),
     col.moment("last_enter_ns", "entry of the last rank, -1 if it never entered", missing=-1),
-    col.ns("wait_ns", "from the own entry to that, -1 if it never entered", missing=-1),
+    col.ns("wait_ns", "from the entry of this rank to that, -1 if it never entered", missing=-1),
     col.number("partial", "1 if a member's row is missing"),
 )
 
@@ -52,16 +52,13 @@ def stragglers(trace: Trace) -> Table:
     ``behind_second_ns`` is the time in which only this rank was missing: from the entry of the second latest rank of an
     operation to its own, in operations inside steps; a moment counts once however many operations wait. It is the most
     that the job gains if this rank alone is never late again, less where the others had other work meanwhile.
-    Operations without a record of every member are not counted.
+    Operations without a record of every member are not counted. Columns: table ``stragglers`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps and collectives.
-
-    Columns
-    -------
-    rank, last_count, caused_wait_ns, wait_ns, behind_second_ns
 
     Raises
     ------
@@ -96,11 +93,7 @@ def last_ranks(trace: Trace) -> Table:
     """Return the rank that entered last in each operation that needs its whole group; one row per participating rank.
 
     Entries on different hosts that are closer than the error of their clocks have no order, and no last rank: such
-    operations have no rows.
-
-    Columns
-    -------
-    rank, group_hash, sequence, last_rank, step, last_enter_ns, wait_ns, partial
+    operations have no rows. Columns: table ``last_ranks`` of ``docs/reference/tables.md``.
     """
     table, devices = trace.collectives, on_devices(trace)
     matched = devices.over(match(trace))

@@ -13,7 +13,7 @@ from stashtrace.cli.parsing import Parser, add_value
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import file_rights, prepare_directory
 from stashtrace.record.environment import copy_guest_part, traced_environment
-from stashtrace.record.job import job_of
+from stashtrace.record.launchers import job_of
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.remote import is_url
 from stashtrace.record.run import open_run_directory, run_facts

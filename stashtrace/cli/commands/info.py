@@ -178,7 +178,7 @@ def _launcher(part: dict[str, Any]) -> dict[str, Any]:
 
 def _run_devices(trace: Trace) -> list[dict[str, Any]]:
     """Return each device of each process, with the errors of its clocks."""
-    from stashtrace.analysis.devices.gpu_jobs import gpu_jobs
+    from stashtrace.analysis.devices.device_identity import gpu_jobs
 
     jobs = {(one.process_id, one.device_index): one.site_job for one in gpu_jobs(trace)}
     clocks: dict[tuple[int, int], dict[str, dict[str, int]]] = {}

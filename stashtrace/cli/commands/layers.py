@@ -79,7 +79,7 @@ def _iterations(arguments: argparse.Namespace) -> tuple[list[Workload], int]:
     if arguments.measured_ranks:
         raise UsageError("--measured-ranks is for files of layers", hint="leave it out: a run has its number of ranks")
     from stashtrace.cli.find_runs import read_runs
-    from stashtrace.replay.ssgd.from_run import layers_of_run
+    from stashtrace.replay.ssgd.workload import layers_of_run
 
     return layers_of_run(read_runs(str(path)))
 

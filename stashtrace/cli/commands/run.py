@@ -21,7 +21,7 @@ from stashtrace.cli.parsing import Parser, add_flag
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.record.directory import file_rights
-from stashtrace.record.host.memory_kills import MEMORY_KILLS, MEMORY_LIMIT
+from stashtrace.record.host import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.record.launchers import all_ended
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.remote import is_url

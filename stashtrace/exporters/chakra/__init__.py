@@ -1,4 +1,3 @@
-"""Chakra execution traces of a run, one per rank: ``work`` cuts the graph by ranks, ``messages`` encodes it, ``export``
-writes the files and says what they leave out."""
+"""Chakra execution traces of a run, one per rank: ``work`` cuts the graph by ranks, ``export`` writes it."""
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Writes the execution traces of a run: one file per rank, and the members of communicators."""
+"""Write the execution traces of a run: one file per rank, and the members of communicators.
+
+Messages are encoded by the ``protobuf`` package from the definition in ``schema.chakra``.
+"""
 
 from __future__ import annotations
 
@@ -6,35 +9,251 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from stashtrace import __version__
+from stashtrace.analysis.collectives.matching import Group, group_table
 from stashtrace.analysis.graph import PipelineGraph, Resource, build
+from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.errors import MissingDataError, OutputError, UsageError
-from stashtrace.exporters.chakra.communication import ALL_RANKS, MESSAGES, Communication, communication
-from stashtrace.exporters.chakra.messages import Messages, Value
+from stashtrace.errors import MissingDataError, OutputError, StashtraceError, UsageError
 from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
 from stashtrace.exporters.registry import Exported
 from stashtrace.importers.protobuf import sized
 from stashtrace.output_files import written_to
 from stashtrace.schema.chakra import (
     COLLECTIVE_OPS,
+    ENUMS,
     FILE_STEM,
     GROUP_NAME,
     GROUPS_FILE,
     IDLE_NS,
     MEASURED_NS,
+    MESSAGES,
+    PACKAGE,
+    SCHEMA_VERSION,
     SEQUENCE,
     STEP,
     NodeType,
 )
+from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
+from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.whole_files import folder_beside
+
+#: Value of an attribute.
+Value = bool | int | str
+#: Field of ``AttributeProto`` of each type of value; readers take these types for these attributes.
+_VALUE_FIELDS = {bool: "bool_val", int: "int64_val", str: "string_val"}
+#: Attributes that feeders read as 32 bits.
+_NARROW = frozenset({"comm_src", "comm_dst", "comm_tag"})
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Message classes of the ``protobuf`` package, made once.
+
+    Raises StashtraceError: by :meth:`load`, if the package is missing or too old.
+    """
+
+    node: Any
+    metadata: Any
+
+    @staticmethod
+    @lru_cache(maxsize=1)
+    def load() -> Messages:
+        """Build the classes from the definition."""
+        try:
+            from google.protobuf import descriptor_pb2, descriptor_pool
+            from google.protobuf.message_factory import GetMessageClass
+        except ImportError as error:
+            raise StashtraceError(
+                "Chakra traces are written by the package protobuf (4.25 or newer), which is not installed",
+                hint="pip install 'stashtrace[chakra]'",
+            ) from error
+        pool = descriptor_pool.DescriptorPool()
+        pool.Add(_definition(descriptor_pb2))
+        node, metadata = (
+            GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in ("Node", "GlobalMetadata")
+        )
+        return Messages(node, metadata)
+
+    def head(self, attributes: Mapping[str, Value]) -> bytes:
+        """Return the first message of a file, after its length."""
+        message = self.metadata(version=SCHEMA_VERSION)
+        _add_attributes(message, attributes)
+        return sized(message.SerializeToString())
+
+    def attributes(self, values: Mapping[str, Value]) -> bytes:
+        """Return attributes as a piece of a node; the pieces of a message in a row are the message."""
+        message = self.node()
+        _add_attributes(message, values)
+        data: bytes = message.SerializeToString()
+        return data
+
+    def base(
+        self, node_id: int, name: str, kind: int, needs: Iterable[int], start_micros: int, duration_micros: int
+    ) -> bytes:
+        """Return a node without attributes, as a piece of a message."""
+        message = self.node(
+            id=node_id,
+            name=name,
+            type=kind,
+            data_deps=needs,
+            start_time_micros=start_micros,
+            duration_micros=duration_micros,
+        )
+        data: bytes = message.SerializeToString()
+        return data
+
+
+def _add_attributes(message: Any, values: Mapping[str, Value]) -> None:
+    for name, value in values.items():
+        field = "int32_val" if name in _NARROW else _VALUE_FIELDS[type(value)]
+        message.attr.add(name=name, **{field: value})
+
+
+def _definition(descriptor_pb2: Any) -> Any:
+    """Return the definition as a file descriptor."""
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=PACKAGE, syntax="proto3")
+    for name, members in ENUMS.items():
+        enum = file.enum_type.add(name=name)
+        for member in members:
+            enum.value.add(name=member.name, number=member.value)
+    kinds = descriptor_pb2.FieldDescriptorProto
+    for name, fields in MESSAGES.items():
+        message = file.message_type.add(name=name)
+        choices: dict[str, int] = {}
+        for field_name, field in fields.items():
+            made = message.field.add(name=field_name, number=field.number)
+            made.label = kinds.LABEL_REPEATED if field.repeated else kinds.LABEL_OPTIONAL
+            if field.type in MESSAGES or field.type in ENUMS:
+                made.type = kinds.TYPE_MESSAGE if field.type in MESSAGES else kinds.TYPE_ENUM
+                made.type_name = f".{PACKAGE}.{field.type}"
+            else:
+                made.type = getattr(kinds, f"TYPE_{field.type.upper()}")
+            if field.choice:
+                if field.choice not in choices:
+                    choices[field.choice] = len(choices)
+                    message.oneof_decl.add(name=field.choice)
+                made.oneof_index = choices[field.choice]
+    return file
+
+
+#: Operations whose payload goes from one rank to another.
+_TO_ONE_RANK = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
+#: Number of the communicator of all ranks; simulators need no list of its members.
+ALL_RANKS = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """Attributes of the parts of collectives; columns are parallel to ``collectives``."""
+
+    #: Sorted as ``TraceIndex`` does.
+    collectives: Table
+    #: Communicators that are used, by their hash.
+    groups: dict[int, Group]
+    #: Their numbers; ``ALL_RANKS`` is that of the first one that all ranks are in.
+    numbers: dict[int, int]
+    #: Their names in the job.
+    names: dict[int, str]
+    #: Payload of each rank's input, -1 if unknown.
+    size_bytes: Int64
+    #: Of sends and receives: global ranks, -1 if unknown, and the number of the message between the two.
+    source: Int64
+    target: Int64
+    tag: Int64
+    #: Ranks without a file, up to the highest rank of any communicator.
+    absent: list[int]
+    #: Collectives in which a member has no part.
+    incomplete_count: int
+    #: Sends and receives whose other side is not in the files.
+    unpaired_count: int
+
+
+def communication(trace: Trace, collectives: Table, work: RankWork) -> Communication:
+    """Return the attributes of the parts that are written."""
+    part = np.flatnonzero(work.row >= 0)
+    rows, transfer = work.row[part], work.transfer[part]
+    hashes, op = collectives["group_hash"][rows], collectives["op_code"][rows]
+    known = group_table(trace)
+    order = np.argsort(work.begin_ns[part], kind="stable")
+    used = list(dict.fromkeys(hashes[order].tolist()))
+    groups = {value: known[value] for value in used}
+    ranks = np.unique(work.rank)
+    everyone = np.unique(np.concatenate([ranks, *(g.members for g in groups.values())]))
+    absent = np.setdiff1d(np.arange(int(everyone.max()) + 1), ranks).tolist()
+
+    numbers: dict[int, int] = {}
+    for value in used:
+        whole = np.array_equal(np.unique(groups[value].members), everyone)
+        first = whole and ALL_RANKS not in numbers.values()
+        numbers[value] = ALL_RANKS if first else max(numbers.values(), default=ALL_RANKS) + 1
+
+    size = collectives["message_bytes"].copy()
+    # Where all members have inputs of one size, one that knows its size tells the others'.
+    is_same = np.isin(op, (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE, CollectiveOp.BROADCAST))
+    same, transfers = rows[is_same], GroupBy(transfer[is_same])
+    size[same] = np.where(size[same] < 0, transfers.max(size[same])[transfers.number], size[same])
+
+    paired = np.isin(op, _TO_ONE_RANK)
+    operations = GroupBy(transfer[~paired])
+    members_count = [len(groups[value].members) for value in hashes[~paired][operations.first].tolist()]
+    source, target, tag, unpaired = _messages(collectives, rows[paired], groups)
+    names = {value: _group_name(trace, value) for value in used}
+    return Communication(
+        collectives,
+        groups,
+        numbers,
+        names,
+        size,
+        source,
+        target,
+        tag,
+        absent,
+        int((operations.sizes < np.array(members_count, dtype=np.int64)).sum()),
+        unpaired,
+    )
+
+
+def _group_name(trace: Trace, value: int) -> str:
+    rows = np.flatnonzero(trace.groups["group_hash"] == np.uint64(value))
+    return max((trace.text(code) for code in trace.groups["name_code"][rows].tolist()), key=len, default="")
+
+
+def _messages(collectives: Table, rows: Int64, groups: Mapping[int, Group]) -> tuple[Int64, Int64, Int64, int]:
+    """Return ends and number of each message, by row of ``collectives``; and the number of those without other side.
+
+    The n-th send from a rank to another belongs to the n-th receive there, so both have the number n.
+    """
+    count = len(collectives)
+    source, target, tag = (np.full(count, -1, dtype=np.int64) for _ in range(3))
+    if not len(rows):
+        return source, target, tag, 0
+    peer = collectives["peer_rank"][rows]
+    for value, group in groups.items():
+        of_group = np.flatnonzero(collectives["group_hash"][rows] == np.uint64(value))
+        place = peer[of_group]
+        within = (place >= 0) & (place < len(group.members))
+        peer[of_group] = np.where(within, group.members[np.where(within, place, 0)], -1)
+    sends = collectives["op_code"][rows] == CollectiveOp.SEND
+    own = collectives["rank"][rows]
+    source[rows], target[rows] = np.where(sends, own, peer), np.where(sends, peer, own)
+    by_call = np.argsort(collectives["call_ns"][rows], kind="stable")
+    listed = rows[by_call]
+    tag[listed] = GroupBy(source[listed], target[listed], sends[by_call]).position
+    known = rows[(source[rows] >= 0) & (target[rows] >= 0)]
+    messages = GroupBy(source[known], target[known], tag[known])
+    return source, target, tag, int(np.count_nonzero(messages.sizes == 1))
+
 
 #: Workers' batches: as waits, as measured, or as nodes of their own.
 LOADERS = ("waits", "nodes")
@@ -66,7 +285,9 @@ def export_chakra(
     if loaders not in LOADERS:
         raise UsageError(f"loaders cannot be {loaders!r}", hint=f"it is one of {', '.join(LOADERS)}")
     messages = Messages.load()
-    _refuse_others(path)
+    # Raise OutputError if the folder has files that no export of traces has written
+    if path.exists() and (not path.is_dir() or any(not _is_own(entry) for entry in path.iterdir())):
+        raise OutputError(f"cannot write {path}: it is there and holds no execution traces", hint=_HINT)
     graph = build(trace, reads=False)
     if isinstance(graph, PipelineGraph):
         raise MissingDataError(
@@ -84,12 +305,6 @@ def export_chakra(
     with written_to(path, _HINT):
         written = _write(path, messages, work, talk)
     return Exported(path, written, len(work), tuple(_notes(work, talk)))
-
-
-def _refuse_others(path: Path) -> None:
-    """Raise OutputError if the folder has files that no export of traces has written."""
-    if path.exists() and (not path.is_dir() or any(not _is_own(entry) for entry in path.iterdir())):
-        raise OutputError(f"cannot write {path}: it is there and holds no execution traces", hint=_HINT)
 
 
 def _is_own(path: Path) -> bool:
@@ -179,7 +394,7 @@ def _part(talk: Communication, row: int) -> tuple[str, NodeType, dict[str, Value
     op, value = CollectiveOp(int(table["op_code"][row])), int(table["group_hash"][row])
     values: dict[str, Value] = {"is_cpu_op": False}
     size = int(talk.size_bytes[row])
-    if op in MESSAGES:
+    if op in _TO_ONE_RANK:
         kind = NodeType.COMM_SEND_NODE if op is CollectiveOp.SEND else NodeType.COMM_RECV_NODE
         ends = {"comm_src": talk.source[row], "comm_dst": talk.target[row], "comm_tag": talk.tag[row]}
         values |= {name: int(end) for name, end in ends.items() if end >= 0}
@@ -219,7 +434,7 @@ def _notes(work: RankWork, talk: Communication) -> Iterator[str]:
     batches, dependencies = ("batch", "batches"), ("dependency", "dependencies")
     unknown = len(np.unique(transfers[size < 0]))
     unnamed = int((op[once] == CollectiveOp.OTHER).sum())
-    peers = int((np.isin(op, MESSAGES) & ((talk.source[rows] < 0) | (talk.target[rows] < 0))).sum())
+    peers = int((np.isin(op, _TO_ONE_RANK) & ((talk.source[rows] < 0) | (talk.target[rows] < 0))).sum())
     written = int((work.resource == Resource.WORKER).sum())
     for count, names, rest in (
         (unknown, collectives, "of unknown payload got no comm_size: ASTRA-sim stops there"),
@@ -236,7 +451,7 @@ def _notes(work: RankWork, talk: Communication) -> Iterator[str]:
     ):
         if count:
             yield f"{_many(count, *names)} {rest}"
-    others = Counter(op[once][~np.isin(op[once], (*_SIMULATED, *MESSAGES, CollectiveOp.OTHER))].tolist())
+    others = Counter(op[once][~np.isin(op[once], (*_SIMULATED, *_TO_ONE_RANK, CollectiveOp.OTHER))].tolist())
     for code, count in sorted(others.items()):
         treatment = "replays as measured" if code == CollectiveOp.BROADCAST else "does not simulate"
         yield f"ASTRA-sim {treatment}: {count} {CollectiveOp(code).name.lower()}"

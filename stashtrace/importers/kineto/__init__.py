@@ -20,8 +20,7 @@ from stashtrace.importers.import_context import ImportContext
 from stashtrace.importers.kineto.collectives import add_collectives, add_host_collectives
 from stashtrace.importers.kineto.device import DeviceRows, add_device_work
 from stashtrace.importers.kineto.events import FileRows, KinetoFile, extent_of, is_rank, read, read_operators
-from stashtrace.importers.kineto.host import add_host_side
-from stashtrace.importers.kineto.operators import add_functions, add_operators
+from stashtrace.importers.kineto.host import add_functions, add_host_side, add_operators
 from stashtrace.importers.source import Source
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import DEVICE_WORK_NOT_READ, FILE_CUT, OPERATORS_RECORDED
@@ -150,7 +149,7 @@ def _record_facts(file: KinetoFile, context: ImportContext, process_id: int) -> 
     version = file.top.get("schemaVersion")
     if isinstance(version, int) and version > _NEWEST_SCHEMA:
         context.doubt_newer(f"schemaVersion is {version}", str(_NEWEST_SCHEMA), "names", process_id)
-    if _has_stacks(file):
+    if file.categories.get("python_function") or file.top.get("with_stack") in (1, True):
         context.doubt(
             "python_stacks",
             "recorded with Python stacks (with_stack=True), which slow the host down: host times are too long here;"
@@ -159,11 +158,6 @@ def _record_facts(file: KinetoFile, context: ImportContext, process_id: int) -> 
         )
     kept = ", ".join(f"{count} {name or 'without category'}" for name, count in sorted(file.categories.items()))
     context.say("events_in_file", f"{file.counts['events']} ({kept})", process_id)
-
-
-def _has_stacks(file: KinetoFile) -> bool:
-    """Return True if the calls of Python functions were recorded too."""
-    return bool(file.categories.get("python_function") or file.top.get("with_stack") in (1, True))
 
 
 def _report_unread(file: KinetoFile, work: DeviceRows, name: str, context: ImportContext, process_id: int) -> None:

@@ -1,22 +1,29 @@
-"""Steps, batches, phases and annotations of the host in a Kineto file.
+"""Steps, batches, phases, operators and annotations of the host in a Kineto file.
 
 main thread      [ProfilerStep#5 .................................][ProfilerStep#6 ...      -> spans, kind STEP
                   [enumerate(DataLoader)..__next__]  [Optimizer.step#SGD.step]              -> batches, phases
 autograd thread                       [evaluate_function: ..] [evaluate_function: ..]       -> one backward
+
+Operators, and the Python functions between them, are read in a second pass, of files without work of a device:
+
+    thread     [train.py(20): step .............................................]
+               [sample .......................][aten::mm][aten::add]   [log ....]
+    spans      [ sample                       ][ operators         ]   [ log    ]
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stashtrace.importers.import_context import Bools, Int64, is_nested
+from stashtrace.importers.collective_names import CHECKPOINT
+from stashtrace.importers.import_context import Bools, Int64, is_nested, stretches
 from stashtrace.importers.kineto.device import DeviceRows
-from stashtrace.importers.kineto.events import EventRows, FileRows, KinetoFile, extent_of
-from stashtrace.importers.phase_names import CHECKPOINT
-from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, Severity, SpanKind, ThreadRole
+from stashtrace.importers.kineto.events import EventRows, FileRows, KinetoFile, ThreadEvents, extent_of
+from stashtrace.schema.kinds import OPERATORS, BatchPhase, Phase, PhaseFlag, Severity, SpanKind, ThreadRole
 from stashtrace.schema.trace import WHOLE_RECORDING
 
 _STEP = re.compile(r"^ProfilerStep\s*#?\s*(\d+)")
@@ -121,7 +128,15 @@ def _steps(rows: FileRows, notes: EventRows, track: Int64, is_step: Bools, until
     own, names = track[is_step][order], marks.name[order]
     whole = marks.end_ns[order] <= until_ns
     if not whole.all():
-        _report_cut_steps(rows, number, begin, whole, until_ns)
+        first, *more = np.flatnonzero(~whole).tolist()
+        elapsed_ns = max(until_ns - _CLOCK_SLACK_NS - int(begin[first]), 0)
+        if not whole.any():
+            fate = ", and no step is whole: what was recorded of it counts as a step"
+        elif more:
+            fate = f": that step and {len(more)} behind it are not counted"
+        else:
+            fate = ": that step is not counted"
+        rows.context.doubt_cut_step(rows.process_id, elapsed_ns, f"step {number[first]}{fate}")
         whole[0] |= not whole.any()
         end = np.maximum(np.minimum(end, until_ns - _CLOCK_SLACK_NS), begin)
         number, begin, end, own, names = number[whole], begin[whole], end[whole], own[whole], names[whole]
@@ -135,18 +150,6 @@ def _steps(rows: FileRows, notes: EventRows, track: Int64, is_step: Bools, until
         value=number,
     )
     return Steps(number, begin, end), int(own[0])
-
-
-def _report_cut_steps(rows: FileRows, number: Int64, begin: Int64, whole: Bools, until_ns: int) -> None:
-    first, *more = np.flatnonzero(~whole).tolist()
-    elapsed_ns = max(until_ns - _CLOCK_SLACK_NS - int(begin[first]), 0)
-    if not whole.any():
-        fate = ", and no step is whole: what was recorded of it counts as a step"
-    elif more:
-        fate = f": that step and {len(more)} behind it are not counted"
-    else:
-        fate = ": that step is not counted"
-    rows.context.doubt_cut_step(rows.process_id, elapsed_ns, f"step {number[first]}{fate}")
 
 
 def _whole_recording(rows: FileRows, main: int, until_ns: int) -> Steps:
@@ -268,3 +271,83 @@ def _add_spans(rows: FileRows, notes: EventRows, track: Int64) -> None:
             name_code=rows.codes(notes.name, lambda name: _COMPILES.sub("torch.compile", name)),
             value=np.where(compiles, before, 0),
         )
+
+
+#: Operators less than this apart belong to one stretch of work.
+_SAME_STRETCH_NS = 50_000
+
+
+def add_operators(rows: FileRows, operators: Mapping[int, ThreadEvents], steps: Steps) -> None:
+    """Add annotations where threads ran operators: elsewhere, a thread with a collective in flight may wait for it.
+
+    Operators with little between them form one stretch, which is cut where steps begin and end.
+    """
+    edges = np.union1d(steps.begin_ns, steps.end_ns)
+    borders = np.append(edges, np.iinfo(np.int64).max)
+    for number, events in sorted(operators.items()):
+        begin, end = _stretches(events)
+        after, until = np.searchsorted(edges, begin, "right"), np.searchsorted(edges, end, "left")
+        parts = until - after + 1
+        row = np.repeat(np.arange(len(begin)), parts)
+        nth = np.arange(len(row)) - np.repeat(np.cumsum(parts) - parts, parts)
+        rows.context.add(
+            "spans",
+            begin_ns=np.where(nth == 0, begin[row], borders[after[row] + nth - 1]),
+            end_ns=np.where(nth == parts[row] - 1, end[row], borders[np.minimum(after[row] + nth, len(borders) - 1)]),
+            track_id=np.full(len(row), rows.context.tracks.thread(rows.process_id, number)),
+            kind_code=int(SpanKind.USER),
+            name_code=rows.context.code(OPERATORS),
+        )
+
+
+def _stretches(events: ThreadEvents) -> tuple[Int64, Int64]:
+    """Return begins and ends of the stretches in which a thread ran operators."""
+    order = np.argsort(events.begin_ns, kind="stable")
+    first, end = stretches(events.begin_ns[order], events.end_ns[order], _SAME_STRETCH_NS)
+    return events.begin_ns[order][first], end
+
+
+def add_functions(rows: FileRows, operators: Mapping[int, ThreadEvents], functions: Mapping[int, ThreadEvents]) -> None:
+    """Add annotations of the Python function that most of each time without an operator lies in, the innermost one."""
+    for number, events in sorted(functions.items()):
+        if number not in operators:
+            continue
+        begin, end = _stretches(operators[number])
+        since = np.append(min(int(events.begin_ns.min()), int(begin[0])), end)
+        until = np.append(begin, max(int(events.end_ns.max()), int(end[-1])))
+        long = until - since >= _SAME_STRETCH_NS
+        since, until = since[long], until[long]
+        chosen = _innermost(events, since, until)
+        known = chosen >= 0
+        place = chosen[known]
+        rows.context.add(
+            "spans",
+            begin_ns=np.maximum(since[known], events.begin_ns[place]),
+            end_ns=np.minimum(until[known], events.end_ns[place]),
+            track_id=np.full(len(place), rows.context.tracks.thread(rows.process_id, number)),
+            kind_code=int(SpanKind.USER),
+            name_code=rows.context.codes([events.texts[n].rpartition("/")[2] for n in events.name[place].tolist()]),
+        )
+
+
+def _innermost(events: ThreadEvents, since: Int64, until: Int64) -> Int64:
+    """Return for each stretch the innermost function that at least half of it lies in; -1 where there is none."""
+    shortest = int((until - since).min()) // 2 if len(since) else 0
+    rows = np.flatnonzero(events.end_ns - events.begin_ns >= shortest)
+    rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+    begins, ends = events.begin_ns[rows].tolist(), events.end_ns[rows].tolist()
+    chosen, inside, at = [], list[int](), 0
+    for begin, end in zip(since.tolist(), until.tolist(), strict=True):
+        middle = (begin + end) // 2
+        while at < len(begins) and begins[at] <= middle:
+            while inside and ends[inside[-1]] <= begins[at]:
+                inside.pop()
+            inside.append(at)
+            at += 1
+        while inside and ends[inside[-1]] <= middle:
+            inside.pop()
+        half = (end - begin) / 2
+        deepest = (n for n in reversed(inside) if min(ends[n], end) - max(begins[n], begin) >= half)
+        chosen.append(next(deepest, -1))
+    found = np.array(chosen, dtype=np.int64)
+    return np.where(found >= 0, np.append(rows, -1)[found], -1)

@@ -346,7 +346,7 @@ def _ranks(
         if rank >= 0:
             return {main[0]: rank}, "file"
         named = _NAMED_RANK.findall(path.stem)
-        context.say("nsys.ranks", "by the file's name" if named else "assumed: the file tells none")
+        context.say("nsys.ranks", "by the file's name" if named else "assumed: the file names none")
         return {main[0]: int(named[-1]) if named else 0}, "name" if named else "assumed"
     node = _number_of(environment, _NODES, 0)
     ordered = sorted(main, key=lambda key: (devices.get(key, -1), key & 0xFFFFFF))

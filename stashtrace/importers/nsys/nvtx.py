@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.importers.collective_names import CHECKPOINT
 from stashtrace.importers.import_context import Bools, ImportContext, Int64, is_nested
 from stashtrace.importers.import_limits import MOST_DIGITS, parse_json
 from stashtrace.importers.nsys.database import Database, Processes
-from stashtrace.importers.phase_names import CHECKPOINT
 from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, Severity, SpanKind
 
 EVENTS = "NVTX_EVENTS"

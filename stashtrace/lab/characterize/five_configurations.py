@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from stashtrace.analysis.steps.samples_per_step import job_samples
+from stashtrace.analysis.steps.epochs import job_samples
 from stashtrace.errors import CaptureError, StashtraceError
 from stashtrace.lab.characterize.answer import (
     FAILED,

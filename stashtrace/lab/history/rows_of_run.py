@@ -23,8 +23,8 @@ from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.stalls.budget import coded_intervals, stalls, straggler_causes
 from stashtrace.analysis.steps.step_time import step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
+from stashtrace.analysis.stragglers.causes import surplus_over_peers
 from stashtrace.analysis.stragglers.stragglers import stragglers
-from stashtrace.analysis.stragglers.surplus import surplus_over_peers
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.lab.history.run_files import OUTSIDE, SECTIONS, Place, RunRows
 from stashtrace.schema.groupby import GroupBy

@@ -35,13 +35,13 @@ from stashtrace.lab.tune.tune import TunedRun
 from stashtrace.replay import Answer, gradient_buckets, single_changes, what_if
 from stashtrace.replay.changes import BUCKET as BUCKET_CHANGE
 from stashtrace.replay.changes import KEPT
-from stashtrace.replay.communication.ddp import ddp_facts
+from stashtrace.replay.communication.messages import ddp_facts
 from stashtrace.run_facts import json_object
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 
 _LOSSES = "STASHTRACE_LOSSES"
-#: The same in ``probes/cpu_share.py``.
+#: The same in ``probes/surroundings.py``.
 _SHARE_FACT = "cpu_share"
 
 

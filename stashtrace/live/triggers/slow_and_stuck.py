@@ -27,7 +27,7 @@ from stashtrace.analysis.steps.steps import WARMUP_STEPS, steps
 from stashtrace.errors import StashtraceError
 from stashtrace.live import times
 from stashtrace.loading.looks import facts_of_looks, look_at
-from stashtrace.record.look.progress import RUNS
+from stashtrace.record.look.model import RUNS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

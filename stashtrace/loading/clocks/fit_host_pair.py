@@ -461,7 +461,10 @@ def ends_offset(
     later = (ends.lead_ns[small] - base_offset).astype(np.float64) < guessed
     if min(int(later.sum()), int((~later).sum())) < _FEWEST:
         return None
-    slope, level = _course(time, rest)
+    # Slope and level of the line through the medians of eight stretches of time
+    parts = min(8, max(1, len(time) // 8))
+    order = np.argsort(time, kind="stable")[: len(time) // parts * parts].reshape(parts, -1)
+    slope, level = line_through(np.median(time[order], axis=1), np.median(rest[order], axis=1))
     rest = rest - level - slope * time
     by_follower, by_leader = float(np.median(rest[later])), float(np.median(rest[~later]))
     shift = (by_follower + by_leader) / 2
@@ -475,13 +478,6 @@ def ends_offset(
         return np.interp(moment, *guess) + level + shift + slope * moment, fixed + 4 * noise * outside
 
     return at
-
-
-def _course(time: Floats, rest: Floats) -> tuple[float, float]:
-    """Return slope and level of the line through the medians of eight stretches of time."""
-    parts = min(8, max(1, len(time) // 8))
-    order = np.argsort(time, kind="stable")[: len(time) // parts * parts].reshape(parts, -1)
-    return line_through(np.median(time[order], axis=1), np.median(rest[order], axis=1))
 
 
 def _spread(rest: Floats) -> float:

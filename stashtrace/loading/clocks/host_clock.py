@@ -86,7 +86,15 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
     order = np.lexsort([readings.bracket_ns, readings.ticks])
     ticks, ns = readings.ticks[order], readings.monotonic_ns[order]
     bracket = np.where(readings.bracket_ns[order] < 0, 2 * UNBRACKETED_NS, readings.bracket_ns[order])
-    kept = _best_per_window(ns, bracket)
+    # The index of the narrowest reading in each window of time; windows without a narrow one have none
+    width = min(WINDOW_NS, int(ns.max() - ns.min()) // _LEAST_WINDOWS + 1)
+    window = (ns - ns.min()) // width
+    best = np.lexsort([bracket, window])
+    starts = np.flatnonzero(np.diff(window[best], prepend=window[best[0]] - 1))
+    chosen = best[starts]
+    usual = np.quantile(bracket[chosen], 0.25)
+    narrow = chosen[bracket[chosen] <= _WIDE_RATIO * usual + 1]
+    kept = np.sort(narrow)
     nominal, drift_ppb = _usual_rate(ticks[kept], ns[kept], tick_hz)
     kept, rejected = consistent_run(ticks, ns, bracket, kept, nominal, drift_ppb)
     if len(kept) == 1:
@@ -100,18 +108,6 @@ def tick_map(readings: Readings, tick_hz: float) -> TickMap:
     unexplained = np.maximum(residual - bracket // 2, 0)
     agreeing = unexplained[unexplained <= np.quantile(unexplained, 0.99)]
     return TickMap(anchors.ticks, anchors.ns, anchors.error_ns + int(agreeing.max(initial=0)), rejected)
-
-
-def _best_per_window(ns: Int64, bracket: Int64) -> Int64:
-    """Return the index of the narrowest reading in each window of time; windows without a narrow one have none."""
-    width = min(WINDOW_NS, int(ns.max() - ns.min()) // _LEAST_WINDOWS + 1)
-    window = (ns - ns.min()) // width
-    best = np.lexsort([bracket, window])
-    starts = np.flatnonzero(np.diff(window[best], prepend=window[best[0]] - 1))
-    chosen = best[starts]
-    usual = np.quantile(bracket[chosen], 0.25)
-    narrow = chosen[bracket[chosen] <= _WIDE_RATIO * usual + 1]
-    return np.sort(narrow)
 
 
 def _usual_rate(ticks: Int64, ns: Int64, tick_hz: float) -> tuple[float, int]:
@@ -347,7 +343,9 @@ def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
     readings: dict[tuple[str, str], list[Readings]] = {}
     rates: dict[tuple[str, str], list[float]] = {}
     for raw in core:
-        hz = _rate_of(raw)
+        # The nominal ticks per second; 10^9 where the file names no possible rate
+        told = raw.metadata.get("tick_hz")
+        hz = float(told) if isinstance(told, int | float) and _LEAST_HZ <= told <= _MOST_HZ else 1e9
         rates.setdefault(_domain_of(raw), []).append(hz)
         readings.setdefault(_domain_of(raw), []).extend(_readings_of(raw, hz))
     clocks = {}
@@ -361,12 +359,6 @@ def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
         rate = float(np.median(rates[domain]))
         clocks[domain] = HostClock(domain[0], tick_map(joined, rate), *realtime_offset(joined))
     return RunClocks(clocks)
-
-
-def _rate_of(raw: RawProcess) -> float:
-    """Return the nominal ticks per second; 10^9 where the file names no possible rate."""
-    told = raw.metadata.get("tick_hz")
-    return float(told) if isinstance(told, int | float) and _LEAST_HZ <= told <= _MOST_HZ else 1e9
 
 
 def _readings_of(raw: RawProcess, hz: float) -> list[Readings]:

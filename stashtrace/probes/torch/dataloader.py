@@ -15,14 +15,13 @@ import weakref
 from types import ModuleType
 from typing import Any
 
-from stashtrace.probes import native, patching, recorder, stacks
+from stashtrace.probes import child_ends, native, patching, recorder, stacks
 from stashtrace.probes.device_marks import device_marks
-from stashtrace.probes.ends import child_ends
 from stashtrace.probes.process import thread_state, window
 from stashtrace.probes.recorder import CLOCKS, TICKS, USAGE, batch_ends, failed, now_ticks, probe_begins
 from stashtrace.probes.torch import dataloader_worker
+from stashtrace.probes.torch.dataloader_worker import Loader, record_samples
 from stashtrace.probes.torch.host_calls.timed_calls import time_sampler
-from stashtrace.probes.torch.loader_facts import Loader, record_samples
 
 COLLECTOR = "torch_dataloader"
 _WAIT = recorder.code("BatchPhase", "wait")
@@ -59,6 +58,19 @@ def install(dataloader: ModuleType) -> None:
 
 
 # The main process -------------------------------------------------------------------------------
+
+
+def install_torchdata(module: ModuleType) -> None:
+    """Patch ``torchdata.stateful_dataloader.stateful_dataloader``, whose iterators derive from torch's.
+
+    They call the same ``__next__``; the methods that they override get the same wrappers. Their worker loop is wrapped
+    where it is defined, before the module of the loader imports it.
+    """
+    multi = module._StatefulMultiProcessingDataLoaderIter
+    patching.replace(COLLECTOR, module.StatefulDataLoader, "__iter__", timed_iter)
+    patching.replace(COLLECTOR, multi, "_reset", counted_reset)
+    patching.replace(COLLECTOR, multi, "_process_data", wrap_process_data)
+    patching.replace(COLLECTOR, multi, "_shutdown_workers", timed_shutdown, needed=False)
 
 
 def timed_iter(original: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Installed by ``bootstrap`` when ``torch.nn.parallel.distributed`` has been imported. ``stashtrace tune`` sets
 ``STASHTRACE_BUCKET_MB``, which replaces torch's default; a size that the script gives stays.
-``replay/communication/ddp.py`` reads the facts.
+``replay/communication/messages.py`` reads the facts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stashtrace.probes.torch.host_calls.timed_calls import record_call
 
 VARIABLE = "STASHTRACE_BUCKET_MB"
 #: Keys of the facts, each followed by the number of the wrapper: "MIB SOURCE", and the bytes of the gradients in the
-#: reverse order of the parameters. The same in ``replay/communication/ddp.py``.
+#: reverse order of the parameters. The same in ``replay/communication/messages.py``.
 BUCKET, GRADIENTS = "ddp_bucket", "ddp_gradients"
 COLLECTOR = "core"
 _OPTIONS = ("bucket_cap_mb", "bucket_cap_mb_list")

@@ -284,7 +284,14 @@ def _collective_kernel(operator: Any, name: str) -> Any:
         if launch is not None:
             try:
                 launch.return_ticks = left
-                _leave(launch, result, blocking, args)
+                boxed = result[-1] if isinstance(result, (list, tuple)) and result else result
+                work = None if boxed is None else _unbox_work(boxed)
+                group = launch.group
+                on_cpu = _on_cpu(args)
+                visible = group.backend != "nccl" if on_cpu is None else on_cpu
+                torch_work.launched(launch, work, blocking=blocking, end_visible=visible)
+                if not group.scanned:
+                    groups.scan(group)
             except Exception as error:
                 failed(COLLECTOR, "leave", error)
         cost.add(now_ticks() - left + entered - begin)
@@ -364,17 +371,6 @@ def _on_cpu(args: Any) -> bool | None:
         if on_cpu is not None:
             return bool(on_cpu)
     return None
-
-
-def _leave(launch: torch_work.Launch, result: Any, blocking: bool, args: Any) -> None:
-    boxed = result[-1] if isinstance(result, (list, tuple)) and result else result
-    work = None if boxed is None else _unbox_work(boxed)
-    group = launch.group
-    on_cpu = _on_cpu(args)
-    visible = group.backend != "nccl" if on_cpu is None else on_cpu
-    torch_work.launched(launch, work, blocking=blocking, end_visible=visible)
-    if not group.scanned:
-        groups.scan(group)
 
 
 def _functional_kernel(operator: Any, name: str) -> Any:

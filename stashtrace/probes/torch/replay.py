@@ -3,7 +3,7 @@
 ``bootstrap`` imports this file with ``STASHTRACE_SYNTHETIC=N`` alone, which only experiments set. The first N batches
 of each loader are made as always; then its workers and its pinning thread are ended, and the kept batches are returned
 in turn. The sampler, the lengths of epochs, ``StopIteration`` and what ``dataloader`` records of a wait stay the real
-ones. ``replay_batches`` keeps a batch; ``torchdata.replay`` has what differs for torchdata's loader.
+ones. ``replay_batches`` keeps a batch; ``torchdata_replay`` has what differs for torchdata's loader.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def attach(session: _Session, iterator: Any, loader: Any) -> None:
     if hasattr(getattr(kind, "_next_data", None), _MARK):
         iterator._stashtrace_replay = session.replay_of(loader)
     else:
-        session.not_replayed(f"{kind.__module__}.{kind.__name__} makes its batches in its own way")
+        session.not_replayed(f"{kind.__module__}.{kind.__name__} makes its batches in a way that is not known here")
 
 
 def next_data(original: Any) -> Any:

@@ -127,7 +127,7 @@ class _Keeper:
     def keep(self, part: Any, depth: int) -> Callable[[], Any] | None:
         """Return the function that makes a part of a batch anew; None if the part may be handed out as it is."""
         if isinstance(part, self._tensor):
-            self._shapes.append(_shape_of(part))
+            self._shapes.append(part.numel() if part.is_nested else tuple(part.size()))
             kept = self._seen.get(id(part))
             if kept is None:
                 kept = self._seen[id(part)] = KeptTensor(part, self._notes)
@@ -363,10 +363,6 @@ def _version_of(tensor: Any) -> int:
 
 def _is_on_host(tensor: Any) -> bool:
     return bool(tensor.device.type == "cpu")
-
-
-def _shape_of(tensor: Any) -> Any:
-    return tensor.numel() if tensor.is_nested else tuple(tensor.size())
 
 
 def _bytes_of(tensor: Any) -> int:

@@ -48,8 +48,24 @@ def install(torch: ModuleType) -> None:
         getattr(compiler, "is_dynamo_compiling", None) or getattr(compiler, "is_compiling", None) or is_compiling
     )
     _grad_enabled = torch.is_grad_enabled
-    _describe_process(torch)
-    _watch_modules(torch.nn.Module)
+    # Only the blocking waits of the thread that imports torch matter: it becomes the step thread.
+    native.watch_waits(True)
+    # Record the import of torch, which is a good part of a short job's start
+    took = bootstrap.import_ns.get("torch", 0) * native.tick_hz() // 1_000_000_000
+    if took and window.open:
+        now, kind = now_ticks(), recorder.code("SpanKind", "library")
+        recorder.RecordWriter("span").emit(now - took, now, 0, 0, intern("import torch"), kind)
+    recorder.record_fact("torch_version", torch.__version__)
+    recorder.record_fact("torch_threads", torch.get_num_threads())
+    recorder.record_fact("omp_num_threads", os.environ.get("OMP_NUM_THREADS", ""))
+    if hasattr(os, "sched_getaffinity"):
+        recorder.record_fact("cpus_allowed", _ranges(sorted(os.sched_getaffinity(0))))
+    # Watch the outermost module calls; a call inside one costs the test of a flag, and no Python code of ours
+    function = vars(torch.nn.Module).get("__call__")
+    if not native.watch_outermost_calls(function, _forward_begins, _forward_ends):
+        recorder.unavailable(
+            COLLECTOR, "not_patched", f"Module.__call__ is a {type(function).__name__}, not a Python function"
+        )
     # torch.autograd.backward and grad both enter the engine here; older ones are wrapped themselves.
     if not patching.replace(COLLECTOR, torch.autograd, "_engine_run_backward", _engine_call, needed=False):
         patching.replace(COLLECTOR, torch.autograd, "backward", _engine_call)
@@ -73,17 +89,6 @@ def hide_from_dynamo(trace_rules: ModuleType) -> None:
             trace_rules.add(name)
 
 
-def _describe_process(torch: ModuleType) -> None:
-    # Only the blocking waits of the thread that imports torch matter: it becomes the step thread.
-    native.watch_waits(True)
-    _record_import()
-    recorder.record_fact("torch_version", torch.__version__)
-    recorder.record_fact("torch_threads", torch.get_num_threads())
-    recorder.record_fact("omp_num_threads", os.environ.get("OMP_NUM_THREADS", ""))
-    if hasattr(os, "sched_getaffinity"):
-        recorder.record_fact("cpus_allowed", _ranges(sorted(os.sched_getaffinity(0))))
-
-
 def _ranges(cpus: list[int]) -> str:
     """Return ``0-3,8`` for a list of numbers."""
     parts: list[list[int]] = []
@@ -95,24 +100,7 @@ def _ranges(cpus: list[int]) -> str:
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
 
 
-def _record_import() -> None:
-    """Record the import of torch, which is a good part of a short job's start."""
-    took = bootstrap.import_ns.get("torch", 0) * native.tick_hz() // 1_000_000_000
-    if took and window.open:
-        now, kind = now_ticks(), recorder.code("SpanKind", "library")
-        recorder.RecordWriter("span").emit(now - took, now, 0, 0, intern("import torch"), kind)
-
-
 # Forward ----------------------------------------------------------------------------------------
-
-
-def _watch_modules(module: Any) -> None:
-    """Watch the outermost module calls; a call inside one costs the test of a flag, and no Python code of ours."""
-    function = vars(module).get("__call__")
-    if not native.watch_outermost_calls(function, _forward_begins, _forward_ends):
-        recorder.unavailable(
-            COLLECTOR, "not_patched", f"Module.__call__ is a {type(function).__name__}, not a Python function"
-        )
 
 
 def _forward_begins() -> bytes | None:
@@ -311,3 +299,25 @@ def _watch_garbage_collection() -> None:
         window.on_change(watch)  # a job that is idle makes many small collections, too
     else:
         watch(True)
+
+
+def install_profiler(profiler: ModuleType) -> None:
+    """Patch the method by which all profilers of torch start Kineto, to leave CUPTI to them.
+
+    A process has room for one profiler, and that of the user comes first. The native hooks see Kineto subscribe as
+    well, but not by the newer calls of CUPTI, which a preloaded library cannot offer without misleading programs that
+    look for them.
+    """
+    patching.replace("cupti", profiler.profile, "_prepare_trace", _prepare)
+
+
+def _prepare(original: Any) -> Any:
+    def _prepare_trace(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if any(getattr(activity, "name", "") == "CUDA" for activity in self.kineto_activities):
+                native.kernels_step_aside("torch.profiler")
+        except Exception as error:
+            failed("cupti", "step_aside", error)
+        return original(self, *args, **kwargs)
+
+    return _prepare_trace

@@ -145,18 +145,14 @@ class _Ended:
                 native.learn_work(work)
             # The wait that raises tells of a failure; to ask the future would make tensors.
             launch.finish(end, FINE)
-            _name_backend_thread()
+            ident = threading.get_ident()
+            if ident not in _backend_threads:
+                _backend_threads.add(ident)
+                if threading.main_thread().ident != ident and not thread_state.launches:
+                    native.set_thread_role(recorder.code("ThreadRole", "backend"), "collectives")
             cost.add(now_ticks() - end)
         except Exception as error:
             failed(COLLECTOR, "callback", error)
-
-
-def _name_backend_thread() -> None:
-    ident = threading.get_ident()
-    if ident not in _backend_threads:
-        _backend_threads.add(ident)
-        if threading.main_thread().ident != ident and not thread_state.launches:
-            native.set_thread_role(recorder.code("ThreadRole", "backend"), "collectives")
 
 
 # Waiting ----------------------------------------------------------------------------------------

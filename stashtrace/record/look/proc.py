@@ -1,4 +1,4 @@
-"""What ``/proc`` says of a process at one moment: its threads, the calls they stand in, what it has moved and run.
+"""What ``/proc`` says of a process: at one moment, and whether it got on between two moments.
 
 Everything here is read without stopping the process. What may not be read is None or empty, never a guess: the kernel
 shows system calls only to those who may trace the process.
@@ -7,12 +7,80 @@ shows system calls only to those who may trace the process.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+import platform
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from stashtrace.record.look.calls import CALLS, RECEIVES, WRITES_BACK
-from stashtrace.record.look.model import ThreadLook
+from stashtrace.record.look.model import Look, ThreadLook
+from stashtrace.record.look.stacks import Stacks, read_stacks
 from stashtrace.scrubbing import scrub_arguments
+
+#: (name, whether its first argument is a descriptor, number on x86-64, number on aarch64); -1: it has none there.
+_CALLS = (
+    ("read", True, 0, 63),
+    ("pread", True, 17, 67),
+    ("readv", True, 19, 65),
+    ("write", True, 1, 64),
+    ("pwrite", True, 18, 68),
+    ("writev", True, 20, 66),
+    ("recv", True, 45, 207),
+    ("recvmsg", True, 47, 212),
+    ("send", True, 44, 206),
+    ("sendmsg", True, 46, 211),
+    ("accept", True, 43, 202),
+    ("accept", True, 288, 242),
+    ("connect", True, 42, 203),
+    ("fsync", True, 74, 82),
+    ("fdatasync", True, 75, 83),
+    ("flock", True, 73, 32),
+    ("fcntl", True, 72, 25),
+    ("ioctl", True, 16, 29),
+    ("fallocate", True, 285, 47),
+    ("ftruncate", True, 77, 46),
+    ("getdents", True, 217, 61),
+    ("sync", False, 162, 81),
+    ("open", False, 257, 56),
+    ("open", False, 2, -1),
+    ("stat", False, 262, 79),
+    ("rename", False, 316, 276),
+    ("unlink", False, 263, 35),
+    ("epoll", False, 281, 22),
+    ("epoll", False, 232, -1),
+    ("poll", False, 271, 73),
+    ("poll", False, 7, -1),
+    ("select", False, 270, 72),
+    ("select", False, 23, -1),
+    ("futex", False, 202, 98),
+    ("sleep", False, 35, 101),
+    ("sleep", False, 230, 115),
+    ("wait", False, 61, 260),
+    ("wait", False, 247, 95),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A system call: its name, and whether its first argument is a descriptor."""
+
+    name: str
+    on_descriptor: bool
+
+
+def calls_of(machine: str) -> dict[int, Call]:
+    """Return the calls of a machine, as ``uname -m`` names it, by number; empty for one that is not known."""
+    column = {"x86_64": 2, "aarch64": 3}.get(machine)
+    if column is None:
+        return {}
+    return {int(row[column]): Call(row[0], row[1]) for row in _CALLS if int(row[column]) >= 0}
+
+
+CALLS = calls_of(platform.machine())
+#: A thread in one of these receives; of a file, the bytes are counted.
+RECEIVES = frozenset({"read", "readv", "recv", "recvmsg"})
+#: A thread in one of these writes to storage, and may be in it as long as that takes.
+WRITES_BACK = frozenset({"write", "pwrite", "writev", "fsync", "fdatasync", "sync", "fallocate", "ftruncate", "rename"})
+
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = 1024  # pgpgout counts KiB
@@ -200,3 +268,104 @@ def _read(path: str) -> str:
             return file.read()
     except OSError:  # it has ended, or we may not look
         return ""
+
+
+#: Between both moments. A thread that computes, or moves bytes, shows it within this time.
+WINDOW_S = 1.0
+#: How it begins that a stack was not read; what follows says why.
+STACK_NOT_READ = "its Python stack was not read"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A process to look at: its number on this host, and its thread as the process itself numbers it."""
+
+    pid: int
+    tid: int
+    #: Whether its Python stacks are read.
+    stacks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    at_ns: int
+    moment: Moment | None
+    thread: ThreadLook | None
+    woken_count: int
+    stacks: Stacks
+
+
+def take_looks(wanted: Mapping[int, Wanted], window_s: float = WINDOW_S) -> dict[int, Look]:
+    """Look at processes, all of them at nearly the same two moments; the keys are the caller's."""
+    first = {key: _look_once(one) for key, one in wanted.items()}
+    if first:
+        time.sleep(window_s)
+    return {key: _compare(wanted[key], before, _look_once(wanted[key])) for key, before in first.items()}
+
+
+def _look_once(wanted: Wanted) -> _First:
+    at_ns = time.monotonic_ns()
+    moment, thread = read_moment(wanted.pid), read_thread(wanted.pid, wanted.tid)
+    woken = woken_count(wanted.pid, wanted.tid)
+    return _First(at_ns, moment, thread, woken, read_stacks(wanted.pid) if wanted.stacks and moment else Stacks({}))
+
+
+def _compare(wanted: Wanted, before: _First, after: _First) -> Look:
+    window_ns = after.at_ns - before.at_ns
+    if before.moment is None or after.moment is None:
+        return Look(wanted.pid, after.at_ns, window_ns, "")
+    unseen = [f"{STACK_NOT_READ}: {after.stacks.unseen}"] if after.stacks.unseen else []
+    if not may_see_calls(wanted.pid):
+        unseen.append("its system calls are not shown to this user")
+    thread = after.thread
+    ran = others = -1
+    if before.thread is not None and thread is not None and min(before.thread.run_ns, thread.run_ns) >= 0:
+        ran = thread.run_ns - before.thread.run_ns
+        others = max(after.moment.run_ns - before.moment.run_ns - ran, 0)
+    if thread is not None:
+        thread = _with_stack(thread, after.stacks, outer_tid(wanted.pid, wanted.tid))
+    return Look(
+        wanted.pid,
+        after.at_ns,
+        window_ns,
+        after.moment.state,
+        thread,
+        _holder(wanted, before.stacks, after.stacks),
+        ran,
+        others,
+        _moved(before, after),
+        _woken(before, after),
+        ended_children(wanted.pid),
+        tuple(unseen),
+    )
+
+
+def _moved(before: _First, after: _First) -> int:
+    """Return the bytes moved between both moments; in a wait for storage, what the host wrote back in that time."""
+    first, second = before.moment, after.moment
+    if first is None or second is None or min(first.moved_bytes, second.moved_bytes) < 0:
+        return -1
+    moved = second.moved_bytes - first.moved_bytes
+    if all(once.thread is not None and writes_back(once.thread) for once in (before, after)):
+        moved += max(second.written_back_bytes - first.written_back_bytes, 0)
+    return moved
+
+
+def _woken(before: _First, after: _First) -> int:
+    """Return how often the thread was woken in between, if it received at one of both moments."""
+    received = any(once.thread is not None and receives(once.thread) for once in (before, after))
+    return after.woken_count - before.woken_count if received and before.woken_count >= 0 else -1
+
+
+def _holder(wanted: Wanted, before: Stacks, after: Stacks) -> ThreadLook | None:
+    """Return the thread that kept the GIL from the step thread at both moments."""
+    first, second = before.holder(), after.holder()
+    if first is None or second is None or first.tid != second.tid or second.tid == outer_tid(wanted.pid, wanted.tid):
+        return None
+    thread = read_thread(wanted.pid, second.tid)
+    return None if thread is None else _with_stack(thread, after, second.tid)
+
+
+def _with_stack(thread: ThreadLook, stacks: Stacks, tid: int) -> ThreadLook:
+    stack = stacks.by_thread.get(tid)
+    return thread if stack is None else replace(thread, name=stack.name or thread.name, frames=stack.frames)

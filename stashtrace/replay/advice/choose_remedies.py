@@ -15,7 +15,7 @@ import numpy.typing as npt
 from stashtrace.analysis.graph import Graph, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.analysis.steps.updates import update_times
+from stashtrace.analysis.steps.training_loop import update_times
 from stashtrace.replay.advice.policy import POLICY
 from stashtrace.replay.scenario import Floats
 from stashtrace.schema.kinds import CollectiveOp, Phase

@@ -21,7 +21,7 @@ from stashtrace.analysis.stalls.collective_blocking import blocked_on_collective
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, step_at
 from stashtrace.analysis.steps.threads import StepThread, step_threads
-from stashtrace.analysis.steps.updates import update_times
+from stashtrace.analysis.steps.training_loop import update_times
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.advice.policy import POLICY
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by

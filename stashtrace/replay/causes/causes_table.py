@@ -30,9 +30,9 @@ from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.who_waits import Waiting, who_waits
 from stashtrace.replay.causes.work_by_line import BACKWARD, COMPILE, OBJECTS, Floats, WorkByLine, work_by_line
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
-from stashtrace.replay.communication.ddp import shows_ddp
+from stashtrace.replay.communication.messages import shows_ddp
 from stashtrace.replay.loaders.slow_worker import without_slow_workers, worker_numbers
-from stashtrace.replay.ranks_recorded import others_unknown, ranks_recorded
+from stashtrace.replay.prediction_intervals import others_unknown, ranks_recorded
 from stashtrace.replay.scenario import Scenario, Unknowns
 from stashtrace.replay.whatif import Answer, ReplayedRun
 from stashtrace.replay.whatif_text import unreliable

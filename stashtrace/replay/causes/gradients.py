@@ -5,8 +5,7 @@ from __future__ import annotations
 from stashtrace.analysis.graph import Graph
 from stashtrace.analysis.intervals import NEVER
 from stashtrace.errors import MissingDataError
-from stashtrace.replay.communication.ddp import shows_ddp
-from stashtrace.replay.communication.messages import gradient_messages
+from stashtrace.replay.communication.messages import gradient_messages, shows_ddp
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.trace import Trace
 

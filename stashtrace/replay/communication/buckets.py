@@ -24,8 +24,7 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.calibration.robust_line import Floats, least_absolute
 from stashtrace.errors import MissingDataError, guarded
 from stashtrace.replay.communication.communication_model import LinkFit, links_of, ranked_buckets, tells_bytes
-from stashtrace.replay.communication.ddp import WRAPPER, DdpFacts, shows_ddp
-from stashtrace.replay.communication.messages import Messages, gradient_messages
+from stashtrace.replay.communication.messages import WRAPPER, DdpFacts, Messages, gradient_messages, shows_ddp
 from stashtrace.replay.communication.overlap import are_made_of, bucket_ends, divides, merge_caps, rounded_cap
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind
@@ -133,12 +132,12 @@ def _require_buckets(trace: Trace, messages: Messages, rows: Int64) -> None:
     if len(GroupBy(messages.rank[rows], messages.lane[rows])) > len(np.unique(messages.rank[rows])):
         raise MissingDataError(
             f"{problem}: a backward pass uses several communicators",
-            hint="the buckets of one model cannot be told from the messages of the others",
+            hint="the buckets of one model cannot be distinguished from the messages of the others",
         )
     if messages.blocking[rows].any():
         raise MissingDataError(
             f"{problem}: callers wait for messages inside backward, as SyncBatchNorm does",
-            hint="these messages cannot be told from buckets",
+            hint="these messages cannot be distinguished from buckets",
         )
 
 

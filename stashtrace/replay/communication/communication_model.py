@@ -19,8 +19,7 @@ from stashtrace.calibration.file import Points
 from stashtrace.calibration.fit_link import Fit, fit_alpha_beta
 from stashtrace.calibration.robust_line import Floats, r_squared
 from stashtrace.errors import MissingDataError
-from stashtrace.replay.communication.ddp import DdpFacts
-from stashtrace.replay.communication.messages import Messages, gradient_messages
+from stashtrace.replay.communication.messages import DdpFacts, Messages, gradient_messages
 from stashtrace.replay.communication.overlap import (
     are_made_of,
     best_merge,

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from stashtrace.replay.ssgd.layer_file import read_layers, write_layers
-from stashtrace.replay.ssgd.merging import Merge, merge_of
-from stashtrace.replay.ssgd.speedup import Ring, speedups
-from stashtrace.replay.ssgd.tasks import Replay, replay
-from stashtrace.replay.ssgd.variants import PRESETS, VARIANTS, Variant
-from stashtrace.replay.ssgd.workload import Workload
+from stashtrace.replay.ssgd.iteration_study import Merge, Ring, merge_of, speedups
+from stashtrace.replay.ssgd.tasks import PRESETS, VARIANTS, Replay, Variant, replay
+from stashtrace.replay.ssgd.workload import Workload, read_layers, write_layers
 
 __all__ = [
     "PRESETS",

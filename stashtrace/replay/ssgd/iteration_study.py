@@ -1,22 +1,166 @@
-"""The study behind ``stashtrace layers``: iterations of one workload by variant and ranks, and the best merge."""
+"""The study of ``stashtrace layers``: iterations of a workload by variant and ranks, speed-ups, and the best merge.
+
+S. Shi, X. Chu, B. Li, MG-WFBP: Efficient data communication for distributed synchronous SGD algorithms (INFOCOM 2019).
+The paper goes through the layers once with a greedy rule. The dynamic programme of
+``replay.communication.overlap.best_merge`` finds the best of all merges: it ends no later than the rule, and earlier
+where many small waits add up. A ring of N workers sends a message in 2 (N - 1) hops, and 2 (N - 1) / N of its bytes
+over each link.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from stashtrace.calibration.fit_link import fit_alpha_beta
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.communication.buckets import message_line
-from stashtrace.replay.ssgd.layer_file import typical
-from stashtrace.replay.ssgd.merging import Merge, best, best_cap, layer_by_layer
-from stashtrace.replay.ssgd.speedup import Ring, Speedup, speedups
-from stashtrace.replay.ssgd.tasks import replay
-from stashtrace.replay.ssgd.variants import PRESETS, VARIANTS, WAIT_FREE, Variant
-from stashtrace.replay.ssgd.workload import Workload
+from stashtrace.replay.communication.overlap import (
+    ROUNDING,
+    best_merge,
+    bucket_starts,
+    merge_caps,
+    merged,
+    rounded_cap,
+    schedule,
+)
+from stashtrace.replay.ssgd.tasks import PRESETS, VARIANTS, WAIT_FREE, Variant, replay
+from stashtrace.replay.ssgd.workload import Floats, Workload, typical
 from stashtrace.schema.groupby import GroupBy
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Cost of a hop between neighbours of the ring.
+
+    ``ns_per_byte``: reciprocal bandwidth of one link.
+
+    Examples
+    --------
+    >>> ring = Ring.of_messages(600.0, 1.5, workers=4)
+    >>> ring.latency_ns, ring.ns_per_byte, ring.message_line(8)
+    (100.0, 1.0, (1400.0, 1.75))
+    """
+
+    latency_ns: float
+    ns_per_byte: float
+
+    @classmethod
+    def of_messages(cls, alpha_ns: float, beta_ns_per_byte: float, *, workers: int) -> Ring:
+        """Derive the cost of a hop from the cost of a message in a ring.
+
+        Raises UsageError: for less than two workers.
+        """
+        if workers < 2:
+            raise UsageError(f"{workers} worker sends no messages", hint="give the number of measured workers")
+        return cls(alpha_ns / (2 * (workers - 1)), beta_ns_per_byte * workers / (2 * (workers - 1)))
+
+    def message_line(self, workers: int) -> tuple[float, float]:
+        """Return alpha (ns) and beta (ns per byte) of an all-reduce by the number of workers."""
+        return 2 * (workers - 1) * self.latency_ns, 2 * (workers - 1) / workers * self.ns_per_byte
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """One number of workers."""
+
+    workers: int
+    iteration_ns: float
+    #: Throughput relative to one worker that overlaps the same tasks.
+    speedup: float
+    messages_count: int
+
+    @property
+    def efficiency_ratio(self) -> float:
+        """Speed-up divided by the number of workers."""
+        return self.speedup / self.workers
+
+
+def speedups(
+    workload: Workload, variant: Variant, ring: Ring, workers: Iterable[int], *, merging: bool = False
+) -> list[Speedup]:
+    """Replay iterations with several numbers of workers, each worker with the same batch.
+
+    ``merging``: gradients are sent in the best merge for each number of workers; otherwise layer by layer. Raises
+    UsageError if there is no worker, or an iteration takes no time or too much of it.
+    """
+    alone = replay(workload, variant, workers=1).iteration_ns
+    if not alone:
+        raise UsageError("an iteration of these layers takes no time", hint="columns without a unit are microseconds")
+    results = []
+    for count in workers:
+        if count < 1:
+            raise UsageError(f"cannot train with {count} workers", hint="for example 1,2,4,8")
+        if count == 1:
+            results.append(Speedup(1, float(alone), 1.0, 0))
+            continue
+        messages = (best if merging else layer_by_layer)(workload, *ring.message_line(count))
+        # Workers are alike, so two of them take as long as any number with the same messages.
+        layers, times = messages.last_layers, messages.time_ns
+        took = float(replay(workload, variant, workers=2, last_layers=layers, message_ns=times).iteration_ns)
+        results.append(Speedup(count, took, count * alone / took, len(messages)))
+    return results
+
+
+Int64 = np.typing.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Messages of a backward pass that hold the gradients of neighbouring layers."""
+
+    #: Index in ``Workload.sends`` of the first layer of each message.
+    starts: Int64
+    #: Layer of each message whose gradients are ready last, counted from 0 in the forward order.
+    last_layers: Int64
+    #: Of each message.
+    ready_ns: Floats
+    sizes_bytes: Floats
+    time_ns: Floats
+    #: End of the last message since the begin of the backward pass.
+    end_ns: float
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def merge_of(workload: Workload, starts: Any, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
+    """Make messages that begin at these indices of ``Workload.sends``; each takes ``alpha + bytes * beta``."""
+    first = np.asarray(starts, dtype=np.int64)
+    ready, sizes = merged(workload.ready_ns, workload.sizes_bytes, first)
+    times = alpha_ns + beta_ns_per_byte * sizes
+    last = workload.sends[np.append(first[1:], len(workload.sends)) - 1]
+    end = float(schedule(ready, times).end_ns[-1]) if len(ready) else 0.0
+    return Merge(first, last, ready, sizes, times, end)
+
+
+def layer_by_layer(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
+    """Make a message for each layer with gradients: plain wait-free back-propagation."""
+    return merge_of(workload, np.arange(len(workload.sends)), alpha_ns, beta_ns_per_byte)
+
+
+def best(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
+    """Return the merge whose last message ends earliest."""
+    starts = best_merge(workload.ready_ns, workload.sizes_bytes, alpha_ns, beta_ns_per_byte)
+    return merge_of(workload, starts, alpha_ns, beta_ns_per_byte)
+
+
+def best_cap(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> tuple[float, Merge]:
+    """Return the ``bucket_cap_mb`` in MiB whose last bucket ends earliest, and its buckets.
+
+    Of several that end together it returns the one with the fewest buckets, and of these the smallest.
+    """
+    sizes = workload.sizes_bytes
+    caps = [rounded_cap(cap, sizes) for cap in merge_caps(sizes).tolist()]
+    tried = [(merge_of(workload, bucket_starts(sizes, cap * 2**20), alpha_ns, beta_ns_per_byte), cap) for cap in caps]
+    earliest = min(merge.end_ns for merge, _ in tried)
+    together = [found for found in tried if found[0].end_ns <= earliest * (1 + ROUNDING)]
+    merge, cap = min(together, key=lambda found: (len(found[0]), found[1]))
+    return cap, merge
+
 
 _FEWEST_SIZES = 3
 #: A cost of bytes is significant from this many standard errors on.
@@ -149,7 +293,7 @@ def _fitted_ring(workload: Workload, measured_ranks: int) -> Ring:
     if len(sizes) < _FEWEST_SIZES or not (middle > 0).all():
         line = message_line(sizes[middle > 0], middle[middle > 0])
         if line is None:
-            raise MissingDataError("messages are too similar in size to tell latency from bandwidth", hint=hint)
+            raise MissingDataError("messages are too similar in size to separate latency from bandwidth", hint=hint)
         return Ring.of_messages(*line, workers=measured_ranks)
     piece = fit_alpha_beta(sizes, middle, max_pieces=1).pieces[0]
     if not piece.beta_ns_per_byte > _SURE * piece.beta_error_ns_per_byte:

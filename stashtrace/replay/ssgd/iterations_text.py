@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from stashtrace.replay.ssgd.iteration_study import Study
-from stashtrace.replay.ssgd.merging import Merge
-from stashtrace.replay.ssgd.variants import WAIT_FREE
+from stashtrace.replay.ssgd.iteration_study import Merge, Study
+from stashtrace.replay.ssgd.tasks import WAIT_FREE
 from stashtrace.text import align
 from stashtrace.units import bytes_text, duration_text, shortened
 
@@ -82,7 +81,7 @@ def _facts(study: Study) -> list[str]:
 
 
 def _iterations(study: Study) -> list[str]:
-    rows: list[tuple[str, ...]] = [("variant", "beside computation", "iteration", "exposed", "speed-up")]
+    rows: list[tuple[str, ...]] = [("variant", "during compute", "iteration", "exposed", "speed-up")]
     if study.measured_ns is not None and study.measured_exposed_ns is not None:
         alone = study.measured_ns - study.measured_exposed_ns
         took, exposed = duration_text(study.measured_ns), duration_text(study.measured_exposed_ns)

@@ -11,7 +11,7 @@ import pytest
 from stashtrace.analysis.compare.job_identity import FIELDS, job_facts
 from stashtrace.analysis.compare.steps_of_run import steps_of_run
 from stashtrace.analysis.stalls.budget import stalls
-from stashtrace.analysis.steps.samples_per_step import FACT
+from stashtrace.analysis.steps.epochs import FACT
 from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.errors import MissingDataError
 from stashtrace.lab.synth import SyntheticJob, write

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples import examples
-from stashtrace.analysis.devices.idle import CAUSES
+from stashtrace.analysis.devices.breakdown import CAUSES
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.kinds import DeviceCall, DeviceWork

@@ -9,7 +9,7 @@ import pytest
 from builders import MS, TraceBuilder
 from traced import run_traced
 
-from stashtrace.analysis.devices.gpu_jobs import gpu_jobs
+from stashtrace.analysis.devices.device_identity import gpu_jobs
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary
 

@@ -16,8 +16,7 @@ from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
 from stashtrace.loading.looks import with_looks
-from stashtrace.record.look.model import ELSEWHERE, Look, ThreadLook
-from stashtrace.record.look.progress import Progress, way_of_progress
+from stashtrace.record.look.model import ELSEWHERE, Look, Progress, ThreadLook, way_of_progress
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.trace import Trace

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stashtrace import load
-from stashtrace.analysis.io.advice import io_advice
 from stashtrace.analysis.io.cache import io_cache, io_reuse
+from stashtrace.analysis.io.files import io_advice
 from stashtrace.analysis.io.staging import choose, io_staging
 from stashtrace.calibration.file import Calibration, Link, Points
 from stashtrace.calibration.fit_link import Fit, Piece

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.analysis.links.efficiency import expected_transfers, link_efficiency
+from stashtrace.analysis.links.bandwidth import expected_transfers, link_efficiency
 from stashtrace.analysis.registry import analyze
 from stashtrace.calibration.file import Calibration, Link, Points, calibration_text, host_hash
 from stashtrace.calibration.fit_link import Fit, Piece

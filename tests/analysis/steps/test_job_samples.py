@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stashtrace.analysis.steps.samples_per_step import FACT, JobSamples, job_samples
+from stashtrace.analysis.steps.epochs import FACT, JobSamples, job_samples
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.events import TABLES

@@ -9,7 +9,7 @@ from builders import MS, TraceBuilder, trace_from_text
 
 from stashtrace.analysis.graph.build import build
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.steps.forward_only import join_as
+from stashtrace.analysis.steps.rank_steps import join_as
 from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.analysis.steps.steps import local_steps
 from stashtrace.replay.causes import causes

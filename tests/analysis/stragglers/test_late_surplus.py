@@ -11,8 +11,7 @@ from builders import MS, TraceBuilder
 from wait_chains import data_parallel
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.stragglers.causes import CAUSES
-from stashtrace.analysis.stragglers.surplus import GROUPS, surplus_over_peers
+from stashtrace.analysis.stragglers.causes import CAUSES, GROUPS, surplus_over_peers
 from stashtrace.schema.trace import Trace
 
 

@@ -20,9 +20,8 @@ from wait_chains import (
 
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.analysis.stragglers.follow_waits import roots_of
+from stashtrace.analysis.stragglers.follow_waits import roots_of, waits_of
 from stashtrace.analysis.stragglers.pipeline_stages import stages_of
-from stashtrace.analysis.stragglers.waits_for_late import waits_of
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.trace import Trace
 

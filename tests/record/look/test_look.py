@@ -18,10 +18,8 @@ import pytest
 from other_users import as_another_user, needs_root
 
 from stashtrace.record.look import stacks
-from stashtrace.record.look.calls import calls_of
-from stashtrace.record.look.look import Wanted, take_looks
-from stashtrace.record.look.model import Look, ThreadLook
-from stashtrace.record.look.progress import LEAST_BYTES, MOVES, OTHERS_RUN, RUNS, way_of_progress
+from stashtrace.record.look.model import LEAST_BYTES, MOVES, OTHERS_RUN, RUNS, Look, ThreadLook, way_of_progress
+from stashtrace.record.look.proc import Wanted, calls_of, take_looks
 
 ROOT = Path(__file__).resolve().parents[3]
 WINDOW_S = 0.4

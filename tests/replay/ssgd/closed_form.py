@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.replay.communication.overlap import schedule
-from stashtrace.replay.ssgd.variants import Variant
+from stashtrace.replay.ssgd.tasks import Variant
 from stashtrace.replay.ssgd.workload import Floats, Workload
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from stashtrace.errors import FormatError, MissingDataError, StashtraceError
 from stashtrace.replay.ssgd import read_layers, write_layers
-from stashtrace.replay.ssgd.layer_file import typical
+from stashtrace.replay.ssgd.workload import typical
 
 TWO = """
 0 conv1     800.5 1600 400 37632

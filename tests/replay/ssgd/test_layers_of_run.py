@@ -10,9 +10,9 @@ from replay.ddp_runs import BACKWARD_NS, FORWARD_NS, MIB, SIZES, STEPS, UPDATE_N
 
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.ssgd import Ring
-from stashtrace.replay.ssgd.from_run import layers_of_run
 from stashtrace.replay.ssgd.iteration_study import study
-from stashtrace.replay.ssgd.variants import WAIT_FREE
+from stashtrace.replay.ssgd.tasks import WAIT_FREE
+from stashtrace.replay.ssgd.workload import layers_of_run
 from stashtrace.schema.kinds import CollectiveOp, DeviceWork, Phase
 from stashtrace.schema.trace import Trace
 

@@ -13,7 +13,7 @@ from replay.ssgd.mg_wfbp_logs import COSTS, column, googlenet
 
 from stashtrace.replay.communication.overlap import best_merge, schedule
 from stashtrace.replay.ssgd import Workload
-from stashtrace.replay.ssgd.merging import Merge, best, best_cap, layer_by_layer, merge_of
+from stashtrace.replay.ssgd.iteration_study import Merge, best, best_cap, layer_by_layer, merge_of
 
 MS = 1e6
 MIB = 2**20

@@ -12,8 +12,8 @@ from replay.ssgd.mg_wfbp_logs import COSTS, googlenet
 
 from stashtrace.errors import UsageError
 from stashtrace.replay.ssgd import PRESETS, VARIANTS, Ring, Variant, Workload, replay, speedups
-from stashtrace.replay.ssgd.merging import best, layer_by_layer, merge_of
-from stashtrace.replay.ssgd.variants import NAIVE, PREFETCH, WAIT_FREE
+from stashtrace.replay.ssgd.iteration_study import best, layer_by_layer, merge_of
+from stashtrace.replay.ssgd.tasks import NAIVE, PREFETCH, WAIT_FREE
 
 #: Layers, totals in ns and bytes of workloads that were published per layer: forward, backward, gradients.
 TOTALS = {

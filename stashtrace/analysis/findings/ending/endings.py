@@ -51,7 +51,7 @@ ENDINGS = schema(
     col.moment("at_ns", "when nothing had caught the exception; else its last record, -1 if there is none", missing=-1),
     col.number("steps_count", "steps that the rank had finished by then, -1 if it has none", missing=-1),
 )
-#: Metadata keys: these and the pid; the same in ``probes/ends/child_ends.py``.
+#: Metadata keys: these and the pid; the same in ``probes/child_ends.py``.
 KILLED_FACT, EXITED = "killed ", "exited "
 #: How a process ended of which nobody told it.
 _UNKNOWN: dict[str, Any] = {"exception": "", "exit_code": -1, "signal": "", "sender": ""}

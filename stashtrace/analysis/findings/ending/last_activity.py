@@ -18,8 +18,7 @@ from stashtrace.analysis.steps.steps import steps_if_any
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
 from stashtrace.loading.looks import newest_stack
-from stashtrace.record.look.model import ThreadLook
-from stashtrace.record.look.progress import Progress, way_of_progress
+from stashtrace.record.look.model import Progress, ThreadLook, way_of_progress
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, ProcessRole, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace
 

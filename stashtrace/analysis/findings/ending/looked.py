@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from stashtrace.record.look.model import ELSEWHERE, LOOK_FACT, Look
-from stashtrace.record.look.progress import STANDS_STILL
+from stashtrace.record.look.model import ELSEWHERE, LOOK_FACT, STANDS_STILL, Look
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace, cached_on_trace
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stashtrace.analysis.devices.gpu_jobs import GpuJob, gpu_jobs
+from stashtrace.analysis.devices.device_identity import GpuJob, gpu_jobs
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.steps.affected import made_steps

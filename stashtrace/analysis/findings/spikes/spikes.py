@@ -20,8 +20,7 @@ from stashtrace.analysis.intervals import Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden as find_hidden
 from stashtrace.analysis.stalls.sampled_cpus import timed_samples
-from stashtrace.analysis.steps.epochs import waits_of_steps
-from stashtrace.analysis.steps.samples_per_step import step_samples, told_samples
+from stashtrace.analysis.steps.epochs import step_samples, told_samples, waits_of_steps
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS

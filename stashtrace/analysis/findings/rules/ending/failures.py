@@ -29,7 +29,7 @@ from stashtrace.analysis.findings.ending.stuck import Stuck
 from stashtrace.analysis.intervals import NEVER
 from stashtrace.analysis.steps.steps import steps_if_any
 from stashtrace.errors import MissingDataError
-from stashtrace.record.host.memory_kills import MEMORY_KILLS, MEMORY_LIMIT
+from stashtrace.record.host import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace, run_facts

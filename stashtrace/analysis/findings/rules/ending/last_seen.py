@@ -27,8 +27,7 @@ from stashtrace.analysis.findings.ending.looked import (
     was_seen,
 )
 from stashtrace.analysis.findings.ending.policy import POLICY
-from stashtrace.record.look.model import Look, ThreadLook
-from stashtrace.record.look.progress import STANDS_STILL
+from stashtrace.record.look.model import STANDS_STILL, Look, ThreadLook
 from stashtrace.schema.trace import Trace
 from stashtrace.units import operation, shortened
 

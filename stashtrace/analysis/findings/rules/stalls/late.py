@@ -23,10 +23,9 @@ from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, v
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.analysis.stragglers.causes import CAUSES
+from stashtrace.analysis.stragglers.causes import CAUSES, GROUP_OF
 from stashtrace.analysis.stragglers.follow_waits import Roots, roots_of
 from stashtrace.analysis.stragglers.pipeline_stages import stages_of
-from stashtrace.analysis.stragglers.surplus import GROUP_OF
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.stall_kinds import COLUMNS

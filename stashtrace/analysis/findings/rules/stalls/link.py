@@ -20,8 +20,8 @@ from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evid
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
+from stashtrace.analysis.links.bandwidth import expected_transfers
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
-from stashtrace.analysis.links.efficiency import expected_transfers
 from stashtrace.calibration.file import Calibration
 from stashtrace.calibration.fit_link import bus_bytes
 from stashtrace.calibration.of_run import calibration_of

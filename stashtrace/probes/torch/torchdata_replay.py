@@ -18,7 +18,7 @@ from stashtrace.probes.torch.replay import COLLECTOR, attach, current_session, n
 
 
 def install(module: ModuleType) -> None:
-    """Patch ``torchdata.stateful_dataloader.stateful_dataloader``, below what ``torchdata.loader`` wraps."""
+    """Patch ``torchdata.stateful_dataloader.stateful_dataloader`` before ``dataloader.install_torchdata`` does."""
     if current_session() is None:
         return
     single = module._StatefulSingleProcessDataLoaderIter
@@ -49,7 +49,14 @@ def _get_iterator(original: Any, ours: dict[type, Any]) -> Any:
         iterator = session.make(original, self)
         try:
             if state is not None:
-                _count_skipped(iterator, state)
+                # Note how many batches torchdata counts twice: it adds those that it skips to the number in the state
+                snapshot = state.get("_snapshot")
+                told = (
+                    state["_num_yielded"]
+                    if snapshot is None
+                    else snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
+                )
+                iterator._stashtrace_counted_twice = iterator._num_yielded - told
             attach(session, iterator, self)
         except Exception as error:
             session.not_replayed(f"{type(iterator).__module__}.{type(iterator).__name__}: {error!r}")
@@ -64,13 +71,6 @@ def _replaying(ours: dict[type, Any], loader: Any, last: Any) -> Any:
         if isinstance(last, kind):
             return replaying(loader, last)
     raise TypeError(f"{type(last).__name__} is not an iterator of torchdata")
-
-
-def _count_skipped(iterator: Any, state: Any) -> None:
-    """Note how many batches torchdata counts twice: it adds those that it skips to the number in the state."""
-    snapshot = state.get("_snapshot")
-    told = state["_num_yielded"] if snapshot is None else snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
-    iterator._stashtrace_counted_twice = iterator._num_yielded - told
 
 
 def _reset(original: Any) -> Any:

@@ -1,28 +1,38 @@
-"""Keep the workers of a loader from one pass over the data to the next: ``persistent_workers=True``.
+"""Set options of a DataLoader: ``persistent_workers=True``, and ``in_order=False`` of torch 2.6 and later.
 
-    anew   | workers end | workers start | first batch || batch 1 ...     a new worker's first batch may take longer
+    again  | workers end | workers start | first batch || batch 1 ...     a new worker's first batch may take longer
     kept   | first batch || batch 1 ...
 
 What torch does then: ``DataLoader.__iter__`` tells each worker to go on and waits until all have answered, so what they
 still make of the pass before comes first. Then it asks for as many batches as a new iterator does: none of the next
 pass is made before the loop comes to it, so the wait for its first batch stays.
+
+    in turn    w0 [0]   [2]   [4]        the thread takes 0, 1, 2, ...: a slow batch holds up the quick ones behind it
+               w1 [== 1 ==][== 3 ==]
+    in_order=False
+               w0 [0][2][3][4][6]        what is ready is taken, and the worker that made it is asked for the next one
+               w1 [== 1 ==][== 5 ==]
+
+Which worker makes which batch then follows from the lengths of the batches, and from when the thread comes for one. The
+thread is taken to come as it does where it never waits for a batch; the replay itself uses the times of all ranks.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph
 from stashtrace.analysis.graph.work_graph import Facts
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Int64, int64, is_one_of
 from stashtrace.errors import MissingDataError
 from stashtrace.replay.changes import Change
 from stashtrace.replay.loaders.passes import ASKED_NS, PREFETCH, Edges, Passes, WorkerNodes, edges_of
-from stashtrace.replay.loaders.worker_count import prefetch_factor
+from stashtrace.replay.loaders.worker_count import prefetch_factor, taken_by
 from stashtrace.replay.scenario import Bools, Floats, Scenario
-from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy, RowsBy
 
 #: Kept workers are told to go on, and answer. Two ranks on two CPUs waited 0.7 to 5.6 ms for that. At worst it is taken
 #: to be this long, or as long as the run's messages between these processes if they take longer.
@@ -190,3 +200,165 @@ class _Kept:
 
 def _median(values: Floats) -> float:
     return float(np.median(values)) if len(values) else 0.0
+
+
+#: Edges to batches: what their worker did before, and the thread that asked for them.
+_ASKS = (EdgeKind.PROGRAM, EdgeKind.PREFETCH)
+
+
+def require_several_workers(graph: Graph, change: Change) -> None:
+    """Check that a rank has several workers, whose batches it takes in turn.
+
+    Raises MissingDataError if none has.
+    """
+    facts = graph.facts
+    if facts is None or not graph.is_batch.any():
+        raise MissingDataError(
+            f"{change}: no worker made batches in this run, so they are in order by themselves",
+            hint="record it with at least num_workers=2",
+        )
+    passes = Passes.of(graph, facts)
+    if not (GroupBy(passes.start).max(passes.worker_numbers(graph)) > 0).any():
+        raise MissingDataError(
+            f"{change}: one worker makes its batches in order", hint="workers=2 predicts what a second one saves"
+        )
+    taken = taken_by(graph)[passes.nodes]
+    begin_ns = np.where(taken >= 0, graph.begin_ns[taken], -1)
+    known = np.flatnonzero(taken >= 0)
+    runs = GroupBy.runs(passes.start[known])
+    later = runs.position > 0
+    if (np.diff(begin_ns[known], prepend=begin_ns[known][:1])[later] < 0).any():
+        raise MissingDataError(f"{change}: the batches of this run were taken in any order already")
+
+
+def with_any_order(scenario: Scenario) -> Scenario:
+    """Let the step threads take the batches of their workers as these become ready.
+
+    A batch takes as long as the one of its number, or (``speed`` other than 0, or an iterable data set, of which each
+    worker has a part) as the next one of its worker.
+    """
+    graph, facts = scenario.graph, scenario.graph.facts
+    assert facts is not None
+    passes = Passes.of(graph, facts)
+    factor, taken, numbers = prefetch_factor(passes, graph), taken_by(graph), passes.worker_numbers(graph)
+    between, late = _usual_lags(scenario)
+    pace = graph.replay(np.where(graph.is_batch, 0, graph.work_ns)).begin_ns
+    work, fetch, begin = scenario.work.copy(), scenario.fetch.copy(), graph.begin_ns.copy()
+    changed = np.zeros(len(graph), dtype=bool)
+    asking = np.flatnonzero(graph.is_batch[graph.target] & is_one_of(graph.edge_kind, _ASKS))
+    asks_of = RowsBy(graph.target[asking])
+    parts = [edges_of(int64([]), int64([]), 0.0, EdgeKind.PROGRAM)]
+    for rows in GroupBy.runs(passes.start):
+        nodes, makers = passes.nodes[rows], numbers[rows]
+        goes = taken[nodes] >= 0
+        takes = nodes[goes]
+        if makers.max() < 1 or not len(takes):
+            continue
+        came_ns = pace[taken[takes]]
+        gaps_ns = np.diff(came_ns, prepend=came_ns[:1])
+        is_parted = bool(facts.is_parted[facts.loader[nodes[0]]])
+        own_speed, ends = is_parted or scenario.unknowns.speed > 0, bool(goes.all())
+        how = {"own_speed": own_speed, "is_parted": is_parted, "ends": ends}
+        plan = _plan(scenario.work[nodes], makers, gaps_ns, factor, between, **how)
+        # The node of the batch that was taken n-th stands for the one that is taken n-th now.
+        like = nodes[plan.like]
+        work[takes], fetch[takes] = scenario.work[like], scenario.fetch[like]
+        changed[nodes] = True
+        parts += _edges(plan, takes, taken, factor, between, late)
+        for place in np.flatnonzero(plan.position == 0).tolist():
+            head = nodes[np.flatnonzero(makers == plan.worker[place])[0]]
+            begin[takes[place]] = graph.begin_ns[head]
+            asks = asking[asks_of.rows(int(head))]
+            first = np.full(len(asks), takes[place])
+            parts.append((int64(graph.source[asks]), first, scenario.lag[asks], int64(graph.edge_kind[asks])))
+    source, target, lag, kind = (np.concatenate([part[i] for part in parts]) for i in range(4))
+    gone = changed[graph.target] & is_one_of(graph.edge_kind, _ASKS)
+    gap = np.where(changed, 0, graph.gap_ns)
+    new = replace(
+        graph,
+        source=np.concatenate([graph.source[~gone], source]).astype(np.int32),
+        target=np.concatenate([graph.target[~gone], target]).astype(np.int32),
+        edge_kind=np.concatenate([graph.edge_kind[~gone], kind]).astype(np.int8),
+        lag_ns=np.concatenate([graph.lag_ns[~gone], np.rint(lag).astype(np.int64)]),
+        begin_ns=begin,
+        end_ns=begin + graph.work_ns,
+        gap_ns=gap,
+    )
+    return replace(scenario, graph=new, work=work, fetch=fetch, lag=np.concatenate([scenario.lag[~gone], lag]))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Batches of a pass in the order in which they are taken."""
+
+    #: Number of the worker of each, and its place among the batches of that worker.
+    worker: Int64
+    position: Int64
+    #: Batch of the recorded pass, by its number there, that each takes as long as.
+    like: Int64
+
+
+def _plan(
+    work: Floats,
+    makers: Int64,
+    gaps_ns: Int64,
+    factor: int,
+    between: float,
+    *,
+    own_speed: bool,
+    is_parted: bool,
+    ends: bool,
+) -> _Plan:
+    """Play a pass: who makes which batch, and in which order the thread takes them.
+
+    ``work``, ``makers``: length and worker of each recorded batch. ``gaps_ns``: time from each take to the next where
+    no batch is waited for. ``factor``: batches that each worker is asked for in advance. ``own_speed``: whether slow
+    is the worker, not the batch. ``is_parted``: whether each worker can make its own batches alone. ``ends``: whether
+    these are all batches of the pass.
+    """
+    count = int(makers.max()) + 1
+    own = [np.flatnonzero(makers == worker).tolist() for worker in range(count)]
+    lengths = work.tolist()
+    free, made = [0.0] * count, [0] * count
+    ready: list[tuple[float, int, int, int]] = []
+
+    def ask(worker: int, since: float) -> None:
+        """Have a worker make the next batch, which is the one of this number."""
+        number, place = sum(made), made[worker]
+        if ends and (place >= len(own[worker]) if is_parted else number >= len(lengths)):
+            return
+        like = own[worker][place % len(own[worker])] if own_speed else number % len(lengths)
+        free[worker] = max(free[worker] + (between if place else 0.0), since) + lengths[like]
+        made[worker] += 1
+        heapq.heappush(ready, (free[worker], worker, place, like))
+
+    for _ in range(factor):
+        for worker in range(count):
+            ask(worker, 0.0)
+    now, taken = 0.0, list[tuple[int, int, int]]()
+    for gap in gaps_ns.tolist():
+        done, worker, place, like = heapq.heappop(ready)
+        now = max(now + gap, done)
+        taken.append((worker, place, like))
+        ask(worker, now)
+    columns = np.array(taken, dtype=np.int64).reshape(-1, 3)
+    return _Plan(columns[:, 0], columns[:, 1], columns[:, 2])
+
+
+def _edges(plan: _Plan, takes: Int64, taken: Int64, factor: int, between: float, late: float) -> list[Edges]:
+    """Return the edges of a pass: within a worker, and from the take after which a worker is asked for a batch."""
+    parts = []
+    for worker in np.unique(plan.worker).tolist():
+        mine = takes[plan.worker == worker]
+        parts.append(edges_of(mine[:-1], mine[1:], between, EdgeKind.PROGRAM))
+        parts.append(edges_of(taken[mine[: max(len(mine) - factor, 0)]], mine[factor:], late, EdgeKind.PREFETCH))
+    return parts
+
+
+def _usual_lags(scenario: Scenario) -> tuple[float, float]:
+    """Return what a worker does between two batches, and how long after a take a batch is begun that was waited for."""
+    graph = scenario.graph
+    of_batches = graph.is_batch[graph.target]
+    chain = scenario.lag[of_batches & (graph.edge_kind == EdgeKind.PROGRAM)]
+    asks = scenario.lag[of_batches & (graph.edge_kind == EdgeKind.PREFETCH) & (scenario.lag < ASKED_NS)]
+    return tuple(float(np.median(lags)) if len(lags) else 0.0 for lags in (chain, asks))  # type: ignore[return-value]

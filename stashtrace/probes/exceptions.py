@@ -126,10 +126,10 @@ def _scrubbing() -> Any:
     """Load the rules about secrets that belong to this recorder, whichever stashtrace the job may import."""
     from importlib.util import module_from_spec, spec_from_file_location
 
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+    package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
     spec = spec_from_file_location("stashtrace_scrubbing", os.path.join(package, "scrubbing.py"))
     if spec is None or spec.loader is None:
-        raise ImportError("no scrubbing.py beside the probes")
+        raise ImportError("no scrubbing.py in the folder above the probes")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -138,7 +138,7 @@ def _scrubbing() -> Any:
 def _place(trace: TracebackType | None) -> str:
     """Return function, file and line of the innermost frame of the user's code, else of the innermost one."""
     best, innermost = None, trace
-    own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))) + os.sep
+    own = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if not (file.startswith(("<frozen", own)) or any(part in file for part in _FOREIGN)):

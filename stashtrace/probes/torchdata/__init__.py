@@ -1,1 +1,0 @@
-"""Probes of torchdata's loader, which stands beside torch's own."""
