@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from stashtrace.fleet import analyze as fleet
-from stashtrace.fleet.plans import PLANS
+from stashtrace.fleet.analyze import PLANS
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.strings import StringPool

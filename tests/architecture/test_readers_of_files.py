@@ -58,7 +58,7 @@ OWN_READS = {
     "stashtrace/replay/ssgd/layer_file.py": "a file that the command line names: it may be a pipe",
     "stashtrace/report/page/html.py": "what belongs to the package",
     "stashtrace/timeline/serve.py": "files of the viewer, and a timeline that it has written",
-    "stashtrace/trackers/writers/tensorboard.py": "what it has just written",
+    "stashtrace/trackers/writers.py": "the page that it has just written",
 }
 #: Guest code imports nothing of ours, and reads what the recorder of its own process made.
 GUEST = "stashtrace/probes/"

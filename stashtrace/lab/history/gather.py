@@ -22,7 +22,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, ranges
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
-from stashtrace.fleet.tasks import on_cluster
+from stashtrace.fleet.analyze import on_cluster
 from stashtrace.lab.history.run_files import (
     ASKED,
     HISTORY,
