@@ -29,11 +29,10 @@ from pathlib import Path
 from stashtrace.live import times
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.deeper import DeeperSteps
-from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.collecting import failure_text
 from stashtrace.live.hosts.requests import CAPTURE, Request, window_name
 from stashtrace.live.hosts.windows import Windows
-from stashtrace.live.state import Event
+from stashtrace.live.state import Event, EventLog
 from stashtrace.text import count_noun
 
 #: Calls that wait while one runs; more triggers than that are counted.

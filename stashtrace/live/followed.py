@@ -18,19 +18,15 @@ from stashtrace.live import times
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
 from stashtrace.live.alarms import Alarms, TriggerCommand
 from stashtrace.live.deeper import BUDGET_RATIO, Budget, DeeperSteps
-from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.other_hosts import OtherHosts, other_launchers
 from stashtrace.live.hosts.requests import Request, take_requests
 from stashtrace.live.hosts.share import Share
 from stashtrace.live.hosts.windows import Windows
 from stashtrace.live.idle import ASLEEP, IdleRecording
 from stashtrace.live.newest import gpus_of, losses_by_process, recorder_cpu_ns, said_of
-from stashtrace.live.state import Event, LiveState, job_of, pod_of, read_states
-from stashtrace.live.table import LiveFile
-from stashtrace.live.totals import GrowingSum, LiveTotals
-from stashtrace.live.triggers.growth import GrowthTrigger
-from stashtrace.live.triggers.lost_ranks import LostRankTrigger
-from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
+from stashtrace.live.state import Event, EventLog, LiveState, job_of, pod_of, read_states
+from stashtrace.live.table import GrowingSum, LiveFile, LiveTotals
+from stashtrace.live.triggers import GrowthTrigger, LostRankTrigger, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import WINDOWS_FOLDER, read_run_file, update_host_facts, write_run_file
 from stashtrace.record.look.stack_samples import StackSampler

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from stashtrace.live import times
 from stashtrace.live.deeper import BUDGET_RATIO
-from stashtrace.live.events import EventLog
 from stashtrace.live.followed import FollowedRun, FollowOptions
 from stashtrace.live.metrics.outlets import Outlets, add_outlet_arguments, outlets_of
-from stashtrace.live.state import Event
+from stashtrace.live.state import Event, EventLog
 from stashtrace.record.launchers import own_place
 from stashtrace.record.run import FORWARDED
 

@@ -32,7 +32,7 @@ from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
 from stashtrace.replay.causes import what_to_do_first
 from stashtrace.report.budget_groups import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
 from stashtrace.report.costliest_waits import costliest_waits
-from stashtrace.report.flames import costliest_lines, flame_graphs
+from stashtrace.report.page.flame_graphs import costliest_lines, flame_graphs
 from stashtrace.report.steps_over_time import heat_maps, slow_steps, step_curve
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, run_facts

@@ -28,8 +28,7 @@ from stashtrace.schema.kinds import (
     StreamFlag,
 )
 from stashtrace.schema.table import Table
-from stashtrace.timeline.file_tracks import Bins
-from stashtrace.timeline.host_tracks import OPS
+from stashtrace.timeline.host_tracks import OPS, Bins
 from stashtrace.timeline.rows_by_rank import RankRows
 from stashtrace.timeline.tracks import (
     Bools,

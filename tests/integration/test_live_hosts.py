@@ -20,8 +20,7 @@ from test_jobs_on_many_hosts import Job, torchrun
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.live.events import read_events
-from stashtrace.live.state import Event, LiveState, read_states
+from stashtrace.live.state import Event, LiveState, read_events, read_states
 from stashtrace.live.table import read_live, wide_rows
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import HOSTS_FOLDER

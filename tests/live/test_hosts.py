@@ -26,7 +26,7 @@ from stashtrace.live.hosts import other_hosts
 from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.hosts.share import Share
 from stashtrace.live.table import LIVE_STEPS
-from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger
+from stashtrace.live.triggers import SlowStepSeen, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.load import load_trace
 from stashtrace.loading.looks import with_looks
 from stashtrace.record.directory import HOSTS_FOLDER
@@ -130,7 +130,7 @@ def all_sleep_in_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
         asleep = Look(1, 1 << 60, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
         return with_looks(trace, dict.fromkeys(wanted, asleep.to_text()))
 
-    monkeypatch.setattr("stashtrace.live.triggers.slow_and_stuck.look_at", look_at)
+    monkeypatch.setattr("stashtrace.live.triggers.look_at", look_at)
 
 
 def late_job(folder: Path, steps_count: int = 200, **more: Any) -> dict[tuple[int, int], float]:

@@ -18,7 +18,7 @@ from test_live_table import made_steps
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.state import LATE, MOST, Event, LineNow, LiveState
-from stashtrace.live.totals import LiveTotals
+from stashtrace.live.table import LiveTotals
 from stashtrace.live.view import watched
 from stashtrace.live.view.text import live_lines
 from stashtrace.live.view.watched import LiveView, Watched, merge_states

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from stashtrace.live import times
-from stashtrace.live.events import read_events
-from stashtrace.live.state import Event, LiveState, read_states
+from stashtrace.live.state import Event, LiveState, read_events, read_states
 from stashtrace.record.directory import WINDOWS_FOLDER, rights_of_run
 from stashtrace.run_facts import json_object
 from stashtrace.units import duration_text
