@@ -27,7 +27,7 @@ from stashtrace.lab.characterize.run_on_hosts import HostTask, here, run_tasks
 from stashtrace.lab.job_files import file_set, size_of
 from stashtrace.lab.number_intervals import Estimate
 from stashtrace.lab.page_cache import make_cold
-from stashtrace.lab.progress import ProgressCallback, no_progress
+from stashtrace.lab.processes import ProgressCallback, no_progress
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import RUN_FILE, file_rights
 from stashtrace.record.host.file_systems import IN_MEMORY, file_system_of

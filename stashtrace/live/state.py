@@ -1,9 +1,8 @@
 """What is known of a run now, and the log of what happened to it.
 
-The state is one small JSON file for each host in the run directory, replaced in each round. ``stashtrace live`` shows
-it and the metrics are made of it, so that neither reads the records a second time. The log has one JSON object a line, and
-a line of text for people. Only some lines a minute are written of one kind of event; one line says how many more there
-were.
+The state is one small JSON file for each host in the run directory, replaced in each round. ``stashtrace live`` and
+the metrics read it, so that neither reads the records a second time. The log has one JSON object a line, and a line of
+text for people. Only some lines a minute are written of one kind of event; one line says how many more there were.
 """
 
 from __future__ import annotations

@@ -29,17 +29,22 @@ from stashtrace.lab.characterize.answer import (
     ConfigurationRun,
     RunInvalidError,
 )
-from stashtrace.lab.characterize.change_rank_count import SINGLE, TORCHRUN, Rendezvous, rank_command
 from stashtrace.lab.characterize.data_in_cache import DataStates
 from stashtrace.lab.characterize.differential import CONFIGURATIONS
 from stashtrace.lab.characterize.network import EmulatedHost, emulated_hosts
-from stashtrace.lab.characterize.request import CharacterizationRequest, open_characterization
+from stashtrace.lab.characterize.request import (
+    SINGLE,
+    TORCHRUN,
+    CharacterizationRequest,
+    Rendezvous,
+    open_characterization,
+    rank_command,
+)
 from stashtrace.lab.characterize.run_figures import Figures, step_figures, synthetic_data
 from stashtrace.lab.characterize.run_on_hosts import HostTask, by_ssh, free_port, from_host, here, run_tasks
-from stashtrace.lab.other_work import Quietest, measured_quietly
+from stashtrace.lab.machine import Quietest, measured_quietly
 from stashtrace.lab.page_cache import COLD, WARM, CacheState
-from stashtrace.lab.processes import cores_of_ranks
-from stashtrace.lab.progress import Progress, ProgressCallback, no_progress
+from stashtrace.lab.processes import Progress, ProgressCallback, cores_of_ranks, no_progress
 from stashtrace.loading.load import load_trace
 from stashtrace.record.options import SYNTHETIC_BATCHES, RecordOptions
 from stashtrace.schema.trace import Trace

@@ -9,9 +9,8 @@ from typing import Any
 from stashtrace.errors import UsageError
 from stashtrace.lab.number_intervals import Interval, finite_or_none, numbers_of
 from stashtrace.lab.plot_helpers import Name, check_plot_file, place_names, save_figure
-from stashtrace.lab.recommend.candidates import UNKNOWN, Budget, Candidate, cheaper, faster, same_price
 from stashtrace.lab.recommend.elasticity import Scaling, scaling_row
-from stashtrace.lab.recommend.recommend import Recommendation
+from stashtrace.lab.recommend.recommend import UNKNOWN, Budget, Candidate, Recommendation, cheaper, faster, same_price
 from stashtrace.lab.recommend.scaling import ASSUMPTIONS
 from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.schema.stall_kinds import KIND_COLOURS

@@ -24,14 +24,13 @@ import numpy as np
 from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.calibration.checked_files import CheckedFile
 from stashtrace.errors import CaptureError, FormatError, MissingDataError, UsageError
-from stashtrace.lab.calibrate.start_workers import probe_machine
+from stashtrace.lab.calibrate.measure import probe_machine
 from stashtrace.lab.machine import machine_facts
 from stashtrace.lab.number_intervals import finite_or_none
-from stashtrace.lab.processes import cores_of_ranks
-from stashtrace.lab.progress import Progress, ProgressCallback, no_progress
+from stashtrace.lab.processes import Progress, ProgressCallback, cores_of_ranks, no_progress
 from stashtrace.lab.sweep.fit_study import ALL_BYTES, FILE_NAME, FORMAT_VERSION, Variant, resized, variant_row
 from stashtrace.lab.sweep.shapes import DEPTHS, MIDDLE, WIDTH_FACTORS, Network, network
-from stashtrace.lab.sweep.start_study_ranks import last_words
+from stashtrace.lab.sweep.study_worker import last_words
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import file_rights
 from stashtrace.record.options import RecordOptions
@@ -48,7 +47,7 @@ SWEEPS = ("depth", "width", "bucket")
 _COLLECTORS = ("torch_step", "torch_distributed", "waits", "proc", "cuda", "nccl")
 #: Buckets of a bucket sweep, in parts of all gradients; beside them a message per tensor, and one for everything.
 _BUCKET_PARTS = (32, 16, 8, 4, 2)
-_COMMAND = "stashtrace.lab.sweep.start_study_ranks"
+_COMMAND = "stashtrace.lab.sweep.study_worker"
 _WARM_STEPS = 5
 _GRACE_S = 10.0
 _REMOVE = "remove it; its runs are repeated"
@@ -203,7 +202,7 @@ def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
         folder.mkdir(parents=True)
         write_whole(path, json.dumps({**task, **meeting}, indent=1) + "\n")
     outcome = run_command(
-        own_program(_COMMAND, str(path.absolute())),
+        own_program(_COMMAND, "start", str(path.absolute())),
         RecordOptions(collectors=_COLLECTORS),
         out=str(folder / "run"),
         grace_s=_GRACE_S,
