@@ -28,7 +28,7 @@ from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 
 FORMAT_VERSION = 1
-#: Where a run's own calibration is looked for.
+#: Where the calibration of a run is searched for.
 FILE_NAME = "calibration.toml"
 #: Sizes up to this far outside the measured ones are extrapolated without a word.
 _NEAR = 2.0

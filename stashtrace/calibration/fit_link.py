@@ -151,7 +151,7 @@ def fit_alpha_beta(sizes: Any, times_ns: Any, error_ns: Any = None, *, max_piece
     that leave each piece four sizes; one more piece must be worth six units.
 
     ``sizes``: message sizes in bytes, at least three different ones. ``times_ns``: time of each, as a rule the median
-    of repetitions. ``error_ns``: standard errors of the times. Noisier points count less; without them all count alike.
+    of repetitions. ``error_ns``: standard errors of the times: noisier points count less; without, all count the same.
     ``max_pieces``: not more lines than this. Raises UsageError if the columns do not fit together or hold something
     that is not a time. Raises MissingDataError if there are too few sizes.
     """

@@ -140,7 +140,7 @@ _Answers = list["_Packed | MissingDataError"]
 
 #: Ranks per task: a task costs a millisecond, a rank tens of milliseconds.
 _RANKS_AT_ONCE = 8
-#: With at least so many tasks, processes are faster than threads.
+#: From this number of tasks on, processes are faster than threads.
 _WORTH_PROCESSES = 8
 
 
@@ -194,7 +194,7 @@ def analyze(
     plan = plan_of(name, options)
     if plan is None:
         raise UsageError(
-            f"the analysis {name} looks at all ranks at once", hint="load the store instead: stashtrace.load(store)"
+            f"the analysis {name} needs all ranks at once", hint="load the store instead: stashtrace.load(store)"
         )
     path = Path(store)
     chosen = list(store_ranks(path) if ranks is None else ranks)

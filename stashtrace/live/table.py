@@ -38,7 +38,7 @@ LIVE_STEPS = schema(
     *STEP_TIMES.columns,
     col.number("start", "start of an elastic job that made the step, 0 otherwise"),
     col.ns("cause_ns", "part of straggler_ns that waited for it"),
-    col.number("complete", "0 if the step lacks rows: memory did not suffice, or ranks of another host told nothing"),
+    col.number("complete", "0 if the step lacks rows: memory did not suffice, or another host reported nothing"),
 )
 _RECORD_ID, _VERSION = 1, 1
 _NAME = "live-{host}.rows"
@@ -186,7 +186,7 @@ def _read(path: Path) -> Table:
 STEP_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 #: So many steps of each rank are the newest ones.
 NEWEST_STEPS = 30
-#: They are compared with so many steps before them.
+#: They are compared with this many steps before them.
 EARLIER_STEPS = 300
 
 

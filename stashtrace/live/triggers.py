@@ -55,7 +55,7 @@ from stashtrace.summary.words import claim_text, evidence_texts, findings_of
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, operation, percent_text, ranks_in, ranks_named
 
-#: A wait for the rank that made a step slow is told if it is this part of what the step took longer.
+#: A wait for the rank that made a step slow is reported if it is this part of what the step took longer.
 _WORTH_WAIT = 0.25
 
 
@@ -127,15 +127,15 @@ class StuckTrigger:
         at_ns: int,
         last_end_ns: int,
         elsewhere: Collection[int] = (),
-        told: Collection[int] = (),
+        known: Collection[int] = (),
         *,
         in_part: bool = False,
     ) -> bool:
         """Look at a job again; return whether it has come to a standstill, or moves again, since the last call.
 
         ``at_ns``: CLOCK_MONOTONIC now. ``last_end_ns``: when the last step ended that has closed, on that clock.
-        ``elsewhere``: ranks that their own hosts look at: a job that waits for these alone is stuck if they say so.
-        ``told``: ranks of which other hosts have told at any time. ``in_part``: the job has ranks that are not seen
+        ``elsewhere``: ranks that their hosts examine: a job that waits for these alone is stuck if they say so.
+        ``known``: ranks that other hosts have reported at any time. ``in_part``: the job has ranks that are not seen
         from here.
         """
         if at_ns - last_end_ns < times.QUIET_NS:
@@ -145,18 +145,18 @@ class StuckTrigger:
             return False
         self._looked_ns = at_ns
         with contextlib.suppress(StashtraceError):  # a run that has no rank yet, or whose files go away
-            sentences, ranks = self._stands_still(window, elsewhere, told, in_part)
+            sentences, ranks = self._stands_still(window, elsewhere, known, in_part)
             # Only a step that ends shows that the job moves again: its processes may end instead.
             return self._become(sentences, ranks) if sentences else False
         return False
 
     def _stands_still(
-        self, window: Trace, elsewhere: Collection[int], told: Collection[int], in_part: bool
+        self, window: Trace, elsewhere: Collection[int], known: Collection[int], in_part: bool
     ) -> tuple[list[str], list[int]]:
         ranks, self.waits, self.awaited = ranks_to_look_at(window), "", []
         if set(ranks) <= set(elsewhere):
             return [], []
-        if ranks and not set(ranks) & {*window.ranks.tolist(), *told, *elsewhere}:
+        if ranks and not set(ranks) & {*window.ranks.tolist(), *known, *elsewhere}:
             self.waits = _wait_for_unseen(window)
             return [], []
         wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(window, rank)}
@@ -169,7 +169,7 @@ class StuckTrigger:
             self.waits = "; ".join(_sentences([claim for claim in endings if _waits_for_loop(claim, window)]))
         found = sorted({rank for claim in claims for rank in ranks_in(claim.ranks)})
         if any(claim.name == "unseen" for claim in claims):
-            return [*_sentences(claims), f"of {ranks_named(ranks)} nothing is told any more"], ranks
+            return [*_sentences(claims), f"nothing is known of {ranks_named(ranks)} any more"], ranks
         return ([], []) if found and set(found) <= set(elsewhere) else (_sentences(claims), found)
 
     def _become(self, sentences: list[str], ranks: list[int]) -> bool:
@@ -196,7 +196,7 @@ def _wait_for_unseen(window: Trace) -> str:
 def _waits_for_loop(claim: Claim, window: Trace) -> bool:
     """Whether ranks have waited for longer than any step takes for ranks that use a CPU and record nothing.
 
-    It may be a loop without an end or a long computation: nobody can tell from outside.
+    It may be a loop without an end or a long computation: it cannot be seen from outside.
     """
     ways = [row["kind"] for row in claim.evidence if row.code == "still_works"]
     return claim.kind == "awaited" and set(ways) == {RUNS} and claim.stall_ns > max(times.LONG_WAIT_NS, long_ns(window))
@@ -299,7 +299,7 @@ class _Rank:
         return bool(least - usual[at] > 0.5 * WORTH_RATIO * usual[-1])
 
     def start_again(self) -> None:
-        """Learn anew what is usual; the newest blocks may lie before and behind the change."""
+        """Learn again what is usual; the newest blocks may lie before and behind the change."""
         self.usual, self.newest = [], []
         self.first_steps, self.causes = [], []
 
@@ -371,7 +371,7 @@ class LostRank:
 
 @dataclass(slots=True)
 class LostRankTrigger:
-    """Tells each lost rank once; one that records again, as after a restart, may be lost again."""
+    """Reports each lost rank once; one that records again, as after a restart, may be lost again."""
 
     lost: set[int] = field(default_factory=set)
     #: Rank -> when its process was first found ended.

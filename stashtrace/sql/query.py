@@ -173,7 +173,7 @@ class StoreRun:
 
 
 def _read_with(name: str) -> set[str]:
-    """Return the tables to read for one: keys are numbered anew among the rows of the table that they belong to."""
+    """Return the tables to read for one: keys are numbered again among the rows of the table that they belong to."""
     return {name, *(key.partition(".")[0] for key in TABLES[name].keys.values())}
 
 
@@ -331,7 +331,7 @@ class Database:
     def _computed(self, relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
         """Compute a relation on a thread of its own, so that Ctrl-C ends it.
 
-        DuckDB looks for signals between tasks of the thread that asked; while threads of its own do the work, that
+        DuckDB looks for signals between tasks of the thread that asked; while its own threads do the work, that
         one waits, and Ctrl-C would have no effect before the query ends.
         """
         with ThreadPoolExecutor(1) as executor:

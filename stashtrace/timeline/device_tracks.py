@@ -227,8 +227,8 @@ def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
     piece.ints["bytes"] = value_where(copies, size)
     piece.doubles["gb_per_s"] = np.where(copies, size / length, np.nan)
     memory = np.where(brackets["bracket_flags"] & BracketFlag.PINNED, 0, 1)
-    told = (brackets["bracket_flags"] & (BracketFlag.PINNED | BracketFlag.PAGEABLE)) != 0
-    piece.texts["host_memory"] = (code_where(copies & told, memory), Texts(["pinned", "pageable"]))
+    known = (brackets["bracket_flags"] & (BracketFlag.PINNED | BracketFlag.PAGEABLE)) != 0
+    piece.texts["host_memory"] = (code_where(copies & known, memory), Texts(["pinned", "pageable"]))
     exposed = np.clip(brackets["awaited_ns"] - brackets["begin_ns"], 0, length)
     waited = (kind == Bracket.STREAM_WAIT) & (brackets["awaited_ns"] >= 0)
     piece.ints["exposed_ns"] = value_where(waited, exposed)
@@ -237,7 +237,7 @@ def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
 
 
 def _operations(rows: RankRows, brackets: Table) -> tuple[Ints, Ints]:
-    """Return (operation, number) of the collective inside each bracket; -1 if its end does not tell."""
+    """Return (operation, number) of the collective inside each bracket; -1 if its end does not say."""
     table = rows.trace.collectives
     table = table.take((table["rank"] == rows.rank) & (table["stream_track_id"] >= 0) & (table["end_ns"] >= 0))
     # Both ends come from one event, so they are equal to the nanosecond.

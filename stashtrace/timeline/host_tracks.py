@@ -78,7 +78,7 @@ def _step_thread_and_loader(rows: RankRows, tree: TrackTree, root: int) -> list[
     _join_batches(tree, made, made_piece, main, main_piece, phase_piece)
 
     lines = rows.thread_lines(Order.PHASES, "phases · {}", step_title=_of_rank("phases", rows))
-    imports = _span_piece(rows, SpanKind.LIBRARY)  # before the first step: a track of its own would look empty
+    imports = _span_piece(rows, SpanKind.LIBRARY)  # before the first step: a separate track would seem empty
     slices = tree.add(root, lines, [phase_piece, main_piece, _blocked_piece(rows), imports])
     lives = _spans(rows, SpanKind.LOADER)
     iterators = Piece.of(lives, np.zeros_like(lives["value"]), Texts(["iterator"]))
@@ -222,7 +222,7 @@ def _span_piece(rows: RankRows, *kinds: SpanKind) -> Piece:
 
 
 def _of_rank(name: str, rows: RankRows) -> str:
-    """Return a name that still tells the rank when the track is pinned elsewhere."""
+    """Return a name that still says the rank when the track is pinned elsewhere."""
     return f"{name} · rank {rows.rank:03d}" if rows.rank >= 0 else name
 
 

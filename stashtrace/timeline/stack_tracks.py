@@ -24,7 +24,7 @@ from stashtrace.timeline.tracks import NO_VALUE, Line, Order, Piece, Texts, Trac
 
 Slices = _native.perfetto.Slices
 
-#: A sample stands for the time until the next one, unless this is so many times as far as usual: then for the usual.
+#: A sample stands for the time until the next one, unless that is this many times as far as usual: then for the usual.
 _FAR_TIMES = 5
 _ABOUT = (
     "Functions of your code by samples of {}, 20 ms apart, further where the machine is busy; calls of a millisecond"

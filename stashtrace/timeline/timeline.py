@@ -167,7 +167,7 @@ def _first_view(
 ) -> None:
     """Write into the file what `stashtrace view` shows first: the window, else the worst step with a margin.
 
-    With it stands the rank to look at, if there are several: that of the worst step, or of the worst one that touches
+    With it comes the rank to show, if there are several: that of the worst step, or of the worst one that touches
     the window.
     """
     worst = worst_step(overlay, ranks, window)
@@ -279,7 +279,7 @@ def trace_processor(
         )
     try:
         from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
-    except Exception as error:  # besides ImportError, what protobuf raises of code made by another version
+    except Exception as error:  # ImportError, or what protobuf raises of code made by another version
         raise StashtraceError(
             f"the package perfetto cannot be imported: {one_line(error)}",
             hint="its newest version needs `pip install 'protobuf>=6.31'`",

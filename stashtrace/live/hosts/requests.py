@@ -46,7 +46,7 @@ class Request:
     name: str = field(default="", compare=False)
     #: Whether no limit holds.
     unlimited: bool = False
-    #: What the steps that come are recorded with besides (``live.deeper``).
+    #: What is also recorded in the steps that come (``live.deeper``).
     kinds: tuple[str, ...] = ()
     #: The event (``state.Event``) for which it is sealed, its step, behind which ``after_steps`` count, and its rank.
     event: str = CAPTURE

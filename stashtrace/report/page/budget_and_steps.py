@@ -52,16 +52,16 @@ def verdict_part(facts: dict[str, Any]) -> list[Block | None]:
     elif not verdicts:
         content = [Paragraph("There is no verdict: it needs steps, and none was seen in this recording.", "warn")]
     content += [Paragraph(f"Causes: {sentence(one['text'])}") for one in facts["do_first"] if one["reason"]]
-    beside = claims_of(facts, "files", "machine", "beside")
+    others = claims_of(facts, "files", "machine", "beside")
     more = verdicts[is_open:]
     which = "by the time that they are about" if causes else "smaller"
-    known = [(claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
+    known = [(claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *others)]
     replayed, command = ([sentence(REPLAYED)], facts["commands"]["causes"]) if causes else ([], "")
     return [
         *content,
         Fold(f"{count_noun(len(more), 'finding')}, {which}", list(map(_claim, more))),
         Fold(
-            "Files, machine, and what is hidden behind the step", [part for one in beside for part in plain_claim(one)]
+            "Files, machine, and what is hidden behind the step", [part for one in others for part in plain_claim(one)]
         ),
         how("these claims", *replayed, known=Listing(known), command=command) if causes or known else None,
     ]
@@ -106,12 +106,12 @@ def _claim(finding: dict[str, Any]) -> Listing:
 
 
 def claim_sentences(finding: dict[str, Any]) -> list[str]:
-    """Return the sentences of a claim; of some the evidence alone is told."""
+    """Return the sentences of a claim; of some only the evidence."""
     return [finding["text"], *finding["evidence_text"]] if finding["text"] else (finding["evidence_text"] or [""])
 
 
 def plain_claim(finding: dict[str, Any]) -> list[Block]:
-    """Return a claim beside the verdicts."""
+    """Return a claim that is no verdict."""
     first, *rest = claim_sentences(finding)
     return [Paragraph(first), Listing(rest)]
 
@@ -133,7 +133,7 @@ def budget_part(facts: dict[str, Any]) -> list[Block | None]:
         f"Method: {method_text(budget['methods'])}.",
         "Every nanosecond of a step of a rank goes to exactly one kind, so that the kinds add up to the step."
         " Overlapping causes are resolved by a fixed order.",
-        "The bounds beside each share are what the recording leaves open.",
+        "The bounds of each share are what the recording leaves open.",
         command=facts["commands"]["budget"],
     )
     bounds = Fold("Times and bounds", [part for group in groups for part in _bounds(group, named)])
@@ -157,7 +157,7 @@ def group_title(group: dict[str, Any], *, named_kind: bool) -> str:
     short = len(group["ranks"]) <= _RANKS_WIDTH
     who = f"{'ranks' if several else 'rank'} {group['ranks']}" if short else f"{group['ranks_count']:,} ranks"
     count = f" ({group['ranks_count']:,} ranks)" if group["ranks_count"] > _COUNTED_AT_SIGHT and short else ""
-    mixed = ", not alike" if group["mixed"] else ""
+    mixed = ", not similar" if group["mixed"] else ""
     kind = f"{group['step_kind'] or 'training'} " if named_kind else ""
     return f"{who}{count}{mixed}: {kind}step of {duration_text(group['step_ns'])}"
 
@@ -190,7 +190,7 @@ def _bounds(group: dict[str, Any], named_kind: bool) -> list[Block | None]:
     return [Table(caption, ("time", "share", "a step", "at least", "at most"), rows, (0,)), listed]
 
 
-#: Maps of kinds with less than this of all steps are folded in; so many rows of a map all have names.
+#: Maps of kinds with less than this of all steps are folded in; up to this many rows of a map all have names.
 _MAP_RATIO, _ROWS_NAMED = 0.01, 8
 
 

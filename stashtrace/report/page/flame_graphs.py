@@ -107,7 +107,7 @@ def flame_graphs(trace: Trace, groups: Sequence[dict[str, Any]]) -> dict[str, An
     """Return the flame graphs of a run; None if it has no stacks.
 
     ``groups``: those of the budget. Returns ``groups``: per group its keys in the budget but for its columns, and a
-    graph; ``difference``: ``slow_rank`` (which takes longest beside waiting for others) and ``rank`` (the median
+    graph; ``difference``: ``slow_rank`` (which takes longest, not counting waits for others) and ``rank`` (the median
     one of ``others_count``), ``slow_ns`` and ``other_ns`` (that time) and a graph, or None; ``workers``:
     ``batches_count`` and a graph, or None. A graph is ``whole_ns`` (mean of a step or batch; of a difference all
     that differs), ``samples_count``, ``hidden_count`` (boxes that are too short to draw) and ``boxes``, from left
@@ -117,9 +117,9 @@ def flame_graphs(trace: Trace, groups: Sequence[dict[str, Any]]) -> dict[str, An
     found = flames(trace)
     if not len(found) or not groups:
         return None
-    beside = [group["step_kind"] for group in groups if group["step_kind"]]
+    other_kinds = [group["step_kind"] for group in groups if group["step_kind"]]
     steps = found.take(found["where"] == STEP)
-    trains = ~np.isin(steps["step_kind"], beside)
+    trains = ~np.isin(steps["step_kind"], other_kinds)
     drawn = []
     for group in groups:
         of_kind = steps["step_kind"] == group["step_kind"] if group["step_kind"] else trains
@@ -160,7 +160,7 @@ def _text_of(trace: Trace, own: Table, row: int) -> tuple[str, bool]:
 
 
 def _difference(trace: Trace, own: Table) -> dict[str, Any] | None:
-    """Compare the rank that takes longest, beside waiting for others, with the median of the others."""
+    """Compare the rank that takes longest, not counting waits for others, with the median of the others."""
     rows = RowsBy(own["rank"])
     if len(rows.values) < 2:
         return None
@@ -415,13 +415,13 @@ def flame_graph(graph: dict[str, Any], label: str, whole: str, ranks: tuple[int,
     parts = []
     for box in graph["boxes"]:
         share = box["length_ns"] / whole_ns
-        told = _told(box, whole, graph["whole_ns"]) if ranks is None else _compared(box, ranks)
+        about = _about(box, whole, graph["whole_ns"]) if ranks is None else _compared(box, ranks)
         shown = next((name for least, name in _TEXT_CLASSES if share >= least), None)
         words = _name(box, kinds)
         parts.append(
             tag(
                 "svg",
-                tag("title", text(f"{words}{'' if box['depth'] == 0 else ', ' + kinds.get(box['kind'], '')}: {told}"))
+                tag("title", text(f"{words}{'' if box['depth'] == 0 else ', ' + kinds.get(box['kind'], '')}: {about}"))
                 + '<rect width="100%" height="100%"/>'
                 + ('<rect class="edge" width="100%" height="3"/>' if box["depth"] == 0 and ranks is None else "")
                 + (_words(words, shown) if shown else ""),
@@ -451,7 +451,7 @@ def _class(box: dict[str, Any], ranks: tuple[int, int] | None) -> str:
     return "k-longer" if box["slow_ns"] > box["other_ns"] else "k-shorter"
 
 
-def _told(box: dict[str, Any], whole: str, whole_ns: int) -> str:
+def _about(box: dict[str, Any], whole: str, whole_ns: int) -> str:
     """Say how long a box is, and how many samples it rests on."""
     share = percent_text(box["length_ns"] / max(whole_ns, 1))
     samples = f"; {count_noun(box['samples_count'], 'sample')}" if box["samples_count"] else ""

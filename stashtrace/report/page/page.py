@@ -49,8 +49,8 @@ def waits_part(facts: dict[str, Any]) -> list[Block | None]:
     head = ("wait", "step", "longest wait", "cost of all ranks")
     listed = Table("Waits in collectives, the costliest first", head, rows, (0,), sortable=True)
     sentences = (
-        "A wait is from the own entry into a collective to the entry of its last rank, by the ranks' clocks.",
-        f"The {waits['examined_at_most']} costliest waits of the run are looked at, and {waits['kept_count']}"
+        "A wait is from a rank's entry into a collective to the entry of the last rank, by the ranks' clocks.",
+        f"The {waits['examined_at_most']} costliest waits of the run are examined, and {waits['kept_count']}"
         " are kept: those in counted steps, if there are any, that cost a tenth of the costliest one or more.",
     )
     known = Listing([(cut["text"], wait_how(cut)) for cut in waits["cut_outs"]])
@@ -58,8 +58,8 @@ def waits_part(facts: dict[str, Any]) -> list[Block | None]:
         Picture(
             paragraph(
                 "Each picture is cut out of the timeline: the file, the worker and the rank that were late, as far as"
-                " they were recorded, and ranks that waited. Of waits alike, by group, late rank and cause, the"
-                " costliest is drawn."
+                " they were recorded, and ranks that waited. Of waits with the same group, late rank and"
+                " cause, the costliest is drawn."
             )
         ),
         *(_cut_out(cut, f"wait-{at}") for at, cut in enumerate(waits["cut_outs"])),
@@ -173,7 +173,7 @@ def links_part(facts: dict[str, Any]) -> list[Block | None]:
         how(
             "the links",
             "A transfer is from the entry of the last rank to the end, so waiting for late ranks is not part of it;"
-            " where the last entry is unknown it begins with the own one. The time is the median over calls and ranks.",
+            " where the last entry is unknown it begins with the rank's. The time is the median over calls and ranks.",
             "Bus bandwidth is what the busiest link moves by that time, with the factors of nccl-tests.",
             f"Expected times come from: {'; '.join(link_method_text(name) for name in methods)}.",
             command=facts["commands"]["links"],
