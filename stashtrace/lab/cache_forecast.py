@@ -292,7 +292,7 @@ def answers(inputs: Inputs) -> dict[str, Any]:
 
 
 def replayed_ns(inputs: Inputs) -> float:
-    """The recorded run's own step by the model, at the hit ratio that it had."""
+    """The step of the recorded run by the model, at the hit ratio that it had."""
     return float(predict(inputs.job, inputs.measured_hit_ratio).step_ns[0])
 
 
@@ -398,8 +398,8 @@ def _answers_in_words(inputs: Inputs) -> list[str]:
     error = (replayed - measured) / measured if measured else 0.0
     doubt = "" if abs(error) <= _GOOD_RATIO else ", so take the forecast with care"
     lines.append(
-        f"check: the run's own step, {duration_text(measured)} with {percent_text(inputs.measured_hit_ratio)} answered"
-        f" by the cache, is {duration_text(replayed)} by this model ({100 * error:+.1f} %{doubt})"
+        f"check: the step of this run, {duration_text(measured)} with {percent_text(inputs.measured_hit_ratio)}"
+        f" answered by the cache, is {duration_text(replayed)} by this model ({100 * error:+.1f} %{doubt})"
     )
     return lines
 
@@ -426,7 +426,7 @@ def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
         for name, values in parts.items():
             axes.bar(share, values, bottom=below, width=4, color=KIND_COLOURS[name], label=name)
             below = below + values
-    if len(share) > 1:  # a cache of which share would have answered as much as the run's did
+    if len(share) > 1:  # a cache of which share would have answered like that of the run
         at = np.interp(inputs.measured_hit_ratio, table["hit_ratio"], share)
         step = inputs.measured_step_ns / 1e6
         axes.plot(at, step, "D", ms=6, color="#D55E00", label="the run, by its hits")

@@ -99,7 +99,7 @@ class Used:
     """What the machine and one process with its threads have used since they began, or between two such moments."""
 
     clock_ns: int
-    #: CPU time of all programs, and what the hypervisor took beside it.
+    #: CPU time of all programs, and what the hypervisor took.
     machine_cpu_ns: int
     stolen_ns: int
     #: CPU time of this process, and how long its threads could run and had no CPU.
@@ -111,7 +111,7 @@ class Used:
 
     @classmethod
     def now(cls) -> Used | None:
-        """Return what is used up to now; None where the kernel does not tell."""
+        """Return what is used up to now; None where the kernel does not say."""
         try:
             fields = _read("/proc/stat").splitlines()[0].split()
             pages = [line.split()[1] for line in _read("/proc/vmstat").splitlines() if line.startswith(_PAGED)]
@@ -205,7 +205,7 @@ class Meanwhile:
 
     @classmethod
     def of(cls, used: Sequence[Mapping[str, int] | None]) -> Meanwhile | None:
-        """Return it for a measurement by several processes; None where the kernel did not tell one of them.
+        """Return it for a measurement by several processes; None where the kernel did not say it to one of them.
 
         ``used``: by process, what :meth:`Used.since` returns.
         """

@@ -83,8 +83,8 @@ def wait_for_ranks(
 ) -> None:
     """Wait until all ranks have ended well.
 
-    ``processes``: one per rank. ``on_wait``: told the ranks that still run, now and then. Raises RankFailedError as
-    soon as one has failed.
+    ``processes``: one per rank. ``on_wait``: called with the ranks that still run, now and then. Raises RankFailedError
+    as soon as one has failed.
     """
     while True:
         codes = [process.poll() for process in processes]
@@ -107,7 +107,7 @@ def last_line(log: Path) -> str:
     return text.splitlines()[-1][:200] if text else ""
 
 
-#: Told the share that is done (0 to 1), and what is going on.
+#: Called with the share that is done (0 to 1), and what is going on.
 ProgressCallback = Callable[[float, str], None]
 
 
@@ -118,7 +118,7 @@ def no_progress(share: float, what: str) -> None:
 class Progress:
     """Progress through parts of work that are done one after the other.
 
-    ``on_progress``: told the share that is done and a sentence, with the time that is left once a part is done.
+    ``on_progress``: called with the share that is done and a sentence, with the time left once a part is done.
     ``whole``: weight of all parts together, in any unit.
     """
 
@@ -127,7 +127,7 @@ class Progress:
         self._done = 0.0
         self._began_s = self._last_end_s = time.monotonic()
 
-    def tell(self, what: str) -> None:
+    def report(self, what: str) -> None:
         """Call the callback with the share that is done, what is going on, and the time left."""
         self._on_progress(self._done / self._whole, what + self._left())
 

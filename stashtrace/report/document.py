@@ -187,14 +187,14 @@ def _without(unsaid: list[str], line: str, nothing: T) -> T:
 def _with_details(tables: Summary, causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the causes with their column of the budget and what else the summary says of them, every sentence once."""
     found = findings_of(tables.findings, tables.evidence)
-    known: set[str] = set()
+    shown: set[str] = set()
     rows = []
     for cause in causes:
         if cause["reason"]:
             rows.append({**cause, "column": "", "details": []})
             continue
-        details = [said for said in details_of(cause, found) if said not in known]
-        known.update(details)
+        details = [said for said in details_of(cause, found) if said not in shown]
+        shown.update(details)
         known = {"what": cause["what"] + steps_of(cause, found), "column": column_of_cause(cause), "details": details}
         rows.append({**cause, **known})
     return rows

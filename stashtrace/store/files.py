@@ -319,12 +319,12 @@ def _derive_anew(tables: dict[str, Table], written: dict[str, int]) -> None:
 
 
 def _count_lost(
-    tables: dict[str, Table], written: dict[str, int], lost: Mapping[str, int], strings: StringPool
+    tables: dict[str, Table], written: dict[str, int], known_losses: Mapping[str, int], strings: StringPool
 ) -> None:
     """Add rows that are missing since the export to ``losses``; drop derived tables that lack rows."""
     lost: list[LossRow] = []
     for name, table in tables.items():
-        count = written.get(name, 0) - len(table) - lost.get(name, 0)
+        count = written.get(name, 0) - len(table) - known_losses.get(name, 0)
         if count > 0 and name not in ("processes", "tracks"):  # those were reinstated and counted already
             text = f"the store lacks {count} of {written[name]} rows of {name}; export the run again to have them"
             lost.append(("format", "rows_lost", int(Severity.DATA_LOSS), count, text))

@@ -136,7 +136,7 @@ def sizes_between(low_bytes: int, high_bytes: int, *, unit_bytes: int = 1) -> li
 
 
 def main(argv: list[str]) -> int:
-    """Do the task of a file, and write the answer beside it."""
+    """Do the task of a file, and write the answer next to it."""
     task = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     answer = probe() if task["what"] == "probe" else run(task)
     write_whole(Path(task["answer"]), json.dumps(answer))
@@ -150,7 +150,7 @@ def probe() -> dict[str, Any]:
         from stashtrace.lab.calibrate.engines import torch_facts
 
         facts = torch_facts(torch)
-        # A build of torch without CUDA beside a CuPy that has it.
+        # A build of torch without CUDA, and a CuPy that has it.
         if facts["devices"] or optional("cupy") is None:
             return {"library": "torch", **facts}
     cupy = optional("cupy")
@@ -162,8 +162,8 @@ def probe() -> dict[str, Any]:
         devices = cupy_facts(cupy, optional("cupy.cuda.nccl"))
     except Exception as error:  # CUDARuntimeError of a machine without a driver
         devices = {"backends": [], "devices": [], "complaint": str(error)}
-    beside = {} if torch is None else {"torch": torch.__version__, "host_backends": facts["backends"]}
-    return {**devices, "library": "cupy", **beside}
+    host = {} if torch is None else {"torch": torch.__version__, "host_backends": facts["backends"]}
+    return {**devices, "library": "cupy", **host}
 
 
 def run(task: Mapping[str, Any]) -> dict[str, Any]:

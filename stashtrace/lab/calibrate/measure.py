@@ -44,7 +44,7 @@ _PROBE_S = 120.0
 
 
 def probe_machine() -> dict[str, Any]:
-    """Run ``worker.probe`` in a process of its own: the caller never imports torch."""
+    """Run ``calibrate_worker.probe`` in a separate process: the caller never imports torch."""
     return run_ranks({"what": "probe"}, 1, _PROBE_S)[0]
 
 
@@ -54,8 +54,8 @@ def run_ranks(
     """Run workers with the same task, and return their answers.
 
     ``task``: as ``calibrate_worker`` reads it; rank, number of ranks and paths are added. ``ranks``: how many
-    processes. ``seconds``: how long they mean to measure; they are stopped three minutes after that. ``on_wait``: told
-    the seconds since the start, now and then. Raises CaptureError if a worker fails or hangs.
+    processes. ``seconds``: how long they mean to measure; they are stopped three minutes after that. ``on_wait``:
+    called with the seconds since the start, now and then. Raises CaptureError if a worker fails or hangs.
     """
     with tempfile.TemporaryDirectory(prefix="stashtrace-calibrate-") as name:
         folder = Path(name)
@@ -248,11 +248,11 @@ def calibrate(
 
     ``request``: what to measure. ``version``, ``command``: of stashtrace, and what was typed; kept in the result.
     ``facts``: as ``worker.probe`` finds them; asked for if left out. ``runner``: starts workers, as :func:`run_ranks`.
-    ``on_progress``: told the share that is done (0 to 1), and what is going on. Raises UsageError if what was asked for
-    cannot be measured here. Raises CaptureError if a worker fails. Raises MissingDataError if nothing could be measured
-    in the end.
+    ``on_progress``: called with the share that is done (0 to 1), and what is going on. Raises UsageError if what was
+    asked for cannot be measured here. Raises CaptureError if a worker fails. Raises MissingDataError if nothing could
+    be measured in the end.
     """
-    machine_before = machine_facts()  # its load is that of the machine, not our own
+    machine_before = machine_facts()  # its load is that of the machine, not ours
     known = dict(facts) if facts is not None else probe_machine()
     plans = plan(request, known, free_memory_bytes())
     links: list[Link] = []
@@ -297,7 +297,7 @@ def _start(
     """
     what = f"{part.name}: {len(part.ops)} operations, {which}"
 
-    def tell(seconds: float) -> None:
+    def report(seconds: float) -> None:
         on_progress((begun[0] + min(seconds / part.seconds, 0.99)) / begun[1], what)
 
     def disturbance(answers: list[dict[str, Any]]) -> str:
@@ -309,7 +309,7 @@ def _start(
         return taken
 
     def start() -> list[dict[str, Any]]:
-        return runner(part.task(), part.ranks, part.seconds, on_wait=tell)
+        return runner(part.task(), part.ranks, part.seconds, on_wait=report)
 
     return measured_quietly(start, disturbance)
 

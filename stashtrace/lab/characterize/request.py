@@ -31,7 +31,7 @@ _COUNT: Mapping[str, tuple[str, ...]] = {
     DEEPSPEED: ("--num_gpus",),
     MPI: ("-n", "-np", "--ntasks"),
 }
-#: Options about where ranks meet -> how many words follow: they are said anew for several hosts.
+#: Options about where ranks meet -> how many words follow: they are replaced for several hosts.
 _TORCHRUN_RENDEZVOUS = {"--standalone": 0} | dict.fromkeys(
     (
         *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-id", "--rdzv-endpoint", "--rdzv-conf"),
@@ -66,11 +66,11 @@ class RankCommand:
     words: tuple[str, ...]
     #: The launcher, or ``template``, or ``single`` if nothing in it counts ranks.
     kind: str
-    #: Ranks of one host, as typed or as said beside the command.
+    #: Ranks of one host, as typed or as an option says.
     ranks: int
 
     def on_one_host(self, ranks: int) -> list[str]:
-        """Return the command with so many ranks."""
+        """Return the command with this number of ranks."""
         if self.kind == TEMPLATE:
             return _fill(self.words, ranks, Rendezvous(1, 0, "127.0.0.1", 29500))
         if self.kind == SINGLE:
@@ -83,9 +83,9 @@ class RankCommand:
         return _with_count(words, self.kind, ranks)
 
     def on_hosts(self, ranks: int, rendezvous: Rendezvous) -> list[str]:
-        """Return the command for one of several hosts, with so many ranks on it.
+        """Return the command for one of several hosts, with this number of ranks on it.
 
-        Raises UsageError if this launcher starts its other hosts itself: a template tells how.
+        Raises UsageError if this launcher starts its other hosts itself: a template says how.
         """
         if self.kind == TEMPLATE:
             if not any(_HOST_RANK in word for word in self.words):
@@ -167,7 +167,7 @@ def _kind(words: Sequence[str]) -> str:
         if name in _MPI_NAMES:
             return MPI
         if word.endswith(".py"):
-            break  # what follows are the script's own
+            break  # what follows belongs to the script
     return SINGLE
 
 

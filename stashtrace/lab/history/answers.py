@@ -264,7 +264,7 @@ _RUNS, _DATES = 500, 5
 _HEIGHT, _PLOT, _MARGIN = 190, 160, 20
 #: Part of its width for the scale, in percent.
 _LEFT = 9
-#: Longer steps than so many times the median of their job are drawn at this height.
+#: Steps longer than this many times the median of their job are drawn at this height.
 _MOST_RATIO = 3.0
 _DAY_NS = 86_400 * 10**9
 
@@ -321,7 +321,7 @@ def _headline(said: dict[str, Answer]) -> str:
     return ""
 
 
-def _part(one: Answer, totals: RunTotals, told: set[str]) -> Part:
+def _part(one: Answer, totals: RunTotals, known: set[str]) -> Part:
     place = shlex.quote(totals.history.place.text)
     rows = list(one.table.take(slice(0, _ROWS)).rows())
     columns = [column for column in one.table.schema.columns if column.detail < _DETAIL]
@@ -329,7 +329,7 @@ def _part(one: Answer, totals: RunTotals, told: set[str]) -> Part:
     more = len(one.table) - len(rows)
     bars = _bars(rows) if one.name == "fleet" else []
     content = [
-        Listing([said for said in one.sentences if said not in told]),
+        Listing([said for said in one.sentences if said not in known]),
         Bars(bars),
         Paragraph("A bar is the time inside of counted steps; the table is about all time.", "soft") if bars else None,
         blocks.Table(one.table.schema.doc, [column.words for column in columns], cells, wraps=True),

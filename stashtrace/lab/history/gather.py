@@ -298,11 +298,11 @@ def _decode(content: bytes, columns: Sequence[str]) -> pyarrow.Table | str:
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content), pre_buffer=False)
         metadata = file.metadata.metadata or {}
-        told = metadata.get(VERSION_KEY, b"")
-        if not told.isdigit() or len(told) > 6:
+        version = metadata.get(VERSION_KEY, b"")
+        if not version.isdigit() or len(version) > 6:
             return "it is no file of a history"
-        if int(told) > VERSION:
-            return f"{_NEWER} {int(told)}"
+        if int(version) > VERSION:
+            return f"{_NEWER} {int(version)}"
         if not _is_schema(metadata.get(b"ARROW:schema", b"")):
             return _OTHER_COLUMNS
         table = read_parquet(file, len(content), columns)
@@ -318,10 +318,10 @@ def _is_schema(encoded: bytes) -> bool:
     import pyarrow
 
     try:
-        told = pyarrow.ipc.read_schema(pyarrow.BufferReader(base64.b64decode(encoded)))
+        stored = pyarrow.ipc.read_schema(pyarrow.BufferReader(base64.b64decode(encoded)))
     except (ValueError, OSError, pyarrow.ArrowException):
         return False
-    return bool(told.equals(arrow_schema()))
+    return bool(stored.equals(arrow_schema()))
 
 
 @functools.cache

@@ -79,7 +79,7 @@ class Candidate:
     #: Nothing is both faster and cheaper.
     pareto: bool = False
     #: False where compute holds what devices and network cost, since nobody ran one device alone.
-    told_apart: bool = True
+    parts_known: bool = True
     notes: tuple[str, ...] = ()
 
     @property
@@ -91,7 +91,7 @@ class Candidate:
     def limited_by(self) -> str:
         """The largest part of its step; :data:`UNKNOWN` where that holds several."""
         largest = max(self.parts_ns, key=lambda kind: self.parts_ns[kind])
-        return largest if self.told_apart or largest != "compute" else UNKNOWN
+        return largest if self.parts_known or largest != "compute" else UNKNOWN
 
     @property
     def worst_stall(self) -> str:
@@ -258,10 +258,10 @@ def _possible(
     counts: dict[tuple[str, str], list[int]] = {}
     own = [name for profile in profiles for name in (profile.instance, profile.network_instance) if name]
     for batch in dict.fromkeys(profile.batch_samples for profile in profiles):
-        alike = [profile for profile in profiles if profile.batch_samples == batch]
+        same_batch = [profile for profile in profiles if profile.batch_samples == batch]
         for name in dict.fromkeys([*own, *catalog.instances]):
             instance = catalog.get(name) or Instance(name)
-            near = [profile for profile in alike if _same_device(profile, instance, catalog)]
+            near = [profile for profile in same_batch if _same_device(profile, instance, catalog)]
             if not near:
                 reasons.setdefault(name, f"no characterization on {instance.device or 'its device'}")
                 continue
@@ -274,16 +274,16 @@ def _possible(
                     continue
                 key = (name, target.hosts_count, target.devices_per_host, batch)
                 candidates[key] = _candidate(profile, prediction, target, work, data, profiles[0])
-    told = {candidate.instance for candidate in candidates.values()}
+    answered = {candidate.instance for candidate in candidates.values()}
     left_out: dict[tuple[str, int], list[str]] = {}
     for (name, why), hosts_counts in counts.items():
-        if name in told:
+        if name in answered:
             left_out.setdefault((why, min(hosts_counts)), []).append(name)
     partly = [
         f"nothing is said of {f'{least} and more' if least > 1 else 'a single'} {', '.join(names)}: {why}"
         for (why, least), names in left_out.items()
     ]
-    return list(candidates.values()), {name: why for name, why in reasons.items() if name not in told}, partly
+    return list(candidates.values()), {name: why for name, why in reasons.items() if name not in answered}, partly
 
 
 def _same_device(profile: Profile, instance: Instance, catalog: Catalog) -> bool:
@@ -321,7 +321,7 @@ def _targets(near: Sequence[Profile], instance: Instance, max_count: int) -> lis
 def _best(near: Sequence[Profile], target: Target, catalog: Catalog) -> tuple[Profile, Prediction]:
     """Predict from the nearest characterization: run so, on the same instance, with the nearest count.
 
-    Raises UnpredictableError if no characterization tells; by the nearest one.
+    Raises UnpredictableError if no characterization answers; by the nearest one.
     """
 
     def distance(profile: Profile) -> tuple[bool, bool, float]:
@@ -383,7 +383,7 @@ def _candidate(
         measured=prediction.ran_with_data if real else prediction.ran and not prediction.loaded,
         emulated=prediction.emulated,
         basis=profile.path,
-        told_apart=prediction.told_apart,
+        parts_known=prediction.parts_known,
         notes=(*prediction.notes, *notes),
     )
 
@@ -433,7 +433,7 @@ def _notes(profiles: Sequence[Profile], catalog: Catalog, candidates: Sequence[C
             notes.append(f"{name} is in no catalog: no price, and nothing is said of its other sizes")
         elif known.device and profile.device == "cpu" and not _PROCESSORS.search(known.device):
             notes.append(f"{says} its ranks used no device")
-        elif known.device and profile.machine_devices and not _named_alike(known.device, profile.machine_devices):
+        elif known.device and profile.machine_devices and not _by_name(known.device, profile.machine_devices):
             notes.append(f"{says} ran on {profile.machine_devices[0]}")
     unpriced = sorted({one.instance for one in candidates if not one.priced and catalog.get(one.instance)})
     if unpriced:
@@ -448,12 +448,12 @@ def _batch_notes(profiles: Sequence[Profile], work: Work) -> list[str]:
         return []
     which = ", ".join(dict.fromkeys(unknown))
     return [
-        f"{which} does not know its batch: a step there is taken to do as much as one of the others;"
+        f"{which} does not know its batch: a step there is assumed to do the work of one of the others;"
         " --batch-size N says it"
     ]
 
 
-def _named_alike(device: str, names: Sequence[str]) -> bool:
+def _by_name(device: str, names: Sequence[str]) -> bool:
     """Whether one of the machine's device names holds the catalog's, as a word: an L40S is no L4."""
     model = re.escape(device.partition("-")[0].lower())
     return any(re.search(rf"(?<![a-z0-9]){model}(?![a-z0-9])", name.lower()) for name in names)

@@ -1,9 +1,9 @@
 """Make a layers study: train the networks of a sweep, each on one rank and on all, under the tracer.
 
     repetition 0   resnet10 x1, x2   resnet12 x1, x2   ...      what slows the machine down for a while
-    repetition 1   resnet10 x1, x2   ...                        meets one rank and all alike
+    repetition 1   resnet10 x1, x2   ...                        meets one rank and all equally
 
-After each run the study file is written anew, so that an interrupted study
+After each run the study file is written again, so that an interrupted study
 goes on where it was, and others may add their variants to it. torch is imported in the processes of the ranks alone.
 """
 
@@ -45,7 +45,7 @@ from stashtrace.whole_files import write_whole
 SWEEPS = ("depth", "width", "bucket")
 #: What the study needs of the tracer; reads of files say nothing here.
 _COLLECTORS = ("torch_step", "torch_distributed", "waits", "proc", "cuda", "nccl")
-#: Buckets of a bucket sweep, in parts of all gradients; beside them a message per tensor, and one for everything.
+#: Buckets of a bucket sweep, in parts of all gradients; besides, a message per tensor, and one for everything.
 _BUCKET_PARTS = (32, 16, 8, 4, 2)
 _COMMAND = "stashtrace.lab.sweep.study_worker"
 _WARM_STEPS = 5
@@ -126,9 +126,9 @@ def run_study(
 
     ``request``: what to measure. ``out``: folder of the study, new or of another sweep with the same settings.
     ``version``: of stashtrace, kept in the file. ``facts``: as ``calibrate.worker.probe`` finds them; asked for if left
-    out. ``runner``: makes one run in a folder; :func:`traced_run`. ``on_progress``: told the share that is done (0 to
-    1), and what is going on. Raises UsageError if the folder holds a study with other settings, or the ranks do not fit
-    the machine. Raises CaptureError if torch is missing, or no run worked.
+    out. ``runner``: makes one run in a folder; :func:`traced_run`. ``on_progress``: called with the share that is done
+    (0 to 1), and what is going on. Raises UsageError if the folder holds a study with other settings, or the ranks do
+    not fit the machine. Raises CaptureError if torch is missing, or no run worked.
     """
     _check(request)
     variants = variants_of(request)
@@ -143,7 +143,7 @@ def run_study(
     failures = []
     for variant, ranks, repeat in missing:
         name = variant.network.name if ranks == 1 else variant.name
-        progress.tell(f"{name} x{ranks}, {repeat + 1} of {request.repeat}")
+        progress.report(f"{name} x{ranks}, {repeat + 1} of {request.repeat}")
         folder = out / "runs" / f"{name}-x{ranks}-{repeat}"
         row = {"name": name, "ranks": ranks, "repeat": repeat, "directory": f"runs/{folder.name}", "failed": ""}
         try:

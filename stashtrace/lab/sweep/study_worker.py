@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cores = task["cores"][rank]
     if cores:
-        # Before torch makes threads: those of gloo stay on the rank's own cores too.
+        # Before torch makes threads: those of gloo stay on the rank's cores too.
         os.sched_setaffinity(0, cores)
     torch = importlib.import_module("torch")
     torch.set_num_threads(max(len(cores), 1))
