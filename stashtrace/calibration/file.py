@@ -32,7 +32,7 @@ FORMAT_VERSION = 1
 FILE_NAME = "calibration.toml"
 #: Sizes up to this far outside the measured ones are extrapolated without a word.
 _NEAR = 2.0
-#: Fewer repetitions have no quartiles of their own.
+#: Fewer repetitions have no quartiles.
 _FEW = 4
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from stashtrace.calibration.robust_line import Floats, Line, least_absolute_parts, parts_mask, robust_line
 from stashtrace.errors import MissingDataError, UsageError
 
-#: Fewer points than this say nothing about a line of their own.
+#: Fewer points than this say nothing about a separate line.
 _POINTS_A_PIECE = 4
 _SMALLEST_COUNT = 3
 #: Improvements of the fit below this are not worth another piece.
@@ -255,7 +255,7 @@ def _best_starts(size: Floats, time: Floats, relative: Floats, max_pieces: int, 
 
 
 def _costs(size: Floats, time: Floats, relative: Floats, parts: Sequence[tuple[int, int]]) -> Floats:
-    """Sum of the absolute relative residuals of each part of the points about a line of its own."""
+    """Sum of the absolute relative residuals of each part of the points about its line."""
     alpha, beta = least_absolute_parts(size, time, relative, parts)
     model = np.maximum(alpha[:, None] + beta[:, None] * size, 0.01 * time)
     costs: Floats = (parts_mask(len(size), parts) * np.abs(np.log(time / model))).sum(axis=1)

@@ -204,7 +204,7 @@ class Meanwhile:
     own_bytes_per_s: float
 
     @classmethod
-    def of(cls, used: Sequence[Mapping[str, int] | None]) -> Meanwhile | None:
+    def from_uses(cls, used: Sequence[Mapping[str, int] | None]) -> Meanwhile | None:
         """Return it for a measurement by several processes; None where the kernel did not say it to one of them.
 
         ``used``: by process, what :meth:`Used.since` returns.
@@ -232,7 +232,8 @@ class Meanwhile:
         """
         own, others = self.own_bytes_per_s, self.others_bytes_per_s
         if of_disk and others > CONTENDED_RATIO * own:
-            return f"other programs moved {bytes_text(others)}/s from and to disks, next to its own {bytes_text(own)}/s"
+            taken, used = bytes_text(others), bytes_text(own)
+            return f"other programs moved {taken}/s from and to disks, and the measurement {used}/s"
         return Quietest([(CpuUse(0.0, 0.0, 0.0), 0.0)]).disturbance(self.cpus, self.length_ns)
 
 

@@ -1,6 +1,6 @@
 """Follow a run while it records: ``python -m stashtrace.live.follower DIR``, started by the launcher of each host.
 
-A process of its own, so that a fault here costs the job nothing. It ends when its standard input is
+A separate process, so that a fault here costs the job nothing. It ends when its standard input is
 closed, after one more round: the launcher closes it when the job has ended, and the system does if the launcher dies.
 A byte in it asks for a window (``record.follower``). The time between rounds grows with what a round costs, so that the
 CPU time stays bounded: not by a low priority, with which a follower on a busy host reports nothing for a minute.

@@ -182,7 +182,7 @@ def job_of(environment: Mapping[str, str], facts: Mapping[str, Any]) -> str:
 
 
 def pod_of(environment: Mapping[str, str]) -> str:
-    """Return the pod that this process runs in, empty outside Kubernetes; a pod's host name is its own name."""
+    """Return the pod that this process runs in, empty outside Kubernetes; a pod's host name is its name."""
     named = [environment.get(name) for name in _POD_VARIABLES]
     if environment.get("KUBERNETES_SERVICE_HOST"):
         named.append(environment.get("HOSTNAME"))

@@ -225,7 +225,7 @@ class LiveTotals:
         """Add rows of ``live_steps``."""
         bounds_ns = np.array(STEP_BOUNDS_S) * 1e9
         for rank, rows in GroupBy(closed["rank"]).items():
-            totals = self._of(rank)
+            totals = self._totals(rank)
             part = closed.take(rows).sort_by("step")
             lengths = part["end_ns"] - part["begin_ns"]
             totals.steps_count += len(part)
@@ -241,9 +241,9 @@ class LiveTotals:
             totals.last_step, totals.last_end_ns = int(part["step"][-1]), int(part["end_ns"][-1])
         for rank, rows in GroupBy(closed["cause_rank"]).items():
             if rank >= 0:
-                self._of(rank).caused_wait_ns += int(closed["cause_ns"][rows].sum())
+                self._totals(rank).caused_wait_ns += int(closed["cause_ns"][rows].sum())
 
-    def _of(self, rank: int) -> RankTotals:
+    def _totals(self, rank: int) -> RankTotals:
         return self.ranks.setdefault(rank, RankTotals())
 
 

@@ -36,7 +36,7 @@ MISSING = -1
 def heat_maps(stalls: Table, steps: Table, apart: Sequence[int] = ()) -> dict[str, Any] | None:
     """Return the maps of a run, None without steps.
 
-    Where ranks share rows, the mean of many hides the one that differs; so those in ``apart`` keep rows of their own.
+    Where ranks share rows, the mean of many hides the one that differs; so those in ``apart`` keep separate rows.
 
     ``stalls``: of each rank and step. ``steps``: of each rank, for the moments of cells. ``apart``: ranks that differ
     from most, those that matter most first; as many as a quarter of the rows have one each. Returns ``ranks`` and

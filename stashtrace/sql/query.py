@@ -329,7 +329,7 @@ class Database:
             return self._computed(relation)
 
     def _computed(self, relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
-        """Compute a relation on a thread of its own, so that Ctrl-C ends it.
+        """Compute a relation on a separate thread, so that Ctrl-C ends it.
 
         DuckDB looks for signals between tasks of the thread that asked; while its own threads do the work, that
         one waits, and Ctrl-C would have no effect before the query ends.

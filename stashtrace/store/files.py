@@ -309,10 +309,10 @@ def _drop_overlapping_steps(tables: dict[str, Table], written: dict[str, int], s
         return
     text = "steps of the store overlap or have no number; they are found again, among the ranks that are loaded"
     add_losses(tables, [("format", "impossible_values", int(Severity.DATA_LOSS), len(steps), text)], strings)
-    _derive_anew(tables, written)
+    _derive_again(tables, written)
 
 
-def _derive_anew(tables: dict[str, Table], written: dict[str, int]) -> None:
+def _derive_again(tables: dict[str, Table], written: dict[str, int]) -> None:
     for name in _DERIVED:
         tables[name] = Table.empty(TABLES[name])
     written["numbered_steps"] = 0
@@ -329,7 +329,7 @@ def _count_lost(
             text = f"the store lacks {count} of {written[name]} rows of {name}; export the run again to have them"
             lost.append(("format", "rows_lost", int(Severity.DATA_LOSS), count, text))
     if any(written.get(name, 0) > len(tables[name]) for name in _DERIVED if name in tables):
-        _derive_anew(tables, written)
+        _derive_again(tables, written)
     add_losses(tables, lost, strings)
 
 

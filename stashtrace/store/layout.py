@@ -174,7 +174,7 @@ def _columns_to_keep(schema: Schema) -> list[Column]:
 
 
 def _codes(column: pyarrow.ChunkedArray, strings: StringPool) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Codes of a dictionary column, whose chunks may have dictionaries of their own."""
+    """Codes of a dictionary column, whose chunks may have separate dictionaries."""
     import pyarrow
 
     parts = [np.empty(0, dtype=np.int64)]

@@ -1,6 +1,6 @@
 """Devices of one rank: a group per GPU with its streams, their waits, its steps, and the calls of the host.
 
-A stream has one line with its brackets, or with its kernels in deep mode (the brackets then have a line of their own,
+A stream has one line with its brackets, or with its kernels in deep mode (the brackets then have a separate line,
 because two clocks that differ by a microsecond would cut each other). Arrows lead from the call on the host to the
 work on the device, and between a stream's wait and the awaited work. Like I/O calls, brackets and kernels are summed
 per stream and time bin where a viewer cannot take as many.
@@ -221,7 +221,7 @@ def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
     )
     number = np.where(kind == Bracket.BATCH_WAIT, brackets["correlation_id"], np.where(op >= 0, sequence, -1))
     codes, names = numbered(words, word, number)
-    piece = Piece.of(brackets, codes, names)
+    piece = Piece.from_rows(brackets, codes, names)
     size, length = brackets["size_bytes"], np.maximum(brackets["end_ns"] - brackets["begin_ns"], 1)
     copies = (kind == Bracket.COPY) & (size > 0)
     piece.ints["bytes"] = value_where(copies, size)
@@ -248,7 +248,7 @@ def _operations(rows: RankRows, brackets: Table) -> tuple[Ints, Ints]:
 
 
 def _kernel_piece(rows: RankRows, kernels: Table) -> Piece:
-    piece = Piece.of(kernels, kernels["name_code"], rows.texts)
+    piece = Piece.from_rows(kernels, kernels["name_code"], rows.texts)
     size = kernels["size_bytes"]
     piece.ints["bytes"] = value_where(size > 0, size)
     piece.texts["work"] = (coded(kernels["work_code"], list(DeviceWork)), Texts([*_WORK, "other"]))
@@ -260,7 +260,7 @@ def _kernel_piece(rows: RankRows, kernels: Table) -> Piece:
 
 def _call_piece(calls: Table) -> Piece:
     codes = coded(calls["call_code"], list(DeviceCall))
-    piece = Piece.of(calls, codes, Texts([*_CALLS, "device call"]))
+    piece = Piece.from_rows(calls, codes, Texts([*_CALLS, "device call"]))
     piece.ints["bytes"] = value_where(calls["size_bytes"] > 0, calls["size_bytes"])
     piece.ints["error"] = value_where(calls["status_code"] != 0, calls["status_code"])
     return piece

@@ -81,7 +81,7 @@ def _step_thread_and_loader(rows: RankRows, tree: TrackTree, root: int) -> list[
     imports = _span_piece(rows, SpanKind.LIBRARY)  # before the first step: a separate track would seem empty
     slices = tree.add(root, lines, [phase_piece, main_piece, _blocked_piece(rows), imports])
     lives = _spans(rows, SpanKind.LOADER)
-    iterators = Piece.of(lives, np.zeros_like(lives["value"]), Texts(["iterator"]))
+    iterators = Piece.from_rows(lives, np.zeros_like(lives["value"]), Texts(["iterator"]))
     iterators.ints["batches_count"] = lives["value"]
     if len(made_piece) or len(iterators):
         about = "What the loader's workers did. Arrows lead from a batch to the wait that took it."
@@ -105,7 +105,7 @@ def _phase_piece(rows: RankRows, phases: Table) -> Piece:
     codes[(phases["phase_code"] == Phase.FORWARD) & ((phases["phase_flags"] & PhaseFlag.NO_GRAD) != 0)] = (
         len(_PHASES) + 1
     )
-    piece = Piece.of(phases, codes, names)
+    piece = Piece.from_rows(phases, codes, names)
     piece.texts["of"] = (code_where(phases["name_code"] > 0, phases["name_code"]), rows.texts)
     for name in ("cpu", "runqueue"):
         begin, end = phases[f"begin_{name}_ns"], phases[f"end_{name}_ns"]
@@ -120,7 +120,7 @@ def _batch_piece(batches: Table) -> Piece:
         coded(kinds, list(_BATCH_PHASES)),
         np.where(kinds == BatchPhase.COLLATE, -1, batches["batch_index"]),
     )
-    piece = Piece.of(batches, codes, names)
+    piece = Piece.from_rows(batches, codes, names)
     worker = batches["worker_id"]
     piece.ints["worker"] = value_where((worker >= 0) & (kinds == BatchPhase.WAIT), worker)
     for argument, column, least in (
@@ -172,13 +172,13 @@ def _blocked_piece(rows: RankRows) -> Piece:
     op[known] = coded(collectives["op_code"][key[known]], list(CollectiveOp))
     sequence[known] = collectives["sequence"][key[known]]
     codes, names = numbered([*(f"wait {o}" for o in OPS), "wait collective"], op, sequence)
-    return Piece.of(waits, codes, names)
+    return Piece.from_rows(waits, codes, names)
 
 
 def _waits(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
     waits = rows.table("waits")
     names = Texts([*(w.name.lower() for w in WaitOp), "wait"])
-    piece = Piece.of(waits, coded(waits["wait_code"], list(WaitOp)), names)
+    piece = Piece.from_rows(waits, coded(waits["wait_code"], list(WaitOp)), names)
     lines = rows.thread_lines(Order.WAITS, "blocked · {}", "Blocking calls of {}, short ones left out")
     return tree.add(root, lines, [piece])
 
@@ -191,7 +191,7 @@ def _annotations(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
 
 def _stacks(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
     stacks = rows.table("stacks")
-    piece = Piece.of(stacks, stacks["name_code"], rows.texts)
+    piece = Piece.from_rows(stacks, stacks["name_code"], rows.texts)
     piece.ints["line"] = stacks["line"]
     about = "Python functions by samples of {}, 10 ms apart; further where the machine is busy"
     return tree.add(root, rows.thread_lines(Order.STACKS, "Python stack · {}", about), [piece])
@@ -199,7 +199,7 @@ def _stacks(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
 
 def _collections(rows: RankRows, tree: TrackTree, root: int) -> list[Slices]:
     spans = _spans(rows, SpanKind.GC)
-    piece = Piece.of(spans, *numbered(["gc generation"], np.zeros(len(spans)), spans["value"]))
+    piece = Piece.from_rows(spans, *numbered(["gc generation"], np.zeros(len(spans)), spans["value"]))
     lines = rows.thread_lines(Order.GC, "gc · {}", "Pauses of Python's garbage collector", step_title="gc")
     return tree.add(root, lines, [piece])
 
@@ -216,7 +216,7 @@ def _spans(rows: RankRows, *kinds: SpanKind) -> Table:
 
 def _span_piece(rows: RankRows, *kinds: SpanKind) -> Piece:
     spans = _spans(rows, *kinds)
-    piece = Piece.of(spans, spans["name_code"], rows.texts)
+    piece = Piece.from_rows(spans, spans["name_code"], rows.texts)
     piece.ints["value"] = value_where(spans["value"] != 0, spans["value"])
     return piece
 
@@ -242,7 +242,7 @@ class Bins:
 
 
 def file_layer(rows: RankRows, tree: TrackTree, root: int, bins: Bins | None) -> list[_native.perfetto.Slices]:
-    """Return the slices of the I/O of a rank, below a track of their own."""
+    """Return the slices of the I/O of a rank, below a separate track."""
     piece = call_piece(rows, rows.io()) if bins is None else sum_piece(rows, rows.io_parts(), bins)
     if not len(piece):
         return []
@@ -265,7 +265,7 @@ def call_piece(rows: RankRows, io: Table) -> Piece:
     names = Texts([f"{op}{place}{end}" for op in _OPS for place in _WHERE for end in ("", " (blocked)")])
     code = (coded(io["op_code"].astype(np.int64), list(IoOp)) * len(_WHERE) + where) * 2 + blocked
     result, offset = io["result_bytes"], io["offset_bytes"]
-    piece = Piece.of(io, code, names)
+    piece = Piece.from_rows(io, code, names)
     piece.texts["path"] = (code_where(io["path_code"] > 0, io["path_code"]), rows.texts)
     piece.ints["bytes"] = value_where(result >= 0, result)
     piece.ints["errno"] = value_where(result < 0, -result)

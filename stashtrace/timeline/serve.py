@@ -7,7 +7,7 @@
 The trace has a random name, so other users of the machine, who can reach the port, cannot read it. A short address of
 that name leads to the page, whose own address also says what to show first. Others can read the command line of a
 browser: it is given the name of a file of the user's alone, which leads to the short address. Requests that name
-another host or come from another page are refused, so no page can reach it by a name of its own.
+another host or come from another page are refused, so no page can reach it by another name.
 """
 
 from __future__ import annotations

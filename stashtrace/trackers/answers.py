@@ -58,7 +58,7 @@ PREFIX = "stashtrace/"
 def prefix_of(trace: Trace) -> str:
     """Return what names begin with: of a run that holds one host of several, the host as well.
 
-    Each host's part then has names of its own in a run of a tracker that all hosts write to.
+    Each host's part then has separate names in a run of a tracker that all hosts write to.
     """
     processes = trace.processes
     ranks, hosts = processes.take(processes["rank"] >= 0), np.unique(processes["host_code"])

@@ -315,7 +315,7 @@ def _start(
 
 
 def _meanwhile(answers: Sequence[Mapping[str, Any]]) -> Meanwhile | None:
-    return Meanwhile.of([answer.get("used") for answer in answers])
+    return Meanwhile.from_uses([answer.get("used") for answer in answers])
 
 
 def _points(answers: Sequence[Mapping[str, Any]]) -> dict[str, Points]:

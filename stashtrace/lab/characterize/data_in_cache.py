@@ -56,7 +56,7 @@ class DataStates:
             self.notes.append(f"not examined, and neither cold nor warm: {files}")
 
     @classmethod
-    def of(cls, run: Path, data: Sequence[Path], *, drop_caches: bool) -> DataStates:
+    def from_trial(cls, run: Path, data: Sequence[Path], *, drop_caches: bool) -> DataStates:
         """Take the files that are named, or those that a run was seen to read and their neighbours."""
         seen = files_read(load_trace(run))
         whole = file_set(data) if data else with_neighbours(seen)

@@ -1,6 +1,6 @@
 """Stash's five configurations of an unedited command: plan the runs, make them, and keep their results.
 
-    repetition 0: configuration 1 2 3 4 5      each a run of its own, in another order each time, so that what
+    repetition 0: configuration 1 2 3 4 5      each a separate run, in another order each time, so that what
     repetition 1: configuration 2 3 4 5 1      changes with time falls on all configurations equally
     ...
 
@@ -104,7 +104,7 @@ class Characterizer:
         if not tried:
             self.trial_run(trial, progress)
         if any(configuration in _CACHE_STATES for _, configuration in missing):
-            self._data = DataStates.of(trial, request.data, drop_caches=request.drop_caches)
+            self._data = DataStates.from_trial(trial, request.data, drop_caches=request.drop_caches)
             answer.facts["data"] = self._data.facts()
             self._note(*self._data.notes)
         for repeat, configuration in missing:

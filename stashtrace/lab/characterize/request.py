@@ -274,7 +274,7 @@ class CharacterizationRequest:
     data: tuple[Path, ...] = ()
     #: Whether the page cache of the whole machine may be dropped.
     drop_caches: bool = False
-    #: Whether ranks keep to processors of their own.
+    #: Whether ranks keep to separate processors.
     pin: bool = True
     #: Of one run.
     timeout_s: float = 600.0

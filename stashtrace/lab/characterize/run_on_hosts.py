@@ -40,7 +40,7 @@ _GUARDED = (
     '[ "$now" = "$(began)" ] && kill -KILL -- -$$) >/dev/null 2>&1 & '
     "exec env {words} 3<&- </dev/null"
 )
-#: Variables that a command on another host needs as well; all others are that host's own.
+#: Variables that a command on another host needs as well; all others are those of that host.
 _CARRIED = ("OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CONDA_PREFIX")
 
 
@@ -250,7 +250,7 @@ def _end(started: Sequence[subprocess.Popen[bytes]], directory: Path) -> None:
         except KeyboardInterrupt:
             interrupted = True
     if left:
-        for pid in living_processes(directory):  # ranks in sessions of their own, whose launcher was killed
+        for pid in living_processes(directory):  # ranks in separate sessions, whose launcher was killed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     if interrupted:

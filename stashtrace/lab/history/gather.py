@@ -73,7 +73,7 @@ class Series:
     values: Int64
 
     @classmethod
-    def of(cls, rows: Int64, lists: pyarrow.Array, places: Int64) -> Series:
+    def at_places(cls, rows: Int64, lists: pyarrow.Array, places: Int64) -> Series:
         """Take the lists at some places; none is an empty one."""
         import pyarrow
 
@@ -169,7 +169,7 @@ class History:
             lists, firsts = self._lists([self.files[run] for run in some])
             for name in sections:
                 rows, place = self._rows_of_runs(name, some, firsts)
-                parts[name].append(Series.of(rows, lists, place))
+                parts[name].append(Series.at_places(rows, lists, place))
         return {name: Series.join(found) for name, found in parts.items()}
 
     def _lists(self, files: Sequence[str]) -> tuple[pyarrow.Array, Int64]:

@@ -93,7 +93,7 @@ def variants_of(request: StudyRequest) -> list[Variant]:
         raise UsageError(f"no sweep is called {request.sweep!r}", hint="one of " + ", ".join(SWEEPS))
     if not 0 <= request.bucket_mib < math.inf:
         raise UsageError(
-            f"--bucket-mb {request.bucket_mib:g} is not a size", hint="25 is torch's own, 0 one tensor each"
+            f"--bucket-mb {request.bucket_mib:g} is not a size", hint="25 is that of torch, 0 one tensor each"
         )
     own = {"residual": request.residual, "batch_norm": request.batch_norm}
 

@@ -134,7 +134,7 @@ class OtherHosts:
         return bool(unseen) and bool(self._launchers) and at_ns - self._begin_ns < times.SILENT_NS
 
     def spoken_for(self, at_ns: int) -> set[int]:
-        """Return the ranks about which their own hosts say whether they are stuck; ``at_ns``: now.
+        """Return the ranks about which their hosts say whether they are stuck; ``at_ns``: now.
 
         What is known of them here is some seconds old, and their processes cannot be examined. Ranks of which nothing
         is known yet are awaited.

@@ -1,4 +1,4 @@
-"""Windows: the rows around a moment of a run, sealed by all hosts of its job as a run directory of their own.
+"""Windows: the rows around a moment of a run, sealed by all hosts of its job as a separate run directory.
 
     steps    ... K  |  before  |  trigger  |  after  |        RUN/windows/step-004182-slow/
                     '--------- sealed ---------------'          run.json, one .stash for each process
@@ -7,7 +7,7 @@
                 └─► host B               ──► its part ──┘
 
 The host that saw the trigger, or that somebody asked, makes the folder, so that the line about the trigger can name
-it, and asks the others. Once the last step has closed, or takes too long, each packs its part into a folder of its own,
+it, and asks the others. Once the last step has closed, or takes too long, each packs its part into a separate folder,
 ``HOST.making``, which becomes ``HOST.ranks``. Hosts hold different earliest steps, so each says when its ranks began
 each step, and the window begins with the first one that all of them have (``loading.run_tables``).
 

@@ -1,7 +1,7 @@
 """The ways out of a run's samples: a port and a file for Prometheus, a push to an OTLP collector.
 
 Nothing is printed, and nothing that follows the run waits for any of them; what does not work is a note of the run's
-state. ``prometheus_client`` gets sums as they are: its own counters could only be added to.
+state. ``prometheus_client`` gets sums as they are: its counters could only be added to.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _metric(family: Family) -> Metric:
 
 
 class MetricsPort:
-    """Answers scrapers from threads of its own. ``listener``: a socket that listens, which the launcher has bound."""
+    """Answers scrapers from separate threads. ``listener``: a socket that listens, which the launcher has bound."""
 
     name = "metrics port"
 

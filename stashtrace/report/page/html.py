@@ -135,7 +135,7 @@ def unfolding(summary: str, *content: str, subject: str = "", class_: str | None
 
 
 def side_by_side(foldings: Sequence[str]) -> str:
-    """Return elements that open on click in one line; an open one takes a line of its own."""
+    """Return elements that open on click in one line; an open one takes a separate line."""
     return tag("div", "".join(foldings), class_="folds")
 
 

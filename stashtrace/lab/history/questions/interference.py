@@ -3,7 +3,7 @@
 Reads of one job during the checkpoints that another job wrote to the same file system are compared with its reads
 shortly before and after. Reads vary anyway, so the reads during a checkpoint are ranked among those of all stretches of
 the same length without one, and the ranks of several checkpoints are joined to one probability; two jobs are named if
-it is small however many pairs of jobs were examined. A run's own checkpoints are left out of its reads. Runs of a job
+it is small however many pairs of jobs were examined. The checkpoints of a run are left out of its reads. Runs of a job
 that read at the same time see the same storage: then one of them alone has a say in the probability.
 """
 
@@ -196,7 +196,7 @@ def _readings(
         for place, (name, one) in zip(at, series.items(), strict=True)
     }
     bounds = np.cumsum([0, *sizes[0][whole].tolist()])
-    return chosen, Readings.of(begin, end, bounds, values, _own(history, overlaps, chosen, system_of))
+    return chosen, Readings.counted(begin, end, bounds, values, _own(history, overlaps, chosen, system_of))
 
 
 def _own(history: History, overlaps: _Overlaps, chosen: Int64, system_of: Int64) -> Checkpoints:
@@ -280,7 +280,9 @@ class Readings:
     steps: Int64
 
     @classmethod
-    def of(cls, begin_ns: Int64, end_ns: Int64, bounds: Int64, series: dict[str, Int64], own: Checkpoints) -> Readings:
+    def counted(
+        cls, begin_ns: Int64, end_ns: Int64, bounds: Int64, series: dict[str, Int64], own: Checkpoints
+    ) -> Readings:
         """Take readings from what was counted in each part, without the reads during checkpoints of the same run.
 
         ``bounds``: of each reading's parts in the series ``reads_count``, ``reads_ns`` and ``steps_count``. ``own``:
