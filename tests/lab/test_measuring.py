@@ -254,7 +254,8 @@ def test_traffic_of_others_disturbs_reads_of_a_disk() -> None:
     request = CalibrationRequest(backend="disk", disk=".", launches=1)
     found, tasks = calibrated([used(others_mb=30, own_mb=100), used(others_mb=1, own_mb=100)], request)
     assert tasks[1] == (
-        "posix: start 1 of 1 again, since other programs moved 3.00 MB/s from and to disks, and the measurement 10.0 MB/s"
+        "posix: start 1 of 1 again, since other programs moved 3.00 MB/s from and to disks,"
+        " and the measurement 10.0 MB/s"
     )
     assert "start 1 was made again" in found.others["posix"]
 
