@@ -150,7 +150,7 @@ def growth(hours: list[dict[str, Any]], figure: str) -> float:
 def follow(folder: Path, hours_count: int, keep: int, reads: int = 1) -> list[dict[str, Any]]:
     """Let the job grow and follow it; return what was there at the end of each hour."""
     from stashtrace.live import followed
-    from stashtrace.live.events import EventLog
+    from stashtrace.live.state import EventLog
 
     words = [sys.executable, __file__, "--job", str(folder), "--hours", str(hours_count), "--reads", str(reads)]
     job = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -28,7 +28,7 @@ import harness
 from ground_truth import cached_share, machine
 
 import stashtrace
-from stashtrace.lab.cache.forecast import Inputs, cache_forecast, inputs_of, replayed_ns
+from stashtrace.lab.cache_forecast import Inputs, cache_forecast, inputs_of, replayed_ns
 
 TOLERANCE_RATIO = 0.10
 RECORDED_SHARE = 0.5
@@ -100,7 +100,6 @@ def measured(folder: Path, out: Path, workers: int, share: float, seed: int, inp
     return {
         "real": truth.step_ns,
         "forecast": row["step_ns"],
-        "simulated": row["simulated_ns"],
         "resident": truth.resident,
         "recorded": inputs.measured_step_ns,
         "replayed": replayed_ns(inputs),
@@ -110,7 +109,7 @@ def measured(folder: Path, out: Path, workers: int, share: float, seed: int, inp
 def judged(workers: int, share: float, runs: list[dict[str, float]]) -> dict[str, Any]:
     """Medians of the repetitions, and whether they agree."""
     middle = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    real, forecast, simulated = (middle[name] for name in ("real", "forecast", "simulated"))
+    real, forecast = middle["real"], middle["forecast"]
     each = [run["forecast"] / run["real"] - 1 for run in runs]
     return {
         "workers": workers,
@@ -120,7 +119,6 @@ def judged(workers: int, share: float, runs: list[dict[str, float]]) -> dict[str
         "real_min_ms": min(r["real"] for r in runs) / 1e6,
         "real_max_ms": max(r["real"] for r in runs) / 1e6,
         "forecast_step_ms": forecast / 1e6,
-        "simulated_step_ms": simulated / 1e6,
         "error_ratio": forecast / real - 1,
         "each_error_ratio": each,
         "recorded_step_ms": middle["recorded"] / 1e6,

@@ -1,6 +1,6 @@
 // Sums of I/O calls per thread and time bin, for a timeline that cannot show each call. SPDX-License-Identifier: Apache-2.0
 //
-// Used by bind_perfetto.cpp for timeline/file_tracks.py. One pass over calls as they come from disk: a part may end
+// Used by bind_perfetto.cpp for timeline/host_tracks.py. One pass over calls as they come from disk: a part may end
 // anywhere, also within a bin, and only the sums are kept. A call belongs to the bin in which it begins.
 //
 //   calls   [----]    [-------------]   [--]      [---]

@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,13 +23,16 @@ from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.calibration.fit_link import Fit, Piece
 from stashtrace.calibration.noise import OF_MEAN
 from stashtrace.calibration.robust_line import Floats
+from stashtrace.errors import ForeignCalibrationWarning
+from stashtrace.schema.kinds import ProcessRole
+from stashtrace.schema.trace import Trace
 
 FORMAT_VERSION = 1
-#: Where a run's own calibration is looked for.
+#: Where the calibration of a run is searched for.
 FILE_NAME = "calibration.toml"
 #: Sizes up to this far outside the measured ones are extrapolated without a word.
 _NEAR = 2.0
-#: Fewer repetitions have no quartiles of their own.
+#: Fewer repetitions have no quartiles.
 _FEW = 4
 
 
@@ -353,3 +357,32 @@ def _array(parts: list[str]) -> str:
 def _quote(value: str) -> str:
     # A TOML basic string is a JSON string, but for the one control character that JSON leaves alone.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def calibration_of(trace: Trace, calibration: Calibration | str | os.PathLike[str] | None = None) -> Calibration | None:
+    """Return the given calibration, or the one in the run directory; None if there is none.
+
+    Warns with :class:`ForeignCalibrationWarning` if it was measured on none of the run's hosts.
+    """
+    if calibration is None:
+        measured = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
+    elif isinstance(calibration, Calibration):
+        measured = calibration
+    else:
+        measured = load_calibration(calibration)
+    names = host_names(trace)
+    if measured is not None and measured.is_foreign(names):
+        warnings.warn(
+            f"{measured.path or 'the calibration'} was measured on another machine ({measured.machine_text},"
+            f" {measured.date[:10]}) than {', '.join(names)}; its expected times may not hold here",
+            ForeignCalibrationWarning,
+            stacklevel=3,
+        )
+    return measured
+
+
+def host_names(trace: Trace) -> list[str]:
+    """Return the names of the hosts of all ranks, sorted."""
+    processes = trace.processes
+    hosts = np.unique(processes["host_code"][processes["role_code"] == ProcessRole.RANK])
+    return sorted({trace.text(code) for code in hosts.tolist()})

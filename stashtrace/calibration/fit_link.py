@@ -20,7 +20,7 @@ import numpy as np
 from stashtrace.calibration.robust_line import Floats, Line, least_absolute_parts, parts_mask, robust_line
 from stashtrace.errors import MissingDataError, UsageError
 
-#: Fewer points than this say nothing about a line of their own.
+#: Fewer points than this say nothing about a separate line.
 _POINTS_A_PIECE = 4
 _SMALLEST_COUNT = 3
 #: Improvements of the fit below this are not worth another piece.
@@ -151,7 +151,7 @@ def fit_alpha_beta(sizes: Any, times_ns: Any, error_ns: Any = None, *, max_piece
     that leave each piece four sizes; one more piece must be worth six units.
 
     ``sizes``: message sizes in bytes, at least three different ones. ``times_ns``: time of each, as a rule the median
-    of repetitions. ``error_ns``: standard errors of the times. Noisier points count less; without them all count alike.
+    of repetitions. ``error_ns``: standard errors of the times: noisier points count less; without, all count the same.
     ``max_pieces``: not more lines than this. Raises UsageError if the columns do not fit together or hold something
     that is not a time. Raises MissingDataError if there are too few sizes.
     """
@@ -255,7 +255,7 @@ def _best_starts(size: Floats, time: Floats, relative: Floats, max_pieces: int, 
 
 
 def _costs(size: Floats, time: Floats, relative: Floats, parts: Sequence[tuple[int, int]]) -> Floats:
-    """Sum of the absolute relative residuals of each part of the points about a line of its own."""
+    """Sum of the absolute relative residuals of each part of the points about its line."""
     alpha, beta = least_absolute_parts(size, time, relative, parts)
     model = np.maximum(alpha[:, None] + beta[:, None] * size, 0.01 * time)
     costs: Floats = (parts_mask(len(size), parts) * np.abs(np.log(time / model))).sum(axis=1)

@@ -1,17 +1,17 @@
 """Is it noise? What chance makes of a series, a mean, a count: spreads, blocks of neighbouring steps, exact tails.
 
     spread      deviation(values)                    of the body of values, whatever single ones do
-    a mean      standard_error(steps)                neighbouring steps are alike: a bootstrap of blocks
+    a mean      standard_error(steps)                neighbouring steps are similar: a bootstrap of blocks
                 student(degrees), errors_at(chance, degrees), student_tail(t)    where the spread is estimated
     a count     wilson(hits, trials)                 the share that trials leave possible
-                times_or_more(times, chances)        successes, each with a chance of its own (binomial where equal)
+                times_or_more(times, chances)        successes, each with a separate chance (binomial where equal)
                 share_or_more(...)                   of things drawn without being put back (hypergeometric)
     several     together(chances)                    Fisher's chance of all of them
 
 Blocks: a file read slowly delays several steps, or two workers deliver by turns, so single steps must not be drawn. The
 length of a block follows the rule of Politis and White (Econometric Reviews 23(1), 2004; corrected by Patton, Politis
-and White, 28(4), 2009) for circular blocks: the further apart two steps still are alike, the longer the blocks. A block
-has at least as many steps as the cube root of their number, since few steps do not show how alike they are. At least
+and White, 28(4), 2009) for circular blocks: the further apart steps are still similar, the longer the blocks. A block
+has at least as many steps as the cube root of their number, since few steps do not show how similar they are. At least
 eight blocks remain: fewer say little of their spread.
 """
 
@@ -48,7 +48,7 @@ _STUDENT = (
 _LEAST_BLOCKS = 8
 #: Correlations below this many standard errors count as none.
 _CORRELATED = 2.0
-#: Resamples of a median; fewer where the steps are so many that the spread of their median hardly varies.
+#: Resamples of a median; fewer where the spread of the median hardly varies, as there are many steps.
 _RESAMPLES, _FEWEST_RESAMPLES, _DRAWN_STEPS = 1000, 100, 2_000_000
 _SEED = 7
 #: Terms of a continued fraction, and the change at which it has settled.
@@ -127,7 +127,7 @@ def block_steps(values: npt.ArrayLike) -> int:
     farthest = min(math.ceil(math.sqrt(count)) + in_a_row, count - 1)
     covariance = _autocovariance(from_mean, farthest)
     small = np.abs(covariance[1:] / covariance[0]) < _CORRELATED * math.sqrt(math.log10(count) / count)
-    # The last distance after which so many in a row are no longer correlated.
+    # The last distance after which this number in a row are no longer correlated.
     rows = np.flatnonzero(np.convolve(small, np.ones(in_a_row), "valid") == in_a_row)
     reach = int(rows[0]) if len(rows) else int(np.flatnonzero(~small)[-1]) + 1
     if reach == 0:
@@ -184,7 +184,7 @@ def _error_of_median(steps: Floats, length: int) -> float:
 
 
 def times_or_more(times: int, chances: Sequence[float]) -> float:
-    """Return the probability of so many successes or more in trials that have a chance of their own each.
+    """Return the probability of this many successes or more in trials that each have a separate chance.
 
     Examples
     --------

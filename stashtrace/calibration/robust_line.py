@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from stashtrace.errors import MissingDataError, UsageError
 
-#: From so many degrees of freedom on Student's distribution is taken for a normal one: 1 % wider at most.
+#: From this number of degrees of freedom on, Student's distribution is taken for a normal one: 1 % wider at most.
 _NEARLY_NORMAL = 200
 
 
@@ -140,8 +140,8 @@ def robust_line(sizes: Floats, times: Floats, errors: Floats, *, errors_known: b
     never below one).
 
     ``sizes``, ``times``: message sizes, ascending, and times. ``errors``: relative standard errors of the times, or
-    ones. ``errors_known``: whether ``errors`` are measured, or only say that all points are alike. ``from_zero``: true
-    if the intercept is a latency and therefore not negative.
+    ones. ``errors_known``: whether ``errors`` are measured, or only say that all points count the same. ``from_zero``:
+    true if the intercept is a latency and therefore not negative.
     """
     alpha, beta, scale = _iterate(sizes, times, errors, fixed=None)
     if beta < 0:
@@ -310,7 +310,7 @@ def fit_linear(columns: Mapping[str, Any], target: Any) -> LinearFit:
     unit = np.sqrt((table**2).sum(axis=0))
     if not unit.all() or _conditioning(table / np.where(unit > 0, unit, 1.0)) < _SINGULAR:
         raise MissingDataError(
-            f"{' and '.join(columns)} grow alike in all points, so their parts cannot be told apart",
+            f"{' and '.join(columns)} grow in proportion in all points, so their parts cannot be separated",
             hint="add points that differ, for example another sweep into the same folder",
         )
     scaled = table / unit

@@ -255,7 +255,7 @@ def read_trackers(text: str | None) -> list[str]:
     """
     names = list(dict.fromkeys((text or "").split(","))) if text is not None else []
     if names:
-        from stashtrace.trackers.names import check_trackers
+        from stashtrace.trackers.writers import check_trackers
 
         check_trackers(names)
     return names

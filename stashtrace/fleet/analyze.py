@@ -1,7 +1,8 @@
 """``analyze`` of a store: the analysis on each rank as tasks of Dask, then a small reduction.
 
-Tasks run on threads of this process by default, or on separate processes, or on a Dask cluster given by its address.
-The workers of a cluster must see the store under the same path. Used by the CLI for stores, and by users as
+No analysis is implemented twice: a part is the analysis itself on a trace of one rank, whose store also holds the facts
+that need all ranks. Tasks run on threads of this process by default, or on separate processes, or on a Dask cluster
+given by its address, whose workers must see the store under the same path. Users call
 ``stashtrace.fleet.analyze.analyze``.
 """
 
@@ -10,21 +11,124 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from stashtrace.analysis.registry import find
+from stashtrace.analysis.stalls.budget import stall_totals
+from stashtrace.analysis.stragglers.stragglers import LAST_RANKS, STRAGGLERS, alone_missing, last_counts
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
-from stashtrace.fleet.plans import plan_of
-from stashtrace.fleet.tasks import on_cluster
 from stashtrace.schema.columns import Schema
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, Table
 from stashtrace.store.files import load_store, store_ranks
+
+Options = dict[str, Any]
+#: For each part, the tables of the ranks that have one.
+Parts = Sequence[Sequence[Table]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Division of an analysis into parts."""
+
+    #: Analyses, or ``module:function`` with the same signature, to run on each rank.
+    parts: tuple[str, ...]
+    #: Maps (parts of each analysis in order of ranks, all ranks, options of the user) to the result.
+    joined: Callable[[Parts, Sequence[int], Options], Table]
+    #: Maps options of the user to those of the parts.
+    part_options: Callable[[Options], Options] = dict
+
+
+def _concatenate(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
+    """Return the rows of all ranks, rank by rank."""
+    return Table.concat(parts[0][0].schema, parts[0])
+
+
+def _stalls(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
+    """Sum parts over ranks that are already summed over their steps."""
+    return stall_totals(Table.concat(parts[0][0].schema, parts[0]), options["by"])
+
+
+def _stragglers(parts: Parts, ranks: Sequence[int], options: Options) -> Table:
+    """Sum times over the ranks that lost them; count the last rank of each collective once, among all ranks."""
+    found = Table.concat(STRAGGLERS, parts[0])
+    waited = Table.concat(LAST_RANKS, parts[1])
+    last, alone = last_counts(waited), alone_missing(waited)
+    listed = np.unique(np.concatenate([np.asarray(ranks, dtype=np.int64), found["rank"], last[last >= 0]]))
+    counts = np.bincount(np.searchsorted(listed, last[last >= 0]), minlength=len(listed))
+    sums = {"rank": listed, "last_count": counts}
+    for name in ("caused_wait_ns", "wait_ns"):
+        total = np.zeros(len(listed), dtype=np.int64)
+        np.add.at(total, np.searchsorted(listed, found["rank"]), found[name])
+        sums[name] = total
+    sums["behind_second_ns"] = np.array([alone.get(rank, 0) for rank in listed.tolist()], dtype=np.int64)
+    return Table(STRAGGLERS, sums)
+
+
+def plan_of(name: str, options: Options) -> Plan | None:
+    """Return the plan of an analysis with these options; None if it needs all ranks in one process."""
+    if name == "stalls" and options.get("by", "step") != "step":
+        return Plan(("stashtrace.analysis.stalls.budget:stalls_counted",), _stalls, _without_by)
+    return PLANS.get(name)
+
+
+def _without_by(options: Options) -> Options:
+    return {name: value for name, value in options.items() if name != "by"}
+
+
+_PER_RANK = (
+    "steps",
+    "stalls",
+    "straggler_causes",
+    "hidden",
+    "collectives",
+    "stall_intervals",
+    "breakdown",
+    "idle",
+    "launches",
+    "copies",
+)
+
+#: Analysis -> plan. Other analyses need all ranks in one process: ``stashtrace.load(store)``.
+PLANS: dict[str, Plan] = {
+    **{name: Plan((name,), _concatenate) for name in _PER_RANK},
+    "stragglers": Plan(("stragglers", "stashtrace.analysis.stragglers.stragglers:last_ranks"), _stragglers),
+}
+
+
+Chunk = TypeVar("Chunk")
+Result = TypeVar("Result")
+
+
+def on_cluster(
+    call: Callable[[Chunk], Result], chunks: Sequence[Chunk], cluster: str, finished: Callable[[Chunk], None]
+) -> list[Result]:
+    """Call a function with each chunk on the workers of a cluster, and call ``finished`` with each chunk that is done.
+
+    ``cluster``: address of a Dask scheduler, e.g. ``tcp://host:8786``. Raises StashtraceError if distributed is not
+    installed, or the cluster does not answer.
+    """
+    if find_spec("distributed") is None:
+        raise StashtraceError("a Dask cluster needs distributed", hint="pip install 'stashtrace[fleet]'")
+    from distributed import Client, as_completed
+
+    try:
+        client = Client(cluster, timeout="10s")
+    except (OSError, ValueError, TimeoutError) as error:
+        raise StashtraceError(f"no Dask scheduler answers at {cluster}", hint="start one: dask scheduler") from error
+    with client:
+        futures = [client.submit(call, chunk, pure=False) for chunk in chunks]
+        place = {future.key: at for at, future in enumerate(futures)}
+        for future in as_completed(futures):
+            finished(chunks[place[future.key]])
+        return list(client.gather(futures))
+
 
 #: Called with (ranks done, ranks in all).
 Progress = Callable[[int, int], None]
@@ -36,7 +140,7 @@ _Answers = list["_Packed | MissingDataError"]
 
 #: Ranks per task: a task costs a millisecond, a rank tens of milliseconds.
 _RANKS_AT_ONCE = 8
-#: With at least so many tasks, processes are faster than threads.
+#: From this number of tasks on, processes are faster than threads.
 _WORTH_PROCESSES = 8
 
 
@@ -58,7 +162,7 @@ def analyze(
     store : path
         Store written by ``stashtrace export parquet``.
     name : str
-        One of ``stashtrace.fleet.plans.PLANS``.
+        One of :data:`PLANS`.
     cluster : str, optional
         Address of a Dask scheduler, e.g. ``tcp://host:8786``; threads of this process by default.
     workers : int, optional
@@ -90,7 +194,7 @@ def analyze(
     plan = plan_of(name, options)
     if plan is None:
         raise UsageError(
-            f"the analysis {name} looks at all ranks at once", hint="load the store instead: stashtrace.load(store)"
+            f"the analysis {name} needs all ranks at once", hint="load the store instead: stashtrace.load(store)"
         )
     path = Path(store)
     chosen = list(store_ranks(path) if ranks is None else ranks)
@@ -117,7 +221,7 @@ def analyze(
     return plan.joined(parts, chosen, options), strings
 
 
-def part(store: str, names: Sequence[str], ranks: Sequence[int], options: dict[str, Any]) -> list[_Answers]:
+def part(store: str, names: Sequence[str], options: dict[str, Any], ranks: Sequence[int]) -> list[_Answers]:
     """Return each rank's tables, with an error in place of a table that the rank has no data for. Runs in a task."""
     functions = [_function(name) for name in names]
     out: list[_Answers] = []
@@ -131,10 +235,6 @@ def part(store: str, names: Sequence[str], ranks: Sequence[int], options: dict[s
                 answers.append(error.with_traceback(None))  # its frames hold the rank's rows
         out.append(answers)
     return out
-
-
-def _part_of(store: str, names: Sequence[str], options: dict[str, Any], ranks: Sequence[int]) -> list[_Answers]:
-    return part(store, names, ranks, options)
 
 
 def _function(name: str) -> Callable[..., Table]:
@@ -158,7 +258,7 @@ def _compute(
     if find_spec("dask") is None:
         raise StashtraceError("analysing a store rank by rank needs Dask", hint="pip install 'stashtrace[fleet]'")
     if cluster is not None:
-        return on_cluster(partial(_part_of, store, names, options), chunks, cluster, finished)
+        return on_cluster(partial(part, store, names, options), chunks, cluster, finished)
     import dask
     from dask.callbacks import Callback
 
@@ -167,7 +267,7 @@ def _compute(
     apart = processes and cores > 1 and len(chunks) >= _WORTH_PROCESSES
     names_of_tasks = {f"part-{at}": chunk for at, chunk in enumerate(chunks)}
     delayed = [
-        dask.delayed(part, pure=False)(store, names, chunk, options, dask_key_name=key)
+        dask.delayed(part, pure=False)(store, names, options, chunk, dask_key_name=key)
         for key, chunk in names_of_tasks.items()
     ]
 

@@ -1,6 +1,6 @@
 """Record two jobs by turns (before, after, after, before, ...), and compare them by as many runs as the gate needs.
 
-What slows a machine down for some minutes (heat, neighbours, another job) then slows both jobs alike, and the order
+What slows a machine down for some minutes (heat, neighbours, another job) then slows both jobs equally, and the order
 within a round changes, so that a steady drift cancels. Each run is a process of ``stashtrace run`` of its own.
 """
 
@@ -22,13 +22,13 @@ from stashtrace.record.program import own_program
 from stashtrace.summary.gate_text import document
 from stashtrace.whole_files import new_log
 
-#: So long a recorder may take to end after it was told to.
+#: How long a recorder may take to end after it was asked to.
 _PATIENCE_S = 20.0
 #: A run to which other work on the machine may have added more than this part of its step is not used.
 CONTENDED_RATIO = 0.05
-#: So many times the rounds that are wanted may be lost to other work before the comparison is given up.
+#: The comparison is given up when this many times the wanted rounds were lost to other work.
 _MOST_LOST = 4
-#: So many runs of one job alone tell what use of the CPUs by others is usual beside it.
+#: The number of runs of one job that show the usual use of the CPUs by others.
 _RUNS_THAT_TELL = 6
 
 
@@ -44,7 +44,7 @@ class Job:
     folder: Path
     #: Options of ``stashtrace run``.
     options: tuple[str, ...] = ()
-    #: Variables of the job beside those of this process.
+    #: Variables of the job besides those of this process.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -68,7 +68,7 @@ def record_by_turns(
 ) -> dict[str, list[Path]]:
     """Record each job ``rounds`` times, and return its run directories by its name, in the order of the rounds.
 
-    What a job prints is in a file beside its run directory.
+    What a job prints is in a file next to its run directory.
 
     ``out``: folder for the runs; made if missing, else empty. ``on_run``: called before each run with the number of
     runs done, of runs in all, and the name of the run. Raises UsageError if a folder in which a job is to run is not
@@ -103,7 +103,7 @@ def make_runs_folder(out: Path) -> None:
 
 
 def record_job(job: Job, directory: Path) -> Path:
-    """Record a job once, what it prints in a file beside ``directory``, an absolute path, and return that.
+    """Record a job once, what it prints in a file next to ``directory``, an absolute path, and return that.
 
     Raises CaptureError if the job fails.
     """
@@ -121,7 +121,7 @@ def record_job(job: Job, directory: Path) -> Path:
     try:
         code = process.wait()
     except BaseException as error:
-        _end(process, told=isinstance(error, KeyboardInterrupt))
+        _end(process, asked=isinstance(error, KeyboardInterrupt))
         raise
     if code:
         raise CaptureError(
@@ -131,9 +131,9 @@ def record_job(job: Job, directory: Path) -> Path:
     return directory
 
 
-def _end(process: subprocess.Popen[bytes], *, told: bool) -> None:
-    """End the recorder, which ends its job; Ctrl-C at a terminal has told both already."""
-    if not told:
+def _end(process: subprocess.Popen[bytes], *, asked: bool) -> None:
+    """End the recorder, which ends its job; Ctrl-C at a terminal has asked both already."""
+    if not asked:
         process.terminate()
     try:
         process.wait(_PATIENCE_S)
@@ -189,7 +189,7 @@ def compare_by_turns(
 ) -> Compared:
     """Record two jobs by turns until the gate decides.
 
-    ``before``, ``after``: make one run each. ``rounds``: after so many rounds each the runs are judged; the last
+    ``before``, ``after``: make one run each. ``rounds``: the rounds after which the runs are judged; the last
     judgement stands. ``names``: of the sides, in sentences. ``allowed``: as in :func:`judge`. Raises what a run raises.
     """
     pairs: list[tuple[StepsOfRun, StepsOfRun]] = []
@@ -213,7 +213,7 @@ def compare_by_turns(
 def is_contended(run: StepsOfRun, quietest: StepsOfRun) -> bool:
     """Return whether other work may have made the step of a run longer than in the quietest one.
 
-    False where one of the runs does not tell how much CPU time went to others: then the job itself may have waited.
+    False where one of the runs does not show how much CPU time went to others: then the job itself may have waited.
     """
     other = other_work(Side("", (quietest,)), Side("", (run,)))
     return other.is_known and other.added_ns > CONTENDED_RATIO * float(run.of(STEP).mean())
@@ -226,10 +226,10 @@ def _undisturbed(pairs: Sequence[tuple[StepsOfRun, StepsOfRun]]) -> list[tuple[S
 
 
 def _contended(pairs: Sequence[tuple[StepsOfRun, StepsOfRun]]) -> set[int]:
-    """Return the runs, by ``id``, that other work disturbed: each beside the quietest run.
+    """Return the runs, by ``id``, that other work disturbed, compared with the quietest run.
 
-    That is the quietest of both jobs, until there are so many of each that not all of one can have met other work by
-    chance: a job may start programs of its own that are not recorded.
+    That is the quietest of both jobs, until there are enough of each that not all of one can have met other work by
+    chance: a job may start programs that are not recorded.
     """
     found: set[int] = set()
     everything = [run for pair in pairs for run in pair]

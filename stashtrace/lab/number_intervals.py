@@ -91,7 +91,7 @@ def exactly(value: float) -> Interval:
 
 
 def finite_or_none(value: float, digits: int | None = None) -> float | None:
-    """A number for JSON, which has neither NaN nor infinity; rounded to so many significant digits, if any.
+    """A number for JSON, which has neither NaN nor infinity; rounded to this number of significant digits, if any.
 
     Examples
     --------

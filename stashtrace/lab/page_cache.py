@@ -1,7 +1,7 @@
 """Make files of a job cold or warm in the page cache, and prove that they are.
 
-Called between two runs of a job. Which files matter is told by a run that was recorded. A state is claimed only where
-it was measured afterwards: on tmpfs nothing gets cold, mapped and dirty pages stay, a network file system may ignore
+Called between two runs of a job. A recorded run says which files matter. A state is claimed only where it was
+measured afterwards: on tmpfs nothing gets cold, mapped and dirty pages stay, a network file system may ignore
 the advice, and pages read first may be gone when the last are read.
 """
 
@@ -40,13 +40,13 @@ COLD, WARM = "cold", "warm"
 class CacheState:
     """What was done to the page cache, and what was found afterwards."""
 
-    #: {"cold", "warm"}; What was wanted; holds only if ``verified``.
+    #: The wanted one, ``cold`` or ``warm``; holds only if ``verified``.
     state: str
     #: ``drop_caches``, ``posix_fadvise``, ``read``; ``none`` if nothing was done.
     method: str
     #: Those it was done to.
     files: FileSet
-    #: Resident share afterwards; NaN if nothing tells.
+    #: Resident share afterwards; NaN if it is not known.
     share: float
     #: Whether it was measured that the state is the wanted one.
     verified: bool
@@ -62,12 +62,12 @@ class CacheState:
 
 
 def make_cold(files: FileSet, *, drop_caches: bool = False, residency: Residency | None = None) -> CacheState:
-    """Take files out of the page cache, and look whether they are gone.
+    """Take files out of the page cache, and check that they are gone.
 
     ``drop_caches``: drop the page cache of the whole machine, if that is permitted; else, and by default, of these
-    files alone. ``residency``: what looks.
+    files alone. ``residency``: what checks.
     """
-    look = residency or Residency()
+    asked = residency or Residency()
     problems: list[str] = []
     method = "posix_fadvise"
     if drop_caches:
@@ -81,35 +81,35 @@ def make_cold(files: FileSet, *, drop_caches: bool = False, residency: Residency
         if method == "posix_fadvise" or number:  # what was dirty when all was dropped is still there
             for path in files.paths:
                 _advise(path)
-        resident = _resident(files, look)
+        resident = _resident(files, asked)
         if _is_reached(COLD, resident, files):
             break
-    return _judge(COLD, method, files, resident, look, problems)
+    return _judge(COLD, method, files, resident, asked, problems)
 
 
 def make_warm(files: FileSet, *, residency: Residency | None = None) -> CacheState:
-    """Read files until they are resident, and look whether they all are; nothing is read if they do not fit.
+    """Read files until they are resident, and check that they all are; nothing is read if they do not fit.
 
-    ``residency``: what looks.
+    ``residency``: what checks.
     """
-    look = residency or Residency()
+    asked = residency or Residency()
     room = memory_room()
     if files.bytes > room:
         problem = f"{bytes_text(files.bytes)} do not fit into the {bytes_text(room)} of memory that are free for them"
-        return _judge(WARM, "none", FileSet((), 0), {}, look, [f"{problem}, nothing was read"])
-    resident = _resident(files, look)
+        return _judge(WARM, "none", FileSet((), 0), {}, asked, [f"{problem}, nothing was read"])
+    resident = _resident(files, asked)
     for _ in range(_TRIES):
         if _is_reached(WARM, resident, files):
             break
         _read(files, resident)
-        resident = _resident(files, look)
-    return _judge(WARM, "read", files, resident, look, [])
+        resident = _resident(files, asked)
+    return _judge(WARM, "read", files, resident, asked, [])
 
 
 def check(state: CacheState, *, residency: Residency | None = None) -> CacheState:
     """Check again whether a state holds, right before or after it mattered."""
-    look = residency or Residency()
-    return _judge(state.state, state.method, state.files, _resident(state.files, look), look, [])
+    asked = residency or Residency()
+    return _judge(state.state, state.method, state.files, _resident(state.files, asked), asked, [])
 
 
 def memory_room() -> int:
@@ -117,22 +117,22 @@ def memory_room() -> int:
     return int(ROOM_RATIO * free_memory_bytes())
 
 
-#: Resident bytes by path; UNKNOWN for what cannot be opened or told.
+#: Resident bytes by path; UNKNOWN for what cannot be opened or examined.
 Resident = dict[str, int]
 
 
-def _resident(files: FileSet, look: Residency) -> Resident:
+def _resident(files: FileSet, asked: Residency) -> Resident:
     resident: Resident = {}
     for path in files.paths:
         try:
-            resident[path] = look.of(path)
+            resident[path] = asked.resident_bytes(path)
         except OSError:
             resident[path] = UNKNOWN
     return resident
 
 
 def _is_reached(state: str, resident: Resident, files: FileSet) -> bool:
-    """Whether every file was looked at, and enough is cold or warm."""
+    """Whether every file was examined, and enough is cold or warm."""
     if UNKNOWN in resident.values():
         return False
     total = sum(resident.values())
@@ -140,21 +140,21 @@ def _is_reached(state: str, resident: Resident, files: FileSet) -> bool:
 
 
 def _judge(
-    state: str, method: str, files: FileSet, resident: Resident, look: Residency, problems: Sequence[str]
+    state: str, method: str, files: FileSet, resident: Resident, asked: Residency, problems: Sequence[str]
 ) -> CacheState:
-    """Build the state; it is verified only if every file was looked at and is as wanted."""
-    told = UNKNOWN not in resident.values()
-    share = sum(resident.values()) / files.bytes if told and files.bytes else float("nan")
+    """Build the state; it is verified only if every file was examined and is as wanted."""
+    known = UNKNOWN not in resident.values()
+    share = sum(resident.values()) / files.bytes if known and files.bytes else float("nan")
     verified = bool(files.bytes) and _is_reached(state, resident, files)
     every = (*problems, *_obstacles(state, files, resident, verified))
-    instrument = ", ".join(look.used)
+    instrument = ", ".join(asked.used)
     text = f"{bytes_text(files.bytes)} in {count_noun(len(files.paths), 'file')}"
     how = {"drop_caches": "drop_caches of the whole machine", "read": "reading"}.get(method, method)
-    finds = f"{instrument or 'nothing'} finds {percent_text(share)} resident" if told else ""
+    finds = f"{instrument or 'nothing'} finds {percent_text(share)} resident" if known else ""
     if verified:
         sentence = f"{state}: {text} by {how}; {finds}"
     elif not files.bytes:
-        sentence = f"not {state}: no file to look at"
+        sentence = f"not {state}: no file to check"
     else:
         sentence = f"not verified as {state}: {text}, {finds or 'what is resident is not known'} after {how}"
     return CacheState(state, method, files, share, verified, instrument, every, "; ".join([sentence, *every]))
@@ -214,7 +214,7 @@ def _advise(path: str) -> None:
 
 
 def _read(files: FileSet, resident: Resident) -> None:
-    """Read what is not wholly resident; a file that cannot be read is found missing when it is looked for."""
+    """Read what is not wholly resident; a file that cannot be read is found missing later."""
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     for path in files.paths:
         with suppress(OSError):
@@ -260,7 +260,7 @@ class _Counts(ctypes.Structure):
 def cachestat(descriptor: int, offset: int, length: int) -> int:
     """Count the resident pages of a range.
 
-    Raises OSError if the kernel is older than 6.5, or does not tell this user.
+    Raises OSError if the kernel is older than 6.5, or does not allow it to this user.
     """
     counts = _Counts()
     span = _Range(offset, length)
@@ -281,7 +281,7 @@ def mincore(descriptor: int, offset: int, length: int) -> int:
     """
     status = os.fstat(descriptor)
     if os.geteuid() not in (0, status.st_uid) and not os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
-        raise PermissionError(errno.EPERM, "mincore tells only owners and writers")
+        raise PermissionError(errno.EPERM, "mincore answers owners and writers only")
     pages = 0
     for begin in range(offset, offset + length, _WINDOW_BYTES):
         size = min(_WINDOW_BYTES, offset + length - begin)
@@ -314,8 +314,8 @@ class Residency:
         self._trusted: dict[tuple[int, str], bool] = {}
         self.used: list[str] = []
 
-    def of(self, path: str) -> int:
-        """Resident bytes of a file, :data:`UNKNOWN` if no instrument tells.
+    def resident_bytes(self, path: str) -> int:
+        """Resident bytes of a file, :data:`UNKNOWN` if no instrument shows them.
 
         Raises OSError if the file cannot be opened.
         """
@@ -341,7 +341,7 @@ class Residency:
     def _sees(self, name: str, instrument: Instrument, descriptor: int, status: os.stat_result) -> bool:
         """Whether an instrument that reports no page would see one, tried once on each file system.
 
-        One page is read, looked for, and given up again; its neighbours stay out, since read-ahead is off meanwhile.
+        One page is read, searched for, and given up again; its neighbours stay out, since read-ahead is off meanwhile.
         """
         key = (status.st_dev, name)
         if key not in self._trusted:

@@ -1,4 +1,4 @@
-"""Helpers of the lab's pictures: checks of the file, fitted points, names beside points. matplotlib is optional."""
+"""Helpers of the lab's pictures: checks of the file, fitted points, names next to points. matplotlib is optional."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def scale_links(above: Any, below: Any, time_title: str, size_title: str) -> Non
         axes.xaxis.set_minor_locator(NullLocator())
 
 
-# Names beside the points of a picture, each where it covers least: no other name, few points, few lines.
+# Names next to the points of a picture, each where it covers least: no other name, few points, few lines.
 
 #: Where a name may stand about its point: points to the corner of the text, and which corner; the first are preferred.
 _GAP = 5.0
@@ -99,7 +99,7 @@ _SAMPLE_PIXELS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name beside a point."""
+    """A name next to a point."""
 
     #: The point, in data coordinates.
     x: float
@@ -111,7 +111,7 @@ class Name:
 
 
 def place_names(figure: Any, axes: Any, names: Sequence[Name], lines: Sequence[tuple[Any, Any]] = ()) -> None:
-    """Write names beside their points, after everything else has been drawn and scaled.
+    """Write names next to their points, after everything else has been drawn and scaled.
 
     ``names``: those that matter most first: they choose first. ``lines``: corners of lines, in data coordinates, that
     names had better not cover.

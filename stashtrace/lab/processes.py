@@ -1,4 +1,4 @@
-"""Start processes as the ranks of one job on this host, as a launcher of training jobs would, and wait for them."""
+"""Start processes as the ranks of one job on this host, as a launcher would, and wait for them; report progress."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def wait_for_ranks(
 ) -> None:
     """Wait until all ranks have ended well.
 
-    ``processes``: one per rank. ``on_wait``: told the ranks that still run, now and then. Raises RankFailedError as
-    soon as one has failed.
+    ``processes``: one per rank. ``on_wait``: called with the ranks that still run, now and then. Raises RankFailedError
+    as soon as one has failed.
     """
     while True:
         codes = [process.poll() for process in processes]
@@ -105,3 +105,40 @@ def last_line(log: Path) -> str:
     except OSError:
         return ""
     return text.splitlines()[-1][:200] if text else ""
+
+
+#: Called with the share that is done (0 to 1), and what is going on.
+ProgressCallback = Callable[[float, str], None]
+
+
+def no_progress(share: float, what: str) -> None:
+    """Default progress callback; does nothing."""
+
+
+class Progress:
+    """Progress through parts of work that are done one after the other.
+
+    ``on_progress``: called with the share that is done and a sentence, with the time left once a part is done.
+    ``whole``: weight of all parts together, in any unit.
+    """
+
+    def __init__(self, on_progress: ProgressCallback, whole: float) -> None:
+        self._on_progress, self._whole = on_progress, max(whole, 1e-9)
+        self._done = 0.0
+        self._began_s = self._last_end_s = time.monotonic()
+
+    def report(self, what: str) -> None:
+        """Call the callback with the share that is done, what is going on, and the time left."""
+        self._on_progress(self._done / self._whole, what + self._left())
+
+    def finish(self, weight: float = 1.0) -> None:
+        """Count a part as done."""
+        self._done += weight
+        self._last_end_s = time.monotonic()
+
+    def _left(self) -> str:
+        if not self._done:
+            return ""
+        pace = (self._last_end_s - self._began_s) / self._done
+        seconds = max(pace * (self._whole - self._done) - (time.monotonic() - self._last_end_s), 1.0)
+        return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"

@@ -27,7 +27,7 @@ from stashtrace.lab.characterize.run_on_hosts import HostTask, here, run_tasks
 from stashtrace.lab.job_files import file_set, size_of
 from stashtrace.lab.number_intervals import Estimate
 from stashtrace.lab.page_cache import make_cold
-from stashtrace.lab.progress import ProgressCallback, no_progress
+from stashtrace.lab.processes import ProgressCallback, no_progress
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import RUN_FILE, file_rights
 from stashtrace.record.host import IN_MEMORY, file_system_of
@@ -45,7 +45,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 class _FileRefusedError(Exception):
-    """A file cannot be copied, by its own fault; the others can."""
+    """A file cannot be copied, because of itself; the others can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ def stage(
     room_bytes: int | None = None,
     on_progress: ProgressCallback = no_progress,
 ) -> Staged:
-    """Copy files into a folder, and write the list beside them; those that are there and alike are kept.
+    """Copy files into a folder, and write the list next to them; equal ones that are there are kept.
 
     A copy has another name until it is whole, so what an interruption leaves is never used.
 
     ``paths``: those that come first gain most. ``room_bytes``: what all copies together may take. Files may be larger
-    than what the job read of them. ``on_progress``: told the share that is done, and a sentence. Raises CaptureError if
-    the folder cannot be written to or has no room, or no file can be copied; what was copied by this call is removed
-    then.
+    than what the job read of them. ``on_progress``: called with the share that is done, and a sentence. Raises
+    CaptureError if the folder cannot be written to or has no room, or no file can be copied; what was copied by this
+    call is removed then.
     """
     sizes, left = _sizes(paths, room_bytes)
     if not sizes:
@@ -286,8 +286,8 @@ def check_gain(
         repeat, second = divmod(number, 2)
         kind = _STAGED if (repeat + second) % 2 else _PLAIN
         what = f"pair {repeat + 1} of {repeats}, {'copies' if kind == _STAGED else 'files where they are'}"
-        tell = functools.partial(on_progress, number / (2 * repeats), what)
-        tell()
+        report = functools.partial(on_progress, number / (2 * repeats), what)
+        report()
         for cooled in (files, tier_files):
             state = make_cold(cooled) if cooled.paths else None
             if state is not None and not state.verified:
@@ -296,7 +296,7 @@ def check_gain(
         task = HostTask(tuple(command), {}, _in_directory(directory), options=options)
         run = (out / _run_name(kind, repeat)).absolute()
         try:
-            figures, served = _measure(task, run, iterations, warmup, timeout_s, tell)
+            figures, served = _measure(task, run, iterations, warmup, timeout_s, report)
             if kind == _STAGED:
                 opens.append(served)
                 if not served:

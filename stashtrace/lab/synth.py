@@ -59,7 +59,7 @@ class SyntheticJob:
     #: Of the noise in durations of calls, and of the lengths of steps.
     seed: int = 0
     #: Standard deviation of the lengths of steps within the run, and of its mean from that of other seeds, as parts of
-    #: ``step_ns``. All ranks compute for longer or shorter together, and neighbouring steps are alike. Without them
+    #: ``step_ns``. All ranks compute for longer or shorter together, and neighbouring steps are similar. Without them
     #: steps are exact.
     spread_ratio: float = 0.0
     run_spread_ratio: float = 0.0

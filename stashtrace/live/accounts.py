@@ -36,8 +36,8 @@ from stashtrace.schema.kinds import BatchPhase, ProcessRole, SpanKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-#: Steps before the open ones that stay in memory: a batch may have been made so long before it is waited for, and some
-#: rules of ``analysis.steps`` compare a step with others.
+#: Steps before the open ones that stay in memory: a batch may have been made that long before it is waited for, and
+#: some rules of ``analysis.steps`` compare a step with others.
 CONTEXT_STEPS = 32
 #: Fewer stay where they take longer than ``times.CONTEXT_NS``, but never fewer than this.
 LEAST_STEPS = 8
@@ -55,7 +55,7 @@ class Round:
     closed: Table
     #: The newest steps, closed and open, as a trace; None before the first rows.
     window: Trace | None = None
-    #: The same with what other hosts tell of their ranks.
+    #: The same with the ranks of other hosts.
     joint: Trace | None = None
 
 
@@ -64,7 +64,7 @@ class LiveAccounts:
     """The steps of the ranks of this host so far."""
 
     run: GrowingRun
-    #: What other hosts tell of their ranks; None for a run of this host alone.
+    #: The ranks of other hosts; None for a run of this host alone.
     others: OtherHosts | None = None
     #: Rank -> last step that has closed.
     closed: dict[int, int] = field(default_factory=dict)
@@ -78,11 +78,11 @@ class LiveAccounts:
     #: Steps before the open ones that stay in memory.
     context_steps: int = CONTEXT_STEPS
     #: Step -> rank of this host -> when it began the step, on the monotonic clock; of the closed steps in memory, and
-    #: of those before whose rows can be read anew.
+    #: of those before whose rows can be read again.
     begins_ns: dict[int, dict[int, int]] = field(default_factory=dict)
     #: Whether rows must stay as they are, because a window of them is to be sealed.
     held: bool = False
-    #: Where steps count from a number that only the rows tell: finds it, None while it is not known.
+    #: Where steps count from a number that only the rows hold: finds it, None while it is not known.
     find_begin: Callable[[Trace, int], Window | None] | None = None
     #: The processes of the last round, of this host and others; None before the first.
     opened: OpenedRun | None = None
@@ -114,7 +114,7 @@ class LiveAccounts:
         self.origin_ns = opened.clocks.origin_monotonic_ns
         if max(opened.start, 0) != self.start:  # the ranks were started again, and count their steps from 0
             self.start = opened.start
-            self._count_anew()
+            self._count_again()
         awaits_others = self.others is not None and self.others.awaited(opened, at_ns)
         if self.window is None and self.find_begin is not None:
             self.window = self.find_begin(grown.trace, self.origin_ns)
@@ -137,8 +137,8 @@ class LiveAccounts:
         return Round(rows, trace, joint)
 
     def begin_again(self, at_ns: int) -> None:
-        """Let the steps count from a begin that is found anew; rows before a time are let go of."""
-        self._count_anew()
+        """Let the steps count from a begin that is found again; rows before a time are let go of."""
+        self._count_again()
         self.run.forget(at_ns)
         if self.others is not None:
             self.others.forget(at_ns, ())
@@ -146,7 +146,7 @@ class LiveAccounts:
     def files_since(self, step: int) -> tuple[int, list[GrowingFile]]:
         """Return the first step from which rows are there, and the files with them; -1: those in memory.
 
-        Rows of a step, and of those after it, that were let go of are read anew as far as they can be. Raises
+        Rows of a step, and of those after it, that were let go of are read again as far as they can be. Raises
         FormatError if a file cannot be read any more.
         """
         begun, files = self.window, list(self.run.files)
@@ -173,7 +173,7 @@ class LiveAccounts:
         steps = [Window(step, begins).fact(0) for step, begins in known if first <= step <= last]
         return {WINDOW_STEPS: steps, "boot_id": "" if self.opened is None else self.opened.clocks.reference}
 
-    def _count_anew(self) -> None:
+    def _count_again(self) -> None:
         self.closed, self.window, self._before = {}, None, None
         self.windows.clear()
         self.begins_ns.clear()
@@ -191,14 +191,14 @@ class LiveAccounts:
         """Return the rows of steps of this host that close now."""
         complete = closed["begin_ns"] > self._cut_ns
         if self.others is not None:
-            complete &= (closed["end_ns"] <= self._told_until_ns(self.others)) & (not self.others.is_incomplete)
+            complete &= (closed["end_ns"] <= self._known_until_ns(self.others)) & (not self.others.is_incomplete)
         for rank, step, begin in zip(*(closed[name].tolist() for name in ("rank", "step", "begin_ns")), strict=True):
             self.closed[rank] = max(step, self.closed.get(rank, -1))
             self.begins_ns.setdefault(step, {})[rank] = begin + self.origin_ns
         return wide_rows(stalls(trace, by="step", warmup=True), closed, start=self.start, complete=complete)
 
-    def _told_until_ns(self, others: OtherHosts, boot_id: str = "") -> int:
-        """Return up to when the ranks of other hosts that still record were told of; of one boot if it is given."""
+    def _known_until_ns(self, others: OtherHosts, boot_id: str = "") -> int:
+        """Return up to when the ranks of other hosts that still record are known; of one boot if it is given."""
         until = int(np.iinfo(np.int64).max)
         for process in () if self.opened is None else self.opened.everyone:
             rows = process.core.records.get("clock_sync")
@@ -250,7 +250,7 @@ class LiveAccounts:
         if settled is None or others is None:
             return settled
         # Containers of one machine share its clock, and each has readings of it.
-        return min(settled, self._told_until_ns(others, clocks.reference) - 2 * WINDOW_NS)
+        return min(settled, self._known_until_ns(others, clocks.reference) - 2 * WINDOW_NS)
 
     def _left_by_all(self, trace: Trace, table: Table, at_ns: int) -> int:
         """Return the last step that each rank has left that still records; -1 if there is none."""
@@ -303,7 +303,7 @@ class LiveAccounts:
         fitting = np.flatnonzero(everybody & old & long_ago & (by_step.values > first))
         if not len(fitting):
             return
-        if not self.windows:  # the rows that are let go of first can be read anew, too
+        if not self.windows:  # the rows that are let go of first can be read again, too
             self.windows.append(self.window or _window_from(table, int(by_step.values[0]), ours))
         first = int(by_step.values[fitting[-1]])
         own = table.take(table["step"] == first)
@@ -331,7 +331,7 @@ class LiveAccounts:
             self.others.forget(own_begin_ns, keep=ranks)
 
     def _bound_memory(self) -> None:
-        """Let go of the oldest rows where a step is so long that its rows do not fit into memory."""
+        """Let go of the oldest rows where the rows of a step do not fit into memory."""
         held = self.run.held_bytes + (0 if self.others is None else self.others.held_bytes)
         if held > MOST_BYTES:
             self._cut_ns = max(self._cut_ns, self.run.forget_half() - self.origin_ns)

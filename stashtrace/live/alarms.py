@@ -29,16 +29,15 @@ from pathlib import Path
 from stashtrace.live import times
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.deeper import DeeperSteps
-from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.collecting import failure_text
 from stashtrace.live.hosts.requests import CAPTURE, Request, window_name
 from stashtrace.live.hosts.windows import Windows
-from stashtrace.live.state import Event
+from stashtrace.live.state import Event, EventLog
 from stashtrace.text import count_noun
 
 #: Calls that wait while one runs; more triggers than that are counted.
 WAITING_COUNT = 8
-#: Kinds of events that tell what a job loses, where others tell of its end, or answer somebody.
+#: Kinds of events that say what a job loses, where others report its end, or answer somebody.
 _LONGER = ("slow_step", "stall_grows")
 
 
@@ -158,7 +157,7 @@ class Alarms:
                 self._call(replace(trigger, window=one.path))
 
     def settle(self, *, ended: bool) -> None:
-        """End a round: say what a storm kept back, and look at the calls of the command."""
+        """End a round: say what a storm kept back, and check the calls of the command."""
         self._log.settle(time.time_ns(), ended=ended)
         if self._command is not None:
             for line in self._command.finish() if ended else self._command.poll():
@@ -214,7 +213,7 @@ class TriggerCommand:
         return self._new(found)
 
     def finish(self, patience_s: float = times.LAST_CALLS_S) -> list[str]:
-        """Make the calls that are left, for so long; return what went wrong for the first time."""
+        """Make the calls that are left, within this time; return what went wrong for the first time."""
         until_s = time.monotonic() + patience_s
         found = self.poll()
         while self._process is not None and time.monotonic() < until_s:
@@ -291,7 +290,7 @@ def _worth(event: Event) -> tuple[bool, int]:
 
 
 def variables_of(event: Event, directory: Path) -> Mapping[str, str]:
-    """Return the variables that tell a command about an event."""
+    """Return the variables that describe an event to a command."""
     facts = {
         "KIND": event.kind,
         "TEXT": event.text,

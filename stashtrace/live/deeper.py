@@ -33,13 +33,13 @@ from stashtrace.schema.trace import KERNELS_WINDOW, KERNELS_WINDOWS_COUNT, Trace
 from stashtrace.text import count_noun
 from stashtrace.units import duration_text, ranks_named
 
-#: What can be recorded beside: on the ranks' devices, and what their threads do in Python.
+#: What can also be recorded: on the ranks' devices, and what their threads do in Python.
 KERNELS, STACKS = "kernels", "stacks"
 #: Part of the job's time that deeper steps may cost, in each hour.
 BUDGET_RATIO = 0.01
 #: So many of the newest steps say what a step usually takes.
 _USUAL_STEPS = 64
-#: Between what a rank does and the round that sees it, beside the age of the newest step.
+#: Between what a rank does and the round that sees it, without the age of the newest step.
 _MARGIN_STEPS = 2
 
 
@@ -167,14 +167,14 @@ class DeeperSteps:
             if window is not None:
                 table = steps(window)
                 self._newest = int(table["step"].max()), int(table["begin_ns"].max()) + origin_ns
-        told = {} if window is None else _told(window)
-        self._windows_count = {rank: number for rank, (number, _) in told.items()}
+        reports = {} if window is None else _reports(window)
+        self._windows_count = {rank: number for rank, (number, _) in reports.items()}
         self._lengths_ns.extend(_mean_lengths(self.usual(closed)).values())
         asked = self._asked
         if asked is None:
             return None
         asked.lengths_ns |= _mean_lengths(closed.take(closed["begin_ns"] + origin_ns >= asked.at_ns))
-        new = {rank: text for rank, (number, text) in told.items() if number > asked.known.get(rank, 0)}
+        new = {rank: text for rank, (number, text) in reports.items() if number > asked.known.get(rank, 0)}
         if asked.over_ns < 0 and max(asked.lengths_ns, default=-1) >= asked.end_step - 1:
             asked.over_ns = at_ns
         awaited = KERNELS in asked.kinds and window is not None and set(window.ranks.tolist()) - new.keys()
@@ -234,7 +234,7 @@ class DeeperSteps:
 
 
 def _windows(new: Mapping[int, str]) -> list[tuple[int, int]]:
-    """Return the first step and the one behind the last that each rank told of."""
+    """Return the first step and the one behind the last that each rank reported."""
     ends = [text.split()[0].split(":") for text in new.values()]
     return [(int(first), int(end)) for first, end in ends]
 
@@ -252,8 +252,8 @@ def _range(numbers: Collection[int]) -> str:
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
-def _told(window: Trace) -> dict[int, tuple[int, str]]:
-    """Return the number of windows of kernels that each rank has had, and what it told of the newest one."""
+def _reports(window: Trace) -> dict[int, tuple[int, str]]:
+    """Return the number of windows of kernels that each rank has had, and its report of the newest one."""
     ranks, facts = _ranks(window), window.metadata
     by_rank: dict[str, dict[int, str]] = {KERNELS_WINDOW: {}, KERNELS_WINDOWS_COUNT: {}}
     for name, texts in by_rank.items():
@@ -291,7 +291,7 @@ def _of_stacks(unseen: Mapping[int, str]) -> str:
 def _why_none(window: Trace, ranks: set[int]) -> str:
     """Return the newest reason that one of these ranks gives."""
     of, losses = _ranks(window), window.losses
-    why = "it told no step since, or runs in a container with a file system or processes of its own"
+    why = "it reported no step since, or runs in a container with a separate file system or separate processes"
     for row in losses.take(losses["collector_code"] == window.strings.find("cupti")).rows():
         if of.get(row["process_id"]) in ranks:
             why = window.text(row["advice_code"]) or window.text(row["name_code"])

@@ -18,19 +18,15 @@ from stashtrace.live import times
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
 from stashtrace.live.alarms import Alarms, TriggerCommand
 from stashtrace.live.deeper import BUDGET_RATIO, Budget, DeeperSteps
-from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.other_hosts import OtherHosts, other_launchers
 from stashtrace.live.hosts.requests import Request, take_requests
 from stashtrace.live.hosts.share import Share
 from stashtrace.live.hosts.windows import Windows
 from stashtrace.live.idle import ASLEEP, IdleRecording
 from stashtrace.live.newest import gpus_of, losses_by_process, recorder_cpu_ns, said_of
-from stashtrace.live.state import Event, LiveState, job_of, pod_of, read_states
-from stashtrace.live.table import LiveFile
-from stashtrace.live.totals import GrowingSum, LiveTotals
-from stashtrace.live.triggers.growth import GrowthTrigger
-from stashtrace.live.triggers.lost_ranks import LostRankTrigger
-from stashtrace.live.triggers.slow_and_stuck import SlowStepTrigger, StuckTrigger
+from stashtrace.live.state import Event, EventLog, LiveState, job_of, pod_of, read_states
+from stashtrace.live.table import GrowingSum, LiveFile, LiveTotals
+from stashtrace.live.triggers import GrowthTrigger, LostRankTrigger, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import WINDOWS_FOLDER, read_run_file, update_host_facts, write_run_file
 from stashtrace.record.look.stack_samples import StackSampler
@@ -44,7 +40,7 @@ _WINDOW_RATIO = 0.5
 
 @dataclass(frozen=True, slots=True)
 class FollowOptions:
-    """What is done beside the accounting."""
+    """What is done next to the accounting."""
 
     #: Steps, and bytes of files, that are kept of the run; 0 for all.
     keep_steps: int = 0
@@ -56,7 +52,7 @@ class FollowOptions:
     after_steps: int = 5
     #: Program and arguments that are called for each trigger; empty for none.
     on_trigger: Sequence[str] = ()
-    #: What the steps after a trigger are recorded with besides, and which part of the job's time that may cost an hour.
+    #: What is also recorded in the steps after a trigger, and the share of an hour's run time that this may cost.
     deeper: Sequence[str] = ()
     deeper_ratio: float = BUDGET_RATIO
     #: The run directory, where processes write to local scratch; None where they write into it.
@@ -165,7 +161,7 @@ class FollowedRun:
             notes.append(str(error))
             self._say_gone()
         try:
-            self._answer(ended)  # before triggers, which another host may have told already
+            self._answer(ended)  # before triggers, which another host may have reported already
             if found is not None:
                 self.totals.add(found.closed)
                 self._file.append(found.closed)
@@ -182,7 +178,7 @@ class FollowedRun:
         if ended:
             self._await_parts()
         self.alarms.settle(ended=ended)
-        notes += [*self.others.notes(), *self._tell()]
+        notes += [*self.others.notes(), *self._share()]
         self._update_state(notes, ended, interval_s)
         try:
             self.state.write(self.directory)
@@ -200,23 +196,23 @@ class FollowedRun:
             text = f"the run is no longer followed: {self.records} is gone, and with it what is recorded from now on"
             self.log.add(Event("directory_gone", text, time.time_ns()))
 
-    def _tell(self) -> list[str]:
-        """Tell other hosts what is new of the ranks of this one; return what becomes notes."""
+    def _share(self) -> list[str]:
+        """Share what is new of the ranks of this host; return what becomes notes."""
         if not self.others.launchers():
             return []
         try:
-            self.share.tell(*self.accounts.own_files(), time.monotonic_ns())
+            self.share.write(*self.accounts.own_files(), time.monotonic_ns())
         except OSError as error:
-            return [f"other hosts are not told of the ranks of this one: {error.strerror}"]
+            return [f"the ranks of this host cannot be shared with other hosts: {error.strerror}"]
         return []
 
     def _await_others(self) -> None:
-        """Tell what is left to tell, and wait a little for what other hosts still have to tell."""
+        """Share what is left, and wait a little for what other hosts still have to share."""
         deadline_s = time.monotonic() + times.LAST_WORDS_S
         with contextlib.suppress(StashtraceError):  # the round that follows says it
             while True:
                 self.accounts.run.look(time.monotonic_ns())
-                self._tell()
+                self._share()
                 self.others.round(time.monotonic_ns())
                 if not self.others.recording() or time.monotonic() > deadline_s:
                     break
@@ -245,11 +241,11 @@ class FollowedRun:
         for slow in slow_steps:
             event = Event("slow_step", slow.text, time.time_ns(), slow.step, slow.rank, slow.cost_ns)
             what = "slow" if slow.cost_ns >= _WINDOW_RATIO * slow.usual_ns else ""
-            if slow.rank in self.others.told and slow.rank not in self.accounts.closed:
+            if slow.rank in self.others.known and slow.rank not in self.accounts.closed:
                 self._left.append((event, what, at_ns))
             else:
                 self.alarms.add(event, what, at_ns)
-        self._tell_what_is_left(at_ns, ended)
+        self._report_what_is_left(at_ns, ended)
         for growth in self.growth.round(found.closed):
             cost_ns = round(growth.now_ns - growth.before_ns)
             rank = growth.ranks[0] if len(growth.ranks) == 1 else growth.cause_rank
@@ -278,22 +274,22 @@ class FollowedRun:
                 self.alarms.add(event, "lost", at_ns, now=True)
         self.state.stuck, self.state.stuck_ranks = "; ".join(self.stuck.sentences), list(self.stuck.ranks)
 
-    def _tell_what_is_left(self, at_ns: int, ended: bool) -> None:
-        """Tell slow steps that the host of the slow rank has not told: it knows more of them, but may see none."""
+    def _report_what_is_left(self, at_ns: int, ended: bool) -> None:
+        """Report slow steps that the host of the slow rank has not reported: it knows more, but may see none."""
         due = [one for one in self._left if ended or at_ns - one[2] >= times.LEFT_NS]
         self._left = [one for one in self._left if one not in due]
-        told: set[tuple[str, int]] = set()
+        reported: set[tuple[str, int]] = set()
         if due:
             with contextlib.suppress(StashtraceError):
                 states = [state for state in read_states(self.directory) if state.host != self.state.host]
-                told = {(event.kind, event.step) for state in states for event in state.events}
+                reported = {(event.kind, event.step) for state in states for event in state.events}
         for event, what, _ in due:
-            if (event.kind, event.step) not in told:
+            if (event.kind, event.step) not in reported:
                 self.alarms.add(event, what, at_ns)
 
     def _of_others(self, at_ns: int) -> tuple[Collection[int], Collection[int]]:
-        """Return the ranks that other hosts speak for, and those of which something was told."""
-        return self.others.spoken_for(at_ns), self.others.told
+        """Return the ranks that other hosts speak for, and those of which something is known."""
+        return self.others.spoken_for(at_ns), self.others.known
 
     def _answer(self, ended: bool) -> None:
         """Open the windows that are asked for."""
@@ -337,7 +333,7 @@ class FollowedRun:
     def _end_period(self, idle: IdleRecording, begun: Window) -> None:
         """Record no longer: the window lies there. The run itself is the last period."""
         idle.end()
-        if self.others.launchers():  # each of them tells of its ranks
+        if self.others.launchers():  # each of them reports its ranks
             update_host_facts(self.directory, self.state.host, self.accounts.window_facts())
             return
         last = replace(begun, last_step=min(self.accounts.closed.values(), default=begun.first_step))

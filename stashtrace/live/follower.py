@@ -1,9 +1,9 @@
 """Follow a run while it records: ``python -m stashtrace.live.follower DIR``, started by the launcher of each host.
 
-A process of its own, so that a fault here costs the job nothing. It ends when its standard input is
+A separate process, so that a fault here costs the job nothing. It ends when its standard input is
 closed, after one more round: the launcher closes it when the job has ended, and the system does if the launcher dies.
 A byte in it asks for a window (``record.follower``). The time between rounds grows with what a round costs, so that the
-CPU time stays bounded: not by a low priority, with which a follower on a busy host tells nothing for a minute.
+CPU time stays bounded: not by a low priority, with which a follower on a busy host reports nothing for a minute.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from pathlib import Path
 
 from stashtrace.live import times
 from stashtrace.live.deeper import BUDGET_RATIO
-from stashtrace.live.events import EventLog
 from stashtrace.live.followed import FollowedRun, FollowOptions
 from stashtrace.live.metrics.outlets import Outlets, add_outlet_arguments, outlets_of
-from stashtrace.live.state import Event
+from stashtrace.live.state import Event, EventLog
 from stashtrace.record.launchers import own_place
 from stashtrace.record.run import FORWARDED
 
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep-steps", type=int, default=0, help="steps that stay on disk")
     parser.add_argument("--keep-bytes", type=int, default=0, help="bytes that the files may take")
     parser.add_argument("--on-trigger", metavar="CMD", default="", help="command that is called for each trigger")
-    parser.add_argument("--deeper", default="", help="what steps after a trigger are recorded with besides, by commas")
+    parser.add_argument("--deeper", default="", help="what is also recorded in steps after a trigger, by commas")
     parser.add_argument("--deeper-ratio", type=float, default=BUDGET_RATIO, help="what that may cost, of each hour")
     add_outlet_arguments(parser)
     arguments = parser.parse_args(argv)

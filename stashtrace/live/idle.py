@@ -3,7 +3,7 @@
     request ──► processes record ──► steps K to K+M-1 close ──► window sealed ──► idle again
                  K: the first step that all ranks have begun since
 
-Each rank begins to record with its next step and tells the number of it, so that steps keep their numbers.
+Each rank begins to record with its next step and reports its number, so that steps keep their numbers.
 """
 
 from __future__ import annotations
@@ -69,32 +69,32 @@ class IdleRecording:
 
         ``origin_ns``: zero of the trace's clock on CLOCK_MONOTONIC.
         """
-        told = self._told(trace, origin_ns)
+        begun = self._begun(trace, origin_ns)
         ranks = {rank for rank in trace.processes["rank"].tolist() if rank >= 0}
-        self.late_ranks = sorted(ranks - set(told))
-        if not told or len(told) < len(ranks):
+        self.late_ranks = sorted(ranks - set(begun))
+        if not begun or len(begun) < len(ranks):
             return None
-        first = max(step for step, _ in told.values())
-        from_there = Window(0, {rank: begin for rank, (_, begin) in told.items()})
+        first = max(step for step, _ in begun.values())
+        from_there = Window(0, {rank: begin for rank, (_, begin) in begun.items()})
         try:
             table = host_steps(with_window(trace, from_there, origin_ns))
         except MissingDataError:
             return None
         begins = {}
-        for rank, (step, begin) in told.items():
+        for rank, (step, begin) in begun.items():
             own = table["begin_ns"][table["rank"] == rank]
             if len(own) <= first - step:
                 return None  # it has not come so far yet
             begins[rank] = int(own[first - step]) if first > step else begin
         return Window(first, begins)
 
-    def _told(self, trace: Trace, origin_ns: int) -> dict[int, tuple[int, int]]:
+    def _begun(self, trace: Trace, origin_ns: int) -> dict[int, tuple[int, int]]:
         """Return the step with which each rank began to record in this period, and when that began."""
         ranks = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
-        facts, told = trace.metadata, {}
+        facts, begun = trace.metadata, {}
         for row in facts.take(facts["key_code"] == trace.strings.find(_FACT)).rows():
             step, _, moment = trace.text(row["value_code"]).partition(" ")
             if step.isdecimal() and moment.isdecimal() and int(moment) >= self.since_ns:
                 begin = int(moment) - times.CLOCKS_APART_NS - origin_ns
-                told[max(ranks.get(row["process_id"], -1), 0)] = int(step), begin
-        return told
+                begun[max(ranks.get(row["process_id"], -1), 0)] = int(step), begin
+        return begun

@@ -16,7 +16,7 @@ from stashtrace.probes import patching, recorder
 from stashtrace.probes.recorder import failed
 
 COLLECTOR = "core"
-#: Begin of the key of the fact, before the tracker's name; the same in ``trackers/noted_runs.py``.
+#: Begin of the key of the fact, before the tracker's name; the same in ``trackers/answers.py``.
 FACT = "tracker "
 #: A process that begins a run for each trial of a search would fill its string table.
 _MOST_RUNS = 64

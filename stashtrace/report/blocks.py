@@ -106,7 +106,7 @@ class Paragraph(Block):
 
 @dataclass(frozen=True, slots=True)
 class Command(Block):
-    """A command on a line of its own; ``what``: what it shows."""
+    """A command on a separate line; ``what``: what it shows."""
 
     command: str
     what: str = ""
@@ -324,7 +324,7 @@ class Bars(Block):
 
 @dataclass(frozen=True, slots=True)
 class Fold(Block):
-    """What opens on click; ``subject`` tells its summary from others of the same words.
+    """What opens on click; ``subject`` distinguishes its summary from others of the same words.
 
     ``brief``: a command that stands in its place in Markdown.
     """

@@ -1,4 +1,4 @@
-"""The budget of a run by groups of ranks that spend their time alike, and by rank as columns."""
+"""The budget of a run by groups of ranks that spend their time similarly, and by rank as columns."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stashtrace.units import ranks_in, ranks_text
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Ranks are alike if no column differs by more than this part of the step, nor their steps by this part of a step.
+#: Ranks are similar if no column differs by more than this part of the step, nor their steps by this part of a step.
 ALIKE_RATIO = 0.05
-#: More groups are not told apart: the ranks that are left become one group that is called mixed.
+#: More groups are not distinguished: the ranks that are left become one group that is called mixed.
 GROUPS_AT_MOST = 8
 #: Budgets of more ranks are in the document by group only.
 RANKS_AT_MOST = 2048
 
 
 def budget_groups(budgets: Table) -> list[dict[str, Any]]:
-    """Sum the rows of ``budgets`` by groups of ranks that are alike.
+    """Sum the rows of ``budgets`` by groups of similar ranks.
 
     ``budgets``: as ``analysis.findings.budgets`` returns it; may be empty. Returns per kind of step, the largest group
     first: ``step_kind``, ``ranks`` (as text), ``ranks_count``, ``mixed``, ``steps_count`` (of all ranks), ``step_ns``
@@ -50,7 +50,7 @@ def _of_kind(budgets: Table, step_kind: str) -> list[dict[str, Any]]:
     wall = sums["stall_ns"].sum(axis=1)
     step_ns = wall / np.maximum(steps, 1)
     shares = sums["stall_ns"] / np.maximum(wall, 1)[:, None]
-    groups = alike(np.column_stack([shares, step_ns / max(float(np.median(step_ns)), 1.0)]))
+    groups = similar_rows(np.column_stack([shares, step_ns / max(float(np.median(step_ns)), 1.0)]))
     made = []
     for members, mixed in groups:
         count, whole = int(steps[members].sum()), float(wall[members].sum())
@@ -85,14 +85,14 @@ def _matrices(own: Table) -> tuple[Ints, dict[str, Ints]]:
     return by_rank.values, {name: cells.sum(own[name]) for name in ("stall_ns", "low_ns", "high_ns")}
 
 
-def alike(values: Floats) -> list[tuple[Ints, bool]]:
+def similar_rows(values: Floats) -> list[tuple[Ints, bool]]:
     """Divide rows into groups whose members differ little from the middle of their group.
 
     The first group is around the median of all rows, the next one around the median of what is left; where no row is
     near that median, the first row that is left is the middle.
 
     The largest group comes first. ``mixed`` marks the rows that are left after :data:`GROUPS_AT_MOST` groups and need
-    not be alike.
+    not be similar.
     """
     left = np.arange(len(values))
     groups: list[tuple[Ints, bool]] = []

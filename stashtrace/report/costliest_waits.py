@@ -182,7 +182,7 @@ _TIMES = ("rank", "begin_ns", "end_ns")
 
 
 def _instance(row: dict[str, Any], times: Table, keys: Table) -> Table:
-    """Return the rows of all ranks of one operation; groups of one name are told apart by when it began."""
+    """Return the rows of all ranks of one operation; groups of one name are distinguished by when it began."""
     same = np.flatnonzero(
         (times["sequence"] == row["sequence"])
         & (times["communicator"] == row["communicator"])

@@ -31,7 +31,7 @@ from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
 from stashtrace.replay.causes import what_to_do_first
 from stashtrace.report.budget_groups import ALIKE_RATIO, budget_groups, rank_columns, ranks_apart
 from stashtrace.report.costliest_waits import costliest_waits
-from stashtrace.report.flames import costliest_lines, flame_graphs
+from stashtrace.report.page.flame_graphs import costliest_lines, flame_graphs
 from stashtrace.report.steps_over_time import heat_maps, slow_steps, step_curve
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, run_facts
@@ -184,16 +184,16 @@ def _without(unsaid: list[str], line: str, nothing: T) -> T:
 
 
 def _with_details(tables: Summary, causes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the causes with their column of the budget and what the summary says beside them, every sentence once."""
+    """Return the causes with their column of the budget and what else the summary says of them, every sentence once."""
     found = findings_of(tables.findings, tables.evidence)
-    told: set[str] = set()
+    shown: set[str] = set()
     rows = []
     for cause in causes:
         if cause["reason"]:
             rows.append({**cause, "column": "", "details": []})
             continue
-        details = [said for said in details_of(cause, found) if said not in told]
-        told.update(details)
+        details = [said for said in details_of(cause, found) if said not in shown]
+        shown.update(details)
         known = {"what": cause["what"] + steps_of(cause, found), "column": column_of_cause(cause), "details": details}
         rows.append({**cause, **known})
     return rows
@@ -202,7 +202,7 @@ def _with_details(tables: Summary, causes: list[dict[str, Any]]) -> list[dict[st
 def _headline(tables: Summary, findings: list[dict[str, Any]]) -> list[str]:
     """Return the sentences of the summary's first line: ranks and hosts, kinds of steps, warm-up."""
     claims = [f for f in findings_of(tables.findings, tables.evidence) if f.row["section"] == "headline"]
-    claims = [f for f in claims if f.row["kind"] not in (*ENDINGS, *WARNINGS)]  # they have lines of their own
+    claims = [f for f in claims if f.row["kind"] not in (*ENDINGS, *WARNINGS)]  # they have separate lines
     texts = {f["finding_id"]: f["text"] for f in findings}
     return [_headline_text(f, texts[f.row["finding_id"]]) for f in claims]
 
@@ -443,7 +443,7 @@ def _devices(trace: Trace) -> str:
 
 
 def _inventories(trace: Trace) -> list[tuple[str, str]]:
-    """Return a row for the GPUs of each host, or of several hosts alike, as nvidia-ml-py listed them."""
+    """Return a row for the GPUs of each host, or of several equal hosts, as nvidia-ml-py listed them."""
     hosts: dict[str, list[str]] = {}
     for path in map(Path, filter(None, trace.path.split(os.pathsep))):
         if path.is_dir():

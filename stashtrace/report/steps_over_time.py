@@ -36,11 +36,11 @@ MISSING = -1
 def heat_maps(stalls: Table, steps: Table, apart: Sequence[int] = ()) -> dict[str, Any] | None:
     """Return the maps of a run, None without steps.
 
-    Where ranks share rows, the mean of many hides the one that differs; so those in ``apart`` keep rows of their own.
+    Where ranks share rows, the mean of many hides the one that differs; so those in ``apart`` keep separate rows.
 
     ``stalls``: of each rank and step. ``steps``: of each rank, for the moments of cells. ``apart``: ranks that differ
     from most, those that matter most first; as many as a quarter of the rows have one each. Returns ``ranks`` and
-    ``steps``: the label of each row and column; ``apart_count``: so many rows, the first ones, are ranks apart;
+    ``steps``: the label of each row and column; ``apart_count``: the number of first rows that are ranks apart;
     ``ranks_per_cell`` and ``steps_per_cell``: how many of them a cell holds at most; ``kinds``: per kind with at least
     1 % in some cell ``kind``, ``share_ratio`` of all time, and ``permille``, the rows of cells, -1 where no rank of the
     cell has such a step; and the largest cell as ``most_permille``, ``most_ranks``, ``most_steps``, ``begin_ns``,
@@ -84,7 +84,7 @@ def heat_maps(stalls: Table, steps: Table, apart: Sequence[int] = ()) -> dict[st
                 "end_ns": int(steps["end_ns"][at].max(initial=0)),
             }
         )
-    # Stalls first: what a reader looks for; compute is what is left.
+    # Stalls first: what a reader searches for; compute is what is left.
     kinds.sort(key=lambda each: (each["kind"] == "compute", -each["share_ratio"]))
     return {
         "ranks": labels,

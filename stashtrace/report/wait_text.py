@@ -46,7 +46,7 @@ def wait_text(row: Mapping[str, Any]) -> str:
             return f"{hangs}; ranks that left no record here may never have entered it"
         return f"{hangs}, which {late} never entered{why}"
     waited = f"{who} waited {'up to ' if several else ''}{duration_text(row['wait_ns'])} in {what}"
-    return f"{waited}; {late} was late{why}" if row["late_rank"] >= 0 else f"{waited}; the clocks cannot tell for whom"
+    return f"{waited}; {late} was late{why}" if row["late_rank"] >= 0 else f"{waited}; the clocks do not show for whom"
 
 
 def _reason(row: Mapping[str, Any]) -> str:

@@ -346,7 +346,7 @@ class Trace(_Tables):
         MissingDataError
             If the trace has no times.
         """
-        start = lazy_function("stashtrace.timeline.trace_processor:trace_processor")
+        start = lazy_function("stashtrace.timeline.timeline:trace_processor")
         processor: TraceProcessor = start(self, bin_path=bin_path, config=config, **options)
         return processor
 

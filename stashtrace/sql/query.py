@@ -3,6 +3,10 @@
 DuckDB says which name of a query it does not know; that table is taken from the run, or that analysis is computed, and
 the query is tried again. So only what a query uses is read or computed, whatever its form. A query can read nothing
 else and write nothing: the database is in memory, files and network are turned off, and its settings are locked.
+
+Numbers share the memory of numpy. A code of a text becomes an entry of an Arrow dictionary, whose indices are the codes
+themselves: the column of codes is not copied either, unless the trace has very many texts. A code of an enumeration
+becomes the name of its member.
 """
 
 from __future__ import annotations
@@ -19,18 +23,159 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.fleet import analyze as fleet
+from stashtrace.loading.load import load_trace
 from stashtrace.registry import one_line
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import Schema
+from stashtrace.schema.columns import Column, Schema
+from stashtrace.schema.events import TABLES
 from stashtrace.schema.strings import StringPool
-from stashtrace.schema.table import Table
+from stashtrace.schema.table import Array, Table
 from stashtrace.schema.trace import Trace
-from stashtrace.sql.duckdb_tables import Texts, describing, query_names, to_arrow
 from stashtrace.sql.query_names import Named, catalog, listing, no_table, rows_of
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow
+
+#: DuckDB decodes a dictionary again for each piece of a column. Of more texts than this, only those in use are given.
+_MOST_TEXTS = 1 << 14
+#: Codes of enumerations below this are indices of a list of all names.
+_MOST_MEMBERS = 1 << 10
+
+
+class Texts:
+    """The texts of a trace as an Arrow array, made once and again only when an analysis has added some."""
+
+    def __init__(self, strings: StringPool) -> None:
+        self._strings = strings
+        self._made: pyarrow.Array | None = None
+
+    def array(self) -> pyarrow.Array:
+        """All texts, in the order of their codes."""
+        import pyarrow
+
+        if self._made is None or len(self._made) != len(self._strings):
+            self._made = pyarrow.array(self._strings, pyarrow.string())
+        return self._made
+
+
+def query_names(schema: Schema) -> dict[str, str]:
+    """Name in a query of each column: without ``_code`` where a text stands in place of the code."""
+    names = {column.name: column.shown_name for column in schema.columns}
+    for column in schema.columns:
+        short = column.name.removesuffix("_code")
+        if _is_enumeration(column) and short not in names.values():
+            names[column.name] = short
+    return names
+
+
+def to_arrow(table: Table, texts: Texts) -> pyarrow.Table:
+    """Arrow form of a table with the columns of :func:`query_names`; numbers share the memory of the table.
+
+    Columns of truth values are copied, since Arrow packs them, and so are texts that stand in the table itself.
+    """
+    import pyarrow
+
+    arrays = []
+    for column in table.schema.columns:
+        values = table[column.name]
+        if column.is_text:
+            arrays.append(_texts_of(values, texts.array()))
+        elif _is_enumeration(column):
+            arrays.append(_names_of(values, column))
+        elif values.dtype.kind == "U":
+            arrays.append(pyarrow.array(values.tolist(), pyarrow.string()))
+        else:
+            arrays.append(pyarrow.array(values))
+    return pyarrow.Table.from_arrays(arrays, names=list(query_names(table.schema).values()))
+
+
+def describing(schema: Schema) -> pyarrow.Table:
+    """Rows of (column, type, unit, meaning), one for each column of :func:`query_names`."""
+    import pyarrow
+
+    names = query_names(schema)
+    columns = schema.columns
+    words = {c.name for c in columns if c.is_text or _is_enumeration(c) or np.dtype(c.dtype).kind == "U"}
+    kinds = ["text" if c.name in words else _KINDS.get(np.dtype(c.dtype).kind, c.dtype) for c in columns]
+    return pyarrow.table(
+        {
+            "column": [names[c.name] for c in columns],
+            "type": kinds,
+            "unit": [c.unit for c in columns],
+            "meaning": [c.doc if c.is_text else c.meaning for c in columns],
+        }
+    )
+
+
+_KINDS = {"i": "integer", "u": "integer", "f": "double", "b": "boolean"}
+
+
+def _is_enumeration(column: Column) -> bool:
+    """Whether a column holds codes that have names; bits of flags may be several at once and stay numbers."""
+    return column.role == "code" and isinstance(column.of, type)
+
+
+def _texts_of(codes: Array, texts: pyarrow.Array) -> pyarrow.Array:
+    import pyarrow
+
+    if len(texts) <= _MOST_TEXTS:
+        return pyarrow.DictionaryArray.from_arrays(pyarrow.array(codes), texts)
+    used = np.zeros(len(texts), dtype=np.bool_)
+    used[codes] = True
+    number = np.cumsum(used, dtype=np.int32) - 1
+    return pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array(number[codes], pyarrow.int32()), texts.take(pyarrow.array(np.flatnonzero(used)))
+    )
+
+
+def _names_of(codes: Array, column: Column) -> pyarrow.Array:
+    import pyarrow
+
+    assert isinstance(column.of, type)
+    known = {int(member): str(member.name).lower() for member in column.of}
+    if not len(codes) or (codes.min() >= 0 and codes.max() < _MOST_MEMBERS):
+        values, indices = np.arange(int(codes.max()) + 1 if len(codes) else 0), codes
+    else:
+        values, indices = np.unique(codes, return_inverse=True)
+    names = [known.get(value, "" if value == column.missing else f"unknown_{value}") for value in values.tolist()]
+    return pyarrow.DictionaryArray.from_arrays(pyarrow.array(indices), pyarrow.array(names, pyarrow.string()))
+
+
+class StoreRun:
+    """A store as a :class:`stashtrace.sql.query.Run`.
+
+    Analyses that can be divided by rank run so, if Dask is installed; any other one needs the whole store in memory.
+
+    ``path``: the store.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._whole: Trace | None = None
+
+    def rows(self, named: Named) -> tuple[Table, StringPool]:
+        """Rows that a name stands for, with the texts of their codes.
+
+        Raises FormatError if the store is damaged. Raises MissingDataError if it lacks what an analysis needs.
+        """
+        if named.is_analysis and named.source in fleet.PLANS and find_spec("dask") is not None:
+            return fleet.analyze(self._path, named.source)
+        if named.is_analysis or self._whole is not None:
+            if self._whole is None:
+                self._whole = load_trace(self._path)
+            return rows_of(self._whole, named)
+        return rows_of(load_trace(self._path, tables=_read_with(named.source)), named)
+
+
+def _read_with(name: str) -> set[str]:
+    """Return the tables to read for one: keys are numbered again among the rows of the table that they belong to."""
+    return {name, *(key.partition(".")[0] for key in TABLES[name].keys.values())}
+
 
 #: Settings at the start. Nothing is loaded, and a query that needs more memory fails instead of writing files.
 _SETTINGS = {
@@ -184,9 +329,9 @@ class Database:
             return self._computed(relation)
 
     def _computed(self, relation: duckdb.DuckDBPyRelation) -> list[tuple[Any, ...]]:
-        """Compute a relation on a thread of its own, so that Ctrl-C ends it.
+        """Compute a relation on a separate thread, so that Ctrl-C ends it.
 
-        DuckDB looks for signals between tasks of the thread that asked; while threads of its own do the work, that
+        DuckDB looks for signals between tasks of the thread that asked; while its own threads do the work, that
         one waits, and Ctrl-C would have no effect before the query ends.
         """
         with ThreadPoolExecutor(1) as executor:

@@ -1,4 +1,4 @@
-"""Decode Parquet files whose size in memory their own description bounds: repeated values need nearly no space in one.
+"""Decode Parquet files whose size in memory their description bounds: repeated values need nearly no space in one.
 
 Values of a fixed width are counted by the description of the columns, and what pages unpack to by their sizes. A text
 that is decoded by itself may be as long as all of its column: where that could be too much, rows are read in batches.

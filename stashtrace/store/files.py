@@ -107,7 +107,7 @@ def load_store(
         joined[name] = _join(schema, _unique(name, packets, counts))
         if not reinstated.has_all(joined[name]) or _possible(joined[name], Counter()) is not joined[name]:
             again = zip(wanted, read_partitions(folder, name, wanted, strings), strict=True)  # few stores are damaged
-            sound = (reinstated.look(rank, _possible(part, impossible)) for rank, part in again)
+            sound = (reinstated.add(rank, _possible(part, impossible)) for rank, part in again)
             joined[name] = _join(schema, _unique(name, (_Packet(part, [len(part)]) for part in sound), counts))
         reinstated.note(name, joined[name])
     import pyarrow
@@ -195,7 +195,7 @@ def _read_packets(folder: Path, name: str, ranks: Sequence[int], strings: String
 
 
 def _in_packets(folder: Path, ranks: Sequence[int]) -> Iterator[list[int]]:
-    """The ranks, so many at a time that their files make one packet."""
+    """The ranks in packets of files."""
     some: list[int] = []
     whole = 0
     for rank in ranks:
@@ -232,7 +232,7 @@ def _packet_of(
 
 
 def _one_by_one(folder: Path, name: str, contents: Mapping[int, pyarrow.Table | None], strings: StringPool) -> Table:
-    """Rows of files whose columns are not alike, or that hold what cannot be read: then the error names the file."""
+    """Rows of files whose columns differ, or that hold what cannot be read: then the error names the file."""
     parts = []
     for rank, content in contents.items():
         if content is not None and len(content):
@@ -307,29 +307,29 @@ def _drop_overlapping_steps(tables: dict[str, Table], written: dict[str, int], s
     overlap = (rank[1:] == rank[:-1]) & (begin[1:] < end[:-1])
     if not (overlap.any() or (begin > end).any() or (steps["step"] < 0).any()):
         return
-    text = "steps of the store overlap or have no number; they are found anew, among the ranks that are loaded"
+    text = "steps of the store overlap or have no number; they are found again, among the ranks that are loaded"
     add_losses(tables, [("format", "impossible_values", int(Severity.DATA_LOSS), len(steps), text)], strings)
-    _derive_anew(tables, written)
+    _derive_again(tables, written)
 
 
-def _derive_anew(tables: dict[str, Table], written: dict[str, int]) -> None:
+def _derive_again(tables: dict[str, Table], written: dict[str, int]) -> None:
     for name in _DERIVED:
         tables[name] = Table.empty(TABLES[name])
     written["numbered_steps"] = 0
 
 
 def _count_lost(
-    tables: dict[str, Table], written: dict[str, int], told: Mapping[str, int], strings: StringPool
+    tables: dict[str, Table], written: dict[str, int], known_losses: Mapping[str, int], strings: StringPool
 ) -> None:
     """Add rows that are missing since the export to ``losses``; drop derived tables that lack rows."""
     lost: list[LossRow] = []
     for name, table in tables.items():
-        count = written.get(name, 0) - len(table) - told.get(name, 0)
+        count = written.get(name, 0) - len(table) - known_losses.get(name, 0)
         if count > 0 and name not in ("processes", "tracks"):  # those were reinstated and counted already
             text = f"the store lacks {count} of {written[name]} rows of {name}; export the run again to have them"
             lost.append(("format", "rows_lost", int(Severity.DATA_LOSS), count, text))
     if any(written.get(name, 0) > len(tables[name]) for name in _DERIVED if name in tables):
-        _derive_anew(tables, written)
+        _derive_again(tables, written)
     add_losses(tables, lost, strings)
 
 
@@ -382,7 +382,7 @@ def _renumber(table: Table, numbers: dict[str, Array]) -> Iterator[tuple[str, Ar
 
 # StoreWriter: partitions of a store, one rank at a time, so that memory is that of a rank.
 #
-# The store's own file is written last: a store without it was not finished.
+# The store's file is written last: a store without it was not finished.
 
 
 class StoreWriter:
@@ -443,7 +443,7 @@ class StoreWriter:
                 self.ranks.add(rank)
 
     def finish(self, **facts: Any) -> None:
-        """Write the store's own file; from now on it is one."""
+        """Write the store's file; from now on it is one."""
         content = {
             "format": "stashtrace-store",
             "version": VERSION,

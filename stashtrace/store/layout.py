@@ -40,7 +40,7 @@ VERSION = 1
 NO_RANK = -1
 #: Columns that number the rows of ``tracks`` and ``processes``.
 TRACK, PROCESS = "track_id", "process_id"
-#: Up to so many rows a file counts as small.
+#: The most rows of a small file.
 _SMALL_ROWS = 1 << 14
 
 
@@ -50,7 +50,7 @@ def is_store(path: str | os.PathLike[str]) -> bool:
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """Content of the store's own file.
+    """Content of the store's file.
 
     Raises FormatError if it is damaged, or the export did not end. Raises UnsupportedVersionError if a newer stashtrace
     wrote it.
@@ -174,7 +174,7 @@ def _columns_to_keep(schema: Schema) -> list[Column]:
 
 
 def _codes(column: pyarrow.ChunkedArray, strings: StringPool) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Codes of a dictionary column, whose chunks may have dictionaries of their own."""
+    """Codes of a dictionary column, whose chunks may have separate dictionaries."""
     import pyarrow
 
     parts = [np.empty(0, dtype=np.int64)]

@@ -47,7 +47,7 @@ class Reinstated:
                 self._first.setdefault(rank, process)
 
     def has_all(self, table: Table) -> bool:
-        """Whether all rows refer to known processes and tracks; :meth:`look` is not needed then."""
+        """Whether all rows refer to known processes and tracks; :meth:`add` is not needed then."""
         name = table.schema.name
         if not len(table) or name in _OF_THE_RUN or name == "processes":
             return True
@@ -55,7 +55,7 @@ class Reinstated:
         known = (self._known.get(key, np.empty(0, dtype=np.int64)) for key in keys)
         return all(bool(np.isin(table[key], numbers).all()) for key, numbers in zip(keys, known, strict=True))
 
-    def look(self, rank: int, part: Table) -> Table:
+    def add(self, rank: int, part: Table) -> Table:
         """Note what the rows of a partition refer to; rows without a track (-1) get an unknown one."""
         name = part.schema.name
         if not len(part) or name in _OF_THE_RUN or name == "processes":

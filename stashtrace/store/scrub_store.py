@@ -1,4 +1,4 @@
-"""A store without secrets: each file is read, scrubbed by ``pseudonyms.Scrubber``, and written anew."""
+"""A store without secrets: each file is read, scrubbed by ``pseudonyms.Scrubber``, and written again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def survey_store(store: Path, survey: Survey) -> None:
 
 
 def scrub_table(source: Path, target: Path, table_name: str, scrubber: Scrubber) -> int:
-    """Write one file anew and return its number of rows; variables that are no longer stored are left out."""
+    """Write one file again and return its number of rows; variables that are no longer stored are left out."""
     import pyarrow
     import pyarrow.parquet
 
@@ -87,7 +87,7 @@ def scrub_table(source: Path, target: Path, table_name: str, scrubber: Scrubber)
 
 
 def scrubbed_facts(store: Path, scrubber: Scrubber, rows: dict[str, int]) -> str:
-    """New content of the store's own file."""
+    """New content of the store's file."""
     facts = read_facts(store)
     before = facts.pop("scrubbed", [])
     done = [str(name) for name in before] if isinstance(before, list) else []

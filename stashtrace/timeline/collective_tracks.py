@@ -240,7 +240,7 @@ def reasons(trace: Trace, table: Table) -> tuple[Ints, Texts]:
     names = communicator_names(trace, groups.values)
     of_rows = np.full(len(table), -1, dtype=np.int64)
     for (name, sequence), code in codes.items():
-        if np.count_nonzero(names == name) == 1:  # a name that groups share does not tell which is meant
+        if np.count_nonzero(names == name) == 1:  # a name that groups share does not say which is meant
             of_rows[(names[groups.number] == name) & (table["sequence"] == sequence)] = code
     return of_rows, Texts(texts or [""])
 

@@ -67,7 +67,7 @@ def counter_layer(
     groups: Groups,
     sequence_id: int,
 ) -> None:
-    """Write the counters of a rank on a sequence of their own, those of a device below it."""
+    """Write the counters of a rank on a separate sequence, those of a device below it."""
 
     def write(parent: int, line: Line, unit: str, ts_ns: Ints, values: Doubles) -> None:
         encoder.counter(sequence_id, tree.counter(parent, line, unit), ts_ns, values)

@@ -1,6 +1,6 @@
 """Devices of one rank: a group per GPU with its streams, their waits, its steps, and the calls of the host.
 
-A stream has one line with its brackets, or with its kernels in deep mode (the brackets then have a line of their own,
+A stream has one line with its brackets, or with its kernels in deep mode (the brackets then have a separate line,
 because two clocks that differ by a microsecond would cut each other). Arrows lead from the call on the host to the
 work on the device, and between a stream's wait and the awaited work. Like I/O calls, brackets and kernels are summed
 per stream and time bin where a viewer cannot take as many.
@@ -28,8 +28,7 @@ from stashtrace.schema.kinds import (
     StreamFlag,
 )
 from stashtrace.schema.table import Table
-from stashtrace.timeline.file_tracks import Bins
-from stashtrace.timeline.host_tracks import OPS
+from stashtrace.timeline.host_tracks import OPS, Bins
 from stashtrace.timeline.rows_by_rank import RankRows
 from stashtrace.timeline.tracks import (
     Bools,
@@ -222,14 +221,14 @@ def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
     )
     number = np.where(kind == Bracket.BATCH_WAIT, brackets["correlation_id"], np.where(op >= 0, sequence, -1))
     codes, names = numbered(words, word, number)
-    piece = Piece.of(brackets, codes, names)
+    piece = Piece.from_rows(brackets, codes, names)
     size, length = brackets["size_bytes"], np.maximum(brackets["end_ns"] - brackets["begin_ns"], 1)
     copies = (kind == Bracket.COPY) & (size > 0)
     piece.ints["bytes"] = value_where(copies, size)
     piece.doubles["gb_per_s"] = np.where(copies, size / length, np.nan)
     memory = np.where(brackets["bracket_flags"] & BracketFlag.PINNED, 0, 1)
-    told = (brackets["bracket_flags"] & (BracketFlag.PINNED | BracketFlag.PAGEABLE)) != 0
-    piece.texts["host_memory"] = (code_where(copies & told, memory), Texts(["pinned", "pageable"]))
+    known = (brackets["bracket_flags"] & (BracketFlag.PINNED | BracketFlag.PAGEABLE)) != 0
+    piece.texts["host_memory"] = (code_where(copies & known, memory), Texts(["pinned", "pageable"]))
     exposed = np.clip(brackets["awaited_ns"] - brackets["begin_ns"], 0, length)
     waited = (kind == Bracket.STREAM_WAIT) & (brackets["awaited_ns"] >= 0)
     piece.ints["exposed_ns"] = value_where(waited, exposed)
@@ -238,7 +237,7 @@ def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
 
 
 def _operations(rows: RankRows, brackets: Table) -> tuple[Ints, Ints]:
-    """Return (operation, number) of the collective inside each bracket; -1 if its end does not tell."""
+    """Return (operation, number) of the collective inside each bracket; -1 if its end does not say."""
     table = rows.trace.collectives
     table = table.take((table["rank"] == rows.rank) & (table["stream_track_id"] >= 0) & (table["end_ns"] >= 0))
     # Both ends come from one event, so they are equal to the nanosecond.
@@ -249,7 +248,7 @@ def _operations(rows: RankRows, brackets: Table) -> tuple[Ints, Ints]:
 
 
 def _kernel_piece(rows: RankRows, kernels: Table) -> Piece:
-    piece = Piece.of(kernels, kernels["name_code"], rows.texts)
+    piece = Piece.from_rows(kernels, kernels["name_code"], rows.texts)
     size = kernels["size_bytes"]
     piece.ints["bytes"] = value_where(size > 0, size)
     piece.texts["work"] = (coded(kernels["work_code"], list(DeviceWork)), Texts([*_WORK, "other"]))
@@ -261,7 +260,7 @@ def _kernel_piece(rows: RankRows, kernels: Table) -> Piece:
 
 def _call_piece(calls: Table) -> Piece:
     codes = coded(calls["call_code"], list(DeviceCall))
-    piece = Piece.of(calls, codes, Texts([*_CALLS, "device call"]))
+    piece = Piece.from_rows(calls, codes, Texts([*_CALLS, "device call"]))
     piece.ints["bytes"] = value_where(calls["size_bytes"] > 0, calls["size_bytes"])
     piece.ints["error"] = value_where(calls["status_code"] != 0, calls["status_code"])
     return piece

@@ -161,7 +161,7 @@ class RankRows:
 
     @cached_property
     def processes(self) -> Table:
-        """Processes of this rank: its own first, then workers."""
+        """Processes of this rank: the rank first, then workers."""
         own = self.trace.processes.take(self.trace.processes["rank"] == self.rank)
         order = np.lexsort((own["process_id"], own["role_code"] != ProcessRole.RANK))
         return own.take(order)

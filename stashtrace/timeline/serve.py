@@ -7,7 +7,7 @@
 The trace has a random name, so other users of the machine, who can reach the port, cannot read it. A short address of
 that name leads to the page, whose own address also says what to show first. Others can read the command line of a
 browser: it is given the name of a file of the user's alone, which leads to the short address. Requests that name
-another host or come from another page are refused, so no page can reach it by a name of its own.
+another host or come from another page are refused, so no page can reach it by another name.
 """
 
 from __future__ import annotations
@@ -73,24 +73,24 @@ def view(
     127.0.0.1; online only 9001 works. ``say``: called with each line for the user. Raises MissingDataError if there is
     no such file. Raises StashtraceError if the port is taken, or the UI is not installed.
     """
-    tell = say or (lambda _: None)
+    say = say or (lambda _: None)
     with Server(path, offline=offline, port=port) as server, contextlib.ExitStack() as until_shown:
         if browser and webbrowser.open(until_shown.enter_context(_leading_file(server)).as_uri()):
-            tell(f"opened {server.path.name} in the browser")
-            tell("if it may not read files here (sandbox, Windows, another machine), open this address in it:")
+            say(f"opened {server.path.name} in the browser")
+            say("if it may not read files here (sandbox, Windows, another machine), open this address in it:")
         else:
-            tell("open this address in a browser on this machine:")
-        tell(server.page)
+            say("open this address in a browser on this machine:")
+        say(server.page)
         if offline:
-            tell("serving until Ctrl-C")
+            say("serving until Ctrl-C")
         else:
-            tell("if Chrome asks whether the page may access other apps and services on this device, allow it:")
-            tell("the page reads the trace from this machine, nothing is sent anywhere")
-            tell(f"if nothing appears, drop {server.path} on {ONLINE_UI}, or use: stashtrace view --offline")
+            say("if Chrome asks whether the page may access other apps and services on this device, allow it:")
+            say("the page reads the trace from this machine, nothing is sent anywhere")
+            say(f"if nothing appears, drop {server.path} on {ONLINE_UI}, or use: stashtrace view --offline")
         try:
             server.wait()
         except KeyboardInterrupt:
-            tell("stopped")
+            say("stopped")
 
 
 class Server:
@@ -231,7 +231,7 @@ def _handler(
 
         def _target(self) -> str | Path | None:
             requested = self.path.partition("?")[0]
-            # In constant time: the time of the answer must not tell how much of a name is right.
+            # In constant time: the time of the answer must not reveal how much of a name is right.
             for known, target in names.items():
                 if hmac.compare_digest(unquote_to_bytes(requested), known):
                     return target
@@ -271,7 +271,7 @@ def _handler(
 
 # The opening view, read from a timeline file, and the page address that shows it.
 #
-# The exporter writes a `ui_state` packet at the head of the file (worst step, rank to look at). Viewers ignore it, so
+# The exporter writes a `ui_state` packet at the head of the file (worst step, rank to show). Viewers ignore it, so
 # it is translated to `visStart`, `visEnd` and startup commands in the address.
 
 _HEAD_BYTES = 4096
@@ -280,7 +280,7 @@ _PACKET, _UI_STATE = 1, 78
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Time range to show, and the process to look at where there are several; empty if unknown."""
+    """Time range to show, and the process to show where there are several; empty if unknown."""
 
     begin_ns: int = 0
     end_ns: int = 0
@@ -320,7 +320,7 @@ def page_address(base: str, trace_address: str, opening: Opening) -> str:
 def _actions(opening: Opening) -> list[tuple[str, ...]]:
     """Return what the UI does with which tracks.
 
-    The tracks of the rank to look at are pinned; below, its process stays folded, so that they are there once, and the
+    The tracks of the rank to show are pinned; below, its process stays folded, so that they are there once, and the
     others show their steps. A rank alone is unfolded in place.
     """
     rank = re.match(r"rank \d+", opening.process_name)

@@ -24,7 +24,7 @@ from stashtrace.timeline.tracks import NO_VALUE, Line, Order, Piece, Texts, Trac
 
 Slices = _native.perfetto.Slices
 
-#: A sample stands for the time until the next one, unless this is so many times as far as usual: then for the usual.
+#: A sample stands for the time until the next one, unless that is this many times as far as usual: then for the usual.
 _FAR_TIMES = 5
 _ABOUT = (
     "Functions of your code by samples of {}, 20 ms apart, further where the machine is busy; calls of a millisecond"
@@ -131,7 +131,7 @@ class Functions:
         piece = Piece(key, found.begin_ns, found.end_ns, name[at], names)
         piece.texts["file"] = (code_where(place.path_code[at] > 0, place.path_code[at]), rows.texts)
         piece.ints["line"] = np.where(place.line[at] > 0, place.line[at], NO_VALUE)
-        calls = GroupBy(place.leaf_code)  # texts of their own, younger than those of the trace's rows
+        calls = GroupBy(place.leaf_code)  # separate texts, younger than those of the trace's rows
         leaf = Texts([rows.trace.text(code) for code in calls.values.tolist()] or [""])
         piece.texts["in"] = (code_where(place.leaf_code[at] > 0, calls.number[at]), leaf)
         piece.ints["samples"] = np.where(found.samples_count > 0, found.samples_count, NO_VALUE)

@@ -1,38 +1,47 @@
-"""The timeline of a trace for the Perfetto UI: order of the layers, options, compression.
+"""The timeline of a trace for the Perfetto UI: order of the layers, options, compression; queries of it in Python.
 
 Above all ranks stands the critical path; then one process per rank, below it the step track with its budget, phases,
 functions, devices, communicators, DataLoader, files, blocking calls, annotations, gc, checkpoints, counters, and stack
 samples. Ranks are written one after the other, so the memory needed is that of the largest rank plus a megabyte of
 output.
+
+:func:`trace_processor` answers PerfettoSQL. The package ``perfetto`` is a client of the program
+``trace_processor_shell``, which it downloads when it is first used; without a network, a file of it can be named.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from stashtrace import _native
-from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.exporters.registry import Exported
+from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.exporters.registry import Exported, check_options
 from stashtrace.output_files import complete_file
+from stashtrace.registry import one_line
 from stashtrace.schema.kinds import ProcessRole, Severity
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.budget_tracks import Budget, worst_step
 from stashtrace.timeline.collective_tracks import Places, collective_layer
 from stashtrace.timeline.counter_tracks import counter_layer
-from stashtrace.timeline.critical_path_tracks import critical_layer, critical_stretches
 from stashtrace.timeline.device_tracks import device_groups, device_layer, device_slices_count
-from stashtrace.timeline.file_tracks import Bins, bins_for, file_layer
-from stashtrace.timeline.host_tracks import thread_layers
+from stashtrace.timeline.host_tracks import Bins, bins_for, file_layer, thread_layers
 from stashtrace.timeline.rows_by_rank import UNRANKED, RankRows, TraceRows, Window
 from stashtrace.timeline.stack_tracks import Functions, StackSamples
+from stashtrace.timeline.step_tracks import Budget, critical_layer, critical_stretches, worst_step
 from stashtrace.timeline.tracks import TrackTree
 from stashtrace.units import duration_text
+
+if TYPE_CHECKING:
+    from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
 
 #: Slices that viewers take with ease; docs/guides/timeline.md says what happens above.
 BUDGET_SLICES = 2_000_000
@@ -158,7 +167,7 @@ def _first_view(
 ) -> None:
     """Write into the file what `stashtrace view` shows first: the window, else the worst step with a margin.
 
-    With it stands the rank to look at, if there are several: that of the worst step, or of the worst one that touches
+    With it comes the rank to show, if there are several: that of the worst step, or of the worst one that touches
     the window.
     """
     worst = worst_step(overlay, ranks, window)
@@ -243,3 +252,46 @@ def _output(path: Path) -> Iterator[Callable[[memoryview], object]]:
         else:
             yield lambda part: file.write(compressor.compress(part))
             file.write(compressor.flush())
+
+
+_NO_PROGRAM = (
+    "perfetto downloads the program trace_processor_shell when it is first used; where it cannot, name a file of it:"
+    " trace.perfetto(bin_path=FILE)"
+)
+
+
+def trace_processor(
+    trace: Trace,
+    *,
+    bin_path: str | os.PathLike[str] | None = None,
+    config: TraceProcessorConfig | None = None,
+    **options: Any,
+) -> TraceProcessor:
+    """Start a trace processor on the timeline; :meth:`stashtrace.Trace.perfetto` says what it takes and raises."""
+    check_options("perfetto", export_perfetto, options)
+    if bin_path is not None and config is not None:
+        raise UsageError("bin_path and config cannot both be given", hint="TraceProcessorConfig(bin_path=FILE)")
+    if bin_path is not None and not Path(bin_path).is_file():
+        raise UsageError(f"{os.fspath(bin_path)} is no file", hint=_NO_PROGRAM)
+    if find_spec("perfetto") is None:
+        raise StashtraceError(
+            "this needs the package perfetto, which is not installed", hint="`pip install 'stashtrace[perfetto]'`"
+        )
+    try:
+        from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig
+    except Exception as error:  # ImportError, or what protobuf raises of code made by another version
+        raise StashtraceError(
+            f"the package perfetto cannot be imported: {one_line(error)}",
+            hint="its newest version needs `pip install 'protobuf>=6.31'`",
+        ) from error
+    if config is None:
+        config = TraceProcessorConfig(bin_path=None if bin_path is None else os.fspath(bin_path))
+    with tempfile.TemporaryDirectory(prefix="stashtrace-") as folder:
+        timeline = Path(folder) / "timeline.pftrace"
+        export_perfetto(trace, timeline, **options)
+        try:
+            return TraceProcessor(trace=str(timeline), config=config)
+        except Exception as error:  # perfetto raises plain Exception, and what a download raises, of many kinds
+            raise StashtraceError(
+                f"Perfetto's trace processor does not start: {one_line(error)}", hint=_NO_PROGRAM
+            ) from error

@@ -121,7 +121,7 @@ class Piece:
     correlation: tuple[Ints, Texts] | None = None
 
     @classmethod
-    def of(cls, table: Table, name: npt.NDArray[Any], names: Texts) -> Piece:
+    def from_rows(cls, table: Table, name: npt.NDArray[Any], names: Texts) -> Piece:
         """Return slices for the rows of a table, on their tracks."""
         return cls(table["track_id"], table["begin_ns"], table["end_ns"], name, names)
 

@@ -1,15 +1,16 @@
-"""What is put into a tracker, and into which: the same for all of them."""
+"""Answers of a run as numbers and sentences by name, and the run of a tracker that they are written to."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import shlex
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.errors import MissingDataError, OutputError
@@ -17,26 +18,96 @@ from stashtrace.registry import one_line
 from stashtrace.replay.causes import what_to_do_first
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.trackers.names import TRACKERS
-from stashtrace.trackers.noted_runs import noted_run
-from stashtrace.trackers.values import numbers, prefix_of, sentences
+from stashtrace.summary.summary_document import document
+from stashtrace.trackers.writers import TRACKERS, Answers
+
+#: Begin of the key of the fact, before the name of the tracker; the same in ``probes/trackers.py``.
+FACT = "tracker "
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """The answers of one run."""
+def noted_run(trace: Trace, tracker: str) -> dict[str, str] | None:
+    """Return what was noted of the newest run of a tracker, of the lowest rank that has one; None if none was noted.
 
-    #: As in ``values.numbers`` and ``values.sentences``.
-    numbers: dict[str, float]
-    sentences: dict[str, str]
-    #: The page of ``stashtrace report``.
-    report: Path
-    #: Steps of a rank: where the answers stand on the axis of steps.
-    steps_count: int
+    A process without a rank counts after those with one. Notes that cannot be read are ignored.
+    """
+    code = trace.strings.find(FACT + tracker)
+    if code < 0:
+        return None
+    rows = trace.metadata.take(trace.metadata["key_code"] == code)
+    ranks = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
+    found: dict[int, dict[str, str]] = {}
+    for process, value in zip(rows["process_id"].tolist(), rows["value_code"].tolist(), strict=True):
+        note = _read(trace.text(value))
+        if note is not None:
+            rank = ranks.get(process, -1)
+            found[rank if rank >= 0 else np.iinfo(np.int64).max] = note
+    return found[min(found)] if found else None
 
 
-#: Writes answers into the run of a note (``probes/trackers.py``), and returns a name for that run.
-Writer = Callable[[dict[str, str], Answers], str]
+def _read(text: str) -> dict[str, str] | None:
+    try:
+        note = json.loads(text)
+    except ValueError:
+        return None
+    return {str(k): str(v) for k, v in note.items()} if isinstance(note, dict) else None
+
+
+PREFIX = "stashtrace/"
+
+
+def prefix_of(trace: Trace) -> str:
+    """Return what names begin with: of a run that holds one host of several, the host as well.
+
+    Each host's part then has separate names in a run of a tracker that all hosts write to.
+    """
+    processes = trace.processes
+    ranks, hosts = processes.take(processes["rank"] >= 0), np.unique(processes["host_code"])
+    is_part = len(hosts) == 1 and len(np.unique(ranks["rank"])) < int(processes["world_size"].max(initial=-1))
+    return f"{PREFIX}{trace.text(int(hosts[0]))}/" if is_part else PREFIX
+
+
+def numbers(tables: Summary, prefix: str = PREFIX) -> dict[str, float]:
+    """Return the numbers of docs/guides/trackers.md by name; without steps only those of the recording."""
+    values: dict[str, float] = {}
+    budgets = tables.budgets
+    if len(budgets):
+        # Each column has a row for each rank and kind of step, and all of these have the same columns.
+        columns = list(dict.fromkeys(budgets["column"].tolist()))
+        one = budgets.take(budgets["column"] == columns[0])
+        whole_ns = float(budgets["stall_ns"].sum())  # exact, where the mean step is rounded to a nanosecond
+        values["step_s"] = whole_ns / float(one["steps_count"].sum()) / 1e9
+        values["steps_count"] = max(int(one["steps_count"][one["rank"] == rank].sum()) for rank in one["rank"])
+        values["ranks_count"] = len(set(one["rank"].tolist()))
+        for column in columns:
+            values[f"{column}_ratio"] = float(budgets["stall_ns"][budgets["column"] == column].sum()) / whole_ns
+        late = next((f for f in _findings(tables, "verdict") if f["kind"] == "late" and f["cause_rank"] >= 0), None)
+        values["straggler_rank"] = late["cause_rank"] if late else -1
+        values["straggler_wait_s"] = late["stall_ns"] / 1e9 if late else 0.0
+    for found in _findings(tables, "trust"):
+        if found["kind"] == "own_cost":
+            values["own_cpu_ratio"] = found["share_ratio"]
+        elif found["kind"] == "lost_records":
+            values["lost_records_count"] = found["items_count"]
+    return {prefix + name: value for name, value in values.items()}
+
+
+def sentences(tables: Summary, first: Table | None, path: str, prefix: str = PREFIX) -> dict[str, str]:
+    """Return the sentences about a run: the headline, its verdicts a line each, and what to do first.
+
+    ``first``: rows of ``causes``. ``path``: of the run, for the commands in the sentences.
+    """
+    answers = document(tables, first, path)
+    verdicts = [f["text"] for f in answers["findings"] if f["section"] == "verdict"]
+    said = {
+        "headline": answers["headline"],
+        "verdicts": "\n".join(verdicts),
+        "do_first": "\n".join(row["text"] for row in answers["do_first"]),
+    }
+    return {prefix + name: text for name, text in said.items() if text}
+
+
+def _findings(tables: Summary, section: str) -> list[dict[str, Any]]:
+    return [row for row in tables.findings.rows() if row["section"] == section]
 
 
 def log_answers(trace: Trace, name: str, path: str, made: tuple[Summary, Table | None] | None = None) -> str:
@@ -52,7 +123,6 @@ def log_answers(trace: Trace, name: str, path: str, made: tuple[Summary, Table |
             f"the job wrote to no run of {name}", hint="a run is noted when the script begins it under `stashtrace run`"
         )
     tables, first = made if made is not None else (summarize(trace), what_to_do_first(trace))
-    writer: Writer = import_module(TRACKERS[name]).write
     with tempfile.TemporaryDirectory(prefix="stashtrace-report-") as folder:
         report = Path(folder) / "stashtrace-report.html"
         report.write_text(_page(trace, path), encoding="utf-8")
@@ -62,7 +132,7 @@ def log_answers(trace: Trace, name: str, path: str, made: tuple[Summary, Table |
         try:
             # Trackers greet; stdout is the job's.
             with contextlib.redirect_stdout(io.StringIO()):
-                return writer(note, answers)
+                return TRACKERS[name](note, answers)
         except Exception as error:  # of a package that is not ours, and maybe of a network
             raise OutputError(
                 f"{name} did not take the answers: {one_line(error)}",

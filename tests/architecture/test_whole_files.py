@@ -29,12 +29,12 @@ OWN_FILES = {
     "stashtrace/lab/characterize/network.py": "/etc/netns, where root alone may write",
     "stashtrace/lab/page_cache.py": "a switch of the kernel",
     "stashtrace/lab/synth.py": "the path of whole_file, which a stack of contexts keeps",
-    "stashtrace/live/events.py": "appends to a log of its own, and follows no link",
+    "stashtrace/live/state.py": "appends to a log of its own, and follows no link",
     "stashtrace/live/hosts/share.py": "appends to a file that it has made, and follows no link",
     "stashtrace/live/table.py": "appends to a file that it has made, and follows no link",
     "stashtrace/probes/process.py": "probes import nothing; new, by the flags",
     "stashtrace/record/follower.py": "a byte in place: the job has the file mapped",
-    "stashtrace/timeline/trace_processor.py": "a folder that tempfile made",
+    "stashtrace/timeline/timeline.py": "a folder that tempfile made",
     "stashtrace/trackers/answers.py": "a folder that tempfile made",
 }
 #: What gives a path that is new and ours.

@@ -59,8 +59,8 @@ def test_one_column_is_a_slope() -> None:
     ("columns", "target", "said"),
     [
         ({"a": [1, 2], "b": [2, 1]}, [1, 2], "2 points cannot carry"),
-        ({"a": [1, 2, 3], "b": [2, 4, 6]}, [1, 2, 3], "grow alike"),
-        ({"a": [1, 2, 3], "b": [0, 0, 0]}, [1, 2, 3], "grow alike"),
+        ({"a": [1, 2, 3], "b": [2, 4, 6]}, [1, 2, 3], "grow in proportion"),
+        ({"a": [1, 2, 3], "b": [0, 0, 0]}, [1, 2, 3], "grow in proportion"),
     ],
 )
 def test_points_that_cannot_carry_a_fit(columns: dict[str, list[float]], target: list[float], said: str) -> None:

@@ -28,7 +28,7 @@ from stashtrace.lab.bisect.find_commit import Found, Judged, bisect_blocks
 from stashtrace.lab.by_turns import Compared
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.live.metrics.series import SERIES
-from stashtrace.live.triggers.growth import Growth
+from stashtrace.live.triggers import Growth
 from stashtrace.report.blocks import text_lines
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import KIND_NAMES, OPTION_WORDS, STALL_KINDS, words_of

@@ -40,7 +40,7 @@ def test_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "forecast, for a cache that evicts the least recently used",
         "prep stall:",
         "fetch stall:",
-        "check: the run's own step",
+        "check: the step of this run",
     ):
         assert part in text
     assert max(len(line) for line in text.splitlines()) < 160

@@ -209,7 +209,7 @@ def test_lost_rows_are_put_back_in_one_look(monkeypatch: pytest.MonkeyPatch) -> 
     take = Table.take
     monkeypatch.setattr(Table, "take", lambda table, index: looked_at.append(len(index)) or take(table, index))
     reinstated = Reinstated(StringPool())
-    reinstated.look(0, part)
+    reinstated.add(0, part)
     tables = {name: Table.empty(TABLES[name]) for name in ("processes", "tracks", "losses")}
     reinstated.complete(tables)
     assert sum(looked_at) == count

@@ -23,8 +23,7 @@ import stashtrace
 from examples import examples
 from stashtrace.errors import FormatError, MissingDataError, StashtraceError, UnsupportedVersionError, UsageError
 from stashtrace.exporters.store import export_store, store_run
-from stashtrace.fleet.analyze import analyze
-from stashtrace.fleet.plans import PLANS
+from stashtrace.fleet.analyze import PLANS, analyze
 from stashtrace.lab import synth
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table

@@ -16,7 +16,7 @@ from measurements import Measurements
 
 import stashtrace
 from ground_truth import cached_share, machine
-from stashtrace.lab.cache.forecast import Inputs, cache_forecast, inputs_of
+from stashtrace.lab.cache_forecast import Inputs, cache_forecast, inputs_of
 
 needs_torch()
 

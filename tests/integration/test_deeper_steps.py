@@ -19,8 +19,7 @@ from played_cupti import PRELUDE, build_libraries
 from stashtrace.analysis.devices.breakdown import breakdown
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import UsageError
-from stashtrace.live.events import read_events
-from stashtrace.live.state import read_states
+from stashtrace.live.state import read_events, read_states
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.trace import Trace
 

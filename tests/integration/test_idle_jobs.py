@@ -18,8 +18,7 @@ from device import NEEDED, fake_environment
 from example_job import ENVIRONMENT, ROOT, command_of_ranks, stashtrace
 
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.live.events import read_events
-from stashtrace.live.state import read_states
+from stashtrace.live.state import read_events, read_states
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import BatchPhase, Phase, Severity
 from stashtrace.schema.table import Table

@@ -13,7 +13,7 @@ import pytest
 from example_job import ENVIRONMENT, stashtrace
 
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.live.events import read_events
+from stashtrace.live.state import read_events
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.trace import Trace

@@ -20,8 +20,7 @@ from test_jobs_on_many_hosts import Job, torchrun
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.live.events import read_events
-from stashtrace.live.state import Event, LiveState, read_states
+from stashtrace.live.state import Event, LiveState, read_events, read_states
 from stashtrace.live.table import read_live, wide_rows
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import HOSTS_FOLDER
@@ -117,14 +116,14 @@ def test_a_host_that_is_run_without_live(pair: list[Host], tmp_path: Path) -> No
     command = torchrun(pair, 1500)
     job = Job(tmp_path, pair[:1], command, "shared/run", "--live")
     other = Job(tmp_path, pair[1:], command, "shared/run")
-    note = "nothing is told of rank 1 of 2, which may run on node1 without --live: waits for them have no cause"
+    note = "nothing is known of rank 1 of 2, which may run on node1 without --live: waits for them have no cause"
     run, deadline = tmp_path / "shared/run", time.monotonic() + 100
     while time.monotonic() < deadline and not any(note in state.notes for state in _states(run)):
         time.sleep(0.5)
     shown = stashtrace("live", "shared/run", "--once", cwd=tmp_path)
     assert job.codes() == other.codes() == [0]
     assert shown.returncode == 0
-    assert "nothing is told of rank 1 of 2" in " ".join(shown.stdout.split())
+    assert "nothing is known of rank 1 of 2" in " ".join(shown.stdout.split())
 
 
 @pytest.mark.thorough

@@ -17,8 +17,7 @@ import pytest
 from example_job import ENVIRONMENT, stashtrace
 
 from stashtrace.analysis.steps.steps import steps
-from stashtrace.live.events import read_events
-from stashtrace.live.state import Event, read_states
+from stashtrace.live.state import Event, read_events, read_states
 from stashtrace.loading.load import load_trace
 
 #: Steps of 40 ms, of which one takes a second longer. It ends when told.

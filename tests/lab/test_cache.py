@@ -1,4 +1,4 @@
-"""Closed forms of the cache model: known values, properties, and the simulation beside them."""
+"""Closed forms of the cache model: known values, properties, and the simulation that they are compared with."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from simulated_loader import simulate, simulated_hits
 
-from stashtrace.lab.cache.cache_model import (
+from stashtrace.lab.cache_model import (
     LRU,
     MINIO,
     POLICIES,
@@ -17,8 +18,6 @@ from stashtrace.lab.cache.cache_model import (
     LoadingJob,
     hit_ratio,
     predict,
-    simulate,
-    simulated_hits,
     storage_without_fetch_stall,
     workers_without_prep_stall,
 )

@@ -9,10 +9,16 @@ import pytest
 from experiments_fakes import FakeDevice, fake_cupy, fake_torch, installed
 
 from stashtrace.lab.calibrate import calibrate_worker
-from stashtrace.lab.calibrate.cupy_engine import CupyCollectives, CupyCopies, cupy_facts
+from stashtrace.lab.calibrate.calibrate_worker import measure
+from stashtrace.lab.calibrate.engines import (
+    CupyCollectives,
+    CupyCopies,
+    TorchCollectives,
+    TorchCopies,
+    cupy_facts,
+    torch_facts,
+)
 from stashtrace.lab.calibrate.measure import COLLECTIVES, COPIES
-from stashtrace.lab.calibrate.sweep import measure
-from stashtrace.lab.calibrate.torch_engine import TorchCollectives, TorchCopies, torch_facts
 
 SIZES = [1024, 4096, 16384]
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from made_up_history import Fleet, fleet_with_three_plants, write_history
 
-from stashtrace.lab.history.answers import answers
+from stashtrace.lab.history.answers import answers, history_page
 from stashtrace.lab.history.gather import read_history
-from stashtrace.lab.history.page import history_page
 from stashtrace.lab.history.run_files import Place
 from stashtrace.lab.history.run_totals import RunTotals
 from stashtrace.lab.recommend.instance_catalog import load_catalog

@@ -63,7 +63,7 @@ def arrays(seed: int) -> tuple[Readings, Checkpoints]:
 
     ends = begin + 10 * np.array(count)
     mine = checkpoints([(of, 0, low, high) for of, low, high in own])
-    return Readings.of(begin, ends, np.cumsum([0, *count]), series, mine), checkpoints(others)
+    return Readings.counted(begin, ends, np.cumsum([0, *count]), series, mine), checkpoints(others)
 
 
 def inside_and_around(parts: list[Part], low: int, high: int, first: int, last: int) -> tuple[int, int, int, int]:

@@ -169,4 +169,4 @@ def test_what_could_not_be_looked_at_is_named(tmp_path: Path) -> None:
         ),
     )
     data = DataStates(whole, FileSet((), 0), drop_caches=False)
-    assert data.notes == ["not looked at, and neither cold nor warm: /data/1 (no permission to read) and 1 more"]
+    assert data.notes == ["not examined, and neither cold nor warm: /data/1 (no permission to read) and 1 more"]

@@ -82,10 +82,10 @@ def test_buckets_share_the_runs_of_one_rank() -> None:
     assert [v.name for v in variants] == ["vgg11", "vgg11-b909K", "vgg11-b3637K", "vgg11-one"]
 
 
-def test_variants_that_grow_alike_are_told() -> None:
+def test_variants_that_grow_in_proportion_are_reported() -> None:
     net = network("resnet", 18)
     notes = study_of(study([Variant(net), Variant(resized(net, 1.01)), Variant(resized(net, 0.99))])).notes
-    assert any("grow" in note and "told apart" in note for note in notes)
+    assert any("grow" in note and "separated" in note for note in notes)
 
 
 def test_a_cost_below_zero_is_not_predicted_with() -> None:

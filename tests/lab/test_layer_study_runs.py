@@ -15,11 +15,10 @@ from replay.test_communication_model import APART, SIZES, STEP_NS, cost, job
 
 from stashtrace.errors import CaptureError, FormatError, StashtraceError, UnsupportedVersionError, UsageError
 from stashtrace.lab.processes import cores_of_ranks
-from stashtrace.lab.sweep import start_study_ranks as layer_ranks
+from stashtrace.lab.sweep import study_worker as layer_ranks
 from stashtrace.lab.sweep.fit_study import study_of
 from stashtrace.lab.sweep.layers_study import StudyRequest, read_study, run_facts, run_study, settings_of, variants_of
 from stashtrace.lab.sweep.shapes import network
-from stashtrace.lab.sweep.start_study_ranks import last_words
 
 GLOO = {"library": "torch", "backends": ["gloo"], "devices": [], "torch": "2.99"}
 GPUS = {"library": "torch", "backends": ["gloo", "nccl"], "devices": ["A"] * 4, "torch": "2.99"}
@@ -230,7 +229,7 @@ def test_ranks_keep_the_tracer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, value)
     task = tmp_path / "task.json"
     task.write_text(json.dumps({"ranks": 2}))
-    assert layer_ranks.main([str(task)]) == 0
+    assert layer_ranks.start(task) == 0
     said = [json.loads(log.read_text()) for log in layer_ranks.rank_logs(task, 2)]
     assert said == [["x", "d", str(tmp_path), str(rank), "2"] for rank in range(2)]
 
@@ -244,8 +243,8 @@ def test_a_rank_that_fails_takes_the_others_with_it(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     task = tmp_path / "task.json"
     task.write_text(json.dumps({"ranks": 2}))
-    assert layer_ranks.main([str(task)]) == 1
-    assert last_words(task, 2) == "rank 1: cannot build the network"
+    assert layer_ranks.start(task) == 1
+    assert layer_ranks.last_words(task, 2) == "rank 1: cannot build the network"
     assert "stub" not in sys.modules
 
 

@@ -13,8 +13,10 @@ import pytest
 
 from stashtrace.calibration.file import Calibration, Points
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError, UsageError
-from stashtrace.lab.calibrate import start_workers as link_ranks
+from stashtrace.lab.calibrate import measure as link_ranks
+from stashtrace.lab.calibrate.calibrate_worker import measure, sizes_between
 from stashtrace.lab.calibrate.calibration_text import calibration_lines
+from stashtrace.lab.calibrate.engines import DiskReads
 from stashtrace.lab.calibrate.measure import (
     COLLECTIVES,
     COPIES,
@@ -25,12 +27,11 @@ from stashtrace.lab.calibrate.measure import (
     plan,
     points_of,
     pooled,
+    run_ranks,
     transfer_times,
+    untraced,
 )
-from stashtrace.lab.calibrate.start_workers import run_ranks, untraced
-from stashtrace.lab.calibrate.sweep import measure, sizes_between
-from stashtrace.lab.calibrate.torch_engine import DiskReads
-from stashtrace.lab.machine_use import Used
+from stashtrace.lab.machine import Used
 
 GLOO = {"library": "torch", "backends": ["gloo"], "devices": [], "torch": "2.99"}
 GPUS = {
@@ -253,7 +254,8 @@ def test_traffic_of_others_disturbs_reads_of_a_disk() -> None:
     request = CalibrationRequest(backend="disk", disk=".", launches=1)
     found, tasks = calibrated([used(others_mb=30, own_mb=100), used(others_mb=1, own_mb=100)], request)
     assert tasks[1] == (
-        "posix: start 1 of 1 again, since other programs moved 3.00 MB/s from and to disks, next to its own 10.0 MB/s"
+        "posix: start 1 of 1 again, since other programs moved 3.00 MB/s from and to disks,"
+        " and the measurement 10.0 MB/s"
     )
     assert "start 1 was made again" in found.others["posix"]
 

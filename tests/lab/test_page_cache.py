@@ -219,7 +219,7 @@ def test_pages_that_are_evicted_while_others_are_read(files: FileSet, monkeypatc
 def test_no_files_are_neither_cold_nor_warm() -> None:
     for state in (make_cold(file_set([])), make_warm(file_set([]))):
         assert not state.verified
-        assert "no file to look at" in state.sentence
+        assert "no file to check" in state.sentence
 
 
 def test_servers_have_memory_too(files: FileSet, monkeypatch: pytest.MonkeyPatch) -> None:

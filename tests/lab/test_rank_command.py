@@ -8,7 +8,7 @@ import shlex
 import pytest
 
 from stashtrace.errors import UsageError
-from stashtrace.lab.characterize.change_rank_count import Rendezvous, rank_command
+from stashtrace.lab.characterize.request import Rendezvous, rank_command
 
 MEETING = Rendezvous(hosts=2, host_rank=1, address="10.0.0.1", port=29511)
 PLACE = "--nnodes 2 --node-rank 1 --master-addr 10.0.0.1 --master-port 29511"

@@ -16,11 +16,18 @@ from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
 
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab.number_intervals import Interval, exactly
-from stashtrace.lab.recommend.candidates import Budget, Candidate, Work, pareto_marked, same_price
 from stashtrace.lab.recommend.elasticity import elasticity
 from stashtrace.lab.recommend.instance_catalog import Catalog, Instance, load_catalog
 from stashtrace.lab.recommend.profile import Profile
-from stashtrace.lab.recommend.recommend import Recommendation, recommend
+from stashtrace.lab.recommend.recommend import (
+    Budget,
+    Candidate,
+    Recommendation,
+    Work,
+    pareto_marked,
+    recommend,
+    same_price,
+)
 from stashtrace.lab.recommend.recommendation_text import choices
 
 AWS = load_catalog()

@@ -19,10 +19,9 @@ from made_job import write_job
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.alarms import Alarms, TriggerCommand
-from stashtrace.live.events import STORM_COUNT, EventLog, read_events
 from stashtrace.live.hosts.requests import Request
 from stashtrace.live.hosts.windows import Limits, Windows
-from stashtrace.live.state import Event
+from stashtrace.live.state import STORM_COUNT, Event, EventLog, read_events
 from stashtrace.loading.load import load_trace
 from stashtrace.run_facts import STACKS, read_host_facts
 

@@ -26,7 +26,7 @@ from stashtrace.live.hosts import other_hosts
 from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.hosts.share import Share
 from stashtrace.live.table import LIVE_STEPS
-from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger
+from stashtrace.live.triggers import SlowStepSeen, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.load import load_trace
 from stashtrace.loading.looks import with_looks
 from stashtrace.record.directory import HOSTS_FOLDER
@@ -67,7 +67,7 @@ class Host:
 
     def tell(self, now_ns: int) -> None:
         ranks, rest = self.accounts.own_files()
-        self.share.tell(ranks, rest, now_ns + self.offset_ns)
+        self.share.write(ranks, rest, now_ns + self.offset_ns)
 
     def closed(self) -> Table:
         return Table.concat(LIVE_STEPS, self.parts)
@@ -130,7 +130,7 @@ def all_sleep_in_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
         asleep = Look(1, 1 << 60, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
         return with_looks(trace, dict.fromkeys(wanted, asleep.to_text()))
 
-    monkeypatch.setattr("stashtrace.live.triggers.slow_and_stuck.look_at", look_at)
+    monkeypatch.setattr("stashtrace.live.triggers.look_at", look_at)
 
 
 def late_job(folder: Path, steps_count: int = 200, **more: Any) -> dict[tuple[int, int], float]:
@@ -230,7 +230,7 @@ def test_a_host_that_dies(tmp_path: Path) -> None:
     assert len(live) == 2 * 750
     assert int((live["complete"] == 0).sum()) > 0
     assert (live["complete"][live["step"] < 80] == 1).all()
-    assert any(note.startswith("node02 has told nothing of its ranks for 3") for note in heard), set(heard)
+    assert any(note.startswith("node02 has reported nothing of its ranks for 3") for note in heard), set(heard)
     assert unequal(live.take(live["complete"] == 1), afterwards(tmp_path / "job")) == []
 
 
@@ -287,7 +287,7 @@ def test_a_host_that_falls_silent_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_host_that_tells_nothing_of_its_last_steps(tmp_path: Path) -> None:
-    """Its follower is too busy when the job ends: the steps that it has not told of are marked."""
+    """Its follower is too busy when the job ends: the steps that it has not reported are marked."""
     late_job(tmp_path / "job")
     (tmp_path / "grown").mkdir()
     hosts = [Host(tmp_path / "grown", name) for name in NODES]
@@ -320,7 +320,7 @@ def test_more_ranks_than_a_follower_takes_in(tmp_path: Path, monkeypatch: pytest
     hosts = follow(tmp_path / "job", tmp_path / "grown", lambda at, hosts: heard.update(hosts[0].others.notes()))
     assert [len(host.closed()) for host in hosts] == [400, 400]
     assert (hosts[0].closed()["complete"] == 0).sum() > 330
-    note = "other hosts tell of 2 ranks, of which a follower takes in 1 at most: waits for them have no cause"
+    note = "other hosts report 2 ranks, and a follower reads 1 at most: waits for them have no cause"
     assert note in heard
 
 
@@ -363,7 +363,7 @@ def test_a_vector_is_small(tmp_path: Path, inside_count: int) -> None:
 def test_a_stuck_job_is_told_by_the_host_of_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: int
 ) -> None:
-    """What others tell is some seconds old: by then their ranks seem not to have entered what the own ones wait in."""
+    """What others report is some seconds old: by then their ranks seem not to have entered what those here wait in."""
     write_job(tmp_path / "job", ranks_count=4, steps_count=200, hosts=NODES, dead=[(2, 100)], waits=True)
     facts = json.loads((tmp_path / "job" / "run.json").read_text())
     (tmp_path / "job" / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "exit_code"}))
@@ -416,12 +416,12 @@ def test_a_job_whose_other_hosts_are_not_seen(tmp_path: Path, monkeypatch: pytes
         moments.append(now_ns)
         found = host.accounts.round(now_ns)
         if found.window is not None:
-            trigger.round(found.window, now_ns, 0, host.others.spoken_for(now_ns), host.others.told)
+            trigger.round(found.window, now_ns, 0, host.others.spoken_for(now_ns), host.others.known)
             said += [trigger.waits, *trigger.sentences]
     assert [text for text in said if text] == [], "nothing is said while the job gets on, nor of a wait that just began"
     found = host.accounts.round(moments[-1] + 8 * SECOND)
     assert found.window is not None
-    trigger.round(found.window, moments[-1] + 8 * SECOND, 0, host.others.spoken_for(moments[-1]), host.others.told)
+    trigger.round(found.window, moments[-1] + 8 * SECOND, 0, host.others.spoken_for(moments[-1]), host.others.known)
     said = [text for text in (trigger.waits, *trigger.sentences) if text]
     if dead == 1:
         assert trigger.ranks == [1]

@@ -24,10 +24,9 @@ from stashtrace.format.compact import write_packed
 from stashtrace.format.stash_file import StashFile
 from stashtrace.live import times
 from stashtrace.live.alarms import Alarms
-from stashtrace.live.events import EventLog
 from stashtrace.live.hosts.requests import Asked, Request, asked_hosts, put_request, take_requests
 from stashtrace.live.hosts.windows import Limits, Windows
-from stashtrace.live.state import Event, LiveState
+from stashtrace.live.state import Event, EventLog, LiveState
 from stashtrace.loading.load import load_trace
 from stashtrace.record.launchers import own_place
 from stashtrace.schema.groupby import GroupBy

@@ -11,8 +11,7 @@ import pytest
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.errors import FormatError, UnsupportedVersionError
 from stashtrace.live.state import Event, LiveState, read_states
-from stashtrace.live.table import LIVE_STEPS, LiveFile, read_live
-from stashtrace.live.totals import STEP_BOUNDS_S, LiveTotals
+from stashtrace.live.table import LIVE_STEPS, STEP_BOUNDS_S, LiveFile, LiveTotals, read_live
 from stashtrace.schema.table import Table
 
 MS = 1_000_000

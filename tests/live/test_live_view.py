@@ -18,7 +18,7 @@ from test_live_table import made_steps
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.state import LATE, MOST, Event, LineNow, LiveState
-from stashtrace.live.totals import LiveTotals
+from stashtrace.live.table import LiveTotals
 from stashtrace.live.view import watched
 from stashtrace.live.view.text import live_lines
 from stashtrace.live.view.watched import LiveView, Watched, merge_states
@@ -163,7 +163,7 @@ def test_many_ranks_are_the_different_ones_and_the_others() -> None:
     odd["newest_stall_ns"] = odd["newest_stall_ns"] | {"fetch": 0, "compute": odd["newest_ns"], "straggler": 0}
     odd["caused_wait_ns"] = 5 * S
     text = text_of(view_of(made))
-    assert "newest 30 steps; 64 ranks, those that are alike as their median in one row:" in text
+    assert "newest 30 steps; 64 ranks, similar ranks as their median in one row:" in text
     assert re.findall(r"^  (0-8,10-63|9) ", text, re.M) == ["0-8,10-63", "9"]
     assert "waits since the begin, summed over the ranks that waited: 5.00 s for rank 9" in text
 

@@ -14,7 +14,7 @@ from made_job import write_job
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import LiveRings
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.triggers.lost_ranks import LostRank, LostRankTrigger
+from stashtrace.live.triggers import LostRank, LostRankTrigger
 
 SECOND = 1_000_000_000
 #: Process of rank 1, and that of its loader worker.

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from varying_job import MS, growths, varying_job
 
-from stashtrace.live.triggers.growth import BLOCK_STEPS
+from stashtrace.live.triggers import BLOCK_STEPS
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,10 @@ from stashtrace.errors import DataLossWarning
 from stashtrace.format.compact import write_packed
 from stashtrace.format.stash_file import StashFile
 from stashtrace.live import times
-from stashtrace.live.events import read_events
 from stashtrace.live.hosts.collecting import take_in
 from stashtrace.live.hosts.requests import Request, take_requests
 from stashtrace.live.hosts.windows import Limits
-from stashtrace.live.state import Event
+from stashtrace.live.state import Event, read_events
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.table import Table
 

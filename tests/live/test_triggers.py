@@ -15,7 +15,7 @@ from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
 from stashtrace.analysis.findings.spikes.spikes import SPIKES
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.triggers.slow_and_stuck import SlowStepSeen, SlowStepTrigger, StuckTrigger
+from stashtrace.live.triggers import SlowStepSeen, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.looks import with_looks
 from stashtrace.record.look.model import Look, ThreadLook
 from stashtrace.schema.table import Table
@@ -106,7 +106,7 @@ def test_a_rank_that_uses_a_cpu_and_records_nothing_is_said_after_half_a_minute(
         busy = Look(1, 1 << 60, SECOND, "R", thread, thread_ran_ns=SECOND, others_ran_ns=0, moved_bytes=0)
         return with_looks(trace, dict.fromkeys(wanted, busy.to_text()))
 
-    monkeypatch.setattr("stashtrace.live.triggers.slow_and_stuck.look_at", look_at)
+    monkeypatch.setattr("stashtrace.live.triggers.look_at", look_at)
     accounts, trigger = LiveAccounts(GrowingRun(str(tmp_path / "grown"))), StuckTrigger(str(tmp_path / "grown"))
     said: list[str] = []
     now_ns = 0

@@ -14,11 +14,11 @@ from stashtrace.report.budget_groups import (
     ALIKE_RATIO,
     COLUMNS,
     GROUPS_AT_MOST,
-    alike,
     budget_groups,
     percents,
     rank_columns,
     ranks_apart,
+    similar_rows,
 )
 
 
@@ -53,7 +53,7 @@ def test_the_columns_of_a_group_are_the_mean_step_of_its_ranks() -> None:
 def test_no_group_holds_ranks_that_differ_and_every_rank_is_in_one() -> None:
     random = np.random.default_rng(7)
     values = np.repeat(random.random((5, 8)), 40, axis=0) + random.random((200, 8)) * ALIKE_RATIO / 2
-    groups = alike(values)
+    groups = similar_rows(values)
     assert sorted(np.concatenate([members for members, _ in groups]).tolist()) == list(range(200))
     for members, mixed in groups:
         assert not mixed
@@ -62,7 +62,7 @@ def test_no_group_holds_ranks_that_differ_and_every_rank_is_in_one() -> None:
 
 
 def test_ranks_that_are_all_different_end_in_one_group_that_says_so() -> None:
-    groups = alike(np.linspace(0, 1, 30)[:, None])
+    groups = similar_rows(np.linspace(0, 1, 30)[:, None])
     assert len(groups) == GROUPS_AT_MOST
     assert [mixed for _, mixed in groups] == [False] * (GROUPS_AT_MOST - 1) + [True]
 

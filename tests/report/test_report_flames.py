@@ -14,7 +14,7 @@ from summary.scenes import job
 
 from stashtrace.report.blocks import html_of
 from stashtrace.report.document import report_facts
-from stashtrace.report.page.flame_parts import flame_graph, flames_part
+from stashtrace.report.page.flame_graphs import flame_graph, flames_part
 from stashtrace.report.page.page import page
 from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.trace import Trace

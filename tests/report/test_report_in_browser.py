@@ -18,7 +18,7 @@ from test_report_slow import job as slow_job
 from timeline.browser import Browser, Page, find_chromium
 
 from stashtrace.report.document import report_facts
-from stashtrace.report.page.flame_parts import flame_graph
+from stashtrace.report.page.flame_graphs import flame_graph
 from stashtrace.report.page.html import whole_page
 from stashtrace.report.page.page import page
 

@@ -11,7 +11,7 @@ from builders import MS, TraceBuilder
 from stashtrace.analysis.findings.spikes.policy import POLICY
 from stashtrace.analysis.findings.spikes.spikes import spikes
 from stashtrace.analysis.findings.summary_input import gather
-from stashtrace.report.page.waits_links_machine import slow_lead
+from stashtrace.report.page.page import slow_lead
 from stashtrace.report.steps_over_time import LISTED, slow_steps
 from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.trace import Trace

@@ -100,7 +100,7 @@ def test_a_list_of_ranks_too_long_to_read_is_cut() -> None:
             "it was blocked 38.0 ms longer than the median of the others waiting for the GIL, which another thread"
             " holds",
         ),
-        ({"late_rank": -1, "cause_kind": "unknown"}, "the clocks cannot tell for whom"),
+        ({"late_rank": -1, "cause_kind": "unknown"}, "the clocks do not show for whom"),
         (
             {"method": "hung", "waiting_ranks": "2", "cause_kind": "unknown"},
             "rank 2 hangs in all-reduce 4182, which rank 3 never entered",

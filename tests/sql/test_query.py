@@ -18,8 +18,7 @@ from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.sql import query, query_names
-from stashtrace.sql.query import run_labels
-from stashtrace.sql.store_run import StoreRun
+from stashtrace.sql.query import StoreRun, run_labels
 
 pytest.importorskip("duckdb")
 pytest.importorskip("pyarrow")
@@ -218,18 +217,18 @@ def test_no_analysis_of_ours_needs_parameters() -> None:
 
 
 def test_a_store_is_read_by_table(folder: Path, trace: Trace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stashtrace.sql import store_run
+    from stashtrace.sql import query as query_of_runs
 
     store = tmp_path / "store"
     stashtrace.export(trace, "store", store)
     asked: list[object] = []
-    real = store_run.load_trace
+    real = query_of_runs.load_trace
 
     def noted(path: str, **options: object) -> Trace:
         asked.append(options.get("tables"))
         return real(path, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store_run, "load_trace", noted)
+    monkeypatch.setattr(query_of_runs, "load_trace", noted)
     database, run = query.Database([""]), StoreRun(str(store))
     text = "select path, op, count(*) from io group by all order by all"
     assert database.rows(database.relation(text, [run])) == trace.sql(text).fetchall()

@@ -11,8 +11,8 @@ from stashtrace.schema.events import COUNTERS, TABLES
 from stashtrace.schema.kinds import IoOp
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
-from stashtrace.sql import duckdb_tables
-from stashtrace.sql.duckdb_tables import Texts, describing, query_names, to_arrow
+from stashtrace.sql import query as query_of_runs
+from stashtrace.sql.query import Texts, describing, query_names, to_arrow
 
 pytest.importorskip("pyarrow")
 
@@ -67,7 +67,7 @@ def test_a_missing_code_is_no_text() -> None:
 def test_of_very_many_texts_only_those_in_use_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     strings = StringPool(f"text {number}" for number in range(50))
     table, texts = mixed(strings, [1, 1, 1]), Texts(strings)
-    monkeypatch.setattr(duckdb_tables, "_MOST_TEXTS", 10)
+    monkeypatch.setattr(query_of_runs, "_MOST_TEXTS", 10)
     path = to_arrow(table, texts).column("path")
     assert path.to_pylist() == ["/b", "/a", "/b"]
     assert sorted(path.chunk(0).dictionary.to_pylist()) == ["/a", "/b"]

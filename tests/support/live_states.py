@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from stashtrace.live.state import LiveState
-from stashtrace.live.totals import STEP_BOUNDS_S, LiveTotals, RankTotals
+from stashtrace.live.table import STEP_BOUNDS_S, LiveTotals, RankTotals
 
 S = 10**9
 #: CLOCK_REALTIME of the zero of the common clock.

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.live.table import LIVE_STEPS
-from stashtrace.live.triggers.growth import Growth, GrowthTrigger
+from stashtrace.live.triggers import Growth, GrowthTrigger
 from stashtrace.schema.table import Table
 
 MS = 1e6

@@ -16,7 +16,7 @@ from stashtrace import _native
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline.file_tracks import BLOCKED, Bins, sum_piece
+from stashtrace.timeline.host_tracks import BLOCKED, Bins, sum_piece
 from stashtrace.timeline.rows_by_rank import RankRows, TraceRows, Window
 from stashtrace.timeline.tracks import Piece
 

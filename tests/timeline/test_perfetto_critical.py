@@ -15,7 +15,7 @@ from trace_processor import TraceProcessor
 from stashtrace.analysis.registry import analyze
 from stashtrace.exporters.registry import export
 from stashtrace.schema.trace import Trace
-from stashtrace.timeline import critical_path_tracks
+from stashtrace.timeline import step_tracks
 
 pytestmark = pytest.mark.skipif(bool(trace_processor.missing()), reason=trace_processor.missing() or "-")
 
@@ -108,7 +108,7 @@ def test_a_graph_too_large_for_a_time_line_is_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = late_text()
-    monkeypatch.setattr(critical_path_tracks, "MOST_ROWS", len(trace.phases) + len(trace.collectives) - 1)
+    monkeypatch.setattr(step_tracks, "MOST_ROWS", len(trace.phases) + len(trace.collectives) - 1)
     with caplog.at_level(logging.INFO, logger="stashtrace"):
         processor = exported(trace, tmp_path / "t.pftrace")
     assert processor.one("select count() from track where name glob '*critical*'") == 0

@@ -22,7 +22,7 @@ from traced import run_traced
 
 from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.cli import main
-from stashtrace.trackers.noted_runs import noted_run
+from stashtrace.trackers.answers import noted_run
 
 DOUBLES = {
     "wandb": """
@@ -181,7 +181,7 @@ def test_names_are_checked_before_the_job_starts(tmp_path: Path, capsys: pytest.
 
 
 def test_a_package_that_is_not_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stashtrace.trackers.names.find_spec", lambda name: None)
+    monkeypatch.setattr("stashtrace.trackers.writers.find_spec", lambda name: None)
     assert main(["log", "somewhere", "--to", "wandb"]) == 2
     assert "the package wandb is not installed in stashtrace's Python" in capsys.readouterr().err
 

@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import INSIDE, MIXED, group_table, known_columns, places
 from stashtrace.analysis.intervals import NEVER, Int64, int64
-from stashtrace.calibration.file import Calibration, find_calibration
+from stashtrace.calibration.file import Calibration, find_calibration, host_names
 from stashtrace.calibration.fit_link import fit_alpha_beta
-from stashtrace.calibration.of_run import host_names
 from stashtrace.calibration.robust_line import Floats
 from stashtrace.errors import FormatError
 from stashtrace.schema.groupby import GroupBy

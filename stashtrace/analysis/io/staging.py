@@ -13,8 +13,7 @@ from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files, is_
 from stashtrace.analysis.io.file_counters import count_files
 from stashtrace.analysis.io.files import groups
 from stashtrace.analysis.io.io_tables import IO_STAGING
-from stashtrace.calibration.file import Calibration
-from stashtrace.calibration.of_run import calibration_of
+from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import order_by
 from stashtrace.schema.kinds import IoFlag

@@ -14,9 +14,8 @@ from stashtrace.analysis.collectives.matching import INSIDE, group_table
 from stashtrace.analysis.collectives.shares import backends_of_rows
 from stashtrace.analysis.devices.work import one_of
 from stashtrace.analysis.intervals import Int64
-from stashtrace.calibration.file import Calibration
+from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.calibration.fit_link import bus_bytes
-from stashtrace.calibration.of_run import calibration_of
 from stashtrace.calibration.robust_line import Floats
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK_OR_ALL, schema

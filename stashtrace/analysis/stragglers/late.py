@@ -35,8 +35,7 @@ from stashtrace.analysis.stragglers.instances import (
     instances,
     launch_skews,
 )
-from stashtrace.calibration.file import Calibration
-from stashtrace.calibration.of_run import calibration_of
+from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, Column, schema

@@ -270,7 +270,7 @@ def _analyze(paths: list[str], name: str, options: dict[str, Any], arguments: Na
     source = paths[0]
     if len(paths) == 1 and is_store(source):
         from stashtrace.fleet import analyze as fleet
-        from stashtrace.fleet.plans import PLANS
+        from stashtrace.fleet.analyze import PLANS
 
         if getattr(arguments, "cluster", None) or (name in PLANS and find_spec("dask") is not None):
             with Screen().progress(name) as progress:

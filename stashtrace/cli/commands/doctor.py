@@ -12,7 +12,7 @@ from stashtrace.record.doctor import checks
 from stashtrace.record.doctor_gpu import Check
 from stashtrace.record.look.stacks import PROGRAM, find_program
 from stashtrace.text import wrap
-from stashtrace.trackers.names import TRACKERS
+from stashtrace.trackers.writers import TRACKERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,7 @@ def main(argv: Sequence[str]) -> int:
     for sentence in totals.history.left_out:
         screen.say(f"warning: {sentence}")
 
-    from stashtrace.lab.history.answers import answers
-    from stashtrace.lab.history.page import history_blocks, history_page, history_picture
+    from stashtrace.lab.history.answers import answers, history_blocks, history_page, history_picture
 
     names = [arguments.question] if arguments.question else [name for name in QUESTIONS if name != "runs"]
     found = answers(totals, names, by=arguments.by, limit_percent=arguments.limit)
@@ -145,7 +144,7 @@ def _totals(place: Place, arguments: argparse.Namespace, screen: Screen) -> RunT
 
 def _print(found: Sequence[Answer], totals: RunTotals, arguments: argparse.Namespace) -> None:
     if arguments.question is None:
-        from stashtrace.lab.history.page import overview_blocks
+        from stashtrace.lab.history.answers import overview_blocks
 
         print_blocks(arguments.format, overview_blocks(found), _document(found, totals))
         return

@@ -17,9 +17,9 @@ from stashtrace.cli.print_tables import write_rows
 from stashtrace.errors import UsageError
 
 if TYPE_CHECKING:
-    from stashtrace.lab.recommend.candidates import Work
     from stashtrace.lab.recommend.instance_catalog import Catalog
     from stashtrace.lab.recommend.profile import Profile
+    from stashtrace.lab.recommend.recommend import Work
 
 _EPILOG = """FILE is the characterization.json of `stashtrace characterize`, or its folder
 (default ./characterization); give one for each kind of machine. The exit code
@@ -65,10 +65,9 @@ def main(argv: Sequence[str]) -> int:
     """Read the results, compare instances and print the comparison."""
     arguments = parser().read(argv)
     from stashtrace.lab.recommend import recommendation_text
-    from stashtrace.lab.recommend.candidates import Budget
     from stashtrace.lab.recommend.elasticity import elasticity, elasticity_block
     from stashtrace.lab.recommend.instance_catalog import Instance, catalog_blocks
-    from stashtrace.lab.recommend.recommend import recommend
+    from stashtrace.lab.recommend.recommend import Budget, recommend
     from stashtrace.lab.recommend.recommendation_text import plot_recommendation
 
     check_plot(arguments.plot)
@@ -136,7 +135,7 @@ def _profiles(arguments: argparse.Namespace) -> list[Profile]:
 
 def _work(arguments: argparse.Namespace, profiles: Sequence[Profile]) -> tuple[Work, str]:
     """Return the amount of work, and its description."""
-    from stashtrace.lab.recommend.candidates import Work
+    from stashtrace.lab.recommend.recommend import Work
 
     if arguments.samples and arguments.iterations:
         raise UsageError("--samples and --iterations both state the amount of work", hint="give one of them")

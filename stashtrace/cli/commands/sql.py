@@ -93,7 +93,7 @@ def _open(paths: list[str], run_id: str | None) -> Run:
     from stashtrace.store.layout import is_store
 
     if len(paths) == 1 and is_store(paths[0]):
-        from stashtrace.sql.store_run import StoreRun
+        from stashtrace.sql.query import StoreRun
 
         return StoreRun(paths[0])
     return _LoadedRun(paths, run_id)

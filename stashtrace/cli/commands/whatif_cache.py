@@ -20,7 +20,7 @@ _SHARES = "0:100"
 
 def parser() -> Parser:
     """Return the parser of ``stashtrace whatif-cache``."""
-    from stashtrace.lab.cache.cache_model import LRU, POLICIES
+    from stashtrace.lab.cache_model import LRU, POLICIES
 
     parser = Parser("whatif-cache", "Forecast step time against the cached share of the data set.", _EPILOG)
     parser.add_argument("path", metavar="RUN", help=RUN_OR_FILES)
@@ -33,7 +33,6 @@ def parser() -> Parser:
     add_value(parser, "--dataset-size", "SIZE", "size of the data set, if the run read only a part of it", read_size)
     calibration = "file of `stashtrace calibrate --disk`, for storage that the run did not read"
     add_value(parser, "--calibration", "FILE", calibration)
-    add_value(parser, "--seed", "N", "seed of the simulation (default 0)", type=int, default=0)
     parser.add_plot("step time and stalls")
     parser.add_format(ALL_FORMATS)
     return parser
@@ -46,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.analysis.registry import analyze
     from stashtrace.calibration.file import find_calibration, load_calibration
     from stashtrace.cli.find_runs import read_runs
-    from stashtrace.lab.cache.forecast import answers, cache_forecast, forecast_blocks, inputs_of, plot_forecast
+    from stashtrace.lab.cache_forecast import answers, cache_forecast, forecast_blocks, inputs_of, plot_forecast
 
     shares, dataset, cache = arguments.cached, arguments.dataset_size, arguments.cache_size
     if dataset == 0:
@@ -65,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         )
     if cache is not None:
         shares = [min(cache / max(inputs.dataset_bytes, 1), 1.0)]
-    table = cache_forecast(inputs, shares, arguments.policy, seed=arguments.seed)
+    table = cache_forecast(inputs, shares, arguments.policy)
     rows = list(named_rows(table, trace.strings))
     whole: dict[str, Any] = {
         "policy": arguments.policy,

@@ -1,15 +1,21 @@
 """Measure what the links of this machine can do: plan, run the workers, fit, return a ``Calibration``.
 
-Nothing heavy is imported here; workers are processes of their own, so a driver
-that crashes takes one of them and not the answer.
+Nothing heavy is imported here. Workers are processes of one host, one per rank, which meet through a file: a driver
+that crashes takes one of them and not the answer. A worker that fails takes the others with it, and its last line
+becomes the error.
 """
 
 from __future__ import annotations
 
 import datetime
+import json
+import os
 import platform
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +24,73 @@ from stashtrace.calibration.file import Calibration, Link, Points
 from stashtrace.calibration.fit_link import Fit, Piece, fit_alpha_beta
 from stashtrace.calibration.robust_line import Floats, robust_line
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
-from stashtrace.lab.calibrate.start_workers import probe_machine, run_ranks
-from stashtrace.lab.calibrate.sweep import sizes_between
-from stashtrace.lab.machine import free_memory_bytes, machine_facts
-from stashtrace.lab.other_work import Meanwhile, meanwhile_text, measured_quietly
-from stashtrace.lab.progress import ProgressCallback, no_progress
+from stashtrace.lab.calibrate.calibrate_worker import sizes_between
+from stashtrace.lab.machine import Meanwhile, free_memory_bytes, machine_facts, meanwhile_text, measured_quietly
+from stashtrace.lab.processes import (
+    ProgressCallback,
+    RankFailedError,
+    last_line,
+    no_progress,
+    rank_processes,
+    wait_for_ranks,
+)
+from stashtrace.record.environment import untraced_environment
+from stashtrace.whole_files import write_whole
+
+_WORKER = "stashtrace.lab.calibrate.calibrate_worker"
+#: Importing torch, meeting, allocating and the last round, on a busy machine.
+_SLACK_S = 180.0
+_PROBE_S = 120.0
+
+
+def probe_machine() -> dict[str, Any]:
+    """Run ``calibrate_worker.probe`` in a separate process: the caller never imports torch."""
+    return run_ranks({"what": "probe"}, 1, _PROBE_S)[0]
+
+
+def run_ranks(
+    task: Mapping[str, Any], ranks: int, seconds: float, *, on_wait: Callable[[float], None] = lambda seconds: None
+) -> list[dict[str, Any]]:
+    """Run workers with the same task, and return their answers.
+
+    ``task``: as ``calibrate_worker`` reads it; rank, number of ranks and paths are added. ``ranks``: how many
+    processes. ``seconds``: how long they mean to measure; they are stopped three minutes after that. ``on_wait``:
+    called with the seconds since the start, now and then. Raises CaptureError if a worker fails or hangs.
+    """
+    with tempfile.TemporaryDirectory(prefix="stashtrace-calibrate-") as name:
+        folder = Path(name)
+        tasks, logs, answers = (
+            [folder / f"{kind}{rank}" for rank in range(ranks)] for kind in ("task", "printed", "answer")
+        )
+        for rank, (path, answer) in enumerate(zip(tasks, answers, strict=True)):
+            place = {"rank": rank, "ranks": ranks, "rendezvous": str(folder / "meet"), "answer": str(answer)}
+            write_whole(path, json.dumps({**task, **place}))
+        begin, limit_s = time.monotonic(), seconds + _SLACK_S
+
+        def watch(running: Sequence[int]) -> None:
+            waited_s = time.monotonic() - begin
+            if waited_s > limit_s:
+                stuck = ", ".join(map(str, running))
+                raise CaptureError(f"workers {stuck} of {ranks} did not end within {limit_s:.0f} s")
+            on_wait(waited_s)
+
+        with rank_processes(_WORKER, tasks, logs, untraced(os.environ)) as workers:
+            try:
+                wait_for_ranks(workers, on_wait=watch)
+            except RankFailedError as error:
+                why = f"signal {-error.code}" if error.code < 0 else f"exit code {error.code}"
+                said = last_line(logs[error.rank]) or "it said nothing"
+                raise CaptureError(
+                    f"worker {error.rank} of {ranks} failed ({why}): {said}",
+                    hint="`stashtrace doctor` says what this machine has; `--ranks` and `--sizes` make it smaller",
+                ) from error
+        return [json.loads(answer.read_text(encoding="utf-8")) for answer in answers]
+
+
+def untraced(environment: Mapping[str, str]) -> dict[str, str]:
+    """Remove what makes the tracer record from an environment; one thread per rank, as launchers set it."""
+    return {"OMP_NUM_THREADS": "1", **untraced_environment(environment)}
+
 
 BACKENDS = ("auto", "gloo", "nccl", "cuda", "disk")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -180,11 +248,11 @@ def calibrate(
 
     ``request``: what to measure. ``version``, ``command``: of stashtrace, and what was typed; kept in the result.
     ``facts``: as ``worker.probe`` finds them; asked for if left out. ``runner``: starts workers, as :func:`run_ranks`.
-    ``on_progress``: told the share that is done (0 to 1), and what is going on. Raises UsageError if what was asked for
-    cannot be measured here. Raises CaptureError if a worker fails. Raises MissingDataError if nothing could be measured
-    in the end.
+    ``on_progress``: called with the share that is done (0 to 1), and what is going on. Raises UsageError if what was
+    asked for cannot be measured here. Raises CaptureError if a worker fails. Raises MissingDataError if nothing could
+    be measured in the end.
     """
-    machine_before = machine_facts()  # its load is that of the machine, not our own
+    machine_before = machine_facts()  # its load is that of the machine, not ours
     known = dict(facts) if facts is not None else probe_machine()
     plans = plan(request, known, free_memory_bytes())
     links: list[Link] = []
@@ -229,7 +297,7 @@ def _start(
     """
     what = f"{part.name}: {len(part.ops)} operations, {which}"
 
-    def tell(seconds: float) -> None:
+    def report(seconds: float) -> None:
         on_progress((begun[0] + min(seconds / part.seconds, 0.99)) / begun[1], what)
 
     def disturbance(answers: list[dict[str, Any]]) -> str:
@@ -241,13 +309,13 @@ def _start(
         return taken
 
     def start() -> list[dict[str, Any]]:
-        return runner(part.task(), part.ranks, part.seconds, on_wait=tell)
+        return runner(part.task(), part.ranks, part.seconds, on_wait=report)
 
     return measured_quietly(start, disturbance)
 
 
 def _meanwhile(answers: Sequence[Mapping[str, Any]]) -> Meanwhile | None:
-    return Meanwhile.of([answer.get("used") for answer in answers])
+    return Meanwhile.from_uses([answer.get("used") for answer in answers])
 
 
 def _points(answers: Sequence[Mapping[str, Any]]) -> dict[str, Points]:

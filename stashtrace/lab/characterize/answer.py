@@ -1,4 +1,4 @@
-"""The answer of ``stashtrace characterize``: step times, stalls with intervals, and the attribution beside them.
+"""The answer of ``stashtrace characterize``: step times, stalls with intervals, and their attribution.
 
 ``characterization.json`` is both the answer and the memory of an interrupted one: runs that are in it are not repeated.
 Its keys call the configurations steps.
@@ -175,7 +175,7 @@ class Characterization:
             }
             for configuration, time in times.items()
         }
-        beside = {name: self.attributed_difference_ns(name) for name in KINDS_OF}
+        attributed = {name: self.attributed_difference_ns(name) for name in KINDS_OF}
         return {
             "format": FORMAT,
             **self.facts,
@@ -183,7 +183,7 @@ class Characterization:
             "steps": steps,
             "stalls": {name: _stall_json(stall) for name, stall in self.stalls().items()},
             "attribution": attribution,
-            "attributed": {name: [one.value, one.low, one.high] for name, one in beside.items() if one is not None},
+            "attributed": {name: [one.value, one.low, one.high] for name, one in attributed.items() if one is not None},
             "disagreements": self.disagreements(),
             "notes": list(self.notes),
         }
@@ -192,11 +192,11 @@ class Characterization:
         """A sentence for each stall where difference and attribution are further apart than both their intervals."""
         out = []
         for name, stall in self.stalls().items():
-            beside, lost = self.attributed_difference_ns(name), stall.lost_ns
-            if beside is not None and lost.known and not lost.overlaps(beside):
+            attributed, lost = self.attributed_difference_ns(name), stall.lost_ns
+            if attributed is not None and lost.known and not lost.overlaps(attributed):
                 out.append(
                     f"{name}: the steps differ by {duration_text(lost.value)}, the attribution of the same runs says"
-                    f" {duration_text(beside.value)}; {_REASONS[name]}"
+                    f" {duration_text(attributed.value)}; {_REASONS[name]}"
                 )
         return out
 
@@ -207,9 +207,9 @@ class Characterization:
 
 
 _REASONS = {
-    "interconnect": "ranks that compute beside each other share memory and caches, which no trace of one run shows",
-    "network": "sending and receiving over the other way takes processor time from the compute beside it",
-    "prep": "workers that prepare batches take processor time from the compute beside them",
+    "interconnect": "ranks that compute at the same time share memory and caches, which no trace of one run shows",
+    "network": "sending and receiving over the other way takes processor time from the compute",
+    "prep": "workers that prepare batches take processor time from the compute",
     "fetch": "a cold cache also delays what is not a batch: read-ahead and eviction burden the whole machine",
 }
 

@@ -42,7 +42,7 @@ def title(answer: Characterization) -> str:
 def characterization_blocks(answer: Characterization, *, published: bool = False) -> list[Block | None]:
     """Return the answer to show: the bottleneck, what to know, the steps, the stalls.
 
-    ``published``: whether stalls as Stash's code computes them stand beside ours.
+    ``published``: whether stalls as Stash's code computes them are shown next to ours.
     """
     quick = "quick: fewer and shorter runs" if answer.facts.get("quick") else ""
     steps = [*_steps(answer), Listing(state_texts(answer), style="soft"), Bars(stacks(answer))]
@@ -94,9 +94,9 @@ def _stalls(answer: Characterization, published: bool) -> list[Block | None]:
         if name not in stalls:
             rows.append((name, "not measured", *[""] * (2 + published)))
             continue
-        stall, beside = stalls[name], answer.attributed_difference_ns(name)
+        stall, attributed = stalls[name], answer.attributed_difference_ns(name)
         of_stash = (published_text(stall),) * published
-        says = duration_text(beside.value) if beside else "-"
+        says = duration_text(attributed.value) if attributed else "-"
         rows.append((name, share_text(stall.clean), *of_stash, duration_text(stall.lost_ns.value), says))
     head = ("stall", "share of the step", *("as published by Stash",) * published, "costs", "the attribution says")
     slower = f"{stalls['network'].slowdown.value:.2f} times as long" if "network" in stalls else ""
@@ -266,7 +266,7 @@ def bottleneck_text(answer: Characterization) -> str:
 
 
 def characterized_text(run: str, stall: Estimate | None) -> str:
-    """Return a sentence about the run that is modelled, and the interconnect stall beside it."""
+    """Return a sentence about the run that is modelled, and its interconnect stall."""
     known = "its interconnect stall was not measured"
     if stall is not None:
         interval = f" ({duration_text(stall.low)} to {duration_text(stall.high)})" if stall.known else ""

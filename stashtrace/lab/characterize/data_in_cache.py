@@ -53,10 +53,10 @@ class DataStates:
             )
         if unknown := [(path, why) for path, why in whole.left_out if why not in _NO_DATA]:
             files = list_some([f"{path} ({why})" for path, why in unknown])
-            self.notes.append(f"not looked at, and neither cold nor warm: {files}")
+            self.notes.append(f"not examined, and neither cold nor warm: {files}")
 
     @classmethod
-    def of(cls, run: Path, data: Sequence[Path], *, drop_caches: bool) -> DataStates:
+    def from_trial(cls, run: Path, data: Sequence[Path], *, drop_caches: bool) -> DataStates:
         """Take the files that are named, or those that a run was seen to read and their neighbours."""
         seen = files_read(load_trace(run))
         whole = file_set(data) if data else with_neighbours(seen)
@@ -67,7 +67,7 @@ class DataStates:
         return {"files_count": len(self._whole.paths), "bytes": self._whole.bytes}
 
     def prepare(self, state: str) -> CacheState:
-        """Bring the data set into a state, and look whether it is in it."""
+        """Bring the data set into a state, and check that it is in it."""
         if not self._whole.bytes:
             return _without_files(state)
         if state == COLD:

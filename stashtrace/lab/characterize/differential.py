@@ -31,7 +31,7 @@ _PUBLISHED_NEEDS: Mapping[str, tuple[int, ...]] = {**SIDES, "fetch": (2, 3, 4)}
 
 _RESAMPLES = 4000
 _SEED = 20230718
-#: A deviation this small beside the other one is rounding.
+#: A deviation this small compared with the other one is rounding.
 _NOTHING = 1e-6
 
 

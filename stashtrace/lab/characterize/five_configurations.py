@@ -1,10 +1,10 @@
 """Stash's five configurations of an unedited command: plan the runs, make them, and keep their results.
 
-    repetition 0: configuration 1 2 3 4 5      each a run of its own, in another order each time, so that what
-    repetition 1: configuration 2 3 4 5 1      changes with time falls on all configurations alike
+    repetition 0: configuration 1 2 3 4 5      each a separate run, in another order each time, so that what
+    repetition 1: configuration 2 3 4 5 1      changes with time falls on all configurations equally
     ...
 
-What is kept alike in all of them: threads, processors of each rank, training steps that are left out at the start.
+What is equal in all of them: threads, processors of each rank, training steps that are left out at the start.
 Sharma et al., Stash, ICDCS 2023; ``docs/concepts/differential.md`` says what is
 done otherwise, and why.
 """
@@ -29,17 +29,22 @@ from stashtrace.lab.characterize.answer import (
     ConfigurationRun,
     RunInvalidError,
 )
-from stashtrace.lab.characterize.change_rank_count import SINGLE, TORCHRUN, Rendezvous, rank_command
 from stashtrace.lab.characterize.data_in_cache import DataStates
 from stashtrace.lab.characterize.differential import CONFIGURATIONS
 from stashtrace.lab.characterize.network import EmulatedHost, emulated_hosts
-from stashtrace.lab.characterize.request import CharacterizationRequest, open_characterization
+from stashtrace.lab.characterize.request import (
+    SINGLE,
+    TORCHRUN,
+    CharacterizationRequest,
+    Rendezvous,
+    open_characterization,
+    rank_command,
+)
 from stashtrace.lab.characterize.run_figures import Figures, step_figures, synthetic_data
 from stashtrace.lab.characterize.run_on_hosts import HostTask, by_ssh, free_port, from_host, here, run_tasks
-from stashtrace.lab.other_work import Quietest, measured_quietly
+from stashtrace.lab.machine import Quietest, measured_quietly
 from stashtrace.lab.page_cache import COLD, WARM, CacheState
-from stashtrace.lab.processes import cores_of_ranks
-from stashtrace.lab.progress import Progress, ProgressCallback, no_progress
+from stashtrace.lab.processes import Progress, ProgressCallback, cores_of_ranks, no_progress
 from stashtrace.loading.load import load_trace
 from stashtrace.record.options import SYNTHETIC_BATCHES, RecordOptions
 from stashtrace.schema.trace import Trace
@@ -50,7 +55,7 @@ _CACHE_STATES = {3: COLD, 4: WARM}
 #: A configuration that fails so often is left alone.
 _MOST_FAILURES = 2
 _TRIAL_STEPS = 16
-#: Epochs of unknown length have so many batches for each step of a run: one that accumulates gradients needs several.
+#: Batches of an epoch of unknown length for each step of a run: one that accumulates gradients needs several.
 _EPOCHS_STEPS = 10
 _THIS_HOST = ("localhost", "127.0.0.1")
 
@@ -67,8 +72,8 @@ def characterize(request: CharacterizationRequest, *, on_progress: ProgressCallb
 class Characterizer:
     """One call of ``characterize``.
 
-    ``on_progress``: told the share that is done, and what is going on. ``answer``: what is known so far; kept in its
-    file after each run.
+    ``on_progress``: called with the share that is done, and what is going on. ``answer``: what is known so far; kept in
+    its file after each run.
     """
 
     def __init__(self, request: CharacterizationRequest, on_progress: ProgressCallback) -> None:
@@ -99,7 +104,7 @@ class Characterizer:
         if not tried:
             self.trial_run(trial, progress)
         if any(configuration in _CACHE_STATES for _, configuration in missing):
-            self._data = DataStates.of(trial, request.data, drop_caches=request.drop_caches)
+            self._data = DataStates.from_trial(trial, request.data, drop_caches=request.drop_caches)
             answer.facts["data"] = self._data.facts()
             self._note(*self._data.notes)
         for repeat, configuration in missing:
@@ -183,7 +188,7 @@ class Characterizer:
         run = ConfigurationRun(configuration, repeat, FAILED, f"runs/{name}")
         state: CacheState | None = None
         what = f"configuration {configuration}, run {repeat + 1} of {self.request.repeats}"
-        progress.tell(what)
+        progress.report(what)
         if configuration in _CACHE_STATES and self._data is not None:
             state = self._data.prepare(_CACHE_STATES[configuration])
             run.cache = state.sentence
@@ -231,14 +236,14 @@ class Characterizer:
     def _run_tasks(
         self, tasks: Sequence[HostTask], directory: Path, steps_count: int, progress: Progress, what: str
     ) -> None:
-        progress.tell(what)
+        progress.report(what)
         run_tasks(
             tasks,
             directory,
             self.request.warmup + steps_count,
             self.request.timeout_s,
             name=f"characterize-{directory.name}",
-            on_wait=lambda: progress.tell(what),
+            on_wait=lambda: progress.report(what),
         )
 
     def _require_synthetic_data(self, trace: Trace) -> None:
@@ -259,7 +264,7 @@ class Characterizer:
             )
 
     def _keep_facts(self, configuration: int, figures: Figures) -> None:
-        """Keep what a measured run says of the job beside its step time."""
+        """Keep what a measured run says of the job, without its step time."""
         facts, asked = self.answer.facts, self.request.iterations
         if configuration == 2:
             messages = {"messages_count": figures.messages_count, "bytes": figures.message_bytes, "tensors_count": 0}

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces with names of their own, joined by a link of a chosen rate and delay.
+"""Two hosts on one machine: network namespaces with separate names, joined by a link of a chosen rate and delay.
 
 For configuration 5 of ``characterize`` where there is no second host. Both "hosts" share processors, memory and disk:
 what such a measurement says is the network's share alone, and everything that shows it says that it was emulated.

@@ -24,23 +24,23 @@ from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.program import own_program
 from stashtrace.whole_files import new_log
 
-#: Ranks are told to go on a little, so that the last step that counts is whole on each of them.
+#: Ranks are asked to go on a little, so that the last step that counts is whole on each of them.
 _MARGIN_STEPS = 2
 #: From asking a host to end to making it.
 _PATIENCE_S = 30.0
 _POLL_S = 0.1
-#: When one host of several has failed, the others are waited for so long.
+#: When one host of several has failed, the others are awaited for this time.
 _OTHERS_S = 20.0
 _SSH = ("ssh", "-o", "BatchMode=yes")
 #: Runs a command on another host, and ends it when its standard input, which is ours, closes with the connection. The
-#: time at which the process began tells it from a later one of the same number.
+#: time at which the process began distinguishes it from a later one of the same number.
 _GUARDED = (
     "exec 3<&0; began() {{ cut -d' ' -f22 /proc/$$/stat; }}; now=$(began); "
     '(cat <&3; [ "$now" = "$(began)" ] && kill -TERM $$ && sleep {patience_s:.0f} && '
     '[ "$now" = "$(began)" ] && kill -KILL -- -$$) >/dev/null 2>&1 & '
     "exec env {words} 3<&- </dev/null"
 )
-#: Variables that a command on another host needs as well; all others are that host's own.
+#: Variables that a command on another host needs as well; all others are those of that host.
 _CARRIED = ("OMP_NUM_THREADS", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CONDA_PREFIX")
 
 
@@ -54,7 +54,7 @@ class HostTask:
 
     #: What to run there.
     words: tuple[str, ...]
-    #: Variables beside the ones of the caller.
+    #: Variables besides those of the caller.
     environment: Mapping[str, str]
     #: Command line that runs words on that host, made of the words and the variables.
     wrap: Callable[[list[str], Mapping[str, str]], list[str]]
@@ -78,8 +78,8 @@ def by_ssh(host: str, ssh: Sequence[str] = _SSH) -> Callable[[list[str], Mapping
 
     def wrap(words: list[str], environment: Mapping[str, str]) -> list[str]:
         carried = {name: os.environ[name] for name in _CARRIED if name in os.environ} | dict(environment)
-        told = [f"{name}={value}" for name, value in carried.items()]
-        script = _GUARDED.format(words=shlex.join([*told, *words]), patience_s=_PATIENCE_S)
+        variables = [f"{name}={value}" for name, value in carried.items()]
+        script = _GUARDED.format(words=shlex.join([*variables, *words]), patience_s=_PATIENCE_S)
         return [*ssh, host, f"cd {shlex.quote(os.getcwd())} && exec sh -c {shlex.quote(script)}"]
 
     return wrap
@@ -211,7 +211,7 @@ def _wait(
 
 
 _WORD = re.compile(r"[A-Za-z]{2}")
-#: Where torchrun begins to tell that a rank has ended: what the rank said stands before it.
+#: Where torchrun begins to say that a rank has ended, after what the rank said.
 _LAUNCHER = re.compile(r"torch[./]distributed[./]elastic[./]multiprocessing")
 #: What its summary says of a rank that a signal ended, which said nothing itself.
 _SIGNAL = re.compile(r"Signal \d+ \(SIG\w+\).*")
@@ -250,7 +250,7 @@ def _end(started: Sequence[subprocess.Popen[bytes]], directory: Path) -> None:
         except KeyboardInterrupt:
             interrupted = True
     if left:
-        for pid in living_processes(directory):  # ranks in sessions of their own, whose launcher was killed
+        for pid in living_processes(directory):  # ranks in separate sessions, whose launcher was killed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     if interrupted:

@@ -1,1 +1,1 @@
-"""Runs over time: one small Parquet file a run, and what many of them tell of hosts, commits, neighbours and cost."""
+"""Runs over time: one small Parquet file a run, and what many of them say of hosts, commits, neighbours and cost."""

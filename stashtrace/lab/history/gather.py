@@ -22,7 +22,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, ranges
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
-from stashtrace.fleet.tasks import on_cluster
+from stashtrace.fleet.analyze import on_cluster
 from stashtrace.lab.history.run_files import (
     ASKED,
     HISTORY,
@@ -73,7 +73,7 @@ class Series:
     values: Int64
 
     @classmethod
-    def of(cls, rows: Int64, lists: pyarrow.Array, places: Int64) -> Series:
+    def at_places(cls, rows: Int64, lists: pyarrow.Array, places: Int64) -> Series:
         """Take the lists at some places; none is an empty one."""
         import pyarrow
 
@@ -169,7 +169,7 @@ class History:
             lists, firsts = self._lists([self.files[run] for run in some])
             for name in sections:
                 rows, place = self._rows_of_runs(name, some, firsts)
-                parts[name].append(Series.of(rows, lists, place))
+                parts[name].append(Series.at_places(rows, lists, place))
         return {name: Series.join(found) for name, found in parts.items()}
 
     def _lists(self, files: Sequence[str]) -> tuple[pyarrow.Array, Int64]:
@@ -298,11 +298,11 @@ def _decode(content: bytes, columns: Sequence[str]) -> pyarrow.Table | str:
     try:
         file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content), pre_buffer=False)
         metadata = file.metadata.metadata or {}
-        told = metadata.get(VERSION_KEY, b"")
-        if not told.isdigit() or len(told) > 6:
+        version = metadata.get(VERSION_KEY, b"")
+        if not version.isdigit() or len(version) > 6:
             return "it is no file of a history"
-        if int(told) > VERSION:
-            return f"{_NEWER} {int(told)}"
+        if int(version) > VERSION:
+            return f"{_NEWER} {int(version)}"
         if not _is_schema(metadata.get(b"ARROW:schema", b"")):
             return _OTHER_COLUMNS
         table = read_parquet(file, len(content), columns)
@@ -318,10 +318,10 @@ def _is_schema(encoded: bytes) -> bool:
     import pyarrow
 
     try:
-        told = pyarrow.ipc.read_schema(pyarrow.BufferReader(base64.b64decode(encoded)))
+        stored = pyarrow.ipc.read_schema(pyarrow.BufferReader(base64.b64decode(encoded)))
     except (ValueError, OSError, pyarrow.ArrowException):
         return False
-    return bool(told.equals(arrow_schema()))
+    return bool(stored.equals(arrow_schema()))
 
 
 @functools.cache

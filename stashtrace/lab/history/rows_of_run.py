@@ -37,7 +37,7 @@ from stashtrace.summary.words import claim_text, findings_of
 
 #: Values of a series of steps: means of neighbouring ones of longer runs.
 KEPT_STEPS = 128
-#: The work of so many ranks, those that were waited for longest, is compared with that of the others.
+#: The number of ranks, those that were waited for longest, whose work is compared with that of the others.
 _EXAMINED_RANKS = 3
 _QUANTILES = {"p10_ns": 10, "p50_ns": 50, "p90_ns": 90, "p99_ns": 99}
 _CLAIMS = "verdict"
@@ -51,8 +51,8 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
     ``launch``: content of its ``run.json``; empty for files of other tools. Raises FormatError if nothing says when
     the run was.
     """
-    told = _facts_of_trace(trace)
-    origin = told.get("origin_realtime_ns", "")
+    facts = _facts_of_trace(trace)
+    origin = facts.get("origin_realtime_ns", "")
     if not origin.lstrip("-").isdecimal() or not len(trace.processes):
         raise FormatError(
             f"{trace.path} does not say when it was recorded, so it has no place in a history",
@@ -68,7 +68,7 @@ def rows_of_run(trace: Trace, launch: Mapping[str, Any]) -> RunRows:
     except MissingDataError:  # a job that is no training still takes time and money
         steps = None
     run = steps_of_run(trace) if steps is not None else None
-    _add_facts(out, trace, run, launch, told)
+    _add_facts(out, trace, run, launch, facts)
     _add_ranks(out, trace, steps)
     if run is not None and steps is not None:
         _add_kinds(out, trace, steps)
@@ -93,14 +93,14 @@ def _facts_of_trace(trace: Trace) -> dict[str, str]:
 
 
 def _add_facts(
-    out: RunRows, trace: Trace, run: StepsOfRun | None, launch: Mapping[str, Any], told: Mapping[str, str]
+    out: RunRows, trace: Trace, run: StepsOfRun | None, launch: Mapping[str, Any], recorded: Mapping[str, str]
 ) -> None:
-    """Append what the job was, and what ``check`` needs beside the series."""
+    """Append what the job was, and what ``check`` needs besides the series."""
     facts = run.facts if run is not None else job_facts(trace)
     for name, value in facts.items():
         out.add_fact(name, scrub_arguments([value])[0] if isinstance(value, str) else value)
     for name in ("commit", "exit_code", "signal", "job"):
-        out.add_fact(name, launch.get(name, told.get(name)))
+        out.add_fact(name, launch.get(name, recorded.get(name)))
     hosts = {trace.text(code) for code in np.unique(trace.processes["host_code"]).tolist()} - {""}
     out.add_fact("host_names", ",".join(sorted(hosts)))
     out.add_fact("launch", json.dumps(scrub_arguments(list(launch.get("command", ()))), ensure_ascii=False))
@@ -206,7 +206,7 @@ def _add_claims(out: RunRows, tables: Summary) -> None:
 
 
 def launch_facts(directory: Sequence[str] | str | Path) -> dict[str, Any]:
-    """Return what ``run.json`` says of a run; nothing where it does not tell."""
+    """Return what ``run.json`` says of a run; nothing where it does not say it."""
     from stashtrace.format.reader import RUN_FILE
     from stashtrace.run_facts import read_facts
 
@@ -228,7 +228,7 @@ def add_run(place: Place, trace: Trace, directory: Path) -> str:
     return f"added to the history {place.text}: {name}"
 
 
-#: The time of a run is cut into so many equal parts, of a second or more: clocks of hosts agree no better.
+#: The number of equal parts that the time of a run is cut into, of a second or more: clocks of hosts agree no better.
 _PARTS, _SHORTEST_NS = 512, 1_000_000_000
 #: File systems kept of a run, those with the longest reads first.
 _FILE_SYSTEMS = 3
@@ -242,7 +242,7 @@ def add_traffic(
     """Append reads and checkpoints.
 
     ``steps``: of all ranks, if there are any. ``mounts``: of the host, empty if they are not known: then there is
-    nothing to append, as nobody could tell which runs share a file system. ``directory``: of the job, for paths without
+    nothing to append, as it is unknown which runs share a file system. ``directory``: of the job, for paths without
     one. ``origin_ns``: of the trace's clock, since 1970.
     """
     systems = _systems(trace, mounts, directory)
@@ -370,8 +370,8 @@ class Mount:
 def mounts_of_host(host: str, boot_id: str, listing: Path = Path("/proc/self/mountinfo")) -> tuple[Mount, ...]:
     """Return the file systems that this process sees, the last mounted first.
 
-    ``host``, ``boot_id``: tell file systems of this host from those of others; containers of one host share the boot
-    id, whatever they are called. ``listing``: what is read; for tests. Empty where it cannot be read.
+    ``host``, ``boot_id``: distinguish file systems of this host from those of others; containers of one host share the
+    boot id, whatever they are called. ``listing``: what is read; for tests. Empty where it cannot be read.
     """
     try:
         text = listing.read_text(encoding="utf-8", errors="replace")

@@ -55,7 +55,7 @@ HISTORY = schema(
 )
 #: Columns that the questions need; quantiles are for other readers.
 ASKED = tuple(name for name in HISTORY.names if not (name.startswith("p") and name.endswith("_ns")))
-#: Column of the series, beside those of :data:`HISTORY`.
+#: Column of the series, besides those of :data:`HISTORY`.
 VALUES = "values"
 
 
@@ -289,7 +289,7 @@ class Place:
         with written_to(target, _HINT):
             if not claim_file(target, content):
                 return None
-            # Who may read the folder may read what is in it, however private the run's own directory is.
+            # Who may read the folder may read what is in it, however private the directory of the run is.
             give_mode(target, self.folder.stat().st_mode & 0o666)
         return name
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.lab.number_intervals import DIGITS, Interval, finite_or_none, numbers_of
-from stashtrace.lab.recommend.candidates import Candidate, several_text
 from stashtrace.lab.recommend.instance_catalog import Catalog, Instance
 from stashtrace.lab.recommend.profile import Profile
+from stashtrace.lab.recommend.recommend import Candidate, several_text
 from stashtrace.report.blocks import Block, Paragraph, Table
 
 

@@ -1,6 +1,6 @@
 """The instance catalog: what can be rented, with which devices, for how much. TOML files, one over the other.
 
-The shipped files lie in ``stashtrace/lab/recommend/prices``; a user's own file names only what it changes. A price
+The shipped files lie in ``stashtrace/lab/recommend/prices``; a file of the user names only what it changes. A price
 belongs to a day and a source, so a price that somebody changes loses both unless they come with it. Format:
 docs/reference/catalog.md.
 """

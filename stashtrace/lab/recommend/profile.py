@@ -143,6 +143,6 @@ def _step_ns(file: CheckedFile, configuration: int, entry: Mapping[str, Any]) ->
         raise file.damaged(f"{key} is {value}")
     low, high = (math.nan if one is None else float(one) for one in bounds)
     if not (math.isnan(low) or math.isnan(high)) and not low <= value <= high:
-        raise file.damaged(f"{key} lies outside its own interval")
+        raise file.damaged(f"{key} lies outside its interval")
     # Of two runs that differ much the interval is so wide that it reaches below nothing; a step cannot.
     return Interval(float(value), max(low, 0.0) if low == low else low, high)

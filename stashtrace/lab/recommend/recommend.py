@@ -11,14 +11,163 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab.number_intervals import Interval
-from stashtrace.lab.recommend.candidates import KINDS, Budget, Candidate, Work, cheaper, faster, pareto_marked
 from stashtrace.lab.recommend.instance_catalog import Catalog, Instance
 from stashtrace.lab.recommend.profile import Profile
 from stashtrace.lab.recommend.scaling import Prediction, Target, UnpredictableError, predict
+
+#: What a step is made of.
+KINDS = ("compute", "interconnect", "network", "prep", "fetch")
+UNKNOWN = "unknown"
+#: Two prices this near are the same.
+_SAME_PRICE = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How much is to be trained: samples, or steps of the first characterization."""
+
+    #: Of one epoch; 0 if steps are given.
+    samples: float = 0.0
+    epochs: float = 1.0
+    #: Steps as the first characterization makes them, all its devices together; 0 if samples are given.
+    iterations: float = 0.0
+
+    def steps(self, batch_samples: int, devices: int, first: Profile) -> float:
+        """Number of steps of a candidate; the last step of an epoch counts in part."""
+        if self.iterations:
+            scale = first.batch_samples / batch_samples if first.batch_samples and batch_samples else 1.0
+            return self.iterations * scale * first.devices_count / devices
+        return self.samples * self.epochs / (batch_samples * devices)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to do the work."""
+
+    instance: str
+    #: Of instances.
+    count: int
+    #: In all.
+    devices_count: int
+    #: Of one device and step; 0 if unknown.
+    batch_samples: int
+    #: Mean step, ns.
+    step: Interval
+    #: The step without loading; NaN if nobody measured one.
+    synthetic: Interval
+    hours: Interval
+    #: NaN without a price.
+    cost: Interval
+    #: Of all its instances.
+    price_per_hour: float | None
+    #: Of the price.
+    currency: str
+    priced_on: str
+    source: str
+    #: :data:`KINDS` -> time of a step.
+    parts_ns: Mapping[str, float]
+    #: It was run, with the data that is asked for.
+    measured: bool
+    #: Predicted from a network of namespaces.
+    emulated: bool
+    #: The characterization behind it.
+    basis: str
+    #: Nothing is both faster and cheaper.
+    pareto: bool = False
+    #: False where compute holds what devices and network cost, since nobody ran one device alone.
+    parts_known: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def priced(self) -> bool:
+        """Whether its cost is known."""
+        return not math.isnan(self.cost.value)
+
+    @property
+    def limited_by(self) -> str:
+        """The largest part of its step; :data:`UNKNOWN` where that holds several."""
+        largest = max(self.parts_ns, key=lambda kind: self.parts_ns[kind])
+        return largest if self.parts_known or largest != "compute" else UNKNOWN
+
+    @property
+    def worst_stall(self) -> str:
+        """The largest part that is not compute; empty if nothing is lost."""
+        lost = {kind: time for kind, time in self.parts_ns.items() if kind != "compute" and time > 0}
+        return max(lost, key=lambda kind: lost[kind]) if lost else ""
+
+    def share(self, kind: str) -> float:
+        """Part of the step that a kind takes, 0 to 1."""
+        return self.parts_ns.get(kind, 0.0) / self.step.value
+
+    @property
+    def name(self) -> str:
+        """Instance and count."""
+        return several_text(self.instance, self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Hours and cost that may be spent; None for no limit."""
+
+    hours: float | None = None
+    cost: float | None = None
+
+    def met_by(self, candidate: Candidate) -> bool:
+        """Whether a candidate keeps both; an unknown cost keeps no cost budget."""
+        in_time = self.hours is None or candidate.hours.value <= self.hours
+        return in_time and (self.cost is None or candidate.cost.value <= self.cost)
+
+    def overshoot(self, candidate: Candidate) -> float:
+        """Factor by which a candidate misses the worse of the two; 1 or less if both are kept."""
+        over = [0.0]
+        if self.hours is not None:
+            over.append(candidate.hours.value / self.hours)
+        if self.cost is not None:
+            over.append(_ratio(candidate.cost.value, self.cost) if candidate.priced else math.inf)
+        return max(over)
+
+
+def several_text(instance: str, count: int) -> str:
+    """So many instances, as in ``2x p3.8xlarge``."""
+    return instance if count == 1 else f"{count}x {instance}"
+
+
+def cheaper(candidate: Candidate) -> tuple[float, float]:
+    """Sort key: cost, then time."""
+    return (candidate.cost.value if candidate.priced else math.inf, candidate.hours.value)
+
+
+def faster(candidate: Candidate) -> tuple[float, float]:
+    """Sort key: time, then cost."""
+    return (candidate.hours.value, candidate.cost.value if candidate.priced else math.inf)
+
+
+def same_price(one: Candidate, other: Candidate) -> bool:
+    """Whether an hour of both costs the same."""
+    a, b = one.price_per_hour, other.price_per_hour
+    return a is not None and b is not None and abs(a - b) <= _SAME_PRICE * max(a, b)
+
+
+def pareto_marked(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Mark the candidates with a price that no other beats in time and cost together."""
+    every = list(candidates)
+
+    def beats(one: Candidate, other: Candidate) -> bool:
+        a, b = (one.hours.value, one.cost.value), (other.hours.value, other.cost.value)
+        return a[0] <= b[0] and a[1] <= b[1] and a != b
+
+    return [replace(one, pareto=one.priced and not any(beats(other, one) for other in every)) for one in every]
+
+
+def _ratio(value: float, limit: float) -> float:
+    if limit > 0:
+        return value / limit
+    return math.inf if value > 0 else 0.0
+
 
 #: Which data a step reads: none cached, all cached, the first epoch from storage and the rest cached, none at all.
 DATA = ("auto", "cold", "warm", "first-cold", "synthetic")
@@ -109,10 +258,10 @@ def _possible(
     counts: dict[tuple[str, str], list[int]] = {}
     own = [name for profile in profiles for name in (profile.instance, profile.network_instance) if name]
     for batch in dict.fromkeys(profile.batch_samples for profile in profiles):
-        alike = [profile for profile in profiles if profile.batch_samples == batch]
+        same_batch = [profile for profile in profiles if profile.batch_samples == batch]
         for name in dict.fromkeys([*own, *catalog.instances]):
             instance = catalog.get(name) or Instance(name)
-            near = [profile for profile in alike if _same_device(profile, instance, catalog)]
+            near = [profile for profile in same_batch if _same_device(profile, instance, catalog)]
             if not near:
                 reasons.setdefault(name, f"no characterization on {instance.device or 'its device'}")
                 continue
@@ -125,16 +274,16 @@ def _possible(
                     continue
                 key = (name, target.hosts_count, target.devices_per_host, batch)
                 candidates[key] = _candidate(profile, prediction, target, work, data, profiles[0])
-    told = {candidate.instance for candidate in candidates.values()}
+    answered = {candidate.instance for candidate in candidates.values()}
     left_out: dict[tuple[str, int], list[str]] = {}
     for (name, why), hosts_counts in counts.items():
-        if name in told:
+        if name in answered:
             left_out.setdefault((why, min(hosts_counts)), []).append(name)
     partly = [
         f"nothing is said of {f'{least} and more' if least > 1 else 'a single'} {', '.join(names)}: {why}"
         for (why, least), names in left_out.items()
     ]
-    return list(candidates.values()), {name: why for name, why in reasons.items() if name not in told}, partly
+    return list(candidates.values()), {name: why for name, why in reasons.items() if name not in answered}, partly
 
 
 def _same_device(profile: Profile, instance: Instance, catalog: Catalog) -> bool:
@@ -172,7 +321,7 @@ def _targets(near: Sequence[Profile], instance: Instance, max_count: int) -> lis
 def _best(near: Sequence[Profile], target: Target, catalog: Catalog) -> tuple[Profile, Prediction]:
     """Predict from the nearest characterization: run so, on the same instance, with the nearest count.
 
-    Raises UnpredictableError if no characterization tells; by the nearest one.
+    Raises UnpredictableError if no characterization answers; by the nearest one.
     """
 
     def distance(profile: Profile) -> tuple[bool, bool, float]:
@@ -234,7 +383,7 @@ def _candidate(
         measured=prediction.ran_with_data if real else prediction.ran and not prediction.loaded,
         emulated=prediction.emulated,
         basis=profile.path,
-        told_apart=prediction.told_apart,
+        parts_known=prediction.parts_known,
         notes=(*prediction.notes, *notes),
     )
 
@@ -284,7 +433,7 @@ def _notes(profiles: Sequence[Profile], catalog: Catalog, candidates: Sequence[C
             notes.append(f"{name} is in no catalog: no price, and nothing is said of its other sizes")
         elif known.device and profile.device == "cpu" and not _PROCESSORS.search(known.device):
             notes.append(f"{says} its ranks used no device")
-        elif known.device and profile.machine_devices and not _named_alike(known.device, profile.machine_devices):
+        elif known.device and profile.machine_devices and not _by_name(known.device, profile.machine_devices):
             notes.append(f"{says} ran on {profile.machine_devices[0]}")
     unpriced = sorted({one.instance for one in candidates if not one.priced and catalog.get(one.instance)})
     if unpriced:
@@ -299,12 +448,12 @@ def _batch_notes(profiles: Sequence[Profile], work: Work) -> list[str]:
         return []
     which = ", ".join(dict.fromkeys(unknown))
     return [
-        f"{which} does not know its batch: a step there is taken to do as much as one of the others;"
+        f"{which} does not know its batch: a step there is assumed to do the work of one of the others;"
         " --batch-size N says it"
     ]
 
 
-def _named_alike(device: str, names: Sequence[str]) -> bool:
+def _by_name(device: str, names: Sequence[str]) -> bool:
     """Whether one of the machine's device names holds the catalog's, as a word: an L40S is no L4."""
     model = re.escape(device.partition("-")[0].lower())
     return any(re.search(rf"(?<![a-z0-9]){model}(?![a-z0-9])", name.lower()) for name in names)

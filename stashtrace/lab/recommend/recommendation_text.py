@@ -9,9 +9,8 @@ from typing import Any
 from stashtrace.errors import UsageError
 from stashtrace.lab.number_intervals import Interval, finite_or_none, numbers_of
 from stashtrace.lab.plot_helpers import Name, check_plot_file, place_names, save_figure
-from stashtrace.lab.recommend.candidates import UNKNOWN, Budget, Candidate, cheaper, faster, same_price
 from stashtrace.lab.recommend.elasticity import Scaling, scaling_row
-from stashtrace.lab.recommend.recommend import Recommendation
+from stashtrace.lab.recommend.recommend import UNKNOWN, Budget, Candidate, Recommendation, cheaper, faster, same_price
 from stashtrace.lab.recommend.scaling import ASSUMPTIONS
 from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.schema.stall_kinds import KIND_COLOURS
@@ -144,7 +143,7 @@ def _facts(candidate: Candidate) -> str:
     out = f"{candidate.name}, {hours_text(candidate.hours.value)}, {cost} ({how})"
     stall = candidate.worst_stall
     if not stall or candidate.share(stall) < _SMALL:
-        return f"{out}; " + ("it computes all the time" if candidate.told_apart else "what it loses was not measured")
+        return f"{out}; " + ("it computes all the time" if candidate.parts_known else "what it loses was not measured")
     return f"{out}; it loses {percent_text(candidate.share(stall))} of its step to {_STALL_WORDS[stall]}"
 
 
@@ -159,11 +158,11 @@ def _reasons(answer: Recommendation, best: Candidate) -> list[str]:
         if candidate.name != best.name and abs(candidate.step.value / best.step.value - 1) > _SMALL
     ]
     out += [_pair(best, candidate) for candidate in unlike if same_price(candidate, best)]
-    alike = [candidate.name for candidate in others if candidate.cost.overlaps(best.cost)]
-    same = [candidate.name for candidate in others if candidate.name in alike and candidate.hours.overlaps(best.hours)]
+    equal = [candidate.name for candidate in others if candidate.cost.overlaps(best.cost)]
+    same = [candidate.name for candidate in others if candidate.name in equal and candidate.hours.overlaps(best.hours)]
     if same and best.measured:
         names = _list_text(same)
-        out.append(f"the intervals of {names} overlap with its own: measure before renting many")
+        out.append(f"the intervals of {names} overlap with that: measure before renting many")
     quicker = [
         candidate
         for candidate in others
@@ -215,7 +214,7 @@ def _pair(best: Candidate, other: Candidate) -> str:
     done, slow = (best, other) if best.hours.value <= other.hours.value else (other, best)
     if not same_steps:
         ratio = slow.hours.value / done.hours.value
-        return f"an hour of {done.name} costs the same as one of {slow.name} and does {_times(ratio)} as much"
+        return f"an hour of {done.name} costs the same as one of {slow.name} and does {_times(ratio)} the work"
     ratio = slow.step.value / done.step.value
     lost = slow.worst_stall
     word = f": {slow.name} loses {percent_text(slow.share(lost))} to {_STALL_WORDS[lost]}" if lost else ""
@@ -258,8 +257,8 @@ def _table(candidates: Sequence[Candidate]) -> Table:
 
 def _price_notes(candidates: Sequence[Candidate]) -> list[str]:
     seen = dict.fromkeys((one.priced_on, one.source) for one in candidates if one.priced)
-    told = [" of ".join(filter(None, ["prices", day])) + (f": {source}" if source else "") for day, source in seen]
-    return [f"{one}; check them (--price NAME=VALUE)" for one in told]
+    origins = [" of ".join(filter(None, ["prices", day])) + (f": {source}" if source else "") for day, source in seen]
+    return [f"{one}; check them (--price NAME=VALUE)" for one in origins]
 
 
 def _own_notes(candidates: Sequence[Candidate]) -> list[str]:
@@ -420,7 +419,7 @@ def _scales(axes: Any, candidates: Sequence[Candidate]) -> None:
 
 
 def _names(figure: Any, axes: Any, answer: Recommendation, candidates: Sequence[Candidate]) -> None:
-    """Write the names beside the points, those of the front first."""
+    """Write the names next to the points, those of the front first."""
     front = sorted((candidate for candidate in candidates if candidate.pareto), key=faster)
     lines: list[tuple[Any, Any]] = [
         ([candidate.hours.value for candidate in front], [candidate.cost.value for candidate in front])

@@ -2,8 +2,8 @@
 
     step = compute of one device  +  exposed communication (:class:`Ring`)  +  what its loaders lag behind
 
-What is assumed is listed by :data:`ASSUMPTIONS` and printed with every prediction; what cannot be told is an error, not
-a guess, and a device of another type is never predicted. Pure.
+What is assumed is listed by :data:`ASSUMPTIONS` and printed with every prediction; what cannot be predicted is an
+error, not a guess, and a device of another type is never predicted. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stashtrace.lab.recommend.profile import Profile
 
 #: In the words of the output and of docs/guides/recommend.md.
 ASSUMPTIONS = (
-    "a device computes its own batch as fast as alone (t1), whatever stands beside it",
+    "a device computes its batch as fast as alone (t1), whatever the other devices do",
     "exposed communication is that of a ring: messages * 2 (N - 1) * alpha + bytes * 2 (N - 1) / N * beta, from t2 - t1"
     " inside a host and t5 - t1 between hosts",
     "measured at one count it is taken to be bytes; the interval reaches to all of it being latency, and holds what"
@@ -55,7 +55,7 @@ class Prediction:
     #: A network of namespaces is in it.
     emulated: bool = False
     #: Compute is compute alone. Where configuration 1 is missing it holds what devices and network cost, too.
-    told_apart: bool = True
+    parts_known: bool = True
     #: ``synthetic`` holds loading: no step without it was measured.
     loaded: bool = False
     #: What else was assumed.
@@ -63,7 +63,7 @@ class Prediction:
 
 
 class UnpredictableError(MissingDataError):
-    """A step cannot be told from what was measured; the message says what is missing."""
+    """A step cannot be predicted from what was measured; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class Target:
         return self.hosts_count * self.devices_per_host
 
 
-def predict(profile: Profile, target: Target, catalog: Catalog, beside: Sequence[Profile] = ()) -> Prediction:
+def predict(profile: Profile, target: Target, catalog: Catalog, others: Sequence[Profile] = ()) -> Prediction:
     """Predict the step of one target from one characterization.
 
-    ``profile``: of the same device and batch. ``catalog``: for what the measured machine is. ``beside``: others of the
-    same device and batch; they tell latency and bytes apart. Raises UnpredictableError if what it takes was not
+    ``profile``: of the same device and batch. ``catalog``: for what the measured machine is. ``others``: of the
+    same device and batch; they separate latency from bytes. Raises UnpredictableError if what it takes was not
     measured.
     """
     home = catalog.get(profile.instance) or Instance(profile.instance)
@@ -93,38 +93,38 @@ def predict(profile: Profile, target: Target, catalog: Catalog, beside: Sequence
     if target.hosts_count == 1 and own and target.devices_per_host == profile.devices_count:
         step = _measured_prediction(profile, t1, t2)
     elif t5 is not None and _ran_on_hosts(profile, target):
-        step = _measured_between_hosts(profile, target, home, catalog, beside, t5)
+        step = _measured_between_hosts(profile, target, home, catalog, others, t5)
     elif t1 is None:
         raise UnpredictableError(f"configuration 1 of {profile.path} was not measured")
     elif target.devices_count == 1:
         step = Prediction(t1, None, None, {"compute": t1.value})
     elif target.hosts_count == 1:
-        step = _inside_host(profile, target, home, catalog, beside)
+        step = _inside_host(profile, target, home, catalog, others)
     elif t5 is None:
         raise UnpredictableError(f"configuration 5 (several hosts) of {profile.path} was not measured")
     else:
-        step = _between_hosts(profile, target, home, catalog, beside, t1)
+        step = _between_hosts(profile, target, home, catalog, others, t1)
     return _with_data(step, profile, target, home)
 
 
-def in_host_ring(profile: Profile, catalog: Catalog, beside: Sequence[Profile] = ()) -> Ring | None:
+def in_host_ring(profile: Profile, catalog: Catalog, others: Sequence[Profile] = ()) -> Ring | None:
     """Exposed communication between the devices of one host; None if it was not measured."""
     base = _exposed_in_host(profile)
     if base is None:
         return None
     wired = (catalog.get(profile.instance) or Instance("")).interconnect
-    others = [one for one in beside if (catalog.get(one.instance) or Instance("")).interconnect == wired != ""]
-    return fit_ring([*filter(None, map(_exposed_in_host, others)), base], base, _hidden(profile))
+    same = [one for one in others if (catalog.get(one.instance) or Instance("")).interconnect == wired != ""]
+    return fit_ring([*filter(None, map(_exposed_in_host, same)), base], base, _hidden(profile))
 
 
-def network_ring(profile: Profile, catalog: Catalog, beside: Sequence[Profile] = ()) -> Ring | None:
+def network_ring(profile: Profile, catalog: Catalog, others: Sequence[Profile] = ()) -> Ring | None:
     """Exposed communication between hosts; None if it was not measured."""
     base = _exposed_between(profile, catalog)
     if base is None:
         return None
-    others = (_exposed_between(one, catalog) for one in beside if one.network_emulated == profile.network_emulated)
-    alike = [one for one in others if one is not None and (one.rate > 0) == (base.rate > 0)]
-    seen = [Exposed(one.devices_count, one.time_ns, one.rate or 1.0) for one in (*alike, base)]
+    exposed = (_exposed_between(one, catalog) for one in others if one.network_emulated == profile.network_emulated)
+    known = [one for one in exposed if one is not None and (one.rate > 0) == (base.rate > 0)]
+    seen = [Exposed(one.devices_count, one.time_ns, one.rate or 1.0) for one in (*known, base)]
     return fit_ring(seen, seen[-1], _hidden(profile))
 
 
@@ -184,14 +184,14 @@ def _measured_prediction(profile: Profile, t1: Interval | None, t2: Interval | N
 def _undivided_prediction(step: Interval, note: str, *, loaded: bool = False) -> Prediction:
     """A step that ran, and of which nobody knows what is compute and what is not."""
     parts = {"compute": step.value}
-    return Prediction(step, None, None, parts, ran=True, told_apart=False, loaded=loaded, notes=(note,))
+    return Prediction(step, None, None, parts, ran=True, parts_known=False, loaded=loaded, notes=(note,))
 
 
 def _inside_host(
-    profile: Profile, target: Target, home: Instance, catalog: Catalog, beside: Sequence[Profile]
+    profile: Profile, target: Target, home: Instance, catalog: Catalog, others: Sequence[Profile]
 ) -> Prediction:
     t1 = profile.step_ns[1]
-    ring = in_host_ring(profile, catalog, beside)
+    ring = in_host_ring(profile, catalog, others)
     if ring is None:
         raise UnpredictableError(
             f"configuration 2 with several devices in a host was not measured on {profile.instance}"
@@ -205,10 +205,10 @@ def _inside_host(
 
 
 def _within_hosts(
-    profile: Profile, target: Target, home: Instance, catalog: Catalog, beside: Sequence[Profile]
+    profile: Profile, target: Target, home: Instance, catalog: Catalog, others: Sequence[Profile]
 ) -> tuple[Interval, list[str]]:
     """Exposed communication inside each of several hosts, and what was assumed of it."""
-    inside = in_host_ring(profile, catalog, beside)
+    inside = in_host_ring(profile, catalog, others)
     if target.devices_per_host < 2:
         return exactly(0.0), []
     if inside is not None and target.instance.interconnect == home.interconnect:
@@ -217,12 +217,12 @@ def _within_hosts(
 
 
 def _measured_between_hosts(
-    profile: Profile, target: Target, home: Instance, catalog: Catalog, beside: Sequence[Profile], t5: Interval
+    profile: Profile, target: Target, home: Instance, catalog: Catalog, others: Sequence[Profile], t5: Interval
 ) -> Prediction:
     t1 = profile.step_ns.get(1)
     if t1 is None:
         return _undivided_prediction(t5, "compute holds the communication: configuration 1 was not measured")
-    within, notes = _within_hosts(profile, target, home, catalog, beside)
+    within, notes = _within_hosts(profile, target, home, catalog, others)
     whole = max(t5.value - t1.value, 0.0)
     inner = min(max(within.value, 0.0), whole)
     parts = {"compute": min(t1.value, t5.value), "interconnect": inner, "network": whole - inner}
@@ -230,10 +230,10 @@ def _measured_between_hosts(
 
 
 def _between_hosts(
-    profile: Profile, target: Target, home: Instance, catalog: Catalog, beside: Sequence[Profile], t1: Interval
+    profile: Profile, target: Target, home: Instance, catalog: Catalog, others: Sequence[Profile], t1: Interval
 ) -> Prediction:
-    within, notes = _within_hosts(profile, target, home, catalog, beside)
-    ring = network_ring(profile, catalog, beside)
+    within, notes = _within_hosts(profile, target, home, catalog, others)
+    ring = network_ring(profile, catalog, others)
     if ring is None:
         raise UnpredictableError(f"configurations 1 and 5 of {profile.path} were not measured")
     rate = None
@@ -274,10 +274,10 @@ def _with_data(step: Prediction, profile: Profile, target: Target, home: Instanc
 
 
 def _lagging(step: Interval, measured: Interval, without: Interval | None, share: float) -> Interval:
-    """Predict a step whose loaders have ``share`` times as much to do as in the measured one.
+    """Predict a step whose loaders have ``share`` times the work of the measured one.
 
-    Loaders work beside the step, so one of the two sets the pace: the measured step is theirs if it was longer than the
-    one without them, and else only a bound on theirs. What was lost need not be the loaders' pace but a cost of its own
+    Loaders work during the step, so one of the two sets the pace: the measured step is theirs if it was longer than the
+    one without them, and else only a bound on theirs. What was lost need not be the loaders' pace but a separate cost
     (hand-over, copies), which is added: the interval holds both.
     """
     pace = measured.times(share)
@@ -297,12 +297,12 @@ def _lagging(step: Interval, measured: Interval, without: Interval | None, share
 #
 #     exposed(N) = messages * 2 (N - 1) * alpha  +  bytes * 2 (N - 1) / N * beta
 #
-# From one measured count the two terms cannot be told apart. The answer then takes all for bytes, which hardly grow
+# From one measured count the two terms cannot be separated. The answer then takes all for bytes, which hardly grow
 # with N, and its interval reaches to all being latency. Two counts and more decide it. alpha and beta are those of
 # *exposed* communication. What the backward pass hides grows too, and comes out from under it: the interval holds
-# that as well, for as much as can be hidden. Pure.
+# that as well, for what can be hidden. Pure.
 
-#: How far a prediction may be off beside that, as a part of it: the scatter of published runs about this model.
+#: How far a prediction may be off besides that, as a part of it: the scatter of published runs about this model.
 MODEL_ERROR = 0.1
 #: More observations than this are not tried corner by corner.
 _CORNERS_COUNT = 6
@@ -315,7 +315,7 @@ class Exposed:
     devices_count: int
     #: Exposed time of a step.
     time_ns: Interval
-    #: Of the link, in any unit, if several are compared; 1 if they are alike.
+    #: Of the link, in any unit, if several are compared; 1 if they are equal.
     rate: float = 1.0
 
 
@@ -361,7 +361,7 @@ class Ring:
 
 
 def fit_ring(observed: Sequence[Exposed], base: Exposed, hidden_ns: float = 0.0) -> Ring:
-    """Fit a ring that starts from ``base``; two counts in ``observed`` tell latency and bytes apart.
+    """Fit a ring that starts from ``base``; two counts in ``observed`` separate latency from bytes.
 
     ``observed``: of the same link and job, ``base`` among them or not. ``base``: with two devices at least. Negative
     times (noise about nothing) count as none. ``hidden_ns``: as in :class:`Ring`.

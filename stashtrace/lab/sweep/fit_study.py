@@ -182,12 +182,12 @@ def _fits(results: Sequence[VariantResult]) -> tuple[tuple[LinearFit, ...], list
         except MissingDataError as error:
             if len(names) == 2 or not fits:
                 notes.append(f"{error}; {error.hint}" if error.hint else str(error))
-    alike = likeness(columns["messages"], columns["bytes"])
+    correlation = likeness(columns["messages"], columns["bytes"])
     both = next((fit for fit in fits if len(fit.names) == 2), None)
-    if both is not None and alike > _ALIKE:
+    if both is not None and correlation > _ALIKE:
         notes.append(
-            f"messages and bytes grow almost alike over these variants ({alike:.3f}): what is due to which is a guess;"
-            " another sweep into the same folder (width, bucket) tells them apart"
+            f"messages and bytes grow almost in proportion ({correlation:.3f}): which of them costs what is a guess;"
+            " another sweep into the same folder (width, bucket) separates them"
         )
     if both is not None and (both.coefficients < 0).any():
         usable = any((fit.coefficients >= 0).all() for fit in fits)

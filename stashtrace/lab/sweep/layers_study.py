@@ -1,9 +1,9 @@
 """Make a layers study: train the networks of a sweep, each on one rank and on all, under the tracer.
 
     repetition 0   resnet10 x1, x2   resnet12 x1, x2   ...      what slows the machine down for a while
-    repetition 1   resnet10 x1, x2   ...                        meets one rank and all alike
+    repetition 1   resnet10 x1, x2   ...                        meets one rank and all equally
 
-After each run the study file is written anew, so that an interrupted study
+After each run the study file is written again, so that an interrupted study
 goes on where it was, and others may add their variants to it. torch is imported in the processes of the ranks alone.
 """
 
@@ -24,14 +24,13 @@ import numpy as np
 from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.calibration.checked_files import CheckedFile
 from stashtrace.errors import CaptureError, FormatError, MissingDataError, UsageError
-from stashtrace.lab.calibrate.start_workers import probe_machine
+from stashtrace.lab.calibrate.measure import probe_machine
 from stashtrace.lab.machine import machine_facts
 from stashtrace.lab.number_intervals import finite_or_none
-from stashtrace.lab.processes import cores_of_ranks
-from stashtrace.lab.progress import Progress, ProgressCallback, no_progress
+from stashtrace.lab.processes import Progress, ProgressCallback, cores_of_ranks, no_progress
 from stashtrace.lab.sweep.fit_study import ALL_BYTES, FILE_NAME, FORMAT_VERSION, Variant, resized, variant_row
 from stashtrace.lab.sweep.shapes import DEPTHS, MIDDLE, WIDTH_FACTORS, Network, network
-from stashtrace.lab.sweep.start_study_ranks import last_words
+from stashtrace.lab.sweep.study_worker import last_words
 from stashtrace.loading.load import load_trace
 from stashtrace.record.directory import file_rights
 from stashtrace.record.options import RecordOptions
@@ -46,9 +45,9 @@ from stashtrace.whole_files import write_whole
 SWEEPS = ("depth", "width", "bucket")
 #: What the study needs of the tracer; reads of files say nothing here.
 _COLLECTORS = ("torch_step", "torch_distributed", "waits", "proc", "cuda", "nccl")
-#: Buckets of a bucket sweep, in parts of all gradients; beside them a message per tensor, and one for everything.
+#: Buckets of a bucket sweep, in parts of all gradients; besides, a message per tensor, and one for everything.
 _BUCKET_PARTS = (32, 16, 8, 4, 2)
-_COMMAND = "stashtrace.lab.sweep.start_study_ranks"
+_COMMAND = "stashtrace.lab.sweep.study_worker"
 _WARM_STEPS = 5
 _GRACE_S = 10.0
 _REMOVE = "remove it; its runs are repeated"
@@ -94,7 +93,7 @@ def variants_of(request: StudyRequest) -> list[Variant]:
         raise UsageError(f"no sweep is called {request.sweep!r}", hint="one of " + ", ".join(SWEEPS))
     if not 0 <= request.bucket_mib < math.inf:
         raise UsageError(
-            f"--bucket-mb {request.bucket_mib:g} is not a size", hint="25 is torch's own, 0 one tensor each"
+            f"--bucket-mb {request.bucket_mib:g} is not a size", hint="25 is that of torch, 0 one tensor each"
         )
     own = {"residual": request.residual, "batch_norm": request.batch_norm}
 
@@ -127,9 +126,9 @@ def run_study(
 
     ``request``: what to measure. ``out``: folder of the study, new or of another sweep with the same settings.
     ``version``: of stashtrace, kept in the file. ``facts``: as ``calibrate.worker.probe`` finds them; asked for if left
-    out. ``runner``: makes one run in a folder; :func:`traced_run`. ``on_progress``: told the share that is done (0 to
-    1), and what is going on. Raises UsageError if the folder holds a study with other settings, or the ranks do not fit
-    the machine. Raises CaptureError if torch is missing, or no run worked.
+    out. ``runner``: makes one run in a folder; :func:`traced_run`. ``on_progress``: called with the share that is done
+    (0 to 1), and what is going on. Raises UsageError if the folder holds a study with other settings, or the ranks do
+    not fit the machine. Raises CaptureError if torch is missing, or no run worked.
     """
     _check(request)
     variants = variants_of(request)
@@ -144,7 +143,7 @@ def run_study(
     failures = []
     for variant, ranks, repeat in missing:
         name = variant.network.name if ranks == 1 else variant.name
-        progress.tell(f"{name} x{ranks}, {repeat + 1} of {request.repeat}")
+        progress.report(f"{name} x{ranks}, {repeat + 1} of {request.repeat}")
         folder = out / "runs" / f"{name}-x{ranks}-{repeat}"
         row = {"name": name, "ranks": ranks, "repeat": repeat, "directory": f"runs/{folder.name}", "failed": ""}
         try:
@@ -203,7 +202,7 @@ def traced_run(folder: Path, task: Mapping[str, Any]) -> dict[str, Any]:
         folder.mkdir(parents=True)
         write_whole(path, json.dumps({**task, **meeting}, indent=1) + "\n")
     outcome = run_command(
-        own_program(_COMMAND, str(path.absolute())),
+        own_program(_COMMAND, "start", str(path.absolute())),
         RecordOptions(collectors=_COLLECTORS),
         out=str(folder / "run"),
         grace_s=_GRACE_S,

@@ -245,7 +245,7 @@ def _draw_passes(above: Any, below: Any, model: CommunicationModel) -> None:
 
 
 def _name_variants(figure: Any, axes: Any, study: LayersStudy, x: Any) -> None:
-    """Names beside the measured points, off the intervals and the fit."""
+    """Names next to the measured points, off the intervals and the fit."""
     lines: list[tuple[Any, Any]] = [
         ([at, at], [o.stall.low, o.stall.high]) for at, o in zip(x, study.results, strict=True)
     ]

@@ -1,8 +1,11 @@
-"""One rank that trains a network of the study: ``python -m stashtrace.lab.sweep.study_worker TASK.json``.
+"""The job of a layers study: ``python -m stashtrace.lab.sweep.study_worker start TASK.json`` runs its ranks here.
 
-Started by ``start_study_ranks`` with the variables that launchers set. An ordinary training loop under the tracer,
-which is all that measures here; torch is imported here and nowhere else. Gradients go through DistributedDataParallel
-as in any job. Buffers of batch norms are not broadcast, so that gradients are all that is sent.
+Each rank is ``study_worker TASK.json`` with the variables that launchers set: what torchrun would do, without its
+import of torch. What ranks print goes into files next to the task; a rank that fails takes the others with it.
+
+A rank is an ordinary training loop under the tracer, which is all that measures here; torch is imported here and
+nowhere else. Gradients go through DistributedDataParallel as in any job. Buffers of batch norms are not broadcast, so
+that gradients are all that is sent.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stashtrace.lab.processes import RankFailedError, last_line, rank_processes, wait_for_ranks
 from stashtrace.lab.sweep.shapes import (
     BOTTLENECK,
     RESNET_STAGES,
@@ -33,12 +37,14 @@ _MIB = 1 << 20
 
 
 def main(argv: list[str]) -> int:
-    """Train as the task says, printing nothing."""
+    """Train as the task says, printing nothing; after ``start``, run the ranks of the task."""
+    if argv[0] == "start":
+        return start(Path(argv[1]))
     task = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     cores = task["cores"][rank]
     if cores:
-        # Before torch makes threads: those of gloo stay on the rank's own cores too.
+        # Before torch makes threads: those of gloo stay on the rank's cores too.
         os.sched_setaffinity(0, cores)
     torch = importlib.import_module("torch")
     torch.set_num_threads(max(len(cores), 1))
@@ -233,6 +239,32 @@ def _transformer(torch: Any, net: Network) -> Any:
         layers.append(half([Attention()]))
         layers.append(half([nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)]))
     return nn.Sequential(*layers, nn.LayerNorm(width), nn.Linear(width, net.classes_count))
+
+
+#: The module of this file, as the ranks are started by it.
+_WORKER = "stashtrace.lab.sweep.study_worker"
+
+
+def start(task: Path) -> int:
+    """Run the ranks of one task; return the exit code of the first that failed."""
+    ranks = int(json.loads(task.read_text(encoding="utf-8"))["ranks"])
+    with rank_processes(_WORKER, [task] * ranks, rank_logs(task, ranks), os.environ) as workers:
+        try:
+            wait_for_ranks(workers)
+        except RankFailedError as error:
+            return abs(error.code)
+    return 0
+
+
+def rank_logs(task: Path, ranks: int) -> list[Path]:
+    """Files for the output of each rank."""
+    return [task.with_name(f"{task.stem}.rank{rank}.txt") for rank in range(ranks)]
+
+
+def last_words(task: Path, ranks: int) -> str:
+    """Last line that a rank printed, the lowest rank first."""
+    said = (f"rank {rank}: {line}" for rank, log in enumerate(rank_logs(task, ranks)) if (line := last_line(log)))
+    return next(said, "no rank said why")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What followers on several hosts do together: tell each other of their ranks, and seal windows of all of them."""
+"""What followers on several hosts do together: share their ranks, and seal windows of all of them."""

@@ -5,7 +5,7 @@
     host C, gone              ──► nothing ─┘    "without ranks 4-5 on node2 (no answer within 20 s)"
 
 A window is a run once its ``run.json`` lies there, which the collector writes last: a part that comes later is
-removed by its own host. If the collector itself is gone, one of the others takes its place.
+removed by its host. If the collector itself is gone, one of the others takes its place.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _Steps:
 class Collecting:
     """The windows whose part of this host is sealed.
 
-    ``directory``: of the run. ``facts``: of its ``run.json``. ``host``: name of this one. ``others``: what others tell.
+    ``directory``: of the run. ``facts``: of its ``run.json``. ``host``: name of this one. ``others``: the other hosts.
     """
 
     def __init__(self, directory: Path, facts: dict[str, Any], host: str, others: OtherHosts | None) -> None:
@@ -247,7 +247,7 @@ class Collecting:
             ranks = sorted(int(rank) for rank, own in known.items() if int(own.get("last_step", -1)) >= 0)
             who = f"{ranks_named(ranks)} on {host}" if ranks else f"the ranks of {host}"
             said.append(f"{who} ({why})")
-        rest = "" if self._others is None else self._others.lacking(besides=missing)
+        rest = "" if self._others is None else self._others.lacking(except_of=missing)
         return "; ".join([*said, *([rest] if rest else [])])
 
 
@@ -266,8 +266,8 @@ def _text_of(path: Path) -> str:
 
 def _read_part(window: Path, host: str) -> _Steps:
     facts = read_host_facts(part_folder(window, host))
-    told = (Window.read(text, "0") for one in facts for text in one.get(WINDOW_STEPS, ()))
-    return _Steps(host, {step.first_step: step for step in told if step is not None})
+    known = (Window.read(text, "0") for one in facts for text in one.get(WINDOW_STEPS, ()))
+    return _Steps(host, {step.first_step: step for step in known if step is not None})
 
 
 def _fitting(parts: Sequence[_Steps], request: Request, own: str) -> tuple[list[_Steps], dict[str, str]]:

@@ -1,7 +1,7 @@
-"""What other hosts of the job tell of their ranks, through the run directory: ``live.hosts.share`` writes it there.
+"""Ranks of the other hosts of the job, as ``live.hosts.share`` on each of them writes them into the run directory.
 
-A host that tells nothing for a while is left out, so that the steps of this one close without it; it is taken in again
-when it goes on. Ranks that are missing from the begin are awaited for a while, as hosts do not begin together.
+A host that reports nothing for a while is left out, so that the steps of this one close without it, and taken in again
+when it goes on. Ranks that are missing from the start are awaited for a while, as hosts do not begin together.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OtherHosts:
 
         self._directory, self._host = directory, host
         self._run = GrowingRun(str(directory / HOSTS_FOLDER), is_theirs)
-        #: Hosts that have told nothing for a while -> when they last did.
+        #: Hosts that have reported nothing for a while -> when they last did.
         self._silent: dict[str, int] = {}
         self._taken: list[GrowingFile] = []
         #: Ranks that are missing, and of how many; since when the others have been awaited.
@@ -54,14 +54,14 @@ class OtherHosts:
         self._world = -1
         self._begin_ns = self._now_ns = 0
         self._start = -1
-        self._told: set[int] = set()
+        self._known: set[int] = set()
         self._launchers: list[str] = []
-        #: Ranks that other hosts tell of, if they are too many; else 0.
+        #: The number of ranks that other hosts report, if it is too large; else 0.
         self._too_many = 0
         self._clock_losses: list[LossRow] = []
-        #: Ranks that other hosts speak for: those that they tell of and that record.
+        #: Ranks that other hosts report and that record.
         self._spoken_for: set[int] = set()
-        #: Why nothing can be read of what others tell.
+        #: Why nothing can be read of what others report.
         self._error = ""
 
     def launchers(self) -> list[str]:
@@ -79,7 +79,7 @@ class OtherHosts:
         return bool(self._missing) and bool(self._launchers)
 
     def round(self, at_ns: int) -> list[StashFile]:
-        """Take in what was told since the last round, and return the ranks of the hosts that tell; ``at_ns``: now."""
+        """Read what is new since the last round; return the ranks of the hosts that report; ``at_ns``: now."""
         self._now_ns, self._error = at_ns, ""
         if not (self._directory / HOSTS_FOLDER).is_dir():
             return []
@@ -106,7 +106,7 @@ class OtherHosts:
         return str(file.metadata.get("host", "")) in self._silent
 
     def recording(self) -> list[GrowingFile]:
-        """Return the ranks that had not ended in the last round, without those of hosts that tell nothing."""
+        """Return the ranks that had not ended in the last round, without those of silent hosts."""
         return [file for file in self._taken if file.is_open]
 
     def is_recording(self, file: StashFile) -> bool:
@@ -118,75 +118,75 @@ class OtherHosts:
         self._present, self._missing, self._world = missing_ranks([p.identity for p in opened.everyone])
         self._clock_losses = opened.clock_losses
         if opened.start != self._start:
-            self._start, self._begin_ns, self._told = opened.start, at_ns, set()
+            self._start, self._begin_ns, self._known = opened.start, at_ns, set()
         self._spoken_for = {
             p.identity.rank
             for p in opened.everyone
             if p.identity.role is ProcessRole.RANK and self.is_recording(p.file)
         }
-        self._told |= {p.identity.rank for p in opened.everyone if p.identity.role is ProcessRole.RANK}
+        self._known |= {p.identity.rank for p in opened.everyone if p.identity.role is ProcessRole.RANK}
         if not self._missing:
             return False
         self._launchers = self.launchers()
-        unseen = set(self._missing) - self._told
+        unseen = set(self._missing) - self._known
         if self._too_many:
             return False
         return bool(unseen) and bool(self._launchers) and at_ns - self._begin_ns < times.SILENT_NS
 
     def spoken_for(self, at_ns: int) -> set[int]:
-        """Return the ranks about which their own hosts say whether they are stuck; ``at_ns``: now.
+        """Return the ranks about which their hosts say whether they are stuck; ``at_ns``: now.
 
-        What is told of them here is some seconds old, and their processes cannot be looked at. Ranks of which nothing
-        was told yet are awaited.
+        What is known of them here is some seconds old, and their processes cannot be examined. Ranks of which nothing
+        is known yet are awaited.
         """
         awaited = self._launchers and not self._too_many and at_ns - self._begin_ns < times.SILENT_NS
-        return self._spoken_for | (set(self._missing) - self._told if awaited else set())
+        return self._spoken_for | (set(self._missing) - self._known if awaited else set())
 
     @property
-    def told(self) -> Collection[int]:
+    def known(self) -> Collection[int]:
         """Return the ranks of which something was known at any time, those of this host among them."""
-        return self._told
+        return self._known
 
     def forget(self, before_ns: int, keep: Collection[str]) -> None:
         """Let go of rows as ``GrowingRun.forget`` does."""
         self._run.forget(before_ns, keep)
 
-    def lacking(self, besides: Collection[str] = ()) -> str:
+    def lacking(self, except_of: Collection[str] = ()) -> str:
         """Say which ranks this host knows nothing of, and why; empty if there are none.
 
-        ``besides``: hosts of which it is said already that their ranks are missing.
+        ``except_of``: hosts of which it is said already that their ranks are missing.
         """
-        unseen = sorted(set(self._missing) - self._told)
+        unseen = sorted(set(self._missing) - self._known)
         if not unseen or self._too_many:
             return ""
         if not self._launchers:
             return f"{ranks_named(unseen)} of {self._world} (other hosts do not record into {self._directory})"
-        silent = [host for host in self._launchers if host not in besides]
+        silent = [host for host in self._launchers if host not in except_of]
         return f"{ranks_named(unseen)} of {self._world} ({list_some(silent, _NAMED)} without --live)" if silent else ""
 
     def notes(self) -> list[str]:
         """Say what this host cannot know, in a sentence each."""
         notes = [
-            f"{host} has told nothing of its ranks for {duration_text(self._now_ns - seen)}: "
+            f"{host} has reported nothing of its ranks for {duration_text(self._now_ns - seen)}: "
             "steps close without them, and waits for them have no cause"
             for host, seen in sorted(self._silent.items())
         ]
         notes += [self._error] if self._error else []
-        unseen = sorted(set(self._missing) - self._told)
+        unseen = sorted(set(self._missing) - self._known)
         if self._too_many:
             notes.append(
-                f"other hosts tell of {self._too_many} ranks, of which a follower takes in {MOST_RANKS} at most: "
+                f"other hosts report {self._too_many} ranks, and a follower reads {MOST_RANKS} at most: "
                 "waits for them have no cause"
             )
         elif unseen and self._launchers:
             who = list_some(self._launchers, _NAMED)
             notes.append(
-                f"nothing is told of {ranks_named(unseen)} of {self._world}, which may run on {who} without --live: "
+                f"nothing is known of {ranks_named(unseen)} of {self._world}, which may run on {who} without --live: "
                 "waits for them have no cause"
             )
         elif unseen:
             notes.append(
                 f"this host sees {ranks_named(self._present)} of {self._world}: other hosts do not record into "
-                f"{self._directory}, so it cannot say for which of their ranks its own ranks wait"
+                f"{self._directory}, so it cannot say for which of their ranks the ranks of this host wait"
             )
         return notes + [text for _, reason, _, _, text in self._clock_losses if reason == "clock_stepped"]

@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from stashtrace.live import times
-from stashtrace.live.events import read_events
-from stashtrace.live.state import Event, LiveState, read_states
+from stashtrace.live.state import Event, LiveState, read_events, read_states
 from stashtrace.record.directory import WINDOWS_FOLDER, rights_of_run
 from stashtrace.run_facts import json_object
 from stashtrace.units import duration_text
@@ -47,7 +46,7 @@ class Request:
     name: str = field(default="", compare=False)
     #: Whether no limit holds.
     unlimited: bool = False
-    #: What the steps that come are recorded with besides (``live.deeper``).
+    #: What is also recorded in the steps that come (``live.deeper``).
     kinds: tuple[str, ...] = ()
     #: The event (``state.Event``) for which it is sealed, its step, behind which ``after_steps`` count, and its rank.
     event: str = CAPTURE

@@ -1,9 +1,9 @@
-"""Tell other hosts of the ranks of this one: what they need of each step to say who waited for whom.
+"""Share the ranks of this host with others: what they need of each step to say who waited for whom.
 
     RUN/hosts/HOST.PID.N.stash     rows of one rank: its collectives, the parts of its training loop, readings of clocks
     RUN/hosts/HOST.PID.N.ring      without rows: it is there until the rank has ended
 
-Each follower writes files of its own ranks and reads those of other hosts; nothing else is needed of the file system
+Each follower writes files of its ranks and reads those of other hosts; nothing else is needed of the file system
 than that one host sees what another one has appended. A file is one of a process with a part of its records, so that
 it is read, and its clocks are aligned, as those of the run are. What other hosts have had time to read becomes holes.
 """
@@ -35,7 +35,7 @@ from stashtrace.whole_files import whole_file
 
 Rows = npt.NDArray[np.void]
 
-#: Records that are told, in this order: a reader that sees a part of a round sees no step without its collectives.
+#: Records that are shared, in this order: a reader that sees a part of a round sees no step without its collectives.
 SHARED = (
     *("metadata", "thread_info", "group", "group_count", "group_peer", "nccl_comm", "device_info", "stream_info"),
     *("clock_ping", "collective_call", "collective_done", "collective_wait", "nccl_call", "nccl_task"),
@@ -69,7 +69,7 @@ class _Collectives:
     ranks: frozenset[int]
     #: Groups all of whose members are of this host.
     _inside: set[int] = field(default_factory=set)
-    #: Collectives that are not told and may have further rows; those whose end was told in this round or the last one.
+    #: Collectives that are not shared and may have further rows; those whose end was shared in this round or the last.
     _skipped: set[int] = field(default_factory=set)
     _ended: tuple[set[int], set[int]] = field(default_factory=lambda: (set(), set()))
 
@@ -79,7 +79,7 @@ class _Collectives:
         self._ended = self._ended[1], set()
 
     def wanted(self, record: str, rows: Rows, texts: Mapping[int, str]) -> Rows:
-        """Return the rows that are told; ``texts``: of the process."""
+        """Return the rows that are shared; ``texts``: of the process."""
         if record == "group":
             for group, number in zip(rows["group_hash"].tolist(), rows["members_id"].tolist(), strict=True):
                 members = ranks_of(texts.get(number, ""))
@@ -100,20 +100,20 @@ class _Collectives:
 
 
 @dataclass(slots=True)
-class _ToldRank:
+class _SharedRank:
     """The file in which other hosts read of one rank."""
 
     path: Path
     source: GrowingFile
     collectives: _Collectives
-    #: Next row of each ring that has not been told.
+    #: Next row of each ring that has not been shared.
     _next: dict[tuple[str, int, int, int], int] = field(default_factory=dict)
     #: Rows written, by record and ring.
     _written: dict[tuple[int, int], int] = field(default_factory=dict)
     _texts: set[int] = field(default_factory=set)
     _size_bytes: int = 0
     _holes: Holes = field(default_factory=Holes)
-    #: Processes of which the first reading of the clocks was told.
+    #: Processes of which the first reading of the clocks was shared.
     _begun: set[str] = field(default_factory=set)
 
     @property
@@ -137,7 +137,7 @@ class _ToldRank:
     def write(self, clocks_of: Iterable[StashFile], at_ns: int) -> int:
         """Append what is new; return how many bytes.
 
-        ``clocks_of``: processes of this host whose readings of the clocks are told here, too. Raises OSError if the
+        ``clocks_of``: processes of this host whose readings of the clocks are shared here, too. Raises OSError if the
         system refuses.
         """
         parts: list[bytes] = []
@@ -148,7 +148,7 @@ class _ToldRank:
             for chunk in file.chunks(("clock_sync",)):
                 self._add(parts, file, chunk, _CLOCK_RING, at_ns)
         for file in (self.source, *clocks_of):
-            self._tell_begin(parts, file, at_ns)
+            self._share_begin(parts, file, at_ns)
         data = b"".join(parts)
         if data:
             try:
@@ -165,10 +165,10 @@ class _ToldRank:
         """Add the new rows of a chunk, behind the texts that they name."""
         record = chunk.layout.name
         key = (file.name, chunk.layout.record_id, chunk.tid, chunk.ring_id)
-        told, end = self._next.get(key, 0), chunk.first_sequence + len(chunk.rows)
-        if end <= told:
+        shared, end = self._next.get(key, 0), chunk.first_sequence + len(chunk.rows)
+        if end <= shared:
             return
-        rows = chunk.rows[max(0, told - chunk.first_sequence) :]
+        rows = chunk.rows[max(0, shared - chunk.first_sequence) :]
         self._next[key] = end
         if record in _WANTED and len(rows):
             rows = rows[_WANTED[record](rows)]
@@ -190,7 +190,7 @@ class _ToldRank:
         texts, layout = self.source.texts(), current_layouts()["string_part"]
         made = []
         for number in new:
-            if number in texts:  # else its parts are not all there yet: the next row that names it tells it
+            if number in texts:  # else its parts are not all there yet: the next row that names it shares it
                 data = texts[number].encode()
                 pieces = [data[at : at + PART_BYTES] for at in range(0, len(data), PART_BYTES)] or [b""]
                 made += [(number, part, len(data), piece) for part, piece in enumerate(pieces)]
@@ -198,8 +198,8 @@ class _ToldRank:
         if made:
             self._pack(parts, "string_part", layout.record_id, np.array(made, dtype=layout.dtype), tid, 0, at_ns)
 
-    def _tell_begin(self, parts: list[bytes], file: StashFile, at_ns: int) -> None:
-        """Tell the readings in the head of another process as a row: its head is not told."""
+    def _share_begin(self, parts: list[bytes], file: StashFile, at_ns: int) -> None:
+        """Share the readings in the head of another process as a row, as its head is not shared."""
         if file is self.source or file.name in self._begun:
             return
         self._begun.add(file.name)
@@ -232,7 +232,7 @@ class _ToldRank:
         parts.append(segment)
 
     def drop(self, before_ns: int) -> None:
-        """Give the space of rows that were told before a time back. Raises OSError if the file system cannot."""
+        """Give the space of rows that were shared before a time back. Raises OSError if the file system cannot."""
         self._holes.punch(str(self.path), before_ns)
 
     def end(self) -> None:
@@ -241,44 +241,44 @@ class _ToldRank:
 
 
 class Share:
-    """What this host tells others of its ranks. ``directory``: of the run."""
+    """What this host shares of its ranks. ``directory``: of the run."""
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / HOSTS_FOLDER
-        self._ranks: dict[str, _ToldRank] = {}
-        #: What was told so far.
+        self._ranks: dict[str, _SharedRank] = {}
+        #: What was shared so far.
         self.bytes_count = 0
         self._has_holes = True
 
-    def tell(self, ranks: Mapping[int, GrowingFile], others: Iterable[StashFile], at_ns: int) -> None:
-        """Tell what is new.
+    def write(self, ranks: Mapping[int, GrowingFile], others: Iterable[StashFile], at_ns: int) -> None:
+        """Share what is new.
 
         ``ranks``: rank of this host -> its file. ``others``: of its other processes: their readings of the clocks are
-        told with the first rank. ``at_ns``: the time now. Raises OSError if the system refuses.
+        shared with the first rank. ``at_ns``: the time now. Raises OSError if the system refuses.
         """
         self._folder.mkdir(exist_ok=True)
         for number, file in enumerate(ranks.values()):
-            told = self._ranks.get(file.name)
-            if told is None:
+            shared = self._ranks.get(file.name)
+            if shared is None:
                 path = self._folder / f"{file.name}.stash"
-                told = _ToldRank(path, file, _Collectives(frozenset(ranks)))
-                told.begin()
-                self._ranks[file.name] = told
-            self.bytes_count += told.write([] if number else list(others), at_ns)
+                shared = _SharedRank(path, file, _Collectives(frozenset(ranks)))
+                shared.begin()
+                self._ranks[file.name] = shared
+            self.bytes_count += shared.write([] if number else list(others), at_ns)
             if not file.is_open:
-                told.end()
+                shared.end()
         for name in self._ranks.keys() - {
             file.name for file in ranks.values()
         }:  # of an earlier start of an elastic job
             self._ranks.pop(name).end()
         if self._has_holes:
             try:
-                for told in self._ranks.values():
-                    told.drop(at_ns - times.READ_WITHIN_NS)
+                for shared in self._ranks.values():
+                    shared.drop(at_ns - times.READ_WITHIN_NS)
             except OSError:  # then the files grow, as those of the run do
                 self._has_holes = False
 
     def end(self) -> None:
         """Say that no more comes of this host. Raises OSError if the system refuses."""
-        for told in self._ranks.values():
-            told.end()
+        for shared in self._ranks.values():
+            shared.end()

@@ -1,4 +1,4 @@
-"""Windows: the rows around a moment of a run, sealed by all hosts of its job as a run directory of their own.
+"""Windows: the rows around a moment of a run, sealed by all hosts of its job as a separate run directory.
 
     steps    ... K  |  before  |  trigger  |  after  |        RUN/windows/step-004182-slow/
                     '--------- sealed ---------------'          run.json, one .stash for each process
@@ -7,12 +7,12 @@
                 └─► host B               ──► its part ──┘
 
 The host that saw the trigger, or that somebody asked, makes the folder, so that the line about the trigger can name
-it, and asks the others. Once the last step has closed, or takes too long, each packs its part into a folder of its own,
+it, and asks the others. Once the last step has closed, or takes too long, each packs its part into a separate folder,
 ``HOST.making``, which becomes ``HOST.ranks``. Hosts hold different earliest steps, so each says when its ranks began
 each step, and the window begins with the first one that all of them have (``loading.run_tables``).
 
-A storm of triggers does not fill the disk: so many windows a run, so much time between two. Nor does a script that asks
-again and again: so many folders, and so many bytes.
+A storm of triggers does not fill the disk: the number of windows of a run and the time between two are bounded. Nor
+does a script that asks again and again: the number of folders and their bytes are bounded.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from stashtrace.run_facts import STACKS, read_host_facts
 from stashtrace.text import count_noun
 from stashtrace.units import bytes_text
 
-#: Further triggers make an open window longer by so many steps at most.
+#: The most steps by which further triggers make an open window longer.
 LONGER_STEPS = 50
 #: Fact of a host in the folder of a window: the last step that it had closed when it opened its part.
 _NEWEST = "newest_step"
-#: Each host reports its own: of two at once there are two windows.
+#: Each host reports these itself: of two at once there are two windows.
 _OWN_KINDS = ("rank_lost", "capture")
 #: What to do where there are too many windows.
 _MORE = "remove some, or ask with `stashtrace capture --no-limit`"
@@ -58,7 +58,7 @@ class Limits:
     #: Folders of windows in a run, and bytes in them, at which none is opened as somebody asks, or as the job is stuck.
     folders_count: int = 100
     folders_bytes: int = 2 << 30
-    #: Time between two triggers that seal one, unless the later one costs so many times what the earlier one did.
+    #: Time between two triggers that seal one, unless the later one costs this many times what the earlier one did.
     pause_ns: int = times.WINDOWS_APART_NS
     worth_more: float = 4.0
 
@@ -106,7 +106,7 @@ class _Open:
     #: Until when it waits for the steps to come, and until when however often it is asked for.
     until_ns: int
     longest_ns: int
-    #: Further triggers let it wait for so many steps at most.
+    #: The most steps that further triggers let it wait for.
     most_steps: int
     #: It holds this step in any case, where it comes in time.
     least_last: int = -1
@@ -119,7 +119,7 @@ class Windows:
     """The windows of a run, and the part of this host in them.
 
     ``directory``: of the run. ``facts``: of its ``run.json``. ``host``: name of this one. ``waits``: whether steps are
-    known only from the request on, so that the other hosts' first ones count. ``others``: what other hosts tell.
+    known only from the request on, so that the other hosts' first ones count. ``others``: the other hosts.
     ``before_steps``: of a window, before the step of the trigger.
 
     ``refused_count``: triggers that sealed nothing, because the limits are reached or its folder cannot be made.
@@ -335,10 +335,10 @@ class Windows:
     def _is_ready(self, one: _Open, closed: int) -> bool:
         request, newest = one.request, [one.request.step]
         if request.is_asked:  # it holds steps that come on all hosts
-            told = {str(facts.get("host", "")): facts.get(_NEWEST, -1) for facts in read_host_facts(one.path)}
-            if self._waits and not told.keys() >= set(request.hosts):
+            newest_by_host = {str(facts.get("host", "")): facts.get(_NEWEST, -1) for facts in read_host_facts(one.path)}
+            if self._waits and not newest_by_host.keys() >= set(request.hosts):
                 return False
-            newest += [one.newest, *(step for step in told.values() if isinstance(step, int))]
+            newest += [one.newest, *(step for step in newest_by_host.values() if isinstance(step, int))]
         return closed >= max(max(newest) + request.after_steps, one.least_last)
 
     def _seal(self, one: _Open, accounts: LiveAccounts, stacks: Sequence[Mapping[str, Any]], *, again: bool) -> str:

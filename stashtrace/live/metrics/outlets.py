@@ -1,7 +1,7 @@
 """The ways out of a run's samples: a port and a file for Prometheus, a push to an OTLP collector.
 
 Nothing is printed, and nothing that follows the run waits for any of them; what does not work is a note of the run's
-state. ``prometheus_client`` gets sums as they are: its own counters could only be added to.
+state. ``prometheus_client`` gets sums as they are: its counters could only be added to.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAME = "stashtrace-{host}-{run}.prom"
 _ENDED = b"# stashtrace: this run has ended\n"
 #: node_exporter runs as another user.
 _MODE = 0o644
-#: Samples of so many rounds wait at most.
+#: The most rounds whose samples wait.
 _QUEUE_COUNT = 4
 _LOGGER = "opentelemetry"
 _REASON_CHARACTERS = 250
@@ -60,12 +60,12 @@ class Outlet(Protocol):
 
 
 class Outlets:
-    """All ways out of a run. ``say``: told once of each that does not work."""
+    """All ways out of a run. ``say``: called once for each that does not work."""
 
     def __init__(self, outlets: Sequence[Outlet], say: Callable[[str], None]) -> None:
         self._outlets = outlets
         self._say = say
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def publish(self, state: LiveState) -> list[str]:
         """Hand over the samples of a round; return what does not work."""
@@ -75,8 +75,8 @@ class Outlets:
             note = outlet.publish(families, ended=state.ended)
             if note:
                 notes.append(note)
-                if outlet.name not in self._told:
-                    self._told.add(outlet.name)
+                if outlet.name not in self._reported:
+                    self._reported.add(outlet.name)
                     self._say(note)
         return notes
 
@@ -147,7 +147,7 @@ def _metric(family: Family) -> Metric:
 
 
 class MetricsPort:
-    """Answers scrapers from threads of its own. ``listener``: a socket that listens, which the launcher has bound."""
+    """Answers scrapers from separate threads. ``listener``: a socket that listens, which the launcher has bound."""
 
     name = "metrics port"
 
@@ -281,7 +281,7 @@ class Textfile:
                 if over or time.time() - path.stat().st_mtime > times.ABANDONED_S:
                     path.unlink()
                     continue
-            return f"{path} is of another run of this host: give each a folder or port of its own, as ranks look alike"
+            return f"{path} is of another run of this host: give each its own folder or port, as ranks have equal names"
         return ""
 
 

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import Literal
 
 from stashtrace.live.state import LiveState
-from stashtrace.live.totals import STEP_BOUNDS_S
+from stashtrace.live.table import STEP_BOUNDS_S
 from stashtrace.schema.stall_kinds import STALL_KINDS
 
 _NS_PER_S = 1e9

@@ -72,7 +72,7 @@ def live_lines(view: LiveView, style: Look, *, height: int = 0, keys: str = "") 
 def _middle(
     view: LiveView, style: Look, verdicts: Sequence[list[str]], events: Sequence[list[str]], room: int
 ) -> list[str]:
-    """Return the verdicts and the newest events that fit into so many lines, those that are lost least first.
+    """Return the verdicts and the newest events that fit into this number of lines, those that are lost least first.
 
     In turn: all verdicts with as many events as possible, at least one; then fewer verdicts; in the end the verdicts
     alone, and nothing.
@@ -201,7 +201,7 @@ def _bars(view: LiveView, style: Look) -> list[str]:
     which = f"all {count:,} steps, the first ones too" if ended else f"newest {count} steps"
     table = budget_lines(budgets, style, ("data", "link"))
     if len(table) - 1 < len(budgets):
-        which += f"; {len(budgets)} ranks, those that are alike as their median in one row"
+        which += f"; {len(budgets)} ranks, similar ranks as their median in one row"
     lines = ["", *(style.paint(line, "faint") for line in style.wrap(f"{which}:", _INDENT, _INDENT)), *table]
     return lines + style.wrap(_causes_text(view.ranks), _INDENT, _INDENT * 2)
 

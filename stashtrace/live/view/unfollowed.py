@@ -24,9 +24,8 @@ from stashtrace.live import times
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.newest import lost_count, said_of
 from stashtrace.live.state import LiveState
-from stashtrace.live.table import wide_rows
-from stashtrace.live.totals import LiveTotals
-from stashtrace.live.triggers.slow_and_stuck import StuckTrigger
+from stashtrace.live.table import LiveTotals, wide_rows
+from stashtrace.live.triggers import StuckTrigger
 from stashtrace.loading.load import is_foreign, load_trace
 from stashtrace.record.directory import trace_files, update_host_facts
 from stashtrace.record.launchers import own_place

@@ -1,8 +1,8 @@
-"""A run at which somebody looks again and again: the states of all its hosts as the view that ``live`` shows.
+"""A run that somebody watches: the states of all its hosts as the view that ``live`` shows.
 
 A state says what its host knew when it was written; how old it is, and whether the job moves, follows from the time at
 which it is read. The fields of these classes are those of the JSON: ``docs/reference/live.md`` describes them. A run
-that nobody follows is followed in memory, as long as somebody looks.
+that nobody follows is followed in memory, as long as somebody watches.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def _states(path: Path, run_id: str) -> list[LiveState]:
 
 
 class Watched:
-    """A run at which somebody looks again and again.
+    """A run that somebody watches.
 
     ``path``: run directory, or a file of it. ``run_id``: begin of the id of the run, where a directory holds several.
     """
@@ -308,7 +308,7 @@ class Watched:
             self._here = None
             return self._view(states, facts, "follower")
         if self._here is not None and self._here.has_ended(facts):
-            self._here = None  # a merge rewrites the files: they are read anew
+            self._here = None  # a merge rewrites the files: they are read again
         ended = bool(self._recorded) and self._recorded[0].ended
         is_due = not self._recorded or (not ended and time.monotonic() >= self._again_s)
         if self._here is None and is_due:

@@ -7,8 +7,7 @@ import os
 import numpy as np
 
 from stashtrace.analysis.collectives.collective_waits import communicator_names
-from stashtrace.calibration.file import Calibration
-from stashtrace.calibration.of_run import calibration_of
+from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.replay.advice.counted_collectives import POSITIONS, scene
 from stashtrace.replay.advice.patterns import Patterns, Row
 from stashtrace.schema import columns as col

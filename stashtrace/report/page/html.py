@@ -64,7 +64,7 @@ def style() -> str:
 
 
 def own_file(name: str) -> str:
-    """Return the text of a file that stands beside this one."""
+    """Return the text of a file next to this one."""
     return files("stashtrace.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -117,7 +117,7 @@ def bullets(items: Iterable[str], class_: str | None = None) -> str:
 
 
 def verdicts(items: Iterable[str], *, is_quiet: bool) -> str:
-    """Return claims as HTML, each with a line beside it that is pale where it is quiet."""
+    """Return claims as HTML, each with a line at its edge, pale where it is quiet."""
     shown = "".join(tag("li", item, class_="quiet" if is_quiet else None) for item in items)
     return tag("ol", shown, class_="verdicts") if shown else ""
 
@@ -129,18 +129,18 @@ def section(name: str, heading: str, *content: str) -> str:
 
 
 def unfolding(summary: str, *content: str, subject: str = "", class_: str | None = None) -> str:
-    """Return an element that opens on click; ``subject`` tells its summary from others of the same words."""
-    told = text(summary) + (tag("span", f": {text(subject)}", class_="hidden") if subject else "")
-    return tag("details", tag("summary", told) + "".join(filter(None, content)), class_=class_)
+    """Return an element that opens on click; ``subject`` distinguishes its summary from others of the same words."""
+    words = text(summary) + (tag("span", f": {text(subject)}", class_="hidden") if subject else "")
+    return tag("details", tag("summary", words) + "".join(filter(None, content)), class_=class_)
 
 
 def side_by_side(foldings: Sequence[str]) -> str:
-    """Return elements that open on click in one line; an open one takes a line of its own."""
+    """Return elements that open on click in one line; an open one takes a separate line."""
     return tag("div", "".join(foldings), class_="folds")
 
 
 def titled(items: Sequence[tuple[str, str]]) -> str:
-    """Return pictures, each beside its title."""
+    """Return pictures, each next to its title."""
     return tag(
         "ul", "".join(tag("li", tag("h3", text(name)) + tag("div", each)) for name, each in items), class_="groups"
     )
@@ -159,9 +159,9 @@ def budget_bar(parts: Sequence[tuple[str, float, str]], label: str) -> str:
             place = f'x="{percent_of(at, 1)}" width="{percent_of(share, 1)}" height="22"'
             drawn.append(f'<rect class="k-{name}" {place}>{tag("title", f"{text(name)} {text(words)}")}</rect>')
         at += share
-    told = ", ".join(f"{name} {words}" for name, share, words in parts if share > 0)
+    listed = ", ".join(f"{name} {words}" for name, share, words in parts if share > 0)
     size = {"width": "100%", "height": "22"}
-    return tag("svg", "".join(drawn), class_="bar", **size, role="img", aria_label=f"{label}: {told}")
+    return tag("svg", "".join(drawn), class_="bar", **size, role="img", aria_label=f"{label}: {listed}")
 
 
 def swatch(kind: str) -> str:
@@ -176,7 +176,7 @@ def square(class_: str) -> str:
 
 
 def see(command: str, what: str = "") -> str:
-    """Return a command on a line of its own; ``what``: what it shows."""
+    """Return a command on a separate line; ``what``: what it shows."""
     return tag("p", (f"{text(what)}: " if what else "") + tag("code", text(command)), class_="command")
 
 

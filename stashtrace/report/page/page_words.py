@@ -21,7 +21,7 @@ _WAIT_METHODS = {
     "clock": "The ranks' clocks give the order of their entries.",
     "duration": "The ranks' clocks are too far apart, so the shortest duration of all ranks is the transfer and the"
     " rest is waiting.",
-    "unordered": "The ranks entered closer together than their clocks can tell apart, so no rank is called late.",
+    "unordered": "The ranks entered closer together than their clocks can resolve, so no rank is called late.",
     "partial": "The row of a member is missing: a rank without a record may have entered later still.",
     "hung": "A member had not entered when the recording ended.",
 }
@@ -133,8 +133,8 @@ def binned_text(heat: dict[str, Any]) -> str:
     cell = "Each cell is one rank and one step." if ranks == steps == 1 else f"Each cell is {what[0]} by {what[1]}."
     apart = heat["apart_count"]
     if apart:
-        who = "The rank that differs most from the others has a row of its own"
-        several = f"The {apart} ranks that differ most from the others have rows of their own"
+        who = "The rank that differs most from the others has its own row"
+        several = f"The {apart} ranks that differ most from the others have their own rows"
         cell = f"{cell} {who if apart == 1 else several}, on top."
     return (
         f"{cell} Its value is the time of the kind by the length of all its steps. The maps cover"

@@ -22,7 +22,7 @@ _HEAT_HEIGHT, _HEAT_ROW = 160, 24
 _NAME_WIDTH = 44
 #: Heights of the step time in pixels and in units of its paths.
 _CURVE_HEIGHT, _CURVE_UNITS = 100, 200
-#: Longer steps than so many times the usual are cut off, unless they are more than the rest of this part.
+#: Longer steps than this many times the usual are cut off, unless they are more than the rest of this part.
 _CURVE_USUALS, _CURVE_KEPT = 4, 0.95
 #: The upper edge of the step time by the longest step drawn: room for its mark and for the scale.
 _CURVE_ROOM = 1.25

@@ -10,9 +10,8 @@ from builders import MS, TraceBuilder
 
 from stashtrace.analysis.links.bandwidth import expected_transfers, link_efficiency
 from stashtrace.analysis.registry import analyze
-from stashtrace.calibration.file import Calibration, Link, Points, calibration_text, host_hash
+from stashtrace.calibration.file import Calibration, Link, Points, calibration_of, calibration_text, host_hash
 from stashtrace.calibration.fit_link import Fit, Piece
-from stashtrace.calibration.of_run import calibration_of
 from stashtrace.errors import ForeignCalibrationWarning, MissingDataError
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.strings import StringPool

@@ -13,8 +13,7 @@ from stashtrace.live.metrics.outlets import NewestFamilies
 from stashtrace.live.metrics.series import SERIES, families_of
 from stashtrace.live.newest import gpus_of
 from stashtrace.live.state import LiveState, job_of, pod_of
-from stashtrace.live.table import LIVE_STEPS
-from stashtrace.live.totals import GrowingSum, LiveTotals
+from stashtrace.live.table import LIVE_STEPS, GrowingSum, LiveTotals
 from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.schema.table import Table
 

@@ -1,7 +1,7 @@
 """The fleet in numbers: by job, host, day or outcome (fleet_view), by cause (costs), and run by run (run_list).
 
 After Helios (Hu et al., SC 2021), which described clusters by the hours of their jobs, how these ended, and how far
-machines were used; here, what their time went to stands beside.
+machines were used; here, so is what their time went to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FLEET_VIEW = schema(
     ),
     col.number("runs_count", "runs; of a host, those it took part in"),
     col.number("failed_count", "runs whose command ended with another exit code than 0"),
-    Column("machine_hours", "f8", "hours", "length of the runs times their hosts; of a host, its own"),
+    Column("machine_hours", "f8", "hours", "length of the runs times their hosts; of a host, that of the host"),
     col.ns("step_ns", "median over the runs of the mean step; 0 without steps", title="mean step"),
     col.real(
         "relative_step_ratio",

@@ -3,7 +3,7 @@
 Reads of one job during the checkpoints that another job wrote to the same file system are compared with its reads
 shortly before and after. Reads vary anyway, so the reads during a checkpoint are ranked among those of all stretches of
 the same length without one, and the ranks of several checkpoints are joined to one probability; two jobs are named if
-it is small however many pairs of jobs were looked at. A run's own checkpoints are left out of its reads. Runs of a job
+it is small however many pairs of jobs were examined. The checkpoints of a run are left out of its reads. Runs of a job
 that read at the same time see the same storage: then one of them alone has a say in the probability.
 """
 
@@ -42,7 +42,7 @@ INTERFERENCE = schema(
     col.number("steps_count", "steps that the first job made during the checkpoints"),
     col.ns(
         "lost_ns",
-        "by how much sooner it would have made them at its rate beside the checkpoints, runs added",
+        "by how much sooner it would have made them at its rate outside the checkpoints, runs added",
         title="time lost",
     ),
     col.number("runs_count", "runs of the first job that read during checkpoints"),
@@ -50,7 +50,7 @@ INTERFERENCE = schema(
     col.number("slower_count", "those during which reads were slower", title="slower during"),
     col.ns("read_ns", "mean read during the checkpoints", title="mean read"),
     col.ns("usual_ns", "mean read shortly before and after", title="mean read before and after"),
-    col.real("chance_ratio", "probability by chance, times the pairs of jobs that were looked at", detail=2),
+    col.real("chance_ratio", "probability by chance, times the pairs of jobs that were examined", detail=2),
 )
 #: A pair is named if its chance is below the first, and its reads were slower by the second.
 _BY_CHANCE, _SLOWER = 0.001, 1.2
@@ -58,7 +58,7 @@ _BY_CHANCE, _SLOWER = 0.001, 1.2
 _RANKED, _SLOWER_AT_ALL = 24, 1.1
 #: Runs whose series are in memory.
 _AT_ONCE = 256
-#: Series that tell what a run read.
+#: Series that say what a run read.
 _SERIES = ("reads_count", "reads_ns", "steps_count")
 
 
@@ -196,7 +196,7 @@ def _readings(
         for place, (name, one) in zip(at, series.items(), strict=True)
     }
     bounds = np.cumsum([0, *sizes[0][whole].tolist()])
-    return chosen, Readings.of(begin, end, bounds, values, _own(history, overlaps, chosen, system_of))
+    return chosen, Readings.counted(begin, end, bounds, values, _own(history, overlaps, chosen, system_of))
 
 
 def _own(history: History, overlaps: _Overlaps, chosen: Int64, system_of: Int64) -> Checkpoints:
@@ -240,7 +240,7 @@ def _rank(
         listed[at] = chance
 
 
-#: Reads before and after a checkpoint that are its measure: so many times its own length on either side.
+#: Reads before and after a checkpoint that it is compared with: this many times its length on either side.
 _AROUND = 3
 #: Fewer reads than this say nothing of a stretch.
 _FEWEST_READS = 5
@@ -255,7 +255,7 @@ SUMMED = (
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Checkpoints beside readings: the number of the reading, the job that wrote, and when."""
+    """Checkpoints during readings: the number of the reading, the job that wrote, and when."""
 
     of: Int64
     job: Int64
@@ -280,7 +280,9 @@ class Readings:
     steps: Int64
 
     @classmethod
-    def of(cls, begin_ns: Int64, end_ns: Int64, bounds: Int64, series: dict[str, Int64], own: Checkpoints) -> Readings:
+    def counted(
+        cls, begin_ns: Int64, end_ns: Int64, bounds: Int64, series: dict[str, Int64], own: Checkpoints
+    ) -> Readings:
         """Take readings from what was counted in each part, without the reads during checkpoints of the same run.
 
         ``bounds``: of each reading's parts in the series ``reads_count``, ``reads_ns`` and ``steps_count``. ``own``:
@@ -308,7 +310,7 @@ class Readings:
     def inside_and_around(self, of: Int64, low: Int64, high: Int64, first: Int64, last: Int64) -> tuple[Int64, ...]:
         """Return count and time of the reads from ``low`` to ``high``, and of those around, from ``first`` to ``last``.
 
-        Times are 0 where there are too few reads to tell.
+        Times are 0 where there are too few reads to compare.
         """
         place = self.first[of]
         low, high, first, last = low + place, high + place, first + place, last + place
@@ -384,7 +386,7 @@ def _lost_ns(reads: Readings, of: Int64, made: Floats, covered: Floats) -> Float
 
 
 def chances(reads: Readings, groups: Groups, group: Int64, stretch: Int64) -> Floats:
-    """Return how often reads are as much slower, in stretches of the same length without a checkpoint of the group.
+    """Return how often reads are that much slower in stretches of equal length without a checkpoint of the group.
 
     ``group``, ``stretch``: numbers of the stretches to rank, by group.
     """
@@ -451,7 +453,7 @@ def _known(inside_count: Int64, inside_ns: Int64, around_count: Int64, around_ns
 
 
 def _covered(low: Int64, high: Int64, count: int) -> npt.NDArray[np.bool_]:
-    """Return which of so many parts lie in a stretch from low to high."""
+    """Return which of this number of parts lie in a stretch from low to high."""
     change = np.bincount(low, minlength=count + 1) - np.bincount(high, minlength=count + 1)
     covered: npt.NDArray[np.bool_] = np.cumsum(change[:-1]) > 0
     return covered

@@ -50,23 +50,21 @@ LATE_HOSTS = schema(
     ),
     Column("cost", "f8", "", "price of these hours; -1 where none is known", missing=-1, role="cost"),
     col.real("expected_count", "late runs to expect of its ranks, by the runs of these jobs on other hosts", detail=2),
-    col.real(
-        "chance_ratio", "probability of late_count or more by that, times the hosts that were looked at", detail=2
-    ),
+    col.real("chance_ratio", "probability of late_count or more by that, times the hosts that were examined", detail=2),
     col.real(
         "turn_ratio", "probability that it is the late host so often in the runs in which somebody was late", detail=2
     ),
     col.word(
         "verdict",
         "always: chance_ratio < 0.001, turn_ratio < 0.05, share_ratio > 0.5; often: the first two; rank: it always held"
-        " the same rank of its jobs, which no other host held; few: too few runs to tell; else chance",
+        " the same rank of its jobs, which no other host held; few: too few runs to know; else chance",
     ),
 )
 #: Verdicts that name a host.
 NAMED = ("always", "often")
 #: As for ranks within a run: a finding is less likely by chance than the first; the last is a share of the runs.
 _BY_CHANCE, _BY_TURNS, _MOST_RUNS = 0.001, 0.05, 0.5
-#: Weight of equal chances beside the runs that tell how often a rank is late.
+#: Weight of equal chances against the runs that show how often a rank is late.
 _EQUAL_WEIGHT = 1.0
 
 

@@ -55,7 +55,9 @@ SLOW_COMMITS = schema(
     ),
     col.real("kind_ratio", "its growth, as a part of the step before", title="by"),
     col.real(
-        "chance_ratio", "probability of such a difference by chance, times the places and jobs looked at", detail=2
+        "chance_ratio",
+        "probability of such a difference by chance, times the places and jobs examined",
+        detail=2,
     ),
 )
 #: A cut is made if it is less likely by chance than this.
@@ -86,7 +88,7 @@ def slow_commits(totals: RunTotals, limit_percent: float = DEFAULT_LIMIT) -> Tab
 
 
 def _in_order_of_commits(runs: Int64, commits: Any, begin_ns: Int64) -> Int64:
-    """Return runs by the first run of their commit, then by their own begin."""
+    """Return runs by the first run of their commit, then by their begin."""
     runs = runs[np.argsort(begin_ns[runs], kind="stable")]
     place: dict[str, int] = {}
     order = [place.setdefault(commits[run], len(place)) for run in runs.tolist()]

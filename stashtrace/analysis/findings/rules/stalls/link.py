@@ -22,9 +22,8 @@ from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, v
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.links.bandwidth import expected_transfers
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
-from stashtrace.calibration.file import Calibration
+from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.calibration.fit_link import bus_bytes
-from stashtrace.calibration.of_run import calibration_of
 from stashtrace.errors import ForeignCalibrationWarning, FormatError
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table

@@ -1,18 +1,23 @@
-"""The parts of the page with verdict and budget, as blocks; empty if there is nothing to say."""
+"""The parts of the page with verdict, budget and single steps, as blocks; empty if there is nothing to say."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from stashtrace.report.blocks import Bar, Bars, Block, Fold, Listing, Paragraph, Picture, Table, how
+from stashtrace.report.blocks import Bar, Bars, Block, Command, Fold, Listing, Paragraph, Picture, Table, how, html_of
 from stashtrace.report.budget_groups import percents
 from stashtrace.report.page import svg_pictures
 from stashtrace.report.page.html import listing, paragraph, tag, text
 from stashtrace.report.page.page_words import (
+    KINDS,
     REPLAYED,
+    binned_text,
     claims_of,
+    class_texts,
     finding_how,
+    listed_text,
     method_text,
+    place_of_step,
     sentence,
 )
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
@@ -47,16 +52,16 @@ def verdict_part(facts: dict[str, Any]) -> list[Block | None]:
     elif not verdicts:
         content = [Paragraph("There is no verdict: it needs steps, and none was seen in this recording.", "warn")]
     content += [Paragraph(f"Causes: {sentence(one['text'])}") for one in facts["do_first"] if one["reason"]]
-    beside = claims_of(facts, "files", "machine", "beside")
+    others = claims_of(facts, "files", "machine", "beside")
     more = verdicts[is_open:]
     which = "by the time that they are about" if causes else "smaller"
-    known = [(claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *beside)]
+    known = [(claim_sentences(each)[0], finding_how(each, counts)) for each in (*verdicts, *others)]
     replayed, command = ([sentence(REPLAYED)], facts["commands"]["causes"]) if causes else ([], "")
     return [
         *content,
         Fold(f"{count_noun(len(more), 'finding')}, {which}", list(map(_claim, more))),
         Fold(
-            "Files, machine, and what is hidden behind the step", [part for one in beside for part in plain_claim(one)]
+            "Files, machine, and what is hidden behind the step", [part for one in others for part in plain_claim(one)]
         ),
         how("these claims", *replayed, known=Listing(known), command=command) if causes or known else None,
     ]
@@ -101,12 +106,12 @@ def _claim(finding: dict[str, Any]) -> Listing:
 
 
 def claim_sentences(finding: dict[str, Any]) -> list[str]:
-    """Return the sentences of a claim; of some the evidence alone is told."""
+    """Return the sentences of a claim; of some only the evidence."""
     return [finding["text"], *finding["evidence_text"]] if finding["text"] else (finding["evidence_text"] or [""])
 
 
 def plain_claim(finding: dict[str, Any]) -> list[Block]:
-    """Return a claim beside the verdicts."""
+    """Return a claim that is no verdict."""
     first, *rest = claim_sentences(finding)
     return [Paragraph(first), Listing(rest)]
 
@@ -128,7 +133,7 @@ def budget_part(facts: dict[str, Any]) -> list[Block | None]:
         f"Method: {method_text(budget['methods'])}.",
         "Every nanosecond of a step of a rank goes to exactly one kind, so that the kinds add up to the step."
         " Overlapping causes are resolved by a fixed order.",
-        "The bounds beside each share are what the recording leaves open.",
+        "The bounds of each share are what the recording leaves open.",
         command=facts["commands"]["budget"],
     )
     bounds = Fold("Times and bounds", [part for group in groups for part in _bounds(group, named)])
@@ -152,7 +157,7 @@ def group_title(group: dict[str, Any], *, named_kind: bool) -> str:
     short = len(group["ranks"]) <= _RANKS_WIDTH
     who = f"{'ranks' if several else 'rank'} {group['ranks']}" if short else f"{group['ranks_count']:,} ranks"
     count = f" ({group['ranks_count']:,} ranks)" if group["ranks_count"] > _COUNTED_AT_SIGHT and short else ""
-    mixed = ", not alike" if group["mixed"] else ""
+    mixed = ", not similar" if group["mixed"] else ""
     kind = f"{group['step_kind'] or 'training'} " if named_kind else ""
     return f"{who}{count}{mixed}: {kind}step of {duration_text(group['step_ns'])}"
 
@@ -183,3 +188,140 @@ def _bounds(group: dict[str, Any], named_kind: bool) -> list[Block | None]:
     caption = f"{title}; mean over {count_noun(group['steps_count'], 'step')} of its ranks, and its bounds"
     listed = Fold("Its ranks", [Paragraph(group["ranks"])], title) if len(group["ranks"]) > _RANKS_WIDTH else None
     return [Table(caption, ("time", "share", "a step", "at least", "at most"), rows, (0,)), listed]
+
+
+#: Maps of kinds with less than this of all steps are folded in; up to this many rows of a map all have names.
+_MAP_RATIO, _ROWS_NAMED = 0.01, 8
+
+
+def curve_part(facts: dict[str, Any]) -> list[Block | None]:
+    curve = facts["curve"]
+    if not curve:
+        return []
+    said = paragraph(_curve_text(curve, len((facts["slow"] or {}).get("listed", ()))), "soft")
+    changes, counts = claims_of(facts, "time"), facts["budget"]["steps_counts"]
+    worst = facts["commands"].get("worst")
+    shared = (
+        f" Up to {curve['steps_per_cell']} neighbouring steps share a place." if curve["steps_per_cell"] > 1 else ""
+    )
+    return [
+        Picture(_curve(facts) + said, [Paragraph(f"{svg_pictures.curve_words(curve)}.")]),
+        *(part for each in changes for part in plain_claim(each)),
+        Command(worst, "The step that lost most, on the timeline") if worst else None,
+        how(
+            "the step time",
+            "The line is the mean of the steps over their ranks, as in the headline; the band reaches from the shortest"
+            f" to the longest step of a rank.{shared} Steps of the warm-up are left out.",
+            known=Listing([(claim_sentences(each)[0], finding_how(each, counts)) for each in changes])
+            if changes
+            else None,
+            command=facts["commands"]["steps"],
+        ),
+    ]
+
+
+def _curve_text(curve: dict[str, Any], listed_count: int) -> str:
+    """Say what the line, the band and the marks of the curve are; ``listed_count``: slow steps that are explained."""
+    several = curve["ranks_count"] > 1
+    line = "Line: mean of the ranks; band: their range." if several else "Line: the step, one after the other."
+    if not several and curve["steps_per_cell"] > 1:
+        line = "Line: mean of neighbouring steps; band: their range."
+    count, marked = curve["slow_count"], len(curve["slow"])
+    which = (
+        f"The {marked} costliest of {count:,} slow steps are"
+        if count > marked
+        else ("The slow step is" if count == 1 else f"{count} slow steps are")
+    )
+    leading = "a mark" if marked <= listed_count else "a large one"
+    slow = f" {which} marked; {leading} leads to what made it slow." if count else ""
+    longest_ns, top_ns = max(curve["high_ns"]), svg_pictures.curve_top(curve)
+    cut = f" Steps above {duration_text(top_ns)} are cut off; the longest takes {duration_text(longest_ns)}."
+    return line + slow + (cut if longest_ns > top_ns else "")
+
+
+def _curve(facts: dict[str, Any]) -> str:
+    """Return the picture of the step time, with a mark for each slow step and links to what made it slow."""
+    curve, cells = facts["curve"], len(facts["curve"]["first_steps"])
+    texts = {row["step"]: row["texts"][0] for row in (facts["slow"] or {}).get("listed", ())}
+    marks = []
+    for row in reversed(curve["slow"]):  # the costliest on top
+        longer = f"step {row['step']}: {duration_text(row['length_ns'])}, {duration_text(row['excess_ns'])} longer"
+        said = "; ".join(filter(None, (longer, texts.get(row["step"], ""))))
+        place = (
+            f"left:{100 * (row['cell'] + 0.5) / cells:.2f}%;"
+            f"top:{100 - 100 * min(row['length_ns'] / svg_pictures.curve_top(curve), 1):.1f}%"
+        )
+        target = place_of_step(facts, row["step"])
+        hidden = tag("span", text(said), class_="hidden")
+        marks.append(
+            tag("a", hidden, class_="mark", href=f"#{target}", title=said, style=place)
+            if target
+            else tag("span", "", class_="mark", title=said, style=place)
+        )
+    ends = f'<span>step {curve["first_steps"][0]}</span><span class="now"></span><span>step {curve["last_step"]}</span>'
+    inner = svg_pictures.step_curve(curve) + "".join(marks)
+    return tag("div", tag("div", inner, class_="curve") + tag("div", ends, class_="ends"))
+
+
+def heat_part(facts: dict[str, Any]) -> list[Block | None]:
+    heat = facts["heat"]
+    if not heat:
+        return []
+    key = "".join(f"<li>{svg_pictures.class_swatch(at)}{text(name)}</li>" for at, name in enumerate(class_texts()))
+    large = [part for part in heat["kinds"] if part["share_ratio"] >= _MAP_RATIO]
+    folded = [part for part in heat["kinds"] if part["share_ratio"] < _MAP_RATIO]
+    small = [KINDS[kind] for kind in heat["small"]]
+    said = paragraph(f"Share of the step that each kind of time takes. {binned_text(heat)}")
+    left_out = paragraph(f"Below 1 % in every cell, and not drawn: {listed_text(small)}.") if small else ""
+    return [
+        Picture(said + tag("ul", key, class_="key") + _maps(large, heat)),
+        Fold(_folded_text(folded), [Picture(_maps(folded, heat))]) if folded else None,
+        Picture(left_out),
+        how(
+            "the heat maps",
+            "The cells are sums of the same attribution as the budget, before any step is left out.",
+            f"Method: {method_text(facts['budget']['methods'])}.",
+            "Bounds of each step of each rank are columns of the analysis.",
+            command=facts["commands"]["budget"],
+        ),
+    ]
+
+
+def _maps(parts: list[dict[str, Any]], heat: dict[str, Any]) -> str:
+    return tag("div", "".join(_map(part, heat) for part in parts), class_="maps")
+
+
+def _folded_text(parts: list[dict[str, Any]]) -> str:
+    """Name the kinds that are below a percent of all steps, with the most that each has in a cell."""
+    names = [f"{KINDS[part['kind']]} (up to {percent_text(part['most_permille'] / 1000)} of a cell)" for part in parts]
+    return f"Below 1 % of all steps: {listed_text(names)}"
+
+
+def _map(part: dict[str, Any], heat: dict[str, Any]) -> str:
+    name, ranks, steps = KINDS[part["kind"]], heat["ranks"], heat["steps"]
+    rows = [
+        (label, *("-" if value < 0 else f"{value / 10:.1f}" for value in row))
+        for label, row in zip(ranks, part["permille"], strict=True)
+    ]
+    most = (
+        f"{percent_text(part['share_ratio'])} of all steps; most in rank {part['most_ranks']}, step"
+        f" {part['most_steps']}: {part['most_permille'] / 10:.1f} %"
+    )
+    cells = Table(f"{name}: percent of the step, by rank and step", ("rank", *steps), rows, (0,), keeps_all=True)
+    as_table = Picture(cells.html().replace("<table>", '<table class="cells">', 1))
+    content = [
+        tag("h3", text(name)),
+        tag("div", _row_names(ranks) + svg_pictures.heat_map(part, ranks, steps), class_="rows"),
+        tag("div", f"<span>step {text(steps[0])}</span><span>step {text(steps[-1])}</span>", class_="ends"),
+        paragraph(most, "now"),
+        *html_of([Fold("As a table", [as_table], name), Command(part["command"], "The largest cell")]),
+    ]
+    return tag("div", "".join(content), class_="map")
+
+
+def _row_names(ranks: list[str]) -> str:
+    """Return the names of the rows of a map, of many the first and the last; none for a single row."""
+    shown = ranks if len(ranks) <= _ROWS_NAMED else [ranks[0], ranks[-1]]
+    names = "".join(tag("span", text(rank)) for rank in ["rank " + shown[0], *shown[1:]])
+    class_ = "names" if len(ranks) <= _ROWS_NAMED else "names ends-only"
+    return tag("div", names, class_=class_, aria_hidden="true") if len(ranks) > 1 else ""

@@ -12,13 +12,12 @@ import numpy as np
 from stashtrace.analysis.io import loader_rates as names
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.lab.cache.cache_model import (
+from stashtrace.lab.cache_model import (
     MINIO,
     SLACK_RATIO,
     LoadingJob,
     hit_ratio,
     predict,
-    simulate,
     storage_without_fetch_stall,
     workers_without_prep_stall,
 )
@@ -44,15 +43,12 @@ CACHE_FORECAST = _schema(
     col.ns("compute_ns", "a step whose batch is there"),
     col.ns("prep_ns", "what waiting for preparing adds, were all data in cache"),
     col.ns("fetch_ns", "what storage adds"),
-    col.ns("simulated_ns", "step in the simulation"),
     col.real("batches_per_s", "of all ranks"),
     col.real("reader_bytes_per_s", "storage that gives each reader this keeps fetch within 5 % of a step; inf: none"),
     col.real("storage_bytes_per_s", "and all readers of a host together this"),
     col.word("limited_by", "compute, prep or fetch"),
 )
 
-#: Steps per simulated epoch and items per batch at most: enough for one percent, and a table within a second.
-_SIMULATED_STEPS, _SIMULATED_ITEMS = 120, 32
 #: A data set is known whole when its files were read this often.
 _WHOLE_EPOCHS = 1.3
 #: A part of the bytes read by threads that make no batches from which on the read calls of those that do say little.
@@ -75,8 +71,6 @@ class Inputs:
     #: Of the recorded run.
     measured_step_ns: float
     measured_hit_ratio: float
-    #: Ranges of files that a batch reads, each of which the cache holds or not; 0 if not known.
-    batch_ranges: float
     #: All pages of files that were read, 0 if not known.
     dataset_bytes: int
     #: What was not measured, and what that means for the forecast.
@@ -111,7 +105,7 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
     if elsewhere > _ELSEWHERE_RATIO:
         raise MissingDataError(
             f"{100 * elsewhere:.0f} % of the bytes are read by other threads than those that make batches",
-            hint="what runs beside the preparing (the pool of Arrow, a reader of the script) cannot be forecast; see"
+            hint="reads by other threads (the pool of Arrow, a reader of the script) cannot be forecast; see"
             " `analyze loader_rates` for what was read, `analyze io_cache` for what a cache would have answered",
         )
     notes: list[str] = []
@@ -208,23 +202,17 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
         worse=moved(1),
         measured_step_ns=max(mean(r, names.STEP) for r in ranks),
         measured_hit_ratio=mean(-1, names.HIT),
-        batch_ranges=mean(rank, names.RANGES),
         dataset_bytes=dataset_bytes if dataset_bytes is not None else int(mean(-1, names.DATASET)),
         notes=tuple(notes),
         storage_known=storage_known,
     )
 
 
-def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str, *, seed: int = 0) -> Table:
+def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str) -> Table:
     """Forecast step time and stalls at these cached shares.
 
     ``inputs``: from :func:`inputs_of`. ``cached``: parts of the data set that the cache holds, 0 to 1. ``policy``:
     ``lru`` or ``minio``.
-
-    Columns
-    -------
-    cached_ratio, hit_ratio, step_ns, low_ns, high_ns, compute_ns, prep_ns, fetch_ns, simulated_ns, batches_per_s,
-    reader_bytes_per_s, storage_bytes_per_s, limited_by
     """
     share = np.asarray(cached, dtype=np.float64)
     if not inputs.storage_known:
@@ -234,10 +222,6 @@ def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str, *, seed
     hits = hit_ratio(share, policy)
     job = inputs.job
     steps, better, worse = (predict(j, hits) for j in (job, inputs.better, inputs.worse))
-    items = int(min(max(round(inputs.batch_ranges), 1), _SIMULATED_ITEMS))
-    played = [
-        simulate(job, float(x), policy, batch_items=items, steps=_SIMULATED_STEPS, seed=seed).step_ns for x in share
-    ]
     needs = [storage_without_fetch_stall(job, float(h)) for h in hits]
     times_ns: dict[str, Any] = {
         "step_ns": steps.step_ns,
@@ -246,7 +230,6 @@ def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str, *, seed
         "compute_ns": steps.compute_ns,
         "prep_ns": steps.prep_ns,
         "fetch_ns": steps.fetch_ns,
-        "simulated_ns": played,
     }
     return Table(
         CACHE_FORECAST,
@@ -287,7 +270,7 @@ _SUMS = {
     "hit_ratio": "share of",
 }
 _TABLE_HEAD = (
-    *("cached", "hits", "step", "at least", "at most", "prep", "fetch", "simulated", "batches/s"),
+    *("cached", "hits", "step", "at least", "at most", "prep", "fetch", "batches/s"),
     *("reader needs", "host needs", "limit"),
 )
 #: Rates and sizes below this error are said to be right.
@@ -309,7 +292,7 @@ def answers(inputs: Inputs) -> dict[str, Any]:
 
 
 def replayed_ns(inputs: Inputs) -> float:
-    """The recorded run's own step by the model, at the hit ratio that it had."""
+    """The step of the recorded run by the model, at the hit ratio that it had."""
     return float(predict(inputs.job, inputs.measured_hit_ratio).step_ns[0])
 
 
@@ -374,7 +357,7 @@ def _text(quantity: str, value: float) -> str:
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    times = ("step_ns", "low_ns", "high_ns", "prep_ns", "fetch_ns", "simulated_ns")
+    times = ("step_ns", "low_ns", "high_ns", "prep_ns", "fetch_ns")
     return (
         *(percent_text(row[name]) for name in ("cached_ratio", "hit_ratio")),
         *(duration_text(row[name]) for name in times),
@@ -415,8 +398,8 @@ def _answers_in_words(inputs: Inputs) -> list[str]:
     error = (replayed - measured) / measured if measured else 0.0
     doubt = "" if abs(error) <= _GOOD_RATIO else ", so take the forecast with care"
     lines.append(
-        f"check: the run's own step, {duration_text(measured)} with {percent_text(inputs.measured_hit_ratio)} answered"
-        f" by the cache, is {duration_text(replayed)} by this model ({100 * error:+.1f} %{doubt})"
+        f"check: the step of this run, {duration_text(measured)} with {percent_text(inputs.measured_hit_ratio)}"
+        f" answered by the cache, is {duration_text(replayed)} by this model ({100 * error:+.1f} %{doubt})"
     )
     return lines
 
@@ -443,8 +426,7 @@ def plot_forecast(inputs: Inputs, table: Table, policy: str, path: str) -> None:
         for name, values in parts.items():
             axes.bar(share, values, bottom=below, width=4, color=KIND_COLOURS[name], label=name)
             below = below + values
-    axes.plot(share, table["simulated_ns"] / 1e6, "o", ms=4, color="#000000", label="simulated")
-    if len(share) > 1:  # a cache of which share would have answered as much as the run's did
+    if len(share) > 1:  # a cache of which share would have answered like that of the run
         at = np.interp(inputs.measured_hit_ratio, table["hit_ratio"], share)
         step = inputs.measured_step_ns / 1e6
         axes.plot(at, step, "D", ms=6, color="#D55E00", label="the run, by its hits")

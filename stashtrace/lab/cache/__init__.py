@@ -1,1 +1,0 @@
-"""Step time against the cached share of the data."""

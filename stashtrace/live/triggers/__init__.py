@@ -1,1 +1,0 @@
-"""What is worth a line and a window while a job runs."""

@@ -1,1 +1,0 @@
-"""One file for each tracker, which is imported when it is written to."""
