@@ -51,11 +51,14 @@ def read_message_sizes(text: str, option: str = "--sizes") -> tuple[int, int]:
     return int(low) * _BINARY_BYTES[low_unit.upper()], int(high) * _BINARY_BYTES[high_unit.upper()]
 
 
-def read_whole(text: str, option: str, least: int = 1) -> int:
-    """A whole number of at least ``least``."""
-    if not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
-        raise _refusal(option, text, f"a whole number of at least {least}", str(max(least, 1)))
-    return int(text)
+def read_whole(text: str, option: str, least: int = 1, why: str = "") -> int:
+    """A whole number of at least ``least``; ``why``: the reason for that limit, where a reader would ask."""
+    is_whole = re.fullmatch(r"[+-]?\d{1,18}", text) is not None
+    if is_whole and int(text) >= least:
+        return int(text)
+    if is_whole and why:
+        raise UsageError(f"{option} {text} is too few: {why}", hint=f"{option} {least}, or more")
+    raise _refusal(option, text, f"a whole number of at least {least}", str(max(least, 1)))
 
 
 def read_names(text: str, option: str) -> tuple[str, ...]:
