@@ -31,7 +31,7 @@ def read_size(text: str, option: str) -> int:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip(), re.I)
     if match is None:
-        raise _refusal(option, text, "a size", "20G")
+        raise refusal(option, text, "a size", "20G")
     number, unit, binary = match.groups()
     return round(float(number) * (_BINARY_BYTES if binary else _BYTES)[unit.upper()])
 
@@ -46,16 +46,19 @@ def read_message_sizes(text: str, option: str = "--sizes") -> tuple[int, int]:
     """
     match = re.fullmatch(r"(\d+)([KMG]?)i?B?:(\d+)([KMG]?)i?B?", text.strip(), re.I)
     if match is None:
-        raise _refusal(option, text, "a range of sizes", "1K:32M")
+        raise refusal(option, text, "a range of sizes", "1K:32M")
     low, low_unit, high, high_unit = match.groups()
     return int(low) * _BINARY_BYTES[low_unit.upper()], int(high) * _BINARY_BYTES[high_unit.upper()]
 
 
-def read_whole(text: str, option: str, least: int = 1) -> int:
-    """A whole number of at least ``least``."""
-    if not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
-        raise _refusal(option, text, f"a whole number of at least {least}", str(max(least, 1)))
-    return int(text)
+def read_whole(text: str, option: str, least: int = 1, why: str = "") -> int:
+    """A whole number of at least ``least``; ``why``: the reason for that limit, where a reader would ask."""
+    is_whole = re.fullmatch(r"[+-]?\d{1,18}", text) is not None
+    if is_whole and int(text) >= least:
+        return int(text)
+    if is_whole and why:
+        raise UsageError(f"{option} {text} is too few: {why}", hint=f"{option} {least}, or more")
+    raise refusal(option, text, f"a whole number of at least {least}", str(max(least, 1)))
 
 
 def read_names(text: str, option: str) -> tuple[str, ...]:
@@ -68,14 +71,14 @@ def read_names(text: str, option: str) -> tuple[str, ...]:
     """
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise _refusal(option, text, "a list of names", "rank,step")
+        raise refusal(option, text, "a list of names", "rank,step")
     return names
 
 
 def read_wholes(text: str, option: str) -> tuple[int, ...]:
     """Positive whole numbers with commas between them: ``1,2,4``."""
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise _refusal(option, text, "a list of positive whole numbers", "2,4,8")
+        raise refusal(option, text, "a list of positive whole numbers", "2,4,8")
     return tuple(int(part) for part in text.split(","))
 
 
@@ -106,7 +109,7 @@ def read_count(text: str, option: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([kmg]?)", text.strip().lower())
     count = float(match[1]) * _COUNTS[match[2]] if match else 0.0
     if not 0 < count < math.inf:
-        raise _refusal(option, text, "a positive number", "1281167, or 1.28M")
+        raise refusal(option, text, "a positive number", "1281167, or 1.28M")
     return count
 
 
@@ -124,7 +127,7 @@ def read_hours(text: str, option: str = "--time-budget") -> float:
     units = [unit for _, unit in parts]
     whole = "".join(number + unit for number, unit in parts) == compact
     if not parts or not whole or units != sorted(set(units), key="dhms".index) or not 0 < hours < math.inf:
-        raise _refusal(option, text, "a time", "6h, or 1d12h")
+        raise refusal(option, text, "a time", "6h, or 1d12h")
     return hours
 
 
@@ -155,7 +158,7 @@ def read_configurations(text: str, option: str = "--steps") -> tuple[int, ...]:
     """
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words or any(word not in ("1", "2", "3", "4", "5") for word in words):
-        raise _refusal(option, text, "a list of numbers from 1 to 5", "1,2,3,4")
+        raise refusal(option, text, "a list of numbers from 1 to 5", "1,2,3,4")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -171,7 +174,7 @@ def read_shares(text: str, option: str = "--cached") -> list[float]:
     low, high, step = (float(part) if part else None for part in match.groups()) if match else (None, None, None)
     high, step = low if high is None else high, _PERCENT_STEP if step is None else step
     if low is None or high is None or not 0 <= low <= high <= 100 or not step > 0:
-        raise _refusal(option, text, "a range of percents", "0:100:10")
+        raise refusal(option, text, "a range of percents", "0:100:10")
     count = math.floor((high - low) / step + 1e-9)
     shares = [low + step * i for i in range(count + 1)]
     if shares[-1] < high:
@@ -193,7 +196,7 @@ def read_ranks(text: str, option: str = "--ranks") -> list[int]:
             first, dash, last = part.partition("-")
             ranks += range(int(first), int(last if dash else first) + 1)
     except ValueError as error:
-        raise _refusal(option, text, "a list of ranks", "0,2,8-15") from error
+        raise refusal(option, text, "a list of ranks", "0,2,8-15") from error
     return ranks
 
 
@@ -211,7 +214,7 @@ def read_steps(text: str, option: str = "--steps") -> tuple[int, int]:
     except ValueError:
         steps = (0, 0)
     if steps[0] >= steps[1]:
-        raise _refusal(option, text, "a range A:B with A < B", "10:20")
+        raise refusal(option, text, "a range A:B with A < B", "10:20")
     return steps
 
 
@@ -229,7 +232,7 @@ def read_window(text: str, option: str = "--window") -> tuple[int, int]:
     except (ValueError, OverflowError):
         window = (0, 0)
     if window[0] >= window[1]:
-        raise _refusal(option, text, "a range A:B with A < B", "1.5:4")
+        raise refusal(option, text, "a range A:B with A < B", "1.5:4")
     return window
 
 
@@ -240,11 +243,12 @@ def _number(number: str, option: str, text: str, kind: str, example: str) -> flo
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise _refusal(option, text, kind, example)
+        raise refusal(option, text, kind, example)
     return value
 
 
-def _refusal(option: str, text: str, kind: str, example: str) -> UsageError:
+def refusal(option: str, text: str, kind: str, example: str) -> UsageError:
+    """Return the error of a value that an option does not take."""
     return UsageError(f"{option} {text} is not {kind}", hint=f"for example {option} {example}")
 
 

@@ -12,11 +12,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stashtrace.cli.option_values import read_ranks, read_steps, read_window
+from stashtrace.cli.option_values import read_ranks, read_steps, read_window, refusal
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.text import wrap
 from stashtrace.visible import visible_line
@@ -46,6 +47,8 @@ _FORMAT_WORDS = {
     "markdown": "Markdown",
 }
 _WIDTH = 79
+#: A name is taken for another one, mistyped, from this likeness on.
+_NEAR = 0.75
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,7 +69,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse found wrong as UsageError."""
-        raise UsageError(f"{self.prog}: {message}", hint=f"`{self.prog} --help` shows the options")
+        shows = "--help-all" if "--help-all" in self._option_string_actions else "--help"
+        raise UsageError(f"{self.prog}: {message}", hint=f"`{self.prog} {shows}` shows the options")
 
     def print_help(self, file: Any = None) -> None:
         """Write the help; argparse would say nothing of a stdout that cannot be written to."""
@@ -129,9 +133,49 @@ class Parser(argparse.ArgumentParser):
 
         ``intermixed`` is for commands whose paths may be left out: else none would be found behind an option.
         """
-        namespace = self.parse_intermixed_args(list(argv)) if intermixed else self.parse_args(list(argv))
+        parse = self.parse_known_intermixed_args if intermixed else self.parse_known_args
+        namespace, unknown = parse(list(argv))
+        if unknown:
+            self._refuse(unknown[0])
         configure_logging(namespace.verbose)
         return namespace
+
+    def _refuse(self, word: str) -> NoReturn:
+        """Raise UsageError for a word that no option and no argument takes."""
+        if not word.startswith("-"):
+            self.error(f"'{word}' is one argument too many")
+        option = word.partition("=")[0]
+        near = get_close_matches(option, self._option_string_actions, 1, _NEAR)
+        if not near:
+            self.error(f"no option {option}")
+        raise UsageError(f"{self.prog}: no option {option}", hint=f"did you mean {near[0]}?")
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        if action.type in (int, float) and action.option_strings:
+            try:
+                return action.type(text)
+            except ValueError:
+                kind = "a whole number" if action.type is int else "a number"
+                raise refusal(action.option_strings[-1], text, kind, str(action.default or 10)) from None
+        return super()._get_value(action, text)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices or not action.option_strings:
+            super()._check_value(action, value)
+            return
+        raise UsageError(
+            f"{action.option_strings[-1]} cannot be {value!r}", hint=f"choose from: {', '.join(action.choices)}"
+        )
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError:
+            if not action.option_strings:
+                raise
+        names, metavar = action.option_strings, action.metavar or "|".join(action.choices or ("VALUE",))
+        hint = f"{names[0]} {metavar}" + (f": {action.help}" if action.help != argparse.SUPPRESS else "")
+        raise UsageError(f"{self.prog}: {names[0]} needs a value", hint=hint)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -215,9 +259,7 @@ def existing_run(path: str) -> Path:
     """
     run = Path(path)
     if not run.exists():
-        near = run_directories()
-        hint = f"the newest run here is {near[-1]}" if near else "`stashtrace run -- CMD` makes one"
-        raise MissingDataError(f"{path} does not exist", hint=hint)
+        raise MissingDataError(f"{path} does not exist", hint=_run_hint(run))
     if run.is_dir():
         return run
     from stashtrace.loading.temporary_archives import kind_of, unpacked
@@ -228,6 +270,17 @@ def existing_run(path: str) -> Path:
 
     end_on_terminate()  # else a signal would leave behind what is unpacked
     return Path(unpacked(run))
+
+
+def _run_hint(run: Path) -> str:
+    """Return which run may have been meant."""
+    from stashtrace.record.program import near_path
+
+    near = near_path(run)
+    if near is not None:
+        return f"did you mean {near}?"
+    runs = run_directories()
+    return f"the newest run here is {runs[-1]}" if runs else "`stashtrace run -- CMD` makes one"
 
 
 def followed_run(path: str) -> Path:

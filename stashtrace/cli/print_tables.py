@@ -14,13 +14,14 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, TextIO
 
 from stashtrace.schema.columns import Schema
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
-from stashtrace.text import align
+from stashtrace.text import align, wrap
 from stashtrace.units import bytes_text, duration_text, shortened
 from stashtrace.visible import spreadsheet_cell, visible_line
 
@@ -29,6 +30,8 @@ _NAME_WIDTH = 60
 _ZERO = re.compile(r"-?[0.]+( (ns|B|B/s))?|")
 #: Where room is short they are cut further, but no further than this.
 _SHORTEST = 24
+#: Where room is short, sentences are wrapped, into no fewer characters than these.
+_NARROWEST = 36
 #: Of rows that come from no table of ours.
 NO_DETAILS: Mapping[str, int] = {}
 #: Columns whose name alone would mislead -> title of the aligned form.
@@ -84,8 +87,10 @@ def write_rows(
         if left_out:
             stream.flush()
             many = f"{len(left_out)} columns do" if len(left_out) > 1 else "1 column does"
+            equal = {name: f"{name} ({_cell(name, rows[0][name])} in every row)" for name in left_out}
+            names = [equal[name] if len({row[name] for row in rows}) == 1 < len(rows) else name for name in left_out]
             notes = sys.stderr if notes is None else notes
-            notes.write(f"{many} not fit into {width} characters: {', '.join(left_out)} (--wide shows all)\n")
+            notes.write(f"{many} not fit into {width} characters: {', '.join(names)} (--wide shows all)\n")
 
 
 def align_rows(
@@ -99,7 +104,7 @@ def align_rows(
     """(text, columns that it leaves out to fit into ``width`` characters).
 
     Columns stand under their names, numbers to the right; one in which no row says anything is left out silently,
-    unless ``keep_all``.
+    unless ``keep_all``. Sentences are wrapped within their column where that is needed.
     """
     if not rows:
         return "no rows\n", ()
@@ -108,19 +113,20 @@ def align_rows(
     parts = []
     for name, title in zip(columns, titles, strict=True):
         cells = [visible_line(_cell(name, words_of(row[name]) if name in said else row[name])) for row in rows]
-        if keep_all or any(cell != "-" for cell in cells):
+        if keep_all or any(cell not in ("", "-") for cell in cells):
             right = any(isinstance(row[name], int | float) for row in rows)
             parts.append(_Part(name, right, [visible_line(title), *cells]))
     kept = parts if width is None else _fit(parts, width, details)
     left = [at for at, part in enumerate(kept) if not part.right]
-    lines = align(list(zip(*(part.lines for part in kept), strict=True)), left, indent="")
+    shown_rows = zip(*(part.wrapped() for part in kept), strict=True)
+    lines = align([line for row in shown_rows for line in zip_longest(*row, fillvalue="")], left, indent="")
     shown = {part.name for part in kept}
     return "\n".join([*lines, ""]), tuple(part.name for part in parts if part.name not in shown)
 
 
 @dataclass(slots=True, eq=False)
 class _Part:
-    """One column of text: its title, then its cells; ``width`` is that of the longest line."""
+    """One column of text: its title, then its cells; ``width`` is that of the longest line, or what it is given."""
 
     name: str
     right: bool
@@ -129,6 +135,17 @@ class _Part:
 
     def __post_init__(self) -> None:
         self.width = max(map(len, self.lines))
+
+    @property
+    def is_sentence(self) -> bool:
+        """Whether the cells are texts of several words that may be wrapped."""
+        return not self.right and self.name not in ("path", "name") and any(line.count(" ") > 4 for line in self.lines)
+
+    def wrapped(self) -> list[list[str]]:
+        """Return the lines of each cell within the width."""
+        if not self.is_sentence:
+            return [[line] for line in self.lines]
+        return [wrap(line, "", width=self.width, rest=0) or [""] for line in self.lines]
 
     @property
     def says_one_thing(self) -> bool:
@@ -149,21 +166,26 @@ class _Part:
 def _fit(parts: list[_Part], width: int, details: Mapping[str, int]) -> list[_Part]:
     """The columns that fit side by side, in their order.
 
-    Paths lose their beginning and names their middle before any column goes. Then go columns of zeros, details
-    (:class:`Column`), what is the same in all rows, and the rest from the right. The first column stays, and so does
-    everything beside a column that is too wide for any screen: a sentence is wrapped by the terminal.
+    Sentences become narrow, paths lose their beginning and names their middle before any column goes. Then go columns
+    of zeros, what is the same in all rows, details (:class:`Column`), and the rest from the right. The first column
+    stays. Sentences then take the room that is left. Next to a column that is too wide for any screen all stays.
     """
     kept = list(parts)
+    if _width(parts) <= width:
+        return kept
+    sentences = {id(part): part.width for part in parts if part.is_sentence}
+    for part in parts:
+        if id(part) in sentences:
+            part.width = min(part.width, max(_NARROWEST, *map(len, part.lines[:1])))
     if max(part.width for part in parts) >= width:
         return kept
-    if _width(parts) > width:
-        kept = parts = [part.shortened(max(width * 2 // 5, _SHORTEST)) for part in parts]
+    kept = parts = [part.shortened(max(width * 2 // 5, _SHORTEST)) for part in parts]
     constant = [part for part in parts if part.says_one_thing]
     zeros = [part for part in constant if _ZERO.fullmatch(part.lines[1])]
     of_detail = [part for part in reversed(parts) if details.get(part.name)]
     of_detail.sort(key=lambda part: -details[part.name])
     dropped = []
-    for part in [*zeros, *of_detail, *constant, *reversed(parts)]:
+    for part in [*zeros, *constant, *of_detail, *reversed(parts)]:
         if _width(kept) <= width:
             break
         if part in kept and part is not parts[0]:
@@ -173,6 +195,8 @@ def _fit(parts: list[_Part], width: int, details: Mapping[str, int]) -> list[_Pa
         more = [each for each in parts if each in kept or each is part]
         if part not in zeros and _width(more) <= width:
             kept = more
+    for part in kept:
+        part.width += min(sentences.get(id(part), part.width) - part.width, width - _width(kept))
     return kept
 
 
@@ -220,7 +244,7 @@ def _cell(name: str, value: Any) -> str:
     if isinstance(value, int):
         if name.endswith("_ns") and not _is_moment(name):
             return duration_text(value) if value != -1 else "-"
-        if value == -1 and (name == "step" or name.endswith(("rank", "_count"))):
+        if value == -1 and (name == "step" or name.endswith(("rank", "_count", "_id"))):
             return "-"
         if name == "bytes" or name.endswith("_bytes"):
             return bytes_text(value) if value != -1 else "-"

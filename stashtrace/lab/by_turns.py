@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stashtrace.analysis.compare.change import Side
+from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Side
 from stashtrace.analysis.compare.gate_verdict import Condition, Gate, judge, other_work
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.characterize.run_on_hosts import last_words
 from stashtrace.record.program import own_program
+from stashtrace.report.blocks import Paragraph
 from stashtrace.summary.gate_text import document
 from stashtrace.whole_files import new_log
 
@@ -165,6 +166,18 @@ class Compared:
         """Return what programs read of it."""
         gate = document(self.gate) if self.gate is not None else None
         return {"contended_runs_count": self.contended_count, "gate": gate}
+
+
+def few_rounds_paragraph(compared: Iterable[Compared | None]) -> Paragraph | None:
+    """Return what too few rounds cannot tell; None where all comparisons had enough."""
+    gates = [one.gate for one in compared if one is not None and one.gate is not None]
+    if not any(change.source == "steps" and change.allowance_ns for gate in gates for change in gate.changes):
+        return None
+    return Paragraph(
+        f"Fewer than {RUNS_THAT_TELL} rounds do not show how much equal runs differ: these bounds come from the steps"
+        f" of single runs, widened by {100 * RUN_TO_RUN_RATIO:g} % of the step."
+        f" `--rounds {RUNS_THAT_TELL}` measures that difference."
+    )
 
 
 def stages(rounds: int, count: int) -> tuple[int, ...]:

@@ -33,9 +33,9 @@ def find_program(command: Sequence[str]) -> str:
     if "/" in name:
         path = Path(name)
         if not path.exists():
-            raise UsageError(f"command not found: {name}")
+            raise UsageError(f"command not found: {name}", hint=_missing_hint(path))
         if path.is_dir():
-            raise CaptureError(f"{name} is a directory, not a command")
+            raise CaptureError(f"{name} is a directory, not a command", hint="name the program in it")
         if not os.access(path, os.X_OK):
             raise CaptureError(
                 f"{name} is not executable", hint=script_hint if name.endswith(".py") else f"`chmod +x {name}`"
@@ -44,9 +44,11 @@ def find_program(command: Sequence[str]) -> str:
     path_found = shutil.which(name)
     if path_found is not None:
         return path_found
-    hint = None
+    hint = "no folder of PATH has it; a program elsewhere is named with its path"
     if Path(name).exists():
         hint = script_hint if name.endswith(".py") else f"`stashtrace run -- ./{name}`, if it is the file here"
+    elif name.endswith(".py"):
+        hint = _missing_hint(Path(name), "python ")
     raise UsageError(f"command not found: {name}", hint=hint)
 
 
@@ -58,9 +60,26 @@ def check_script(command: Sequence[str]) -> None:
     """Raise UsageError if the command is Python, or a launcher of its jobs, and its script does not exist."""
     script = _script_of(command)
     if script and not Path(script).exists():
-        near = get_close_matches(Path(script).name, [path.name for path in Path(script).parent.glob("*.py")], 1, 0.7)
-        hint = f"did you mean {Path(script).with_name(near[0])}?" if near else None
-        raise UsageError(f"script not found: {script}", hint=hint)
+        raise UsageError(f"script not found: {script}", hint=_missing_hint(Path(script)))
+
+
+def _missing_hint(path: Path, interpreter: str = "") -> str:
+    """Return the file that was probably meant, or where it was looked for."""
+    near = near_path(path)
+    if near is None:
+        return f"it is looked for in {path.absolute().parent}"
+    return f"did you mean `{interpreter}{near}`?"
+
+
+def near_path(path: Path) -> Path | None:
+    """Return what lies in the folder of a path that does not exist, under a similar name; other numbers are another."""
+    try:
+        names = os.listdir(path.parent)
+    except OSError:
+        return None
+    letters = re.sub(r"\d", "", path.name)
+    near = get_close_matches(path.name, [name for name in names if re.sub(r"\d", "", name) != letters], 1, 0.7)
+    return path.with_name(near[0]) if near else None
 
 
 def _script_of(command: Sequence[str]) -> str:

@@ -189,7 +189,11 @@ def single_changes(graph: Graph, *, buckets: Buckets | None = None, unsaid: list
 
 
 def _single_changes(
-    run: ReplayedRun, buckets: Buckets | None, unsaid: list[str] | None, only: Collection[str] | None = None
+    run: ReplayedRun,
+    buckets: Buckets | None,
+    unsaid: list[str] | None,
+    only: Collection[str] | None = None,
+    most_workers: float = math.inf,
 ) -> list[Answer]:
     asked = [Change.parse(text) for text in _SINGLE]
     asked += [
@@ -202,7 +206,7 @@ def _single_changes(
     }
     if buckets is not None:
         predictions[BUCKET] = partial(_best_buckets, run, buckets)
-    predictions["workers"] = partial(_best_workers, run)
+    predictions["workers"] = partial(_best_workers, run, most_workers)
     if only is not None:
         predictions = {name: make for name, make in predictions.items() if name.partition("=")[0] in only}
     answers = [
@@ -307,9 +311,9 @@ def best_workers(graph: Graph) -> Answer | None:
     return _best_workers(ReplayedRun(graph))
 
 
-def _best_workers(run: ReplayedRun) -> Answer | None:
+def _best_workers(run: ReplayedRun, most: float = math.inf) -> Answer | None:
     best = None
-    for change in workers_to_try(run.graph):
+    for change in workers_to_try(run.graph, most):
         with contextlib.suppress(MissingDataError):
             answer = run.answer((change,))
             if best is not None and answer.middle_ns > best.middle_ns - _ALIKE_RATIO * answer.replayed_ns:
@@ -360,9 +364,13 @@ class ReplayedRun:
         unsaid: list[str] | None = None,
         *,
         only: Collection[str] | None = None,
+        most_workers: float = math.inf,
     ) -> list[Answer]:
-        """Return the answers of :func:`single_changes`. ``only``: those of these quantities."""
-        return _single_changes(self, buckets, unsaid, only)
+        """Return the answers of :func:`single_changes`.
+
+        ``only``: those of these quantities. ``most_workers``: no larger number of loader workers is asked about.
+        """
+        return _single_changes(self, buckets, unsaid, only, most_workers)
 
     def answer(self, changes: tuple[Change, ...], buckets: Buckets | None = None) -> Answer:
         """Replay each scenario of the changes and combine them."""

@@ -12,6 +12,7 @@ from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.graph import PipelineGraph
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.replay.whatif import MOST_ERROR_RATIO, MOST_GAP_RATIO
+from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.summary.words import claim_text, evidence_texts, findings_of
 from stashtrace.text import wrap
 from stashtrace.units import duration_text, percent_text, range_text
@@ -102,7 +103,7 @@ def whatif_lines(
     for row in rows:
         figures = [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)]
         lines.append("  " + "  ".join([row[0].ljust(widths[0]), *figures, row[-1]]))
-    return lines + (_budget(answers[0]) if asked else _name_sleeping_time(run, answers))
+    return lines + ([*_budget(answers[0]), *_remarks(answers[0])] if asked else _name_sleeping_time(run, answers))
 
 
 def _step_time(run: Answer, step: StepTime | None) -> list[str]:
@@ -197,3 +198,23 @@ def _budget(answer: Answer) -> list[str]:
     for name, before, after in rows:
         lines.append("  " + name.ljust(17) + duration_text(before).rjust(12) + duration_text(after).rjust(16))
     return lines
+
+
+def _remarks(answer: Answer) -> list[str]:
+    """Explain an answer that saves nothing, or more than the time that it takes away."""
+    now, low, high = (duration_text(ns) for ns in (answer.replayed_ns, answer.low_ns, answer.high_ns))
+    lines = []
+    if high == now == low:
+        lines.append("no step gets shorter: other work, or a wait, takes as long meanwhile")
+    elif high == now:
+        lines.append(f"at worst nothing is saved, at best a step takes {low}: the recording leaves open which")
+    columns = {COLUMN_OF.get(change.quantity, "") for change in answer.changes}
+    own_ns = sum(answer.before_ns.get(column, 0.0) for column in columns)
+    saved_ns = answer.replayed_ns - answer.low_ns
+    if "" not in columns and saved_ns > (1 + _WORTH_A_LINE) * own_ns:
+        names, saved = " and ".join(sorted(columns)), duration_text(saved_ns)
+        lines.append(
+            f"up to {saved} of a step are saved, more than {names} takes on average over the ranks: waits for it get"
+            " shorter too"
+        )
+    return [line for text in lines for line in ("", *_wrap(text))]

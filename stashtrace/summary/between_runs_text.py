@@ -7,7 +7,7 @@ from typing import Any
 
 from stashtrace.analysis.compare.change import Side
 from stashtrace.analysis.compare.gate_verdict import Gate
-from stashtrace.analysis.lines.between_runs import lines_of_gate
+from stashtrace.analysis.lines.between_runs import lines_of_gate, renamed_files
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.table import Table
@@ -31,7 +31,19 @@ def functions_lines(table: Table | None, changes_ns: Mapping[str, float], before
         return [f"by function: not known, as {visible_line(lacking[0])} holds no Python stacks"] * (len(lacking) == 1)
     rows = [row for row in table.rows() if row["verdict"] != "no difference"]
     kinds = sorted({row["kind"] for row in rows}, key=lambda kind: -abs(changes_ns[kind]))
-    return [_sentence(kind, changes_ns[kind], [row for row in rows if row["kind"] == kind]) for kind in kinds]
+    said = [_sentence(kind, changes_ns[kind], [row for row in rows if row["kind"] == kind]) for kind in kinds]
+    return [*_renamed_lines(rows, before, after), *said]
+
+
+def _renamed_lines(rows: list[dict[str, Any]], before: Side, after: Side) -> list[str]:
+    """Say which files are compared though their names differ, of those that hold functions that are named."""
+    known = [[run.functions for run in side.runs if run.functions is not None] for side in (before, after)]
+    named = {row["path"].rpartition("/")[2] for row in rows}
+    pairs = [pair for pair in renamed_files(*known) if named.intersection(pair)]
+    return [
+        f"functions of {visible_line(old)} are compared with those of the same names in {visible_line(new)}"
+        for old, new in pairs
+    ]
 
 
 def functions_of_gate(gate: Gate) -> list[str]:

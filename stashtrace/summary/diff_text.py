@@ -12,7 +12,7 @@ from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.table import Table
 from stashtrace.summary.between_runs_text import with_sign
-from stashtrace.text import align
+from stashtrace.text import align, count_noun
 from stashtrace.units import duration_text, percent_text, shortened
 from stashtrace.visible import visible_line
 
@@ -118,6 +118,18 @@ def verdict(table: Table, before: str, after: str, functions: Sequence[str] = ()
         were = "step was" if fewest == 1 else "steps were"
         lines.append(f"only {fewest} {were} compared; more would tell smaller changes from noise")
     return [*lines, *_certainty(step)]
+
+
+def no_functions_lines(functions: Table | None, kinds: Table) -> list[str]:
+    """Say why no function is named though kinds of time changed; nothing where none did, or functions are unknown.
+
+    ``functions``: result of ``lines_between_runs`` in which none surely changed. ``kinds``: result of ``diff``.
+    """
+    if functions is None or all(row["verdict"] == "no difference" for row in kinds.rows()):
+        return []
+    if len(functions):
+        return [f"by function: none of the {count_noun(len(functions), 'function')} surely changed"]
+    return ["by function: none is named, as other programs, the link or other ranks can explain what changed"]
 
 
 def other_work_lines(other: OtherWork, step_ns: float) -> list[str]:

@@ -366,7 +366,7 @@ class TestOnGitHub:
         (["run"], "nothing to compare with"),
         (["run", "--against", "run", "--fail-if", "step"], "--fail-if step is not of the form KIND+N%"),
         (["run", "--against", "run", "--fail-if", "disk+1%"], "unknown kind 'disk'"),
-        (["run", "--against", "run", "--allow", "moon"], "invalid choice: 'moon'"),
+        (["run", "--against", "run", "--allow", "moon"], "--allow cannot be 'moon'"),
         (["run", "--against", "run", "--allowance", "much"], "--allowance much is not a number of percent"),
         (["run", "--save-baseline", "../main"], "--save-baseline ../main is no name for a baseline"),
         (["run", "--against", "run", "--before", "true"], "--before needs --rerun N"),

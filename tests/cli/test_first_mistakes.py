@@ -87,9 +87,26 @@ def test_a_script_that_does_not_exist_leaves_no_run(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], script: str, near: str
 ) -> None:
     Path("train.py").write_text("")
-    hint = f"\nhint: did you mean {near}?\n" if near else ""
-    assert said(capsys, "run", "--", *words) == f"error: script not found: {script}\n{hint}"
+    hint = f"did you mean `{near}`?" if near else f"it is looked for in {Path(script).absolute().parent}"
+    assert said(capsys, "run", "--", *words) == f"error: script not found: {script}\n\nhint: {hint}\n"
     assert sorted(os.listdir()) == ["stash-made", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        ("trian.py", "did you mean `python train.py`?"),
+        ("nosuch", "no folder of PATH has it; a program elsewhere is named with its path"),
+    ],
+)
+def test_a_program_that_does_not_exist(capsys: pytest.CaptureFixture[str], program: str, hint: str) -> None:
+    Path("train.py").write_text("")
+    assert said(capsys, "run", "--", program) == f"error: command not found: {program}\n\nhint: {hint}\n"
+
+
+def test_a_run_whose_name_is_mistyped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", "stash-maed"]) == 4
+    assert capsys.readouterr().err == "error: stash-maed does not exist\n\nhint: did you mean stash-made?\n"
 
 
 @pytest.mark.parametrize("was_there", [False, True])

@@ -257,7 +257,7 @@ def test_the_catalog_for_programs(job: Path, added: int, capsys: pytest.CaptureF
         ((*WORK, "--batch-size", "7"), "nothing was measured with a batch size of 7"),
         ((*WORK, "--batch-size", "0"), "--batch-size 0 is not a whole number of at least 1"),
         ((*WORK, "--plot", "front.txt"), "a plot ends in"),
-        ((*WORK, "--data", "hot"), "invalid choice"),
+        ((*WORK, "--data", "hot"), "--data cannot be 'hot'"),
     ],
 )
 def test_complaints(job: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,13 +222,26 @@ def test_status_before_anything_was_recorded(run: Run, job: Path) -> None:
         (("--deeper-budget", "0"), "--deeper-budget 0 is no part of an hour", "for example --deeper-budget 0.5"),
         (("--deeper-budget", "-1"), "--deeper-budget -1 is no part of an hour", "for example --deeper-budget 0.5"),
         (("--deeper-budget", "nan"), "--deeper-budget nan is no part of an hour", "for example --deeper-budget 0.5"),
-        (("--deeper-budget", "abc"), "invalid float value: 'abc'", "`stashtrace run --help` shows the options"),
+        (("--deeper-budget", "abc"), "--deeper-budget abc is not a number", "for example --deeper-budget 10"),
+        (("--until-step", "6.5"), "--until-step 6.5 is not a whole number", "for example --until-step 10"),
+        (
+            ("--until-step", "3", "--steps", "5:9"),
+            "--until-step 3 ends the job before step 5",
+            "--until-step 6, or more",
+        ),
+        (("--grace", "-3"), "--grace -3 is not a length of time", "for example --grace 1.5"),
+        (
+            ("--grace",),
+            "--grace needs a value",
+            "--grace SECONDS: wait so long for processes that outlive the command (default: 10)",
+        ),
+        (("--kernls",), "no option --kernls", "did you mean --kernels?"),
     ],
 )
-def test_bad_values_of_deeper_steps_are_refused(
-    run: Run, tmp_path: Path, words: tuple[str, str], said: str, hint: str
+def test_bad_values_are_refused_with_a_hint(
+    run: Run, tmp_path: Path, words: tuple[str, ...], said: str, hint: str
 ) -> None:
-    answer = run("run", *words, "--out", "out", "--", "true")
+    answer = run("run", "--out", "out", *words, "--", "true")
     assert answer.code == 2
     error, empty, last = answer.err.splitlines()
     assert error.startswith("error: ")

@@ -116,8 +116,7 @@ def test_help_of_analyze_keeps_names_and_texts_apart(capsys: pytest.CaptureFixtu
         (["run"], "error: no command to run\n\nhint: put it after two dashes: `-- python train.py`\n"),
         (
             ["run", "--sideways", "--", "true"],
-            "error: stashtrace run: unrecognized arguments: --sideways\n\n"
-            "hint: `stashtrace run --help` shows the options\n",
+            "error: stashtrace run: no option --sideways\n\nhint: `stashtrace run --help-all` shows the options\n",
         ),
         (
             ["diff", "one"],

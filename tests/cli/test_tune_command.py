@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from stashtrace.cli import main
 from stashtrace.lab.by_turns import Job
 from stashtrace.lab.synth import SyntheticJob, write
+from stashtrace.lab.tune import run_job
 from stashtrace.lab.tune.losses import Losses
 
 Tune = Callable[..., tuple[int, str, str]]
@@ -81,7 +83,10 @@ def test_nothing_is_kept(tune: Tune) -> None:
         (("--only", "batch_size", "--", "true"), 2, "--only batch_size: no such setting"),
         (("--exact", "--losses", "distribution", "--", "true"), 2, "contradict each other"),
         (("--staged", "gone.list", "--", "true"), 4, "cannot read gone.list"),
-        (("--until-step", "3", "--", "true"), 2, "is not a whole number of at least 15"),
+        (("--only", "num_workers=many", "--", "true"), 2, "--only num_workers=many: no value of num_workers"),
+        (("--only", "staged_files", "--", "true"), 2, "hint: --staged LIST names one"),
+        (("--until-step", "3", "--", "true"), 2, "--until-step 3 is too few: the first 5 are warm-up"),
+        (("--until-step", "many", "--", "true"), 2, "is not a whole number of at least 15"),
         (("-o", "file/x", "--", "true"), 3, "cannot make file/x: Not a directory"),
         (("-o", "in use", "--", "true"), 3, "in use exists and is not empty"),
     ],
@@ -95,6 +100,49 @@ def test_bad_input(tune: Tune, words: tuple[str, ...], code: int, text: str) -> 
     assert text in err
     assert err.count("error: ") == 1
     assert sorted(map(str, Path().rglob("*"))) == ["file", "in use", "in use/file"]
+
+
+def test_only_one_value_of_a_setting_is_tried(tune: Tune) -> None:
+    code, out, _ = tune("--only", "OMP_NUM_THREADS=3", "--format", "json", "--", "true")
+    assert code == 0
+    assert [(trial["name"], trial["value"]) for trial in json.loads(out)["trials"]] == [("OMP_NUM_THREADS", "3")]
+
+
+def test_too_few_rounds_say_what_they_cannot_tell(tune: Tune) -> None:
+    _, out, _ = tune("--only", "OMP_NUM_THREADS=1", "--rounds", 1, "--", "true")
+    assert "Fewer than 3 rounds do not show how much equal runs differ" in out
+    _, out, _ = tune("--only", "OMP_NUM_THREADS=1", "-o", "more", "--", "true")
+    assert "Fewer than" not in out
+
+
+@pytest.mark.parametrize(
+    ("signal", "code"), [(KeyboardInterrupt(), 130), (SystemExit(143), 143)], ids=["Ctrl-C", "SIGTERM"]
+)
+def test_what_was_measured_is_shown_when_it_is_stopped(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], signal: BaseException, code: int
+) -> None:
+    made, tried = run_job.record_job, []
+
+    def record(job: Job, directory: Path) -> Path:
+        tried.append(job.environment.get("OMP_NUM_THREADS"))
+        if tried.count("3") == 2:
+            raise signal
+        return made(job, directory)
+
+    monkeypatch.setattr(run_job, "record_job", record)
+    words = "--only", "OMP_NUM_THREADS=1,OMP_NUM_THREADS=3,cpu_affinity=0;1", "--", "true"
+    if code == 130:
+        found, out, _ = tune(*words)
+        assert found == code
+    else:
+        with pytest.raises(SystemExit, match=str(code)):
+            tune(*words)
+        out = capsys.readouterr().out
+    text = " ".join(out.split())
+    assert re.match(r"STOPPED after \d+ runs: best so far on a step of 11\d ms: OMP_NUM_THREADS=1 saves \d+ %", text)
+    assert re.search(r"OMP_NUM_THREADS=3: stopped while it was tried; a step took [\d.]+ ms with it", text)
+    assert "not judged" in text
+    assert text.endswith("; not tried: cpu_affinity=0;1")
 
 
 def test_a_job_that_is_not_deterministic(tune: Tune) -> None:

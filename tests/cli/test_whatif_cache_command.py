@@ -87,7 +87,7 @@ def test_csv_and_plot(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
         (["--dataset-size", "0"], "--dataset-size must be more than 0"),
         (["--plot", "a.txt"], "a plot ends in"),
         (["--cached", "0:50", "--cache-size", "1G"], "not allowed with"),
-        (["--policy", "fifo"], "invalid choice"),
+        (["--policy", "fifo"], "--policy cannot be 'fifo'"),
     ],
 )
 def test_complaints(run: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,6 +196,30 @@ def test_a_job_that_differs_later_is_told_too() -> None:
         tune(job)
 
 
+def test_what_was_measured_before_the_job_itself_fails_is_kept() -> None:
+    class Failing(MadeUpJob):
+        def record(self, settings: Settings) -> TunedRun:
+            if BUCKET in settings:
+                raise KeyboardInterrupt
+            return super().record(settings)
+
+    tuned = tune(Failing(few_workers))
+    assert isinstance(tuned.stopped, KeyboardInterrupt)
+    assert tuned.settings == {"num_workers": "4"}
+    assert tuned.trials[-1].verdict == "not judged"
+    assert [one.name for one in tuned.untried] == [one.name for one in CANDIDATES[3:]]
+    assert "best so far on a step of 1" in tune_blocks(tuned, ["train.py"], [])[0].text  # type: ignore[union-attr]
+
+
+def test_a_stop_before_anything_was_compared() -> None:
+    class Stopped(MadeUpJob):
+        def record(self, settings: Settings) -> TunedRun:
+            raise KeyboardInterrupt
+
+    shown = text_lines(tune_blocks(tune(Stopped(balanced)), ["train.py"], []))
+    assert shown[0] == "STOPPED after 1 run: the job did not run once"
+
+
 @pytest.mark.parametrize("losses", [{}, {0: ()}])
 def test_a_job_whose_losses_are_not_seen(losses: Losses) -> None:
     with pytest.raises(MissingDataError, match="no loss of the job was seen"):
@@ -238,7 +262,8 @@ def test_the_job_itself_fails() -> None:
 
 def test_the_limit_of_runs_ends_it() -> None:
     tuned = tune(MadeUpJob(few_workers), most_runs=3)
-    assert (len(tuned.trials), tuned.was_cut) == (1, True)
+    assert (len(tuned.trials), len(tuned.untried)) == (1, len(CANDIDATES) - 1)
+    assert "not tried: persistent_workers=1, " in "\n".join(text_lines(tune_blocks(tuned, ["train.py"], []), 500))
 
 
 def test_losses() -> None:

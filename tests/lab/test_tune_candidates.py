@@ -52,6 +52,18 @@ def test_what_a_replay_predicts_comes_first(recorded: tuple[Trace, StepsOfRun], 
     assert first not in candidates(trace, steps, {first.name: first.value}, CORES)
 
 
+def test_a_rank_gets_no_more_workers_than_it_has_cpus(
+    recorded: tuple[Trace, StepsOfRun], loaders: list[LoaderFacts]
+) -> None:
+    trace, steps = recorded
+    for cores, values in ((CORES, ["2"]), (CORES[:2], [])):  # of two ranks
+        found = candidates(trace, steps, {}, cores)
+        assert [one.value for one in found if one.name == "num_workers"] == values
+    asked = next(one for one in candidates(trace, steps, {}, CORES[:2], [3]) if one.name == "num_workers")
+    assert asked.value == "3"
+    assert asked.low_ns is not None
+
+
 def test_without_a_loader_nothing_of_loaders_is_tried(
     recorded: tuple[Trace, StepsOfRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:

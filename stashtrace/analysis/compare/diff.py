@@ -22,13 +22,13 @@ DIFF = _schema(
     col.ns("before_ns", "median over steps, mean over ranks and runs"),
     col.ns("after_ns", "the same of the second job"),
     col.ns("change_ns", "after minus before"),
-    col.ns("spread_before_ns", "median absolute deviation over steps, times 1.4826"),
-    col.ns("spread_after_ns", "the same of the second job"),
-    col.ns("noise_ns", "changes up to this are not a difference"),
+    col.ns("spread_before_ns", "median absolute deviation over steps, times 1.4826", detail=4),
+    col.ns("spread_after_ns", "the same of the second job", detail=4),
+    col.ns("noise_ns", "changes up to this are not a difference", detail=2),
     col.word("verdict", "faster, slower or no difference"),
-    col.word("statistic", "median; mean where the kind occurs in less than half of the steps of both jobs"),
-    col.number("before_steps_count", "steps compared"),
-    col.number("after_steps_count", "steps compared"),
+    col.word("statistic", "median; mean where the kind occurs in less than half of the steps of both jobs", detail=3),
+    col.number("before_steps_count", "steps compared", detail=5),
+    col.number("after_steps_count", "steps compared", detail=5),
     col.ns("low_ns", "lower 95 % bound of the change, by the steps or, from three runs on a side, by the runs"),
     col.ns("high_ns", "upper 95 % bound of the change"),
     col.ns(
@@ -36,9 +36,10 @@ DIFF = _schema(
         "smallest true change that would get a verdict in four of five such comparisons; -1 if a run has a single step:"
         " no spread is known, and the bounds are 0",
         missing=-1,
+        detail=1,
     ),
-    col.number("before_runs_count", "runs compared"),
-    col.number("after_runs_count", "runs compared"),
+    col.number("before_runs_count", "runs compared", detail=5),
+    col.number("after_runs_count", "runs compared", detail=5),
 )
 
 #: A change counts if it is this many standard errors, and this share of the step.

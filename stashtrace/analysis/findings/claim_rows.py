@@ -20,34 +20,46 @@ from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.table import Table
 from stashtrace.units import filled
 
-_TEXT = col.word("text", "the sentence; empty where another one says it", detail=7)
-_FACTS = col.word("facts", "JSON: named facts, with their units; of a claim those without a column", detail=7)
+_TEXT = col.word("text", "the sentence; empty where another one says it")
+_FACTS = col.word("facts", "JSON: named facts, with their units; of a claim those without a column", detail=9)
 FINDINGS = schema(
     "findings",
     "What a summary claims, one row per claim; what it rests on stands in finding_evidence",
     col.key("finding_id", "row number; finding_evidence.finding_id"),
-    col.number("order", "reading order, 0 first"),
+    col.number("order", "reading order, 0 first", detail=9),
     col.word("section", "headline, verdict, time, files, machine, beside, trust or loss", width=12),
     col.word("kind", "what is claimed: a column of the budget, compute_bound, steps, loss, ...", width=24),
-    col.word("name", "what it is about where the kind alone does not say: a host, a kind of step, a reason"),
-    col.word("ranks", "ranks that it holds for, as 0-3,7; empty if for the run"),
+    col.word("name", "what it is about where the kind alone does not say: a host, a kind of step, a reason", detail=3),
+    col.word("ranks", "ranks that it holds for, as 0-3,7; empty if for the run", detail=2),
     col.rank("rank", "the rank whose figures these are, the one hit hardest; -1 for the run", missing=-1),
-    col.number("items_count", "how many: steps, ranks, lost records; -1 where there is nothing to count", missing=-1),
-    col.real("share_ratio", "of the step time of that rank; -1 if it is not a share", missing=-1),
-    col.real("least_ratio", "the same of the rank in ranks that is hit least"),
-    col.ns("stall_ns", "mean per step of that rank; -1 if it is not a time", missing=-1),
-    col.ns("low_ns", "not less than this; -1 if it is not a time", missing=-1),
-    col.ns("high_ns", "not more than this; -1 if it is not a time", missing=-1),
-    col.ns("least_ns", "stall_ns of the rank in ranks that is hit least; -1 if it is not a time", missing=-1),
-    col.word(
-        "cause_kind", "what causes most of it, as far as rows of finding_evidence show it; empty if unknown", width=24
+    col.number(
+        "items_count", "how many: steps, ranks, lost records; -1 where there is nothing to count", missing=-1, detail=4
     ),
-    col.rank("cause_rank", "the rank that causes most of it, -1 if none does or it is unknown", missing=-1),
-    col.identity("worker_id", "DataLoader worker of the cause, -1 if unknown", missing=-1),
-    col.word("file", "file of the cause, empty if unknown"),
-    col.word("call", "kernel, call, collective or phase of the cause, empty if unknown"),
-    col.word("advice_code", "what would help; its inputs are the rows of finding_evidence from that code on", width=32),
-    col.word("confidence", "exact, at_least, up_to or between, by the bounds; empty if it is not a time", width=12),
+    col.real("share_ratio", "of the step time of that rank; -1 if it is not a share", missing=-1, detail=2),
+    col.real("least_ratio", "the same of the rank in ranks that is hit least", detail=8),
+    col.ns("stall_ns", "mean per step of that rank; -1 if it is not a time", missing=-1, detail=1),
+    col.ns("low_ns", "not less than this; -1 if it is not a time", missing=-1, detail=5),
+    col.ns("high_ns", "not more than this; -1 if it is not a time", missing=-1, detail=5),
+    col.ns("least_ns", "stall_ns of the rank in ranks that is hit least; -1 if it is not a time", missing=-1, detail=8),
+    col.word(
+        "cause_kind",
+        "what causes most of it, as far as rows of finding_evidence show it; empty if unknown",
+        width=24,
+        detail=4,
+    ),
+    col.rank("cause_rank", "the rank that causes most of it, -1 if none does or it is unknown", missing=-1, detail=5),
+    col.identity("worker_id", "DataLoader worker of the cause, -1 if unknown", missing=-1, detail=8),
+    col.word("file", "file of the cause, empty if unknown", detail=6),
+    col.word("call", "kernel, call, collective or phase of the cause, empty if unknown", detail=6),
+    col.word(
+        "advice_code",
+        "what would help; its inputs are the rows of finding_evidence from that code on",
+        width=32,
+        detail=6,
+    ),
+    col.word(
+        "confidence", "exact, at_least, up_to or between, by the bounds; empty if it is not a time", width=12, detail=6
+    ),
     col.word("method", "kernels, brackets, host or mixed, as in stalls; empty if it comes from elsewhere", detail=7),
     _TEXT,
     _FACTS,

@@ -46,28 +46,39 @@ LINES_BETWEEN_RUNS = schema(
     "Functions of the user in the kinds of time that changed between two jobs, by their own change",
     col.word("kind", "StallKind in lower case, one whose change is beyond its bounds"),
     RANK_OR_ALL,
-    col.word("where", "step, or worker: then times are means of a batch"),
+    col.word("where", "step, or worker: then times are means of a batch", detail=4),
     col.word("function", "qualified name"),
-    col.word("path", "its file, as the later run has it", width=48),
+    col.word("path", "its file, as the later run has it", width=48, detail=3),
     col.number(
         "line", "its line that changed most, as the later run has it; -1 if that is gone or unknown", missing=-1
     ),
-    col.word("leaf", "call of a library in which most of the line's time was; empty if it was the line itself"),
-    col.ns("before_ns", "mean of a step or batch over ranks and runs, or over the steps of the rank"),
-    col.ns("after_ns", "the same of the second job"),
+    col.word(
+        "leaf", "call of a library in which most of the line's time was; empty if it was the line itself", detail=3
+    ),
+    col.ns("before_ns", "mean of a step or batch over ranks and runs, or over the steps of the rank", detail=1),
+    col.ns("after_ns", "the same of the second job", detail=1),
     col.ns("change_ns", "after minus before"),
     col.ns("low_ns", "it is not less than this, with 95 % confidence for all rows together"),
     col.ns("high_ns", "and not more than this"),
     col.word("verdict", "slower, faster or no difference"),
     col.word(
-        "known_in", "both; after: it stood in no stack of the first job, as a new one; before: in none of the second"
+        "known_in",
+        "both; after: it stood in no stack of the first job, as a new one; before: in none of the second",
+        detail=5,
     ),
-    col.rank("most_rank", "rank that changed clearly more than the mean over ranks, -1 if none surely did", missing=-1),
-    col.ns("most_rank_change_ns", "its change over all its kinds, 0 if there is none"),
+    col.rank(
+        "most_rank",
+        "rank that changed clearly more than the mean over ranks, -1 if none surely did",
+        missing=-1,
+        detail=5,
+    ),
+    col.ns("most_rank_change_ns", "its change over all its kinds, 0 if there is none", detail=5),
 )
 _NO_DIFFERENCE = "no difference"
 _OTHERS_NAMES = {StallKind(kind).name.lower() for kind in OF_OTHERS}
 _WORKERS_NAMES = {StallKind(kind).name.lower() for kind in OF_WORKERS}
+#: Function that the lines of a file outside all functions are in.
+_MODULE = "<module>"
 _STRAGGLER = StallKind.STRAGGLER.name.lower()
 
 #: Qualified name and end of the path.
@@ -124,9 +135,11 @@ def lines_between_runs(
 ) -> Table | None:
     """Compare the time of each function of the user before and after, surely changed ones first.
 
-    Functions are the same if they have one qualified name, and files of one name; of files of one name, as much of the
-    path counts as tells them apart. A wait for a late rank (straggler) has the functions in which one rank became
-    longer than before, and by more than the others did. Waits for the link, and what workers hand over, have none.
+    Functions are the same if they have one qualified name, and files of one name; of files of one name, as much of
+    the path counts as tells them apart. A file that is only before counts as one that is only after, as its copy,
+    if most of their functions have the same names (:func:`renamed_files`). A wait for a late rank (straggler) has
+    the functions in which one rank became longer than before, and by more than the others did. Waits for the link,
+    and what workers hand over, have none.
 
     ``before``, ``after``: runs with their functions. ``changed``: kinds whose own change is beyond their bounds.
     ``allowance_ratio``: by how much equal runs may differ beyond what their steps show, as a part of a step or batch;
@@ -145,7 +158,7 @@ def lines_between_runs(
     runs = [[one for one in side if one is not None] for side in sides]
     if [len(one) for one in runs] != [len(one) for one in sides]:
         return None
-    keys = _Keys([one for side in runs for one in side])
+    keys = _Keys(runs)
     found = [one for kind in changed for one in _compared(runs, kind, keys)]
     if not found:
         return Table.empty(LINES_BETWEEN_RUNS)
@@ -166,14 +179,14 @@ def lines_between_runs(
 class _Keys:
     """Which functions of several runs are one, though their commits lie in other folders."""
 
-    def __init__(self, runs: Sequence[FunctionsOfRun]) -> None:
+    def __init__(self, sides: Sequence[Sequence[FunctionsOfRun]]) -> None:
         paths: list[dict[tuple[str, str], set[str]]] = []
-        for run in runs:
+        for run in (run for side in sides for run in side):
             of_run: dict[tuple[str, str], set[str]] = {}
-            known = {(one.function, one.path) for group in run.groups for one in group.functions}
-            for function, path in known | (run.seen or frozenset()):
+            for function, path in _functions_known(run):
                 of_run.setdefault((function, _end(path, 1)), set()).add(path)
             paths.append(of_run)
+        self._renamed = {new: old for old, new in renamed_files(*sides)}
         self._depth: dict[tuple[str, str], int] = {}
         for of_run in paths:
             for name, files in of_run.items():
@@ -181,12 +194,59 @@ class _Keys:
 
     def of(self, function: str, path: str) -> Key:
         """Return what a function is matched by."""
+        if (name := _end(path, 1)) in self._renamed:
+            return function, self._renamed[name]
         return function, _end(path, self._depth.get((function, _end(path, 1)), 1))
 
     def held_by(self, side: Sequence[FunctionsOfRun]) -> set[Key] | None:
         """Return the functions of the user that stood in a stack; None where that is not kept."""
         seen = [run.seen for run in side]
         return None if None in seen else {self.of(*one) for of_run in seen for one in of_run or ()}
+
+
+def renamed_files(before: Sequence[FunctionsOfRun], after: Sequence[FunctionsOfRun]) -> list[tuple[str, str]]:
+    """Return the names of files of which one is only before and one only after, and that hold the same functions.
+
+    They share more than half of the functions of either that stood in stacks, by qualified name, and at least two,
+    unless both have one alone. Of files of one name in several folders nothing is said.
+    """
+    old, new = (_functions_by_file(side) for side in (before, after))
+    pairs = [
+        (len(old[first] & new[second]), first, second)
+        for first in old.keys() - new.keys()
+        for second in new.keys() - old.keys()
+        if _are_copies(old[first], new[second])
+    ]
+    found: list[tuple[str, str]] = []
+    for _, first, second in sorted(pairs, reverse=True):
+        if not any(first == one or second == other for one, other in found):
+            found.append((first, second))
+    return found
+
+
+def _functions_by_file(side: Sequence[FunctionsOfRun]) -> dict[str, set[str]]:
+    """Return the functions of each file by its name, without those whose path another file's could be."""
+    functions: dict[str, set[str]] = {}
+    paths: dict[tuple[int, str], set[str]] = {}
+    for at, run in enumerate(side):
+        for function, path in _functions_known(run):
+            functions.setdefault(_end(path, 1), set()).add(function)
+            paths.setdefault((at, _end(path, 1)), set()).add(path)
+    several = {name for (_, name), of_run in paths.items() if len(of_run) > 1}
+    return {name: held for name, held in functions.items() if name not in several}
+
+
+def _are_copies(first: set[str], second: set[str]) -> bool:
+    """Return whether two files hold the same functions, as far as stacks show it; every script has a module."""
+    one, other = ((held - {_MODULE}) or held for held in (first, second))
+    shared = len(one & other)
+    return 2 * shared > min(len(one), len(other)) and (shared > 1 or len(one) == len(other) == 1)
+
+
+def _functions_known(run: FunctionsOfRun) -> frozenset[tuple[str, str]]:
+    """Return the name and path of each function that took time or stood in a stack."""
+    known = {(one.function, one.path) for group in run.groups for one in group.functions}
+    return (run.seen or frozenset()) | known
 
 
 def _end(path: str, depth: int) -> str:

@@ -11,6 +11,7 @@ from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, existing
 from stashtrace.cli.print_results import print_lines
 from stashtrace.cli.print_tables import column_details, column_names, named_rows, screen_width, write_rows
 from stashtrace.errors import MissingDataError, UsageError
+from stashtrace.text import wrap
 
 if TYPE_CHECKING:
     from stashtrace.analysis.compare.steps_of_run import StepsOfRun
@@ -120,7 +121,14 @@ def _by_stalls(
     from stashtrace.cli.find_runs import read_runs
     from stashtrace.schema.table import Table
     from stashtrace.summary.between_runs_text import functions_lines
-    from stashtrace.summary.diff_text import SAME_RECORDING, jobs_lines, other_work_lines, step_times_line, verdict
+    from stashtrace.summary.diff_text import (
+        SAME_RECORDING,
+        jobs_lines,
+        no_functions_lines,
+        other_work_lines,
+        step_times_line,
+        verdict,
+    )
 
     known = loaded or {}
 
@@ -144,7 +152,7 @@ def _by_stalls(
         return rows, [step_times_line(old, new), SAME_RECORDING]
     load = other_work_lines(other_work(old, new), old.value(STEP, "mean"))
     changes_ns = {row["kind"]: row["change_ns"] for row in table.rows()}
-    places = functions_lines(functions, changes_ns, old, new)
+    places = functions_lines(functions, changes_ns, old, new) or no_functions_lines(functions, table)
     lines = [
         *jobs_lines(old.facts, new.facts),
         step_times_line(old, new),
@@ -164,8 +172,12 @@ def _by_kernels(old: Trace, new: Trace, names: Sequence[str]) -> tuple[Table, li
     return table, [*jobs_lines(job_facts(old), job_facts(new)), *kernel_verdict(table, *names)]
 
 
+def _wrapped(text: str, width: int | None) -> list[str]:
+    return [text] if width is None or len(text) <= width else wrap(text, "", width=width, rest=2)
+
+
 def _write(table: Table, rows: list[dict[str, object]], words: Sequence[str], form: str, wide: bool) -> None:
-    if form == "table":
-        print_lines([*words, ""])
     width = None if wide else screen_width()
+    if form == "table":
+        print_lines([line for text in words for line in _wrapped(text, width)] + [""])
     write_rows(rows, column_names(table), form, sys.stdout, width=width, details=column_details(table.schema))

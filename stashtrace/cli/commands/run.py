@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from stashtrace.cli import say_error
 from stashtrace.cli.merging import AfterMerge, conclude, processes_text, short_path, shown_directory
 from stashtrace.cli.metrics_options import MetricsOutlets, add_metrics_arguments, open_outlets
-from stashtrace.cli.option_values import read_size, read_trackers
-from stashtrace.cli.parsing import Parser, add_flag
+from stashtrace.cli.option_values import read_length, read_size, read_trackers
+from stashtrace.cli.parsing import Parser, add_flag, add_value
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.record.directory import file_rights
@@ -117,13 +117,8 @@ def parser() -> Parser:
         metavar="TRACKERS",
         help="at the end, add the answers to the run of wandb, mlflow, tensorboard or trackio that the job wrote to",
     )
-    parser.add_argument(
-        "--grace",
-        metavar="SECONDS",
-        type=float,
-        default=10.0,
-        help="wait so long for processes that outlive the command (default: 10)",
-    )
+    grace = "wait so long for processes that outlive the command (default: 10)"
+    add_value(parser, "--grace", "SECONDS", grace, read_length, default=10.0)
     return parser
 
 
@@ -142,6 +137,13 @@ def main(argv: Sequence[str]) -> int:
             "--history needs the merge that --no-merge leaves out",
             hint=f"`{later}` adds the run after `stashtrace merge RUN`",
         )
+    options = RecordOptions.from_arguments(arguments)
+    first = int((options.steps or "").partition(":")[0] or 0)
+    if options.until_step is not None and options.until_step <= first:
+        raise UsageError(
+            f"--until-step {options.until_step} ends the job before step {first}, the first of --steps {options.steps}",
+            hint=f"--until-step {first + 1}, or more",
+        )
     screen = Screen()
     trackers = read_trackers(arguments.log)
     history = _open_history(arguments.history)
@@ -150,7 +152,7 @@ def main(argv: Sequence[str]) -> int:
         screen.say(f"stashtrace: metrics at {metrics.url}")
     outcome = run_command(
         command,
-        RecordOptions.from_arguments(arguments),
+        options,
         out=arguments.out,
         run_id=arguments.run_id,
         scratch=arguments.scratch,

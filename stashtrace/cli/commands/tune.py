@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from stashtrace.cli.find_runs import read_runs
-from stashtrace.cli.option_values import read_names, read_percent, read_whole
+from stashtrace.cli.option_values import read_percent, read_whole
 from stashtrace.cli.parsing import DOCUMENT_FORMATS, Parser, add_flag, add_value, split_at_dashes
 from stashtrace.cli.print_results import print_blocks
 from stashtrace.cli.screen import Screen, end_on_terminate
@@ -35,14 +36,20 @@ example:
 
 def parser() -> Parser:
     """Return the parser of ``stashtrace tune``."""
+    from stashtrace.analysis.compare.change import LEAST_STEPS
+    from stashtrace.analysis.steps.steps import WARMUP_STEPS
+
     parser = Parser("tune", _DESCRIPTION, _EPILOG, usage="stashtrace tune [options] -- COMMAND [ARGUMENT ...]")
     steps = "end each run when its ranks have made K steps (default 60)"
-    add_value(parser, "--until-step", "K", steps, partial(read_whole, least=15), default=60)
+    why = f"the first {WARMUP_STEPS} are warm-up, and to compare runs takes {LEAST_STEPS} more"
+    read_steps = partial(read_whole, least=WARMUP_STEPS + LEAST_STEPS, why=why)
+    add_value(parser, "--until-step", "K", steps, read_steps, default=60)
     rounds = "runs a side before a setting is judged, twice as many where they do not decide (default 3)"
     add_value(parser, "--rounds", "N", rounds, read_whole, default=3)
     least = "keep what saves more than this, in percent of the step (default 3)"
     add_value(parser, "--least", "PERCENT", least, read_percent, default=3.0)
-    add_value(parser, "--only", "NAMES", "comma list of settings to try (default: all)", read_names, default=())
+    only = "comma list of settings to try, NAME or NAME=VALUE, as in num_workers=2 (default: all)"
+    add_value(parser, "--only", "LIST", only)
     add_flag(parser, "--exact", "keep nothing that changes the last bits of a loss")
     losses = (
         "how results are compared: equal, loss by loss; distribution, by the mean losses of several runs; auto, as two"
@@ -62,16 +69,18 @@ def main(argv: Sequence[str]) -> int:
     given = parser().read(words)
     from stashtrace.lab.by_turns import make_runs_folder
     from stashtrace.lab.tune.run_job import TunedJob
-    from stashtrace.lab.tune.settings import BUCKET, FILES, LOADER, NCCL, OMP, PINNING
+    from stashtrace.lab.tune.settings import FILES, wanted_settings
     from stashtrace.lab.tune.tune import trial_text, tune, tune_blocks, tune_document
 
     if given.exact and given.losses == "distribution":
         raise UsageError("--exact and --losses distribution contradict each other", hint="leave one of them out")
     find_program(command)
-    names = (*LOADER, BUCKET, OMP, PINNING, FILES, *NCCL)
-    for name in given.only:
-        if name not in names:
-            raise UsageError(f"--only {name}: no such setting", hint=f"choose from: {', '.join(names)}")
+    only = wanted_settings(given.only, "--only") if given.only is not None else ()
+    if (FILES, "") in only and given.staged is None:
+        raise UsageError(
+            f"--only {FILES}: no list of files is named",
+            hint="--staged LIST names one, as `stashtrace stage` writes it",
+        )
     if given.staged is not None:
         check_staged_list(given.staged)
     out = Path(given.out or time.strftime("tune-%m%d-%H%M%S"))
@@ -83,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
         out,
         until_step=given.until_step,
         load=partial(read_runs, quiet=True),
-        only=given.only,
+        only=only,
         staged=given.staged,
         on_run=lambda number, settings: screen.say(f"stashtrace: run {number + 1}: {_text(settings)}"),
     )
@@ -98,6 +107,9 @@ def main(argv: Sequence[str]) -> int:
     )
     content = tune_document(tuned, command, job.loaders)
     print_blocks(given.format, tune_blocks(tuned, command, job.loaders), content, width=79)
+    if tuned.stopped is not None:
+        sys.stdout.flush()
+        raise tuned.stopped
     return 0
 
 

@@ -12,7 +12,7 @@ from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Conditio
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
 from stashtrace.lab.bisect.commits import Commit, Next
-from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, stages
+from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, few_rounds_paragraph, stages
 from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.between_runs_text import functions_of_gate
@@ -225,6 +225,7 @@ def bisect_blocks(found: Found, commits_count: int) -> list[Block | None]:
         Table("", head, [_row(one) for one in _all(found)], (0, 1, 2, 5)),
         Listing([] if found.first_bad else list(map(_named, found.left)), "the first bad commit is one of"),
         Listing(_sentences(found.evidence), "evidence"),
+        few_rounds_paragraph(one.compared for one in _all(found)),
         Paragraph(f"{count_noun(found.runs_count, 'run')} for {count_noun(commits_count, 'commit')}{more}"),
     ]
 

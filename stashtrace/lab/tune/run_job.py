@@ -27,15 +27,17 @@ from stashtrace.lab.tune.settings import (
     WORKERS,
     Candidate,
     Settings,
+    chosen,
     environment_of,
     options_of,
     where,
 )
 from stashtrace.lab.tune.tune import TunedRun
-from stashtrace.replay import Answer, gradient_buckets, single_changes, what_if
+from stashtrace.replay import Answer, gradient_buckets
 from stashtrace.replay.changes import BUCKET as BUCKET_CHANGE
-from stashtrace.replay.changes import KEPT
+from stashtrace.replay.changes import KEPT, Change
 from stashtrace.replay.communication.messages import ddp_facts
+from stashtrace.replay.whatif import ReplayedRun
 from stashtrace.run_facts import json_object
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
@@ -49,8 +51,8 @@ class TunedJob:
     """A job that is run again and again.
 
     ``command``: the job. ``out``: folder for the runs. ``until_step``: steps of a run. ``load``: loads a run.
-    ``only``: names of settings to try, all if empty. ``staged``: list of files that were copied to a faster disk.
-    ``on_run``: called before each run with its number and the settings.
+    ``only``: names of settings to try, each with a value or none; all if empty. ``staged``: list of files that were
+    copied to a faster disk. ``on_run``: called before each run with its number and the settings.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class TunedJob:
         *,
         until_step: int,
         load: Callable[[str], Trace],
-        only: Sequence[str] = (),
+        only: Sequence[tuple[str, str]] = (),
         staged: Path | None = None,
         on_run: Callable[[int, Settings], None] = lambda number, settings: None,
     ) -> None:
@@ -99,10 +101,11 @@ class TunedJob:
         key = _key(settings)
         if key not in self._candidates:
             trace, run = self._last[key]
-            found = candidates(trace, run.steps, settings, sorted(os.sched_getaffinity(0)))
+            asked = [int(value) for name, value in self._only if name == WORKERS and value]
+            found = candidates(trace, run.steps, settings, sorted(os.sched_getaffinity(0)), asked)
             if self._staged is not None and FILES not in settings:
                 found.append(Candidate(FILES, str(self._staged.absolute())))
-            self._candidates[key] = [one for one in found if not self._only or one.name in self._only]
+            self._candidates[key] = chosen(found, self._only, settings)
         return self._candidates[key]
 
 
@@ -143,36 +146,49 @@ _WORTH_RATIO = 0.03
 _PREFETCHED = (4, 8)
 
 
-def candidates(trace: Trace, steps: StepsOfRun, settings: Settings, cores: Sequence[int]) -> list[Candidate]:
+def candidates(
+    trace: Trace, steps: StepsOfRun, settings: Settings, cores: Sequence[int], asked_workers: Sequence[int] = ()
+) -> list[Candidate]:
     """Return what to try on top of settings, the most promising first.
 
-    ``trace``, ``steps``: a run with the settings. ``cores``: that the ranks of this host may use.
+    ``trace``, ``steps``: a run with the settings. ``cores``: that the ranks of this host may use. ``asked_workers``:
+    numbers of workers to predict too; of others, a rank gets no more than it has CPUs.
     """
     loaders = loader_facts(trace)
-    predicted = _predicted(trace, loaders)
+    ranks, hosts = steps.facts.get("ranks") or 1, steps.facts.get("hosts") or 1
+    on_host = max(ranks // hosts, 1)
+    share = max(len(cores) // on_host, 1)
+    predicted = _predicted(trace, loaders, share, asked_workers)
     # Where a replay says nothing of workers, no number of them is better.
     others = [
-        *_of_loaders(steps, loaders, ask_workers=predicted is None),
-        *_of_cpus(steps, loaders, cores),
+        *_of_loaders(steps, loaders, most_workers=share if predicted is None else 0),
+        *_of_threads(steps, loaders, share),
+        *_of_pinning(cores, on_host if hosts == 1 else 1),
         *_of_nccl(steps),
     ]
     return [one for one in (*(predicted or ()), *others) if settings.get(one.name) != one.value]
 
 
-def _predicted(trace: Trace, loaders: Sequence[LoaderFacts]) -> list[Candidate] | None:
+def _predicted(
+    trace: Trace, loaders: Sequence[LoaderFacts], most_workers: int, asked_workers: Sequence[int]
+) -> list[Candidate] | None:
     """Return the changes of a replay that are settings, those that save most first; None if it predicts nothing."""
     try:
         graph = build(trace)
-        run = what_if(graph, [])
+        run = ReplayedRun(graph)
     except MissingDataError:
         return None
-    if not run.is_reliable:
+    if not run.what_if([]).is_reliable:
         return None
     buckets = None
     if "script" not in ddp_facts(trace).sources:  # what the script gives has precedence
         with contextlib.suppress(MissingDataError):
             buckets = gradient_buckets(trace, graph)
-    found = [_candidate(answer, trace, loaders) for answer in single_changes(graph, buckets=buckets)]
+    answers = run.single_changes(buckets, most_workers=most_workers)
+    for count in asked_workers:
+        with contextlib.suppress(MissingDataError):
+            answers.append(run.what_if([Change("workers", None, float(count))]))
+    found = [_candidate(answer, trace, loaders) for answer in sorted(answers, key=lambda one: one.middle_ns)]
     return [one for one in found if one is not None]
 
 
@@ -193,12 +209,13 @@ def _candidate(answer: Answer, trace: Trace, loaders: Sequence[LoaderFacts]) -> 
     return None
 
 
-def _of_loaders(steps: StepsOfRun, loaders: Sequence[LoaderFacts], *, ask_workers: bool) -> list[Candidate]:
+def _of_loaders(steps: StepsOfRun, loaders: Sequence[LoaderFacts], *, most_workers: int) -> list[Candidate]:
+    """Return settings of loaders. ``most_workers``: try twice the workers, up to this number."""
     found: list[Candidate] = []
     workers = _workers(loaders)
     if loaders and _share(steps, "data") >= _WORTH_RATIO:
-        if ask_workers:
-            found.append(Candidate(WORKERS, str(max(2 * workers, 1)), str(workers)))
+        if workers < most_workers:
+            found.append(Candidate(WORKERS, str(min(max(2 * workers, 1), most_workers)), str(workers)))
         if workers:
             present = str(_most(loaders, "prefetch_factor"))
             found += [Candidate("prefetch_factor", str(count), present) for count in _PREFETCHED]
@@ -208,18 +225,18 @@ def _of_loaders(steps: StepsOfRun, loaders: Sequence[LoaderFacts], *, ask_worker
     return found
 
 
-def _of_cpus(steps: StepsOfRun, loaders: Sequence[LoaderFacts], cores: Sequence[int]) -> list[Candidate]:
-    """Return numbers of threads, and a share of the CPUs for each rank."""
-    ranks, hosts = steps.facts.get("ranks") or 1, steps.facts.get("hosts") or 1
-    on_host = max(ranks // hosts, 1)
-    share = max(len(cores) // on_host, 1)
+def _of_threads(steps: StepsOfRun, loaders: Sequence[LoaderFacts], share: int) -> list[Candidate]:
+    """Return numbers of threads. ``share``: CPUs of a rank."""
     present = str(steps.facts.get("threads") or "")
     counts = dict.fromkeys([share, max(share - _workers(loaders), 1), 1])
-    found = [Candidate(OMP, str(count), present) for count in counts if str(count) != present]
-    if hosts == 1 and 1 < on_host <= len(cores):
-        shares = cores_of_ranks(cores, on_host)
-        found.append(Candidate(PINNING, ";".join(",".join(map(str, share)) for share in shares)))
-    return found
+    return [Candidate(OMP, str(count), present) for count in counts if str(count) != present]
+
+
+def _of_pinning(cores: Sequence[int], ranks: int) -> list[Candidate]:
+    """Return a share of the CPUs for each of several ranks of a host."""
+    if not 1 < ranks <= len(cores):
+        return []
+    return [Candidate(PINNING, ";".join(",".join(map(str, share)) for share in cores_of_ranks(cores, ranks)))]
 
 
 def _of_nccl(steps: StepsOfRun) -> list[Candidate]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from stashtrace.errors import UsageError
 
 #: By name, in the order in which they were kept.
 Settings = Mapping[str, str]
@@ -22,6 +25,16 @@ NCCL = {
     "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
     "NCCL_BUFFSIZE": "8388608",
     "NCCL_MIN_NCHANNELS": "8",
+}
+NAMES = (*LOADER, BUCKET, OMP, PINNING, FILES, *NCCL)
+#: Values that can be asked for: an example, and what they look like; a whole number where none is given.
+_SWITCH, _WHOLE = ("1", "[01]"), ("2", r"\d{1,9}")
+_CPUS = r"\d+(-\d+)?(,\d+(-\d+)?)*"
+_VALUES = {
+    "pin_memory": _SWITCH,
+    "persistent_workers": _SWITCH,
+    BUCKET: ("8", r"\d{1,6}(\.\d{1,6})?"),
+    PINNING: ("0-1;2-3", rf"{_CPUS}(;{_CPUS})*"),
 }
 #: What may change the order of sums, and so the last bits of a loss; everything else promises equal losses.
 _ROUNDING = frozenset({BUCKET, OMP, "NCCL_BUFFSIZE", "NCCL_MIN_NCHANNELS"})
@@ -46,6 +59,40 @@ class Candidate:
 
     def __str__(self) -> str:
         return f"{self.name}={self.value}"
+
+
+def wanted_settings(text: str, option: str) -> tuple[tuple[str, str], ...]:
+    """Read a list of settings to try, each with the value that was asked for, or none.
+
+    Raises UsageError if a setting is unknown, or a value is none that it takes.
+
+    Examples
+    --------
+    >>> wanted_settings("num_workers=2,cpu_affinity=0,1;2,3,OMP_NUM_THREADS", "--only")
+    (('num_workers', '2'), ('cpu_affinity', '0,1;2,3'), ('OMP_NUM_THREADS', ''))
+    """
+    wanted = []
+    for part in re.split(r",(?!\d)", text):  # CPUs have commas of their own
+        name, equals, value = part.strip().partition("=")
+        if name not in NAMES:
+            raise UsageError(f"{option} {name}: no such setting", hint=f"choose from: {', '.join(NAMES)}")
+        if equals and name == FILES:
+            raise UsageError(f"{option} {part}: the list is named elsewhere", hint=f"{option} {FILES} --staged LIST")
+        value = {"true": "1", "false": "0"}.get(value.lower(), value)
+        example, form = _VALUES.get(name, _WHOLE)
+        if equals and not re.fullmatch(form, value):
+            raise UsageError(f"{option} {part}: no value of {name}", hint=f"for example {option} {name}={example}")
+        wanted.append((name, value))
+    return tuple(wanted)
+
+
+def chosen(found: Sequence[Candidate], wanted: Sequence[tuple[str, str]], settings: Settings) -> list[Candidate]:
+    """Return the candidates that were asked for: those found of a name, or the value given; all if none was."""
+    if not wanted:
+        return list(found)
+    known = [one for one in found if {(one.name, ""), (one.name, one.value)}.intersection(wanted)]
+    asked = [Candidate(name, value) for name, value in wanted if value and settings.get(name) != value]
+    return [*known, *(one for one in asked if str(one) not in map(str, known))]
 
 
 def where(name: str) -> Where:

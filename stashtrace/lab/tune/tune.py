@@ -9,8 +9,8 @@ from typing import Any, Literal, Protocol
 from stashtrace.analysis.compare.change import Change
 from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
-from stashtrace.errors import CaptureError, MissingDataError
-from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, stages
+from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
+from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, few_rounds_paragraph, stages
 from stashtrace.lab.tune.losses import Likeness, Losses, compare_distributions, compare_losses
 from stashtrace.lab.tune.settings import Candidate, Settings, permanent_lines
 from stashtrace.report.blocks import Block, Code, Listing, Paragraph, Table
@@ -21,7 +21,7 @@ from stashtrace.units import duration_text, percent_text, range_text
 _STAGES = 2
 #: How results are compared: loss by loss, by their means over several runs, or as two unchanged runs allow.
 Comparison = Literal["auto", "equal", "distribution"]
-Verdict = Literal["kept", "no better", "inconclusive", "other results", "not applied", "failed"]
+Verdict = Literal["kept", "no better", "inconclusive", "other results", "not applied", "failed", "not judged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +70,28 @@ class Tuned:
 
     settings: dict[str, str]
     trials: tuple[Trial, ...]
-    #: The job without settings beside the job with all of them; None if nothing was kept.
+    #: The job without settings compared with the job with all of them; None if nothing was kept, or that was not run.
     together: Compared | None
-    #: Step of the job as it was.
-    before_ns: float
+    #: Step of the job as it was; None if it did not run.
+    before_ns: float | None
     runs_count: int
-    #: Whether the limit of runs ended it.
-    was_cut: bool
+    #: Candidates that were left when it ended, by the limit of runs or by ``stopped``.
+    untried: tuple[Candidate, ...]
     #: Whether results were compared by the means of several runs: equal runs have losses of their own.
     by_distribution: bool
+    #: What ended it before its time: a signal, or an error of the job as it is.
+    stopped: BaseException | None = None
 
     @property
     def change(self) -> Change | None:
         """Growth of the step without the settings over that with all of them."""
         return _step_change(self.together)
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial that saved most by its measured means, kept or not; None if none saved anything."""
+        saving = [trial for trial in self.trials if _saved_ratio(trial) > 0]
+        return max(saving, key=_saved_ratio, default=None)
 
 
 def tune(
@@ -101,23 +109,31 @@ def tune(
     ``rounds``: runs a side before a candidate is judged. ``exact``: keep nothing that changes the last bits of a loss.
     ``losses``: how results are compared. ``most_runs``: no candidate is begun after so many. Raises MissingDataError if
     losses were not seen, or differ between equal runs where they have to be equal. Raises CaptureError if the job fails
-    as it is.
+    as it is. A signal ends the tuning, and so does such an error once a candidate was tried: what was measured until
+    then is returned with it.
     """
     tuner = _Tuner(job, rounds, Condition(STEP, least_percent), exact)
-    before_ns = tuner.run_unchanged("equal" if exact else losses)
-    tried: set[tuple[str, str]] = set()
-    trials: list[Trial] = []
-    was_cut = False
-    while candidate := next((c for c in job.candidates(tuner.kept) if (c.name, c.value) not in tried), None):
-        if tuner.runs_count >= most_runs:
-            was_cut = True
-            break
-        tried |= {(candidate.name, candidate.value), (candidate.name, candidate.present)}
-        trials.append(tuner.attempt(candidate))
-        on_trial(trials[-1])
-    kept = [trial for trial in trials if trial.verdict == "kept"]
-    together = tuner.compare({}) if len(kept) > 1 else kept[0].compared if kept else None
-    return Tuned(dict(tuner.kept), tuple(trials), together, before_ns, tuner.runs_count, was_cut, tuner.by_distribution)
+    together, stopped = None, None
+    try:
+        tuner.run_unchanged("equal" if exact else losses)
+        tuner.try_all(most_runs, on_trial)
+        kept = [trial for trial in tuner.trials if trial.verdict == "kept"]
+        together = tuner.compare({}) if len(kept) > 1 else kept[0].compared if kept else None
+    except (KeyboardInterrupt, SystemExit, StashtraceError) as error:
+        if isinstance(error, StashtraceError) and not tuner.trials:
+            raise
+        stopped = error
+        tuner.stop()
+    return Tuned(
+        dict(tuner.kept),
+        tuple(tuner.trials),
+        together,
+        tuner.before_ns,
+        tuner.runs_count,
+        tuple(tuner.ahead),
+        tuner.by_distribution,
+        stopped,
+    )
 
 
 class _Tuner:
@@ -126,18 +142,27 @@ class _Tuner:
     def __init__(self, job: Job, rounds: int, condition: Condition, exact: bool) -> None:
         self._job, self._rounds, self._condition, self._exact = job, rounds, condition, exact
         self.kept: Settings = {}
+        self.trials: list[Trial] = []
+        #: Candidates that are still to be tried.
+        self.ahead: list[Candidate] = []
+        self.before_ns: float | None = None
         self.runs_count = 0
+        #: The candidate that is being tried, when its first run began, and its runs.
+        self._trying: tuple[Candidate, int, list[TunedRun]] | None = None
         self._losses: Losses = {}
         #: Whether several runs a side are compared; then the losses of all that have the results of the job.
         self.by_distribution = False
         self._alike: list[Losses] = []
 
-    def run_unchanged(self, losses: Comparison) -> float:
-        """Run the job twice as it is; return its step in ns.
+    def run_unchanged(self, losses: Comparison) -> None:
+        """Run the job twice as it is.
 
         Raises MissingDataError where losses have to be equal and both runs do not have the same ones.
         """
-        first, second = self._record({}), self._record({})
+        first = self._record({})
+        self.before_ns = float(first.steps.of(STEP).mean())
+        second = self._record({})
+        self.before_ns = float(second.steps.of(STEP).mean())
         likeness = compare_losses(first.losses, second.losses)
         if likeness.verdict == "unseen":
             raise MissingDataError(
@@ -148,13 +173,37 @@ class _Tuner:
         self._require_equal(likeness)
         self._losses = first.losses
         self._alike = [first.losses, second.losses]
-        return float(second.steps.of(STEP).mean())
 
-    def attempt(self, candidate: Candidate) -> Trial:
+    def try_all(self, most_runs: int, on_trial: Callable[[Trial], None]) -> None:
+        """Try one candidate after the other, until none is left or so many runs were made."""
+        tried: set[tuple[str, str]] = set()
+        while True:
+            self.ahead = [c for c in self._job.candidates(self.kept) if (c.name, c.value) not in tried]
+            if not self.ahead or self.runs_count >= most_runs:
+                return
+            candidate = self.ahead.pop(0)
+            tried |= {(candidate.name, candidate.value), (candidate.name, candidate.present)}
+            self._trying = candidate, self.runs_count, []
+            trial = self._attempt(*self._trying)
+            self._trying = None
+            self.trials.append(trial)
+            on_trial(trial)
+
+    def stop(self) -> None:
+        """Note the candidate that was being tried, with what its runs say."""
+        if self._trying is None:
+            return
+        candidate, begun, seen = self._trying
+        steps_ns = sorted(float(run.steps.of(STEP).mean()) for run in seen)
+        measured = "no run with it ended"
+        if steps_ns:
+            measured = f"a step took {range_text(duration_text(steps_ns[0]), duration_text(steps_ns[-1]))} with it"
+        why = f"stopped while it was tried; {measured}"
+        self.trials.append(Trial(candidate, "not judged", why, self.runs_count - begun))
+
+    def _attempt(self, candidate: Candidate, begun: int, seen: list[TunedRun]) -> Trial:
         """Try a candidate on top of what is kept, and keep it if it is better."""
-        begun = self.runs_count
         changed = {**self.kept, candidate.name: candidate.value}
-        seen: list[TunedRun] = []
         worst = Likeness("equal")
 
         def with_it() -> StepsOfRun:
@@ -282,6 +331,10 @@ def saved_text(saved_ns: float, change: Change) -> str:
     return f"{'-' if saved_ns < 0 else ''}{percent_text(abs(saved_ns) / change.after_ns)}"
 
 
+def _saved_ratio(trial: Trial) -> float:
+    return trial.change.change_ns / trial.change.after_ns if trial.change is not None else 0.0
+
+
 def _step_change(compared: Compared | None) -> Change | None:
     if compared is None or compared.gate is None:
         return None
@@ -305,16 +358,16 @@ def tune_blocks(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[st
     ``command``: of the job. ``loaders``: file and line of each DataLoader.
     """
     head = ("setting", "predicted", "without", "with", "saves", "results", "verdict", "runs")
-    told = [trial for trial in tuned.trials if trial.verdict in ("other results", "not applied", "failed")]
+    refused = [trial for trial in tuned.trials if trial.compared is None]
     permanent = permanent_lines(tuned.settings, command, loaders)
-    cut = "; further settings were not tried: --most-runs allows more" if tuned.was_cut else ""
     return [
         Paragraph(_headline(tuned)),
-        Table("", head, [_row(trial) for trial in tuned.trials], (0, 5, 6)),
-        Listing([f"{trial.candidate}: {trial.why}" for trial in told]),
+        Table("", head, [_row(trial) for trial in tuned.trials], (0, 5, 6)) if tuned.trials else None,
+        Listing([f"{trial.candidate}: {trial.why}" for trial in refused]),
         Code("to make it permanent", permanent) if tuned.settings else None,
         Paragraph(_BY_DISTRIBUTION) if tuned.by_distribution else None,
-        Paragraph(f"{count_noun(tuned.runs_count, 'run')}{cut}"),
+        few_rounds_paragraph(trial.compared for trial in tuned.trials),
+        Paragraph(f"{count_noun(tuned.runs_count, 'run')}{_untried_text(tuned)}"),
     ]
 
 
@@ -326,7 +379,8 @@ def tune_document(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[
         "together": _change(tuned.change),
         "permanent": permanent_lines(tuned.settings, command, loaders),
         "runs_count": tuned.runs_count,
-        "was_cut": tuned.was_cut,
+        "not_tried": [str(candidate) for candidate in tuned.untried],
+        "was_stopped": tuned.stopped is not None,
         "losses": "distribution" if tuned.by_distribution else "equal",
         "trials": [
             {
@@ -349,14 +403,48 @@ def tune_document(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[
 
 def _headline(tuned: Tuned) -> str:
     change = tuned.change
-    if not tuned.settings or change is None:
+    if tuned.stopped is not None:
+        return f"STOPPED after {count_noun(tuned.runs_count, 'run')}: {_so_far(tuned)}"
+    if not tuned.settings:
         tried = count_noun(len(tuned.trials), "setting")
-        return f"NOTHING KEPT: {tried} tried on a step of {duration_text(tuned.before_ns)}, none clearly better"
+        return f"NOTHING KEPT: {tried} tried on a step of {duration_text(tuned.before_ns or 0)}, none clearly better"
+    if change is None:  # other work disturbed the comparison of all of them with none
+        return f"TUNED: {_kept_text(tuned)}"
     least = saved_text(change.low_ns, change)
     kept = ", ".join(f"{name}={value}" for name, value in tuned.settings.items())
     times = f"{duration_text(change.after_ns)} to {duration_text(change.before_ns)}"
     saved = f"{saved_text(change.change_ns, change)}, at least {least}"
     return f"TUNED: the step went from {times}, saving {saved}, with {kept}"
+
+
+def _so_far(tuned: Tuned) -> str:
+    """Say which setting is best of those that were tried before the tuning was stopped."""
+    if tuned.before_ns is None:
+        return "the job did not run once"
+    step, best = f"a step of {duration_text(tuned.before_ns)}", tuned.best
+    if tuned.settings:
+        return f"best so far on {step}: {_kept_text(tuned)}"
+    if best is not None and best.change is not None:
+        saved = saved_text(best.change.change_ns, best.change)
+        return f"nothing kept so far on {step}; {best.candidate} did best and saves {saved}, not beyond doubt"
+    return f"nothing so far made {step} shorter" if tuned.trials else f"no setting was tried on {step}"
+
+
+def _kept_text(tuned: Tuned) -> str:
+    """Return the settings that were kept, each with what it saved beyond those before it."""
+    kept = [trial for trial in tuned.trials if trial.verdict == "kept" and trial.change is not None]
+    return ", ".join(
+        f"{trial.candidate} saves {saved_text(trial.change.change_ns, trial.change)}{' more' if at else ''}"
+        for at, trial in enumerate(kept)
+        if trial.change is not None
+    )
+
+
+def _untried_text(tuned: Tuned) -> str:
+    if not tuned.untried:
+        return ""
+    more = "" if tuned.stopped is not None else " (--most-runs allows more)"
+    return f"; not tried: {', '.join(map(str, tuned.untried))}{more}"
 
 
 def _row(trial: Trial) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ made itself (num_workers=0) move to workers: what their hand-over would cost is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -56,16 +57,17 @@ def known_loaders(graph: Graph, change: Change) -> Facts:
     return graph.facts
 
 
-def workers_to_try(graph: Graph) -> list[Change]:
+def workers_to_try(graph: Graph, most: float = math.inf) -> list[Change]:
     """Return numbers of workers that are worth a replay, ascending; empty for a run without batches.
 
-    All of them are more than the run had, and none is more than the longest pass over the data has batches.
+    All of them are more than the run had, and none is more than ``most`` or the batches of the longest pass over the
+    data.
     """
     facts = graph.facts
     if facts is None or not (facts.batch >= 0).any() or (graph.is_batch.any() and not_in_turn(graph, facts)):
         return []
     present = Passes.of(graph, facts).workers if graph.is_batch.any() else 0
-    most = int(facts.batch.max()) + 1
+    most = min(most, int(facts.batch.max()) + 1)
     counts = sorted({present + 1, present + 2, *(factor * max(present, 1) for factor in (2, 3, 4, 8))})
     return [Change.parse(f"workers={count}") for count in counts if present < count <= most]
 

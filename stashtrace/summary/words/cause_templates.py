@@ -297,8 +297,14 @@ def _saving(row: Row, path: str) -> str:
     least, most = (duration_text(row[name]) for name in ("saved_low_ns", "saved_high_ns"))
     another = f"{range_text(least, most)} in another run" if row["saved_low_ns"] > 0 else f"up to {most} in another run"
     command = f"; `stashtrace whatif {path} {row['change']}`" if row["change"] else ""
-    saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} ({share}; {another})"
+    more = "; waits for it get shorter too" if _saves_more_than_itself(row) else ""
+    saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} ({share}; {another}{more})"
     return f"{_do(row)}: {_SAVES[row['sure']]} {saved}{command}"
+
+
+def _saves_more_than_itself(row: Row) -> bool:
+    """Return whether the step becomes shorter by clearly more than the time that a cause is about."""
+    return row["where"] == "step" and 0 < row["work_ns"] * (1 + POLICY.clearly_more_ratio) < row["saved_ns"]
 
 
 def _do(row: Row) -> str:

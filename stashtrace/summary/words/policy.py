@@ -19,6 +19,8 @@ class Policy:
     exceeds_times: float = 2.0
     #: From this part of a time on, its part prints as all of it.
     whole_ratio: float = 0.95
+    #: A saving that is larger than the time it is about by more than this part is no matter of rounding.
+    clearly_more_ratio: float = 0.05
     #: Characters of a name in a sentence.
     name_characters: int = 40
     #: Transfers of less take as long as the operation does, whatever their bytes: gloo's and NCCL's latency over

@@ -65,7 +65,7 @@ def trains(
 
 def at_place(rank: ProcessBuilder, place: str, root: str) -> int:
     function, _, where = place.partition(" ")
-    return stack_of(rank, f"main {root}late.py:23", f"{function} {root}{where}")
+    return stack_of(rank, f"main {root}{where.partition(':')[0]}:23", f"{function} {root}{where}")
 
 
 def run_of(trace: Trace) -> StepsOfRun:
@@ -121,6 +121,22 @@ def test_a_longer_sleep_is_named_by_its_function() -> None:
     assert row["low_ns"] < 10 * MS < row["high_ns"]
     assert row["low_ns"] > 5 * MS
     assert (row["line"], row["known_in"]) == (11, "both")
+
+
+def test_functions_of_a_copied_script_are_compared_by_name() -> None:
+    def copied(places: Mapping[str, float]) -> dict[str, float]:
+        return {place.replace("late.py", "late2.py"): ms for place, ms in places.items()}
+
+    before, after = run(1), run(2, copied({"hook late.py:11": 18.0}), copied(COMPUTES))
+    assert named(differences(before, after)) == [("other", "hook", "slower")]
+    (row,) = [row for row in differences(before, after).rows() if row["verdict"] != "no difference"]
+    assert (row["path"], row["known_in"]) == ("/jobs/late2.py", "both")
+    said, sentence = sentences(before, after)
+    assert said == "functions of late.py are compared with those of the same names in late2.py"
+    assert re.match(r"other \+9[.\d]* ms a step: hook \(late2.py:11\) ", sentence)
+    # Another script is no copy, though both have a `main`.
+    other = run(2, {"sleep other.py:11": 18.0}, {"read other.py:5": 60.0})
+    assert not any("compared with" in sentence for sentence in sentences(before, other))
 
 
 def test_a_function_that_only_samples_know_is_named() -> None:
