@@ -31,7 +31,6 @@ from stashtrace.analysis.findings.rules.machine import (
     thinned_claims,
     uneven_claims,
 )
-from stashtrace.analysis.findings.rules.stalls.lines import computing_claims, with_lines, with_slow_line
 from stashtrace.analysis.findings.rules.stalls.verdicts import verdicts
 from stashtrace.analysis.findings.rules.start import start_claims
 from stashtrace.analysis.findings.rules.steps.affected import in_steps
@@ -78,11 +77,11 @@ def _claims_of_steps(facts: RunFacts, claims: list[Claim]) -> list[Claim]:
     trace, tables = facts.trace, facts.tables
     before = claims
     claims = guarded("in which steps", lambda: in_steps(facts, before), lambda line: [*before, not_said(line)])
-    claims = [with_lines(facts, claim) for claim in claims]
     loading = np.unique(trace.batches["rank"]).tolist()
     claims += claims_by("how the steps change", change_claims, tables["over_time"], loading)
-    slow = claims_by("slow steps", slow_claims, tables["spikes"], tables["over_time"], tables["steps"], loading)
-    return [*claims, *(with_slow_line(facts, claim) for claim in slow)]
+    return claims + claims_by(
+        "slow steps", slow_claims, tables["spikes"], tables["over_time"], tables["steps"], loading
+    )
 
 
 def _headline(facts: RunFacts) -> list[Claim]:
@@ -105,7 +104,6 @@ _DETECTORS: dict[str, Callable[[RunFacts], list[Claim]]] = {
     "processes that still ran": lambda facts: outlived_claims(facts.trace),
     "the hosts": host_claims,
     "what the step hides": hidden_claims,
-    "where it computes": computing_claims,
     "staged copies": lambda facts: staged_claims(facts.trace),
     "how far to trust it": lambda facts: trust_claims(facts.trace, facts.trust),
     "how brackets and kernels agree": lambda facts: agreement_claims(facts.tables.get("agreement")),

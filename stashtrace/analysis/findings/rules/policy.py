@@ -45,12 +45,6 @@ class Policy:
     #: A rank at which less of the waiting ends, and what it did longer for less of that, is not who is waited for.
     root_ratio: float = 0.1
     root_kind_ratio: float = 0.2
-    #: A line is said from this part of the time on; where none certainly has more than the second, more samples would
-    #: name none either.
-    line_ratio: float = 0.15
-    spread_ratio: float = 0.3
-    #: Computing in a line of the user's own is said from this part of the step on.
-    computing_ratio: float = 0.1
 
     # Steps.
 
@@ -125,10 +119,8 @@ class Policy:
     hosts_named_count: int = 8
     ranks_of_host_characters: int = 40
     missing_ranks_characters: int = 20
-    #: As many parts of a time as a block of a page can hold; the costliest lines that are looked at for one of the
-    #: user's own.
+    #: As many parts of a time as a block of a page can hold.
     names_count: int = 2
-    lines_examined_count: int = 4
     #: Characters of a name in a sentence, and in the first line.
     name_characters: int = 40
     short_name_characters: int = 24

@@ -22,7 +22,6 @@ from stashtrace.analysis.findings.blocked_calls import KNOWN_CALLS
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
-from stashtrace.analysis.findings.rules.stalls.lines import spent_in
 from stashtrace.analysis.findings.rules.stalls.loop_code import (
     annotations_in,
     file_calls,
@@ -111,20 +110,19 @@ def _claim(run: RunFacts, hit: Sequence[RankFacts]) -> Claim:
     said = "{who} {who:is|are} blocked {lost} with no known cause"
     short = "{who} {who:is|are} blocked {share} {of_step} with no known cause"
     if sum(worst.blocked_ns.values()) > POLICY.mostly_ratio * blocked_ns:
-        row = _blocked_in(run, base, call, calls_ns / steps, "unknown")
+        row = _blocked_in(base, call, calls_ns / steps, "unknown")
     elif run.trace.strings.find(HOST_NOT_RECORDED) in run.trace.metadata["key_code"].tolist():
         row = fact("nothing_recorded", "nothing was recorded in that time", "stalls", rank=worst.rank)
     else:
         why = "no recorded blocking call covers most of it; a lock, a socket or a subprocess can still be the cause"
-        shown = "" if spent_in(run.trace, base, "other") else "; the timeline shows where"
-        row = fact("unknown_block", f"{why}{shown}", "stalls", rank=worst.rank)
+        row = fact("unknown_block", why, "stalls", rank=worst.rank)
     return verdict("other", said, run, base, [row], short=short, cause_kind="unknown")
 
 
 def _in_call(run: RunFacts, worst: RankFacts, base: Claim, call: str, cause: str) -> Claim:
     """Return the claim about time that is mostly in one call. ``cause``: the call, and whether it is only a part."""
     each_ns = worst.blocked_ns.get(call, 0) / max(worst.steps_count, 1)
-    inside = _blocked_in(run, base, call, each_ns, cause)
+    inside = _blocked_in(base, call, each_ns, cause)
     known = time_of_kind(run.trace, worst.rank, run.tables["steps"], StallKind.OTHER) if call == "file" else None
     rows = list[Evidence]()
     if known is not None:
@@ -140,15 +138,11 @@ def _in_call(run: RunFacts, worst: RankFacts, base: Claim, call: str, cause: str
     return verdict("other", said, run, base, [inside, *rows], short=short, phrases=words, cause_kind=cause, **named)
 
 
-def _blocked_in(run: RunFacts, base: Claim, call: str, spent_ns: float, cause: str) -> Evidence:
+def _blocked_in(base: Claim, call: str, spent_ns: float, cause: str) -> Evidence:
     """Say where the thread was blocked; where the claim says so already, only what would help."""
-    lines = call == "gil" or bool(spent_in(run.trace, base, "other"))
-    shown = [] if lines else ["the timeline shows where"]
+    said = _ENDS_IT.get(call, "")
     if cause.removesuffix("_partly") != call:
-        shown.insert(0, f"{part_text(spent_ns / max(base.stall_ns, 1))} of it {BLOCKED_WORDS[call]}")
-        said = "; ".join(shown)
-    else:
-        said = "; ".join(text for text in (_ENDS_IT[call], *shown) if text) if call in _ENDS_IT else ""
+        said = f"{part_text(spent_ns / max(base.stall_ns, 1))} of it {BLOCKED_WORDS[call]}"
     return fact("blocked_in", said, "waits", rank=base.rank, kind=call, spent_ns=spent_ns)
 
 

@@ -24,7 +24,6 @@ from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evid
 from stashtrace.analysis.findings.rules.losses import cut_ranks
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
-from stashtrace.analysis.findings.rules.stalls.lines import why_no_line
 from stashtrace.analysis.findings.rules.stalls.loop_code import (
     NAMED_CODE,
     code_in,
@@ -147,11 +146,6 @@ def _elsewhere(run: RunFacts, worst: RankFacts, base: Claim, work: _HostWork) ->
     rows, until = list[Evidence](), "before the next launch"
     if work.after_calls_ns > POLICY.mostly_ratio * work.time_ns:
         rows += [fact("host_after_calls", "", "stalls", **own), *work.rows]
-        if sum(row["part_ratio"] for row in work.rows) < POLICY.mostly_ratio:
-            why = why_no_line(run, worst.rank, "launch")
-            said = f"what the host does then is not in the recording{'' if run.imported else ': {why}'}"
-            known = {"phrases": {"why": why.words}, "rank": worst.rank, **why.facts}
-            rows.append(fact("host_unknown", said, "stalls", **known))
         rows += _host_evidence(run, worst, base.stall_ns)
         calls = [row for row in rows if row.code in _CALLS]
         rows += _calls_of_others(run, worst.rank, calls[0]["call"] if calls else "")

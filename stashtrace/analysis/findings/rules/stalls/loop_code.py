@@ -1,9 +1,7 @@
 """What a step thread does in its own code: annotations, calls on files, compilations, garbage collection.
 
 ``python_in`` is an annotation or a timed call, ``file_time`` the calls on a file (``kind``: the one that took longest),
-``python_collects`` garbage collection; ``part_ratio`` is the part of the time that is looked at. ``python_unknown``: no
-line of it is known, by ``reason``: ``few_samples`` (``samples_count`` in this time), ``spread`` over many lines,
-``not_watched`` (the step thread is not sampled), ``not_sampled``, ``not_read``.
+``python_collects`` garbage collection; ``part_ratio`` is the part of the time that is examined.
 
 A row ``compiles`` says which function was compiled in ``items_count`` of ``steps_count`` steps; ``spent_ns`` is the
 mean over all of them, ``kind`` is ``again`` if it had been compiled before each time. ``compile_reason`` is what had
@@ -20,7 +18,6 @@ import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Evidence, Facts, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.findings.rules.stalls.lines import why_no_line
 from stashtrace.analysis.findings.stall_claims import step_words
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet, window_at
@@ -92,12 +89,7 @@ def python_evidence(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     known = time_of_kind(run.trace, rank.rank, steps, StallKind.PYTHON)
     if known is None or not len(known[1]):
         return []
-    rows = code_in(run.trace, *known, steps, rank.steps_count)
-    if sum(row["part_ratio"] for row in rows) < POLICY.mostly_ratio:
-        why = why_no_line(run, rank.rank, "python")
-        said = "Python, or operators that no module calls: {why}"
-        rows.append(fact("python_unknown", said, "stalls", phrases={"why": why.words}, rank=rank.rank, **why.facts))
-    return rows
+    return code_in(run.trace, *known, steps, rank.steps_count)
 
 
 def code_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, steps_count: int) -> list[Evidence]:
