@@ -33,13 +33,11 @@ from stashtrace.analysis.findings.rules.machine import (
 )
 from stashtrace.analysis.findings.rules.stalls.verdicts import verdicts
 from stashtrace.analysis.findings.rules.start import start_claims
-from stashtrace.analysis.findings.rules.steps.affected import in_steps
 from stashtrace.analysis.findings.rules.steps.changes import change_claims
 from stashtrace.analysis.findings.rules.steps.slow import slow_claims
 from stashtrace.analysis.findings.rules.trust import agreement_claims, trust_claims, unordered_claims
 from stashtrace.analysis.findings.stall_claims import one_recording
 from stashtrace.analysis.findings.summary_input import RunFacts
-from stashtrace.errors import guarded
 from stashtrace.schema.trace import Trace
 
 
@@ -73,12 +71,10 @@ def claims_of(facts: RunFacts) -> list[Claim]:
 
 
 def _claims_of_steps(facts: RunFacts, claims: list[Claim]) -> list[Claim]:
-    """Say of claims in which steps their time lies, and add those about changes of the steps."""
+    """Add the claims about changes of the steps, and about slow ones."""
     trace, tables = facts.trace, facts.tables
-    before = claims
-    claims = guarded("in which steps", lambda: in_steps(facts, before), lambda line: [*before, not_said(line)])
     loading = np.unique(trace.batches["rank"]).tolist()
-    claims += claims_by("how the steps change", change_claims, tables["over_time"], loading)
+    claims = claims + claims_by("how the steps change", change_claims, tables["over_time"], loading)
     return claims + claims_by(
         "slow steps", slow_claims, tables["spikes"], tables["over_time"], tables["steps"], loading
     )

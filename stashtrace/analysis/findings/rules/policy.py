@@ -42,9 +42,6 @@ class Policy:
     several_calls_count: float = 1.5
     #: The calls that block a rank are looked up if they are at least this share of its steps.
     blocked_examined_ratio: float = 0.01
-    #: A rank at which less of the waiting ends, and what it did longer for less of that, is not who is waited for.
-    root_ratio: float = 0.1
-    root_kind_ratio: float = 0.2
 
     # Steps.
 
@@ -54,17 +51,6 @@ class Policy:
     several_passes_count: float = 1.5
     #: Ranks of a job that was stopped may be a step apart.
     uneven_count: int = 1
-    #: Steps that have at most this part of what the others have of a time have nothing of it.
-    nothing_ratio: float = 0.1
-    #: With fewer steps it is not said that a time lies in few of them, or on the ranks by turns: that may be chance.
-    enough_steps_count: int = 20
-    #: Few steps are at most this part of all, and hold at least that part of the time.
-    few_ratio: float = 0.1
-    most_ratio: float = 0.8
-    #: Ranks have a time by turns if in each step one of them has at least this part of it, and each of them is that one
-    #: in at least that part of an equal share of the steps.
-    alone_ratio: float = 0.9
-    fair_ratio: float = 0.5
     #: Slow steps are said if what they take longer is this part of all steps.
     slow_ratio: float = 0.01
 
