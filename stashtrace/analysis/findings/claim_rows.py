@@ -43,10 +43,8 @@ FINDINGS = schema(
         "cause_kind", "what causes most of it, as far as rows of finding_evidence show it; empty if unknown", width=24
     ),
     col.rank("cause_rank", "the rank that causes most of it, -1 if none does or it is unknown", missing=-1),
-    col.identity("worker_id", "DataLoader worker of the cause, -1 if unknown", missing=-1),
     col.word("file", "file of the cause, empty if unknown"),
     col.word("call", "kernel, call, collective or phase of the cause, empty if unknown"),
-    col.word("advice_code", "what would help; its inputs are the rows of finding_evidence from that code on", width=32),
     col.word("confidence", "exact, at_least, up_to or between, by the bounds; empty if it is not a time", width=12),
     col.word("method", "kernels, brackets, host or mixed, as in stalls; empty if it comes from elsewhere", detail=7),
     _TEXT,
@@ -116,10 +114,8 @@ class Claim:
     least_ns: float = -1
     cause_kind: str = ""
     cause_rank: int = -1
-    worker_id: int = -1
     file: str = ""
     call: str = ""
-    advice_code: str = ""
     confidence: str = ""
     method: str = ""
     text: str = ""

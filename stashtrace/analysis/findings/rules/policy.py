@@ -30,16 +30,13 @@ class Policy:
     part_ratio: float = 0.05
     #: Waiting for batches is what bounds a rank from a quarter of its step on.
     input_bound_ratio: float = 0.25
-    #: The begin of epochs, blocked reads, and calls that block on a device explain nothing of a time that they do not
+    #: Blocked reads, and calls that block on a device explain nothing of a time that they do not
     #: cover a quarter of.
     explains_ratio: float = 0.25
     #: The mean of batches, or of workers, says little where it is this many times another figure of them.
     uneven_ratio: float = 1.5
-    #: Workers that make batches for this part of the time do nothing else.
-    always_ratio: float = 0.9
-    #: Batches, or operations, per step: up to the first it is one, and from the second on they are counted.
+    #: Up to so many batches per step it is one.
     one_each_ratio: float = 1.05
-    several_calls_count: float = 1.5
     #: The calls that block a rank are looked up if they are at least this share of its steps.
     blocked_examined_ratio: float = 0.01
 

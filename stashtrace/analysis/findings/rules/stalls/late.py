@@ -37,7 +37,7 @@ def late_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     counted = GroupBy(steps["rank"], steps["step"]).find(waits.rank, waits.step) >= 0
     parts = np.flatnonzero(counted[roots.source])
     rows = evidence_by("the bubble of the pipeline", _bubble, run) if len(parts) else []
-    call, mostly, part = _operation(run, roots, parts), *_awaited(roots, parts)
+    call, (mostly, part) = _operation(run, roots, parts), _awaited(roots, parts)
     words, short = {"where": f" in {operation(call)}" if call else ""}, f"{others}for other ranks"
     if mostly >= 0:
         said += f", {part_text(part)} of it for rank {{cause_rank}}"
