@@ -77,11 +77,10 @@ def test_growth_is_worded_as_it_is_known() -> None:
 LEVELS = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0)
 
 
-def test_a_staircase_is_said_to_have_levels() -> None:
+def test_of_a_staircase_the_costliest_levels_are_said() -> None:
     """Five times in 240 steps rank 1 computes 10 ms longer than before."""
     noise = lasting(3, 240, 0.3)
     trace = data_parallel(lambda step, rank: LEVELS[step // 40] + noise[step] + 1 if rank else 0.0, steps=240)
-    (said,) = changes(trace)
-    assert said.startswith("steps get longer in at least 6 levels: ")
-    assert "ms up to step 39, " in said
-    assert "ms from step 200 on: in the last rank 1 computes " in said
+    said = changes(trace)
+    assert len(said) == 3
+    assert all(" instead of the usual " in text and "rank 1 computes " in text for text in said)
