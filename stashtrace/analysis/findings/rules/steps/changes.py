@@ -11,7 +11,7 @@ this one are as usual.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
