@@ -38,8 +38,8 @@ class Case:
     program: str = "jobs"
 
 
-def _data(*causes: str, advice: tuple[str, ...] = (), files: tuple[str, ...] = ()) -> Expected:
-    return Expected({"data": frozenset(causes)}, advice=frozenset(advice), files=frozenset(files))
+def _data(*causes: str, files: tuple[str, ...] = ()) -> Expected:
+    return Expected({"data": frozenset(causes)}, files=frozenset(files))
 
 
 def _late(*causes: str) -> Expected:
@@ -48,7 +48,7 @@ def _late(*causes: str) -> Expected:
 
 _SLEEP, _BLOCK, _NET = _data("asleep"), _data("blocked"), _data("network")
 _CPU, _DISK, _MAP = _data("cpu", "queue"), _data("storage", files=("ballast",)), _data("page_faults", "storage")
-_EPOCHS = Expected({"data": frozenset({"epochs", "asleep"})}, advice=frozenset({"persistent_workers"}))
+_EPOCHS = Expected({"data": frozenset({"epochs", "asleep"})})
 
 JOBS = (
     Case("sleep_0", "samples sleep, no worker", "--loader sleep --loader-ms 5 --batch 8 --compute-ms 20", _SLEEP),
@@ -149,7 +149,7 @@ JOBS = (
         "luggage_1",
         "batches carry half a million objects",
         "--luggage 120000 --batch 4 --workers 1 --compute-ms 40 --steps 20",
-        _data("handoff", "cpu", "queue", advice=("fewer_larger_batches",)),
+        _data("handoff", "cpu", "queue"),
     ),
     Case(
         "epochs",
@@ -361,7 +361,7 @@ JOBS = (
         "example_handoff",
         "many objects with each batch",
         "--steps 15 --inject-handoff-items 300000 --workers 1",
-        _data("handoff", "cpu", "queue", advice=("fewer_larger_batches",)),
+        _data("handoff", "cpu", "queue"),
         ranks=2,
         program="example",
     ),

@@ -15,14 +15,10 @@ OF_FIGURE, OF_STEP = 0.05, 0.02
 MATTERS = 0.25
 #: Between its own clock and the call that it stamps, a thread may lose its CPU for this long: seen in single waits.
 SLICE_NS = 4_000_000
-#: Batches whose making is waiting to this part need no CPUs.
-MOSTLY = 0.7
 #: A stall below this share of the step needs no verdict; so much above it, it does.
 WORTH_RATIO = 0.03
 #: A cause may be named that is nearly the largest.
 NEARLY = 0.8
-#: A worker that makes batches for more than this part of the time sets the pace.
-ALWAYS = 0.95
 #: Hand-over is the cause of waits if it is about half of them.
 HALF = 0.4
 
@@ -237,7 +233,6 @@ def _verdict(row: Row, evidence: list[Row], truth: Truth, expected: Expected) ->
         _share(row, rank, truth),
         _others(row, kind, truth),
         _cause(row, evidence, rank, truth, expected),
-        _advice(row, evidence, rank, truth, expected),
     ):
         if wrong:
             return Checked(row, FALSE, wrong)
@@ -356,56 +351,3 @@ def _late(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected
 
 def _waited(waited: Mapping[int, float]) -> str:
     return ", ".join(f"rank {r} {ns / 1e6:.3g} ms" for r, ns in sorted(waited.items()))
-
-
-def _advice(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expected: Expected) -> str:
-    """More workers help what waits, whatever the CPUs do; what computes they help as far as there are CPUs."""
-    code = row["advice_code"]
-    if not code or code in expected.advice:
-        return ""
-    if code in ("persistent_workers", "pin_memory"):
-        return f"advice {code}"
-    told = {e["code"]: e for e in evidence}
-    rest = rank.step_ns - rank.columns["data"].high_ns
-    for name in ("cpus", code):  # how short a step would get: of "pass" that stands with the advice itself
-        shortest = told.get(name, {}).get("amount_ns" if name == "cpus" else "low_ns", -1)
-        if code in ("more_workers", "use_workers") and 0 < shortest < (1 - OF_FIGURE) * rest - OF_STEP * rank.step_ns:
-            return f"advice of a step of {shortest / 1e6:.3g} ms, but {rest / 1e6:.3g} ms of it are not wait for data"
-    if code == "fewer_larger_batches" and rank.making and "batch_time" in told:
-        busy = sum(rank.making.values()) / max(told["batch_time"]["workers_count"], 1)
-        if busy > ALWAYS * rank.step_ns:
-            return f"advice {code}, but each worker makes batches for {busy / rank.step_ns:.0%} of the time"
-    if code == "fewer_larger_batches":
-        return _larger(rank) if rank.making or rank.handed_ns is not None else f"advice {code}"
-    if not rank.making:
-        return ""
-    whole, cpu = max(sum(rank.making.values()), 1.0), rank.making["cpu"]
-    rest = rank.step_ns - rank.columns["data"].low_ns
-    ranks = max(len(truth.ranks), 1)
-    if code in ("cpus_are_full", "others_use_cpus") and rank.making["waiting"] > MOSTLY * whole:
-        return f"advice {code}, but {rank.making['waiting'] / whole:.0%} of the making is waiting"
-    if code in ("more_workers", "use_workers"):
-        count = told[code]["items_count"] if code in told else 0
-        floor = cpu * ranks / max(truth.cpus_count, 1)
-        # Where the CPUs are the limit, the sentence names the step that so many workers come down to: the limit is
-        # held to the same floor as a step without waits is.
-        limit = next((e["amount_ns"] for e in evidence if e["code"] == "cpus"), -1)
-        limit = max(limit, told[code]["low_ns"] if code in told and told[code]["kind"] == "pass" else -1)
-        reached = max(rest, limit, 1.0)
-        if floor > 1.2 * reached + OF_STEP * rank.step_ns:
-            goal = f"{count} workers for steps of {reached / 1e6:.3g} ms"
-            return f"{goal}, whose batches need {floor / 1e6:.3g} ms of each CPU"
-        needed = (rank.making["waiting"] + cpu) / reached
-        if count < 0.7 * needed - 1:
-            return f"{count} workers for steps of {reached / 1e6:.3g} ms, {needed:.1f} are needed"
-    return ""
-
-
-def _larger(rank: RankTruth) -> str:
-    """Fewer, larger batches shorten the hand-over of batches that are made, unless it waits for CPUs."""
-    waited, whole = rank.columns["data"].high_ns, max(sum(rank.making.values()), 1.0)
-    if rank.handed_ns is not None and rank.handed_ns < HALF * waited:
-        return f"larger batches, but of the waits only {rank.handed_ns / 1e6:.3g} ms were for made batches"
-    if rank.making and rank.making["queue"] > MOSTLY * whole:
-        return f"larger batches, but {rank.making['queue'] / whole:.0%} of the making is waiting for a CPU"
-    return ""

@@ -22,8 +22,6 @@ class Expected:
         A kind that is not there is judged by the clocks alone.
     late_causes : set of str
         What may be named as what kept the late rank; empty: by the clocks.
-    advice : set of str
-        Codes of advice that are right whatever the clocks say.
     files : set of str
         Parts of names of files that may be blamed.
     lost : bool
@@ -38,7 +36,6 @@ class Expected:
 
     causes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     late_causes: frozenset[str] = frozenset()
-    advice: frozenset[str] = frozenset()
     files: frozenset[str] = frozenset()
     lost: bool = False
     ending: str = ""

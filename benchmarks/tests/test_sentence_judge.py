@@ -46,10 +46,8 @@ def claim(kind: str, stall_ms: float, *, step_ms: float = 100, section: str = "v
         "least_ns": stall_ms * MS,
         "cause_kind": "",
         "cause_rank": -1,
-        "worker_id": -1,
         "file": "",
         "call": "",
-        "advice_code": "",
         "confidence": "exact",
         "method": "host",
     }
@@ -168,27 +166,6 @@ def test_a_file_that_is_blamed_is_one_of_the_job(check: ModuleType, truth: Modul
     assert judged(check, claim("data", 40, file="/usr/lib/os.py"), facts, files=files) == "false"
 
 
-def test_advice_is_judged_by_what_workers_can_do(check: ModuleType, truth: ModuleType) -> None:
-    rank = known(truth, data=60)
-    facts = run(truth, rank)
-    rank.making = {"cpu": 1 * MS, "queue": 0.0, "waiting": 59 * MS}
-    full = claim("data", 60, advice_code="cpus_are_full")
-    more = claim("data", 60, advice_code="more_workers")
-    assert judged(check, full, facts) == "false"
-    assert judged(check, more, facts, [evidence("more_workers", items_count=2)]) == "true"
-    rank.making = {"cpu": 400 * MS, "queue": 0.0, "waiting": 0.0}
-    assert judged(check, full, facts) == "true"
-    assert judged(check, more, facts, [evidence("more_workers", items_count=12)]) == "false"
-    limited = evidence("more_workers", items_count=4)
-    assert judged(check, more, facts, [limited, evidence("cpus", amount_ns=450 * MS)]) == "true"
-    assert judged(check, more, facts, [limited, evidence("cpus", amount_ns=100 * MS)]) == "false"
-    rank.making = {"cpu": 0.0, "queue": 0.0, "waiting": 400 * MS}
-    assert judged(check, more, facts, [evidence("more_workers", items_count=2)]) == "false"
-    persistent = claim("data", 60, advice_code="persistent_workers")
-    assert judged(check, persistent, facts) == "false"
-    assert judged(check, persistent, facts, advice=frozenset({"persistent_workers"})) == "true"
-
-
 def late_facts(truth: ModuleType, **surplus_ms: float) -> Any:
     waiting, late = known(truth, late=30), known(truth, 1, other=28)
     waiting.late_ns = {1: 28 * MS, 2: 2 * MS}
@@ -267,16 +244,6 @@ def test_waits_follow_from_when_each_rank_arrived(tmp_path: Path, truth: ModuleT
     assert second.asleep_ns == 40 * MS
     assert second.columns["compute"] == truth.Amount.of(45 * MS)
     assert facts.waits[0].surplus["other"] == 40 * MS
-
-
-def test_larger_batches_help_the_hand_over_of_batches_that_are_made(check: ModuleType, truth: ModuleType) -> None:
-    rank, row = known(truth, data=60), claim("data", 60, advice_code="fewer_larger_batches")
-    rank.making, rank.handed_ns = {"cpu": 30 * MS, "queue": 5 * MS, "waiting": 0.0}, 50 * MS
-    assert judged(check, row, run(truth, rank)) == "true"
-    rank.making = {"cpu": 5 * MS, "queue": 30 * MS, "waiting": 0.0}
-    assert judged(check, row, run(truth, rank)) == "false"
-    rank.making, rank.handed_ns = {"cpu": 30 * MS, "queue": 5 * MS, "waiting": 0.0}, 5 * MS
-    assert judged(check, row, run(truth, rank)) == "false"
 
 
 def test_steps_of_another_kind_have_a_truth_of_their_own(check: ModuleType, truth: ModuleType) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.rules.stalls.lines import longer_lines
+from stashtrace.analysis.lines.between_ranks import longer_lines
 from stashtrace.analysis.lines.lines import CostlyLine, costliest_of_all
 from stashtrace.analysis.lines.place_times import STEP, WORKER
 from stashtrace.analysis.stalls.sampled_cpus import last_values
@@ -23,8 +23,6 @@ from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import Finding, claim_text, findings_of
 
 _VERDICTS_COUNT = 3
-#: Evidence that a late rank, or its workers, spend longer in a function: whose time it is.
-_LONGER = {"late_made_longer": WORKER, "longer_in": STEP}
 
 
 def said_of(window: Trace) -> tuple[list[str], list[LineNow]]:
@@ -64,20 +62,19 @@ def lines_now(window: Trace, found: Sequence[Finding]) -> list[LineNow]:
     lines = []
     if (most := costliest_of_all(window)) is not None and most[1].low_ns > 0:
         lines.append(_line(MOST, -1, *most))
-    late = {f.row["cause_rank"]: f for f in found if f.row["section"] == "verdict" and f.row["kind"] == "late"}
-    for rank, finding in sorted(late.items()):
-        lines += _of_late(window, rank, finding)
+    late = {f.row["cause_rank"] for f in found if f.row["section"] == "verdict" and f.row["kind"] == "late"}
+    for rank in sorted(late - {-1}):
+        lines += _of_late(window, rank)
     return lines
 
 
-def _of_late(window: Trace, rank: int, finding: Finding) -> list[LineNow]:
-    """Return the line that the summary names first for a late rank, if it certainly spends longer there."""
+def _of_late(window: Trace, rank: int) -> list[LineNow]:
+    """Return the line in which a late rank certainly spends longest beyond the others; without one, its workers'."""
     return [
         LineNow(LATE, rank, where, line.kind, line.place_and_leaf, row["longer_ns"], row["low_ns"], row["high_ns"])
-        for code, where in _LONGER.items()
-        if finding.first(code) is not None
+        for where in (STEP, WORKER)
         for row, line in longer_lines(window, rank, 1, where=where)
-    ]
+    ][:1]
 
 
 def _line(why: str, rank: int, where: str, line: CostlyLine) -> LineNow:

@@ -15,7 +15,6 @@ from traced import PYTHON, ROOT, TracedRun, run_traced
 import stashtrace
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.steps.epochs import epoch_begins
 from stashtrace.schema.kinds import BatchPhase
 
 pytestmark = pytest.mark.torch
@@ -112,11 +111,6 @@ def test_it_is_hand_off_and_has_a_name(late: TracedRun) -> None:
     parts = analyze(trace, "stall_intervals")
     inside = ending.pieces(parts["begin_ns"], parts["end_ns"])
     assert set(parts["kind"][inside[2]].tolist()) == {"handoff"}
-    steps = analyze(trace, "steps")
-    epochs = list(epoch_begins(trace, 0, steps).rows())
-    assert [row["serves"] for row in epochs] == ["training"]
-    assert epochs[0]["workers_end_ns"] == (ending & TimeSet.of(steps["begin_ns"], steps["end_ns"])).total_ns
-    assert epochs[0]["wait_ns"] > epochs[0]["workers_end_ns"]
 
 
 def test_workers_that_end_in_time_are_not_named(late: TracedRun) -> None:

@@ -14,7 +14,6 @@ from measurements import Measurements
 from traced import TracedRun, run_traced
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.analysis.steps.epochs import epoch_begins
 
 pytestmark = pytest.mark.torch
 needs_torch()
@@ -158,26 +157,6 @@ def test_the_budget_of_each_kind_of_step(job: tuple[str, TracedRun]) -> None:
         assert own["share_ratio"].sum() == pytest.approx(1)
     assert int(together["stall_ns"].sum()) == sum(row["total_ns"] for row in counted.values())
     assert set(together["steps_count"].tolist()) == {sum(row["steps_count"] for row in counted.values())}
-
-
-def test_epochs_of_training_and_of_evaluation(job: tuple[str, TracedRun]) -> None:
-    name, run = job
-    found = {row["serves"]: row for row in epoch_begins(run.trace, 0, analyze(run.trace, "steps")).rows()}
-    begins = {serves: row["begins_count"] for serves, row in found.items()}
-    expected = {
-        "epochs": {"training": 4, "validation": 4},
-        "rollouts": {},
-        "inference": {"inference": 1},
-        "adversarial": {"training": 1},
-    }
-    assert begins == expected[name]
-    if name == "epochs":
-        assert {(row["workers_count"], row["anew_count"]) for row in found.values()} == {(2, 4)}
-        waits = run.trace.batches
-        between = (waits["phase_code"] == 1) & (waits["batch_index"] <= 0)
-        whole = int((waits["end_ns"] - waits["begin_ns"])[between].sum())
-        last = int((waits["end_ns"] - waits["begin_ns"])[between][-1])  # behind the last step
-        assert sum(row["wait_ns"] for row in found.values()) == whole - last
 
 
 def inner(times: list[float], kind: str) -> npt.NDArray[np.float64]:

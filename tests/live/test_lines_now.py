@@ -14,7 +14,7 @@ from stashtrace.schema.kinds import StackCause, WaitOp
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import Finding
 
-LATE = Finding({"section": "verdict", "kind": "late", "cause_rank": 1}, ({"code": "longer_in"},))
+LATE = Finding({"section": "verdict", "kind": "late", "cause_rank": 1}, ())
 
 
 def job(*, stacks: bool = True, steps: int = 40) -> Trace:

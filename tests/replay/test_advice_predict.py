@@ -1,4 +1,4 @@
-"""The arithmetic of the four transformations, and how far the published times of Adam bear "fuse" out."""
+"""The arithmetic of the transformations, and how far the published times of Adam bear "fuse" out."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -10,7 +10,6 @@ from stashtrace.replay.advice.predict import (
     chunks_of,
     gather_cost_ns,
     overlapped_ns,
-    sliced_send_ns,
     split_saving_ns,
 )
 
@@ -87,8 +86,3 @@ def test_no_chunk_is_smaller_than_what_is_advised_on() -> None:
         1 << 30,
     ]
     assert [int(chunks_of(n)) for n in sizes] == [1, 1, 2, 4, POLICY.most_chunks]
-
-
-def test_sends_in_slices() -> None:
-    assert float(sliced_send_ns(80.0, 8, 6.0)) == 16.0
-    assert float(sliced_send_ns(80.0, 1, 0.0)) == 80.0

@@ -280,8 +280,8 @@ def test_traces_without_what_it_needs() -> None:
 # Tensor and pipeline parallel ---------------------------------------------------------------------
 
 
-def tensor_parallel(*, producer: str = "ampere_fp16_s16816gemm_128x128", sends: int = 0, idle_us: int = 0) -> Trace:
-    """In forward a product of 2 ms, then an all-reduce of 1 ms in which nothing else runs; ``sends`` to another stage.
+def tensor_parallel(*, producer: str = "ampere_fp16_s16816gemm_128x128", idle_us: int = 0) -> Trace:
+    """In forward a product of 2 ms, then an all-reduce of 1 ms in which nothing else runs.
 
     The all-reduce has 2^22 elements over two ranks: 16 MiB on the busiest link in 1 ms.
     """
@@ -305,17 +305,6 @@ def tensor_parallel(*, producer: str = "ampere_fp16_s16816gemm_128x128", sends: 
         for group, members in ((1, (0, 1)), (2, (2, 3))):
             times = dict.fromkeys(members, (at + 200 * US, at + 210 * US, at + 5 * MS, at + 6 * MS))
             build.device_collective(times, group=group, message_bytes=1 << 24)
-        for group, (source, target) in ((3, (0, 2)), (4, (1, 3))):
-            for _ in range(sends):
-                times = (at + 300 * US, at + 310 * US, at + 8 * MS, at + 12 * MS)
-                number = build._sequences.get(group, -1) + 1
-                send, receive = CollectiveOp.SEND, CollectiveOp.RECEIVE
-                build.device_collective(
-                    {source: times}, group=group, op=send, peer_rank=1, message_bytes=1 << 24, sequence=number
-                )
-                build.device_collective(
-                    {target: times}, group=group, op=receive, peer_rank=0, message_bytes=1 << 24, sequence=number
-                )
     return build.trace()
 
 
@@ -334,14 +323,6 @@ def test_a_matrix_product_right_before_an_all_reduce_of_activations() -> None:
 def test_pointwise_work_or_a_pause_before_an_all_reduce_is_no_producer() -> None:
     assert rows(tensor_parallel(producer="gelu"), transformation="overlap") == []
     assert rows(tensor_parallel(idle_us=60), transformation="overlap") == []
-
-
-def test_the_same_send_from_each_rank_of_a_tensor_parallel_group() -> None:
-    found = row(tensor_parallel(sends=1), "sliced_p2p")
-    assert (found["ranks_count"], found["message_bytes"], found["op"]) == (2, 1 << 24, "send")
-    # 4 ms become 2 ms and a gather of half of what the all-reduce moved in 1 ms.
-    assert in_ms(found, "transfer", "exposed", "work", "saving_low", "saving_high") == (4, 4, 0.5, 0, 1.5)
-    assert (found["validity"], found["limits"]) == ("bound", "identity_unseen")
 
 
 # By the replay --------------------------------------------------------------------------------------

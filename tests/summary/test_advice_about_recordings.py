@@ -7,24 +7,13 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
 from importers.kineto_files import device, host, launch, step, write
-from scenes import job, verdicts
+from scenes import verdicts
 
 import stashtrace
-from stashtrace.analysis.findings.rules.stalls.lines import why_no_line
-from stashtrace.analysis.findings.summary_input import RunFacts, gather
 
 PACKAGE = Path(stashtrace.__file__).parent
 OURS = re.compile(r"stashtrace run|stashtrace\.annotate|--kernels|--stacks")
-
-
-@pytest.mark.parametrize("imported", [False, True])
-def test_ours_are_advised_for_recordings_of_ours(imported: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunFacts, "imported", property(lambda _: imported))
-    said = why_no_line(gather(job()[1]), 0, "python").words
-    assert bool(OURS.search(said)) is not imported
-    assert "recording" in said or not imported
 
 
 def test_what_another_tool_recorded_says_so(tmp_path: Path) -> None:

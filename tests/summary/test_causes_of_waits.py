@@ -324,10 +324,9 @@ def test_a_pipeline_leads_to_its_tables(replicas: int) -> None:
     assert "analyze pipeline" not in summary(data_parallel(on(0, 20.0)), everything=True)
 
 
-def test_a_wait_is_told_with_the_ranks_at_which_it_ends() -> None:
+def test_a_wait_is_said_with_the_rank_at_which_it_ends() -> None:
     (late,) = (v for v in verdicts(data_parallel(on(0, 25.0), ranks=3)) if v.kind == "late")
     assert late.text == ("ranks 1,2 wait 25.0 ms a step (53 %) for other ranks in all-reduce, all of it for rank 0")
-    assert late.evidence[0] == "rank 0 makes all of the waiting: it computed longer (all of that)"
     table = analyze(data_parallel(on(0, 10)), "findings")
     claim = next(row for row in table.rows() if row["kind"] == "late")
     assert claim["low_ns"] <= claim["stall_ns"] <= claim["high_ns"]

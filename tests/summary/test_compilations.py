@@ -67,7 +67,7 @@ def test_a_compilation_is_no_compute_wherever_it_is(inside_forward: bool) -> Non
 
 def test_the_summary_names_the_function_how_often_and_why() -> None:
     said = about(verdicts(job(inside_forward=True)), "host")
-    assert "in torch.compile Net.forward (net.py:8), which compiles again in" in said.text
+    assert said.text.endswith(" mostly in torch.compile Net.forward (net.py:8)")
     assert "outside forward" not in said.text
     (line,) = [text for text in said.evidence if "compiles again" in text]
     assert f"80.0 ms each time: {REASON}" in line
@@ -84,8 +84,6 @@ def test_the_rank_that_compiles_is_the_one_that_others_wait_for() -> None:
     trace = job(inside_forward=False, ranks=2)
     first = next(iter(causes(trace).rows()))
     assert (first["ranks"], first["kind"], first["waiting_ranks"]) == ("1", "compile", "0")
-    late = about(verdicts(trace), "late")
-    assert late.evidence[0].startswith("rank 1 makes all of the waiting: it was in torch.compile longer (")
 
 
 def test_without_compilations_the_steps_are_as_long_as_the_others() -> None:

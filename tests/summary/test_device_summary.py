@@ -147,7 +147,6 @@ def test_late_ranks_and_links_of_devices() -> None:
     assert found["late"].text == (
         "rank 0 waits 30.0 ms a step (30 %) for other ranks in all-reduce, all of it for rank 1"
     )
-    assert found["late"].evidence[0] == "rank 1 makes all of the waiting: it computed longer (all of that)"
     assert "all-reduce reached 10.0 GB/s of bus bandwidth over 7 transfers" in found["link"].evidence
     text = shown(trace)
     assert "GPU by timing events, NCCL by its plugin" in text

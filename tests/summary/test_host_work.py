@@ -120,37 +120,25 @@ def test_the_host_is_the_cause_where_all_ranks_drain_their_devices_alike(tmp_pat
     trace = job(tmp_path, ranks=4, python=lambda rank, number: 40.0 if rank == 3 else 0.0)
     first, second = _verdicts(trace)[:2]
     assert first["text"] == (
-        "the device of rank 3 waits 40.0 ms a step (65 %) for its host, which does something else between a blocking"
-        " call and the next launch"
+        "the device of rank 3 waits 40.0 ms a step (65 %) for its host, which mostly does something else between"
+        " blocking calls and the next launches"
     )
     assert (first["kind"], first["cause_kind"], first["ranks"]) == ("host", "launch", "3")
     assert abs(first["stall_ns"] - 40e6) < 0.1e6
     said = first["evidence_text"]
     assert any("cudaStreamSynchronize" in line and "1 a step" in line and "for 40.0 ms a step" in line for line in said)
-    assert "the other ranks make 1 of these calls a step" in said
-    assert any(line.startswith("what the host does then is not in the recording") for line in said)
     assert second["text"].endswith(", all of it for rank 3")
-    assert second["evidence_text"] == [
-        "rank 3 makes all of the waiting: it had its device idle because of its host longer (all of that)"
-    ]
 
 
 def test_the_annotation_in_which_the_host_is_has_its_name(tmp_path: Path) -> None:
     trace = job(tmp_path, python=lambda rank, number: 40.0 if rank == 0 else 0.0, name="push_metrics")
     first = _verdicts(trace)[0]
     assert first["text"] == (
-        "the device of rank 0 waits 40.0 ms a step (65 %) for its host, which is in push_metrics between a blocking"
-        " call and the next launch"
+        "the device of rank 0 waits 40.0 ms a step (65 %) for its host, which is mostly in push_metrics between"
+        " blocking calls and the next launches"
     )
     assert first["call"] == "push_metrics"
     assert _said(trace).startswith("the device of rank 0 waits 65 % of a step: its host is in push_metrics")
-
-
-def test_one_who_makes_more_blocking_calls_than_others_is_told_how_many(tmp_path: Path) -> None:
-    trace = job(tmp_path, python=lambda rank, number: 40.0 if rank == 0 else 0.0, pieces={0: 10})
-    first = _verdicts(trace)[0]
-    assert "between blocking calls (10 a step) and the next launches" in first["text"]
-    assert "rank 1 makes 1 of these calls a step" in first["evidence_text"]
 
 
 @pytest.mark.parametrize("name", ["save_checkpoint", "Trainer.save_checkpoint", "checkpoint"])
@@ -158,10 +146,6 @@ def test_a_checkpoint_is_called_one(tmp_path: Path, name: str) -> None:
     every_fourth: Extra = lambda rank, number: 160.0 if rank == 0 and number % 4 == 3 else 0.0  # noqa: E731
     trace = job(tmp_path, steps=24, python=every_fourth, name=name)
     found = {row["kind"]: row for row in _verdicts(trace)}
-    assert (
-        "rank 0 makes all of the waiting: it saved or loaded checkpoints longer (all of that)"
-        in (found["late"]["evidence_text"])
-    )
     assert found["save"]["text"].startswith("checkpoints stop rank 0 for 42.1 ms a step on average")
     assert "5 checkpoints in these steps, 160 ms on average" in found["save"]["evidence_text"]
 

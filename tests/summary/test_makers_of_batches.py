@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from scenes import verdicts
+from scenes import job, verdicts
 from trace_rows import MS, TraceBuilder
 
 from stashtrace.analysis.graph import build as graph_of
@@ -74,3 +74,9 @@ def test_batches_of_a_forked_child_are_its_own() -> None:
     assert said[0].startswith("the step thread (num_workers=0) takes 30.0 ms to make a batch")
     assert "a step uses" not in said[0]
     assert analyze(trace, "hidden")["hidden_loading_ns"].sum() == 0
+
+
+def test_what_is_known_of_the_batches_of_one_rank_is_not_said_of_two() -> None:
+    for prep, told in (({0: 44, 1: 40}, "on rank 0, its worker takes"), ({0: 44}, "its worker takes")):
+        data = next(found for found in verdicts(job(prep=prep)[1]) if found.kind == "data")
+        assert data.evidence[0].startswith(told)

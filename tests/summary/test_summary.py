@@ -48,8 +48,6 @@ stashtrace  2 ranks, 1 host, 7 steps of 90.1 ms (first 5 left out)
         ms on average
   ▶ rank 1 waits 57.0 ms a step (63 %) for other ranks in all-reduce, all of it
     for rank 0
-      rank 0 makes all of the waiting: it waited for batches longer (all of
-        that)
 """
 
 QUIET = """\
@@ -126,11 +124,10 @@ def test_the_end_says_what_to_trust_and_what_to_type() -> None:
     ]
 
 
-def test_straggler_names_the_late_rank_and_why() -> None:
+def test_straggler_names_the_late_rank() -> None:
     found = verdicts(job(sleep={1: 20})[1])
     late = next(f for f in found if f.kind == "late")
     assert late.text == "rank 0 waits 20.0 ms a step (38 %) for other ranks in all-reduce, all of it for rank 1"
-    assert late.evidence[0] == "rank 1 makes all of the waiting: it ran code of the loop longer (all of that)"
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -164,34 +161,30 @@ def test_checkpoints_stop_one_rank_as_they_stop_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waits", "verdict", "evidence"),
+    ("waits", "verdict"),
     [
-        ("gggggggg", "rank 0 waits 8.00 ms a step (50 %) for the GIL, which another thread holds", "Python code of"),
-        ("gggggg..", "rank 0 is blocked 8.00 ms a step (50 %), 6.00 ms of it waiting for the GIL", "Python code of"),
-        ("ssssss..", "rank 0 is blocked 8.00 ms a step (50 %), 6.00 ms of it asleep (time.sleep, usleep or the", ""),
+        ("gggggggg", "rank 0 waits 8.00 ms a step (50 %) for the GIL, which another thread holds"),
+        ("gggggg..", "rank 0 is blocked 8.00 ms a step (50 %), 6.00 ms of it waiting for the GIL"),
+        ("ssssss..", "rank 0 is blocked 8.00 ms a step (50 %), 6.00 ms of it asleep (time.sleep, usleep or the"),
         (
             "jjjjjjjj",
             "rank 0 is blocked 8.00 ms a step (50 %) waiting for a thread or a process to end (join, waitpid)",
-            "the timeline shows where",
         ),
         (
             "mmmmmm..",
             "rank 0 is blocked 8.00 ms a step (50 %), 6.00 ms of it waiting for a lock, a condition or a semaphore",
-            "another thread of its process holds it or is to signal it",
         ),
         (
             "mm.jjpp.",
             "rank 0 is blocked 8.00 ms a step (50 %) with no known cause",
-            "25 % of it waiting for a",
         ),
         (
             "gg......",
             "rank 0 is blocked 8.00 ms a step (50 %) with no known cause",
-            "no recorded blocking call covers most of it",
         ),
     ],
 )
-def test_what_a_thread_was_blocked_in_is_named(waits: str, verdict: str, evidence: str) -> None:
+def test_what_a_thread_was_blocked_in_is_named(waits: str, verdict: str) -> None:
     trace = trace_from_text(
         f"""
         rank 0 phase  : {"FFBB........OOOO" * 8}
@@ -201,8 +194,6 @@ def test_what_a_thread_was_blocked_in_is_named(waits: str, verdict: str, evidenc
     )
     other = next(f for f in verdicts(gather(trace)) if f.kind == "other")
     assert other.text.startswith(verdict)
-    assert "".join(other.evidence)[: len(evidence)] == evidence
-    assert bool(other.evidence) == bool(evidence)
 
 
 def test_a_sleep_while_a_batch_is_made_is_no_cause_of_other() -> None:
@@ -284,10 +275,7 @@ def test_batches_made_in_time_are_not_called_uneven() -> None:
         rank.phase("optimizer", now + 40 * MS, now + 50 * MS)
     found = verdicts(build.trace())[0]
     assert found.kind == "data"
-    assert found.evidence[0].startswith("all of that is hand-off of batches that were ready")
-    assert found.evidence[1].startswith(
-        "making a batch takes 1.00 ms, its hand-off 3.00 ms, 4 times a step: larger batches"
-    )
+    assert found.evidence == ("its worker takes 1.00 ms to make a batch (a step uses 4 batches)",)
 
 
 def test_micro_batches_are_told() -> None:
@@ -325,7 +313,7 @@ def test_page_faults_are_told_where_no_read_explains_the_storage() -> None:
         rank.phase("forward", now + 20 * MS, now + 30 * MS).phase("backward", now + 30 * MS, now + 45 * MS)
         rank.phase("optimizer", now + 45 * MS, now + 50 * MS)
     (found,) = verdicts(build.trace())
-    assert "6 page faults per batch waited for storage; reads of a memory-mapped file look like this" in found.evidence
+    assert "18.0 ms of it waiting for page faults from storage" in found.evidence[0]
     assert "without a name" not in " ".join(found.evidence)
 
 

@@ -114,24 +114,6 @@ def test_a_mean_of_what_is_unexplained_is_no_lower_bound() -> None:
     assert text == f"{mean}; it may be more, since CPUs were scarce"
 
 
-def test_workers_that_are_always_busy_set_the_pace() -> None:
-    """Batches are on their way for long, but the next one is being made meanwhile: larger ones would not help."""
-    build = TraceBuilder()
-    rank, now = build.rank(0), 0
-    worker = rank.worker(0)
-    for step in range(12):
-        worker.fetch(step, now - 60 * MS, now, cpu=2 * MS, runqueue=0)
-        rank.batch_wait(step, now - 8 * MS, now + 42 * MS, worker=0)
-        rank.phase("forward", now + 42 * MS, now + 46 * MS).phase("backward", now + 46 * MS, now + 50 * MS)
-        rank.phase("optimizer", now + 50 * MS, now + 51 * MS)
-        now += 60 * MS
-    facts = gather(build.trace())
-    data = next(v for v in verdicts(facts) if v.kind == "data")
-    assert "hand-off of batches that were ready" in data.evidence[0]
-    assert "larger batches" not in " ".join(data.evidence)
-    assert data.evidence[-1].startswith("its worker takes 60.0 ms to make a batch")
-
-
 @pytest.mark.parametrize(
     ("path", "told"),
     [

@@ -16,12 +16,11 @@ from stashtrace.analysis.findings.blocked_calls import CALL_OF_WAIT, KNOWN_CALLS
 from stashtrace.analysis.findings.over_time.attribute_change import TOGETHER
 from stashtrace.analysis.findings.rules.stalls.batches import PART_WORDS
 from stashtrace.analysis.findings.rules.stalls.blocked import BLOCKED_WORDS
-from stashtrace.analysis.findings.rules.stalls.late import LATE_WORK
 from stashtrace.analysis.findings.rules.steps.changes import time_that_changes
 from stashtrace.analysis.findings.rules.steps.slow import BESIDE
 from stashtrace.analysis.findings.spikes.spikes import SPIKES
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
-from stashtrace.analysis.stragglers.causes import CAUSES, GROUPS
+from stashtrace.analysis.stragglers.causes import CAUSES
 from stashtrace.live.view import text as live_text
 from stashtrace.live.view.watched import CONDITIONS
 from stashtrace.replay import BUCKET, change_lengths
@@ -34,7 +33,6 @@ from stashtrace.summary.words.cause_templates import cause_text
 
 
 def test_names_of_findings() -> None:
-    assert {*GROUPS, "reads", "unrecorded"} <= set(LATE_WORK)
     assert {*CALL_OF_WAIT.values(), *KNOWN_CALLS, "io"} <= set(BLOCKED_WORDS)
     assert set(PARTS) <= set(PART_WORDS)
     assert {figure.rpartition("_")[0] for figure in SPIKES.names[SPIKES.names.index("gc_ns") :]} <= set(BESIDE)

@@ -53,7 +53,7 @@ def findings(trace: Trace) -> Table:
     Columns
     -------
     finding_id, order, section, kind, name, ranks, rank, items_count, share_ratio, least_ratio, stall_ns, low_ns,
-    high_ns, least_ns, cause_kind, cause_rank, worker_id, file, call, advice_code, confidence, method, text, facts
+    high_ns, least_ns, cause_kind, cause_rank, file, call, confidence, method, text, facts
     """
     return summarize(trace).findings
 

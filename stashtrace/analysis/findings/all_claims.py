@@ -31,16 +31,13 @@ from stashtrace.analysis.findings.rules.machine import (
     thinned_claims,
     uneven_claims,
 )
-from stashtrace.analysis.findings.rules.stalls.lines import computing_claims, with_lines, with_slow_line
 from stashtrace.analysis.findings.rules.stalls.verdicts import verdicts
 from stashtrace.analysis.findings.rules.start import start_claims
-from stashtrace.analysis.findings.rules.steps.affected import in_steps
 from stashtrace.analysis.findings.rules.steps.changes import change_claims
 from stashtrace.analysis.findings.rules.steps.slow import slow_claims
 from stashtrace.analysis.findings.rules.trust import agreement_claims, trust_claims, unordered_claims
 from stashtrace.analysis.findings.stall_claims import one_recording
 from stashtrace.analysis.findings.summary_input import RunFacts
-from stashtrace.errors import guarded
 from stashtrace.schema.trace import Trace
 
 
@@ -74,15 +71,13 @@ def claims_of(facts: RunFacts) -> list[Claim]:
 
 
 def _claims_of_steps(facts: RunFacts, claims: list[Claim]) -> list[Claim]:
-    """Say of claims in which steps their time lies, and add those about changes of the steps."""
+    """Add the claims about changes of the steps, and about slow ones."""
     trace, tables = facts.trace, facts.tables
-    before = claims
-    claims = guarded("in which steps", lambda: in_steps(facts, before), lambda line: [*before, not_said(line)])
-    claims = [with_lines(facts, claim) for claim in claims]
     loading = np.unique(trace.batches["rank"]).tolist()
-    claims += claims_by("how the steps change", change_claims, tables["over_time"], loading)
-    slow = claims_by("slow steps", slow_claims, tables["spikes"], tables["over_time"], tables["steps"], loading)
-    return [*claims, *(with_slow_line(facts, claim) for claim in slow)]
+    claims = claims + claims_by("how the steps change", change_claims, tables["over_time"], loading)
+    return claims + claims_by(
+        "slow steps", slow_claims, tables["spikes"], tables["over_time"], tables["steps"], loading
+    )
 
 
 def _headline(facts: RunFacts) -> list[Claim]:
@@ -105,7 +100,6 @@ _DETECTORS: dict[str, Callable[[RunFacts], list[Claim]]] = {
     "processes that still ran": lambda facts: outlived_claims(facts.trace),
     "the hosts": host_claims,
     "what the step hides": hidden_claims,
-    "where it computes": computing_claims,
     "staged copies": lambda facts: staged_claims(facts.trace),
     "how far to trust it": lambda facts: trust_claims(facts.trace, facts.trust),
     "how brackets and kernels agree": lambda facts: agreement_claims(facts.tables.get("agreement")),

@@ -15,10 +15,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.intervals import Int64, TimeSet
-from stashtrace.analysis.stalls.cpu_waits import handoffs
-from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.epochs import waits_of_steps, workers_count
-from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, WaitOp
 from stashtrace.schema.stall_kinds import COLUMNS
@@ -41,15 +38,10 @@ class Making:
     batch_ns: float
     #: By ``PARTS``; they sum to ``batch_ns``. Empty where the thread's clocks are unknown.
     parts_ns: dict[str, float]
-    #: Page faults per batch that waited for storage.
-    faults_count: float
     #: Batches that a step consumes: several with gradient accumulation.
     needs: float
     #: The same mean for the batches of each worker.
     by_worker_ns: dict[int, float] = field(default_factory=dict)
-    #: Of the batches.
-    median_ns: float = 0.0
-    longest_ns: float = 0.0
     #: Workers of these loaders that were asked for batches and made none.
     idle_workers: tuple[int, ...] = ()
 
@@ -71,20 +63,16 @@ def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
     made = served if len(served) else made
     during = made.take((made["end_ns"] > own["begin_ns"].min()) & (made["begin_ns"] < own["end_ns"].max()))
     made = during if len(during) else made
-    count, wall = len(made), made["end_ns"] - made["begin_ns"]
+    wall = made["end_ns"] - made["begin_ns"]
     makers = GroupBy(made["worker_id"])
     mean_ns = makers.sum(wall) / makers.sizes
-    faults = np.maximum(made["major_faults_count"], 0)
     return Making(
         made,
         workers_count(made["worker_id"]),
         float(wall.mean()),
         _parts(trace, made),
-        float(faults.sum()) / count,
         max(len(waits) / max(len(own), 1), 1.0),
         {worker: ns for worker, ns in zip(makers.values.tolist(), mean_ns.tolist(), strict=True) if worker >= 0},
-        float(np.median(wall)),
-        float(wall.max()),
         _idle_workers(served, waits_of_steps(batches, own)),
     )
 
@@ -155,9 +143,3 @@ def _times_by_rows(trace: Trace, made: Table) -> dict[str, Int64]:
                 time = TimeSet.of(table["begin_ns"][mine], table["end_ns"][mine])
                 spent[name][rows] += time.within(made["begin_ns"][rows], made["end_ns"][rows])
     return spent
-
-
-def queued_handoffs_ns(trace: Trace, rank: int, steps: Table) -> int:
-    """Return how long hand-offs of batches to a rank waited for a CPU, in all of these steps."""
-    found = (handoffs(TraceIndex(trace), thread) for thread in step_threads(trace) if thread.rank == rank)
-    return sum(int(one.queued[inside(one.begin, steps, rank)].sum()) for one in found)

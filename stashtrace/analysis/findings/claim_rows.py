@@ -48,15 +48,8 @@ FINDINGS = schema(
         detail=4,
     ),
     col.rank("cause_rank", "the rank that causes most of it, -1 if none does or it is unknown", missing=-1, detail=5),
-    col.identity("worker_id", "DataLoader worker of the cause, -1 if unknown", missing=-1, detail=8),
     col.word("file", "file of the cause, empty if unknown", detail=6),
     col.word("call", "kernel, call, collective or phase of the cause, empty if unknown", detail=6),
-    col.word(
-        "advice_code",
-        "what would help; its inputs are the rows of finding_evidence from that code on",
-        width=32,
-        detail=6,
-    ),
     col.word(
         "confidence", "exact, at_least, up_to or between, by the bounds; empty if it is not a time", width=12, detail=6
     ),
@@ -128,10 +121,8 @@ class Claim:
     least_ns: float = -1
     cause_kind: str = ""
     cause_rank: int = -1
-    worker_id: int = -1
     file: str = ""
     call: str = ""
-    advice_code: str = ""
     confidence: str = ""
     method: str = ""
     text: str = ""

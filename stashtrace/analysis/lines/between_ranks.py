@@ -24,6 +24,7 @@ from stashtrace.analysis.lines.function_means import (
     median_of_others,
     variance_from_others,
 )
+from stashtrace.analysis.lines.lines import CostlyLine, line_that_differs
 from stashtrace.analysis.lines.place_times import STEP, WHERES, WORKER, PlaceTimes, is_of_others, place_times
 from stashtrace.calibration.noise import errors_at
 from stashtrace.schema import columns as col
@@ -107,6 +108,20 @@ def lines_between_ranks(trace: Trace) -> Table:
     return table.take(
         order_by(-table["low_ns"], -table["longer_ns"], table["rank"], columns["function"], table["where"] == WORKER)
     )
+
+
+def longer_lines(trace: Trace, rank: int, count: int, *, where: str = STEP) -> list[tuple[dict[str, Any], CostlyLine]]:
+    """Return the functions in which a rank is certainly longer than the others, each with the line that differs most.
+
+    The first of each pair is a row of ``lines_between_ranks``. ``where``: of its step thread, or of its workers.
+    """
+    table = lines_between_ranks(trace)
+    rows = table.take((table["rank"] == rank) & (table["where"] == where) & (table["low_ns"] > 0))
+    found = []
+    for row in rows.take(slice(count)).rows():
+        line = line_that_differs(trace, rank, row["function_code"], row["path_code"], where=where)
+        found += [(row, line)] if line is not None else []
+    return found
 
 
 def _means_of(

@@ -1,10 +1,4 @@
-"""epoch_begins: how often a loader was begun, and what that cost; samples of each step, as DataLoaders record them.
-
-    epoch 1 ... batch n  | workers end | iterator made, workers start | first batch |  batch 1 ...  epoch 2
-                           wait, index -1 ............................  wait, index 0
-
-What a loader serves is seen by the steps in which its batches are waited for.
-"""
+"""Whose the batches of a loader are, how many workers make them, and the samples of each step that loaders report."""
 
 from __future__ import annotations
 
@@ -14,27 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
+from stashtrace.analysis.intervals import Int64, int64, window_at
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS, UPDATE_KINDS
-from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, facts_with_key
-
-EPOCH_BEGINS = schema(
-    "epoch_begins",
-    "Loaders of a rank by what their batches serve: how often one was begun, and what that cost",
-    RANK,
-    col.word("serves", "training, validation or inference"),
-    col.number("begins_count", "iterators that gave their first batch within the counted steps"),
-    col.ns("wait_ns", "waits between epochs: iterators that ended and were made, and first batches"),
-    col.ns("workers_end_ns", "of it: waits for the workers of an iterator to end"),
-    col.number("workers_count", "workers of such a loader, the most that made batches; 0 without workers"),
-    col.number("anew_count", "of the begins: iterators that started new workers"),
-)
 
 SERVES = ("training", *QUIET_KINDS)
 
@@ -53,49 +33,6 @@ def waits_of_steps(batches: Table, steps: Table) -> Table:
     return batches.take(waits & np.isin(batches["process_id"], steps["process_id"]))
 
 
-def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
-    """Begins of epochs within the given steps of a rank: a row for the loaders that serve training, and so on.
-
-    ``trace``: needs batches. ``steps``: from ``steps``; those that count. Returns schema ``epoch_begins``; empty if no
-    loader was begun within the steps.
-    """
-    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
-    batches = trace.batches.take(trace.batches["rank"] == rank)
-    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & np.isin(batches["track_id"], own["track_id"]))
-    at = window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"])
-    waits, at = waits.take(at >= 0), at[at >= 0]
-    loaders, served = serves(waits, own["kind"][at])
-    ends = batches.take(
-        (batches["phase_code"] == BatchPhase.WORKERS_END) & np.isin(batches["track_id"], own["track_id"])
-    )
-    window = TimeSet.of_rows(own)
-    made = batches.take((batches["phase_code"] == BatchPhase.FETCH) & (batches["worker_id"] >= 0))
-    rows = []
-    for code, name in enumerate(SERVES):
-        mine = loaders[served == code]
-        own_waits = waits.take(np.isin(waits["loader_id"], mine))
-        begun = np.unique(own_waits["loader_id"][own_waits["batch_index"] == 0])
-        if not len(begun):
-            continue
-        between = own_waits.take(own_waits["batch_index"] <= 0)
-        of_mine = ends.take(np.isin(ends["loader_id"], mine))
-        ending = TimeSet.of_rows(of_mine) & window
-        own_made = made.take(np.isin(made["loader_id"], mine))
-        per_loader = [workers_count(own_made["worker_id"][own_made["loader_id"] == one]) for one in begun.tolist()]
-        rows.append(
-            (
-                rank,
-                name,
-                len(begun),
-                (TimeSet.of_rows(between) | ending).total_ns,
-                ending.total_ns,
-                max(per_loader),
-                len(begun) if _starts_workers(own_made, len(mine)) else 0,
-            )
-        )
-    return Table.from_rows(EPOCH_BEGINS, rows)
-
-
 def serves(waits: Table, kind_of_step: np.ndarray[tuple[int], np.dtype[np.str_]]) -> tuple[Int64, Int64]:
     """Return loaders, and the kind of step in which most batches of each were waited for, as a place in ``SERVES``."""
     code = int64(np.select([kind_of_step == kind for kind in QUIET_KINDS], range(1, len(SERVES)), 0))
@@ -103,12 +40,6 @@ def serves(waits: Table, kind_of_step: np.ndarray[tuple[int], np.dtype[np.str_]]
     loaders = GroupBy(waits["loader_id"][given])
     votes = GroupBy.cells((loaders.number, code[given]), (len(loaders), len(SERVES))).sizes
     return loaders.values, int64(votes.argmax(axis=1)) if len(loaders) else int64([])
-
-
-def _starts_workers(made: Table, loaders_count: int) -> bool:
-    """Whether each iterator starts workers: a worker that is kept makes batches under the numbers of several epochs."""
-    pairs = GroupBy(made["process_id"], made["loader_id"])
-    return bool(len(made)) and loaders_count > 1 and len(np.unique(pairs.keys[0])) == len(pairs)
 
 
 #: Metadata key of an iterator, before its ``loader_id``; the same in ``probes/torch/dataloader_worker``.

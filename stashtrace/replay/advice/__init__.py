@@ -1,4 +1,4 @@
-"""Advice on overlapping, fusing and splitting communication: CoCoNeT's four transformations, found in a trace."""
+"""Advice on overlapping, fusing and splitting communication: three of CoCoNeT's transformations, found in a trace."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from stashtrace.schema.trace import Trace
 
 OVERLAP_ADVICE = schema(
     "overlap_advice",
-    "What splitting, fusing, overlapping or slicing would save: one row per kind of collective and transformation",
-    col.word("transformation", "split_reorder, fuse, overlap or sliced_p2p"),
-    col.word("communicator", "name of the group; of a send, of one of them", detail=2),
+    "What splitting, fusing or overlapping would save: one row per kind of collective and transformation",
+    col.word("transformation", "split_reorder, fuse or overlap"),
+    col.word("communicator", "name of the group", detail=2),
     col.word("op", "CollectiveOp in lower case"),
     col.word(
         "position",
@@ -39,9 +39,9 @@ OVERLAP_ADVICE = schema(
         missing=-1,
         detail=1,
     ),
-    col.number("ranks_count", "ranks of the group; of a send, those that hold the same data"),
+    col.number("ranks_count", "ranks of the group"),
     col.real("calls_count", "a step"),
-    col.word("work", "computation beside it: update, backward, gemm; of a send, the gather that slicing needs"),
+    col.word("work", "computation next to it: update, backward or gemm"),
     col.ns("work_ns", "that a step; of an update, the part for these bytes"),
     col.ns(
         "gap_ns", "time between the kernels of that part of the update in which nothing ran, -1 if unseen", missing=-1
@@ -59,7 +59,7 @@ OVERLAP_ADVICE = schema(
 
 
 def overlap_advice(trace: Trace, *, calibration: Calibration | str | os.PathLike[str] | None = None) -> Table:
-    """Look for CoCoNeT's four transformations: split + reorder, fuse, overlap, sliced sends.
+    """Look for three of CoCoNeT's transformations: split + reorder, fuse, overlap.
 
     Each row is one kind of collective (operation, size, communicator, position in the step) and a transformation that
     fits it. Times are sums per step: medians over the counted steps, and over ranks; ``saving_low_ns`` is the least of

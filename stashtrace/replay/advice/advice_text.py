@@ -13,7 +13,7 @@ from stashtrace.units import bytes_text, duration_text, percent_text
 if TYPE_CHECKING:
     from stashtrace.replay.advice.choose_remedies import Advice
 
-_OPS = {"all_reduce": "all-reduces", "reduce_scatter": "reduce-scatters", "send": "sends"}
+_OPS = {"all_reduce": "all-reduces", "reduce_scatter": "reduce-scatters"}
 #: Each limit in words; limits of rows without a figure are in no sentence.
 LIMITS = {
     "halves_unmeasured": "if a reduce-scatter and an all-gather together take as long as the all-reduce",
@@ -26,7 +26,6 @@ LIMITS = {
     "contention_unknown": "how much both would slow each other down is unknown",
     "latency_unknown": "the cost of more messages is unknown",
     "pace": "beyond that, something else limits the step",
-    "identity_unseen": "if they send the same data, which a trace does not show",
 }
 #: Software that does it today.
 SWITCHES = {
@@ -37,7 +36,6 @@ SWITCHES = {
     "ddp_overlap": "DistributedDataParallel, which sends buckets during backward",
     "fsdp_smaller_units": "fully_shard on smaller modules",
     "async_tensor_parallel": "async tensor parallel: torch's _micro_pipeline_tp, Megatron's --tp-comm-overlap",
-    "sliced_p2p": "Megatron's sequence parallel, or its scatter-gather of pipeline tensors",
 }
 
 
@@ -126,11 +124,4 @@ def _overlap(item: Advice) -> str:
     )
 
 
-def _slice(item: Advice) -> str:
-    return (
-        f"{item.ranks_count} ranks of a group that all-reduces its activations each make {_messages(item)}; a slice"
-        " from each, gathered where it arrives, would save"
-    )
-
-
-_SEEN = {"split_reorder": _split, "fuse": _fuse, "overlap": _overlap, "sliced_p2p": _slice}
+_SEEN = {"split_reorder": _split, "fuse": _fuse, "overlap": _overlap}

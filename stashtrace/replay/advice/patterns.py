@@ -1,4 +1,4 @@
-"""Find where each of the four transformations fits and what it would save: one row per kind and transformation.
+"""Find where each of the transformations fits and what it would save: one row per kind and transformation.
 
 Every row has a range of savings a step, how far the figures hold (``validity``), what limits them (``limits``), and the
 software that does it today (``switch``). Codes are explained in ``docs/guides/overlap.md``.
@@ -15,9 +15,8 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import INSIDE
 from stashtrace.analysis.collectives.shares import backends_of_rows
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Int64
 from stashtrace.calibration.file import Calibration
-from stashtrace.calibration.fit_link import bus_bytes
 from stashtrace.calibration.robust_line import Floats
 from stashtrace.replay.advice.counted_collectives import (
     AFTER_BACKWARD,
@@ -34,7 +33,6 @@ from stashtrace.replay.advice.predict import (
     chunks_of,
     gather_cost_ns,
     overlapped_ns,
-    sliced_send_ns,
     split_saving_ns,
 )
 from stashtrace.replay.advice.repeated_collectives import (
@@ -50,7 +48,7 @@ from stashtrace.replay.advice.repeated_collectives import (
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 
-SPLIT, FUSE, OVERLAP, SLICE = "split_reorder", "fuse", "overlap", "sliced_p2p"
+SPLIT, FUSE, OVERLAP = "split_reorder", "fuse", "overlap"
 _GEMM = re.compile(r"gemm|cublas|cutlass|nvjet|xmma|_mm_|\bmatmul|Cijk_", re.IGNORECASE)
 
 
@@ -112,7 +110,7 @@ class Patterns:
 
     def rows(self) -> list[Row]:
         """Return the rows of all patterns: those that may save most first, those without a figure last."""
-        rows = [*self._of_updates(), *self._overlaps(), *self._sliced_sends()]
+        rows = [*self._of_updates(), *self._overlaps()]
         return sorted(rows, key=lambda r: (r.validity == "none", -r.saving_high_ns, r.transformation))
 
     # Split + reorder, fuse ------------------------------------------------------------------------
@@ -354,72 +352,6 @@ class Patterns:
             produced[mine[hit]] = (kernels["end_ns"] - kernels["begin_ns"])[last[hit]]
         return produced if len(produced) and (produced > 0).mean() >= POLICY.produced_ratio else None
 
-    # Sliced sends ---------------------------------------------------------------------------------
-
-    def _sliced_sends(self) -> Iterator[Row]:
-        sends = [kind for kind in self.kinds if kind.op == CollectiveOp.SEND]
-        for size_bytes in sorted({kind.message_bytes for kind in sends}):
-            alike = [kind for kind in sends if kind.message_bytes == size_bytes]
-            entries = np.sort(np.concatenate([kind.entries for kind in alike]))
-            for group, reduces in self._tensor_groups():
-                row = self._sliced(alike[0], entries, group, reduces)
-                if row is not None:
-                    yield row
-
-    def _tensor_groups(self) -> Iterator[tuple[int, list[Kind]]]:
-        """Yield groups that all-reduce in forward: their members then hold the same activations."""
-        by_group: dict[int, list[Kind]] = {}
-        for kind in self.kinds:
-            if kind.op == CollectiveOp.ALL_REDUCE and kind.position == FORWARD:
-                by_group.setdefault(kind.group_hash, []).append(kind)
-        for group, reduces in by_group.items():
-            if self.scene.size(group) >= 2:
-                yield group, reduces
-
-    def _sliced(self, kind: Kind, entries: Int64, group: int, reduces: list[Kind]) -> Row | None:
-        calls = self.scene.calls
-        members = self.scene.groups[group].members
-        size = self.scene.size(group)
-        entries = int64(entries[np.isin(calls.rank[entries], members)])
-        counts = by_rank(self.scene, entries, np.ones(len(entries)))
-        # If members of the group send different amounts, they hold parts, or are in other stages.
-        if len(counts) < size or len(set(counts.values())) > 1 or self._gathers(group, kind.message_bytes):
-            return None
-        transfer = by_rank(self.scene, entries, calls.transfer_ns[entries])
-        exposed = by_rank(self.scene, entries, np.maximum(calls.exposed_ns[entries], 0))
-        gather = self._gather_ns(size, reduces, kind.message_bytes)
-        base = Row(SLICE, kind, size, typical(counts), typical(transfer), typical(exposed), "send", "sliced_p2p")
-        fatal = self._obstacles(kind, list(counts))
-        fatal = [code for code in fatal if code != "sharded"] + (["gather_unknown"] if gather < 0 else [])
-        if fatal:
-            return replace(base, limits=tuple(fatal))
-        saved = {rank: transfer[rank] - sliced_send_ns(transfer[rank], size, counts[rank] * gather) for rank in counts}
-        high = {rank: float(np.clip(ns, 0.0, exposed[rank])) for rank, ns in saved.items()}
-        limits = ["identity_unseen"] + (["peers_unseen"] if self._partial(entries) else [])
-        return replace(
-            base,
-            work_ns=typical(counts) * gather,
-            saving_high_ns=spread(high)[1],
-            validity="bound",
-            limits=tuple(limits),
-        )
-
-    def _gathers(self, group: int, message_bytes: int) -> bool:
-        """Return True if a group gathers messages of this size: it sends slices already."""
-        return any(
-            kind.op == CollectiveOp.ALL_GATHER and kind.group_hash == group and kind.message_bytes == message_bytes
-            for kind in self.kinds
-        )
-
-    def _gather_ns(self, size: int, reduces: list[Kind], message_bytes: int) -> float:
-        """Return the time in which a group gathers a message, by its large all-reduces; -1 if it has none."""
-        calls, rates = self.scene.calls, []
-        for kind in reduces:
-            took = calls.transfer_ns[kind.entries]
-            if kind.elements_count >= POLICY.fewest_elements and (took > 0).any():
-                rates.append(bus_bytes("all_reduce", size, kind.message_bytes) / float(np.median(took[took > 0])))
-        return bus_bytes("all_gather", size, message_bytes / size) / float(np.median(rates)) if rates else -1.0
-
     # What they share ------------------------------------------------------------------------------
 
     @cached_property
@@ -477,12 +409,9 @@ class Patterns:
         chosen = self.scene.calls.op == CollectiveOp.ALL_TO_ALL
         return bool(np.isin(self.scene.calls.rank[chosen], ranks).any())
 
-    def _partial(self, entries: Int64) -> bool:
-        return bool(self.scene.calls.partial[entries].any())
-
     def _peers_unseen(self, kind: Kind) -> bool:
         recorded = np.unique(self.scene.calls.rank[kind.entries])
-        return self._partial(kind.entries) or len(recorded) < self.scene.size(kind.group_hash)
+        return bool(self.scene.calls.partial[kind.entries].any()) or len(recorded) < self.scene.size(kind.group_hash)
 
     def _latency_ns(self, group_hash: int) -> float:
         """Return the median time of the group's small messages, -1 if it sent none."""

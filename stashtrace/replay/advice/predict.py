@@ -71,15 +71,3 @@ def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, content
 def chunks_of(elements_count: Any) -> Any:
     """Return the number of chunks of a message: none smaller than what is predicted, and not too many."""
     return np.clip(np.asarray(elements_count) // POLICY.fewest_elements, 1, POLICY.most_chunks)
-
-
-def sliced_send_ns(send_ns: Any, ranks_count: Any, gather_ns: Any) -> Floats:
-    """Return the time of a send if each of N ranks with the same data sends one N-th, and the receivers gather it.
-
-    Examples
-    --------
-    >>> float(sliced_send_ns(80.0, 8, 6.0))
-    16.0
-    """
-    ranks = np.maximum(np.asarray(ranks_count, dtype=np.float64), 1.0)
-    return np.asarray(np.asarray(send_ns, dtype=np.float64) / ranks + np.asarray(gather_ns, dtype=np.float64))

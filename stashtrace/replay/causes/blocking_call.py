@@ -8,18 +8,18 @@ import numpy as np
 
 from stashtrace._native import intervals
 from stashtrace.analysis.findings.blocked_calls import blocked_in
-from stashtrace.analysis.findings.rules.stalls.loop_code import file_calls
 from stashtrace.analysis.graph import Graph
 from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.lines.thread_places import exact_calls
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.analysis.steps.threads import step_threads
+from stashtrace.analysis.steps.threads import StepThread, step_threads
+from stashtrace.analysis.stragglers.file_calls import file_calls
 from stashtrace.replay.causes.candidates import ANY, Candidate
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.work_by_line import WorkByLine
-from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind
+from stashtrace.schema.groupby import GroupBy, order_by
+from stashtrace.schema.kinds import BatchPhase, IoOp, SpanKind, StallKind
 
 #: Kinds of time in which a thread may be blocked.
 _BLOCKED = (StallKind.OTHER, ANY)
@@ -102,16 +102,34 @@ def file_of(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, s
         return OnFile()
     every = np.flatnonzero(graph.is_thread & (graph.rank == rank) & np.isin(graph.step, steps))
     within, whole = (
-        file_calls(index.trace, thread, TimeSet.of(graph.begin_ns[nodes], graph.end_ns[nodes]), one.of_steps)
+        _time_of_files(index, thread, TimeSet.of(graph.begin_ns[nodes], graph.end_ns[nodes]))
         for nodes in (work.node[pieces], every)
     )
-    spent_ns = sum(row["spent_ns"] for row in within)
-    if spent_ns < POLICY.mostly_ratio * one.told_ratio * one.most_ns:
+    spent_ns = sum(ns for ns, _ in within[0].values())
+    if spent_ns < POLICY.mostly_ratio * one.told_ratio * one.most_ns * one.of_steps:
         return OnFile()
-    names = {row["name"] for row in within}
-    whole_ns = sum(row["spent_ns"] for row in whole if row["name"] in names)
-    longest = within[0]
-    return OnFile(longest["name"], longest["kind"], longest["items_count"], max(whole_ns / max(spent_ns, 1.0), 1.0))
+    whole_ns = sum(ns for path, (ns, _) in whole[0].items() if path in within[0])
+    longest, (_, call) = next(iter(within[0].items()))
+    return OnFile(index.trace.text(longest), call, within[1], max(whole_ns / max(spent_ns, 1.0), 1.0))
+
+
+def _time_of_files(index: TraceIndex, thread: StepThread, time: TimeSet) -> tuple[dict[int, tuple[float, str]], int]:
+    """Return the files whose calls take most of a time, longest first, and the number of all.
+
+    Of each by its code: the ns, and the call that takes longest.
+    """
+    table = file_calls(index, thread)
+    spent = time.within(table.begin, table.end)
+    table, spent = table.take(spent > 0), spent[spent > 0]
+    files, calls = GroupBy(table.path), GroupBy(table.path, table.op)
+    of_file, of_call = files.sum(spent), calls.sum(spent)
+    most = order_by(-of_file, files.values)[: POLICY.files_count]
+    found: dict[int, tuple[float, str]] = {}
+    for place in most[of_file[most] >= POLICY.part_ratio * time.total_ns].tolist():
+        mine = np.flatnonzero(calls.keys[0] == files.values[place])
+        longest = mine[of_call[mine].argmax()]
+        found[int(files.values[place])] = float(of_file[place]), IoOp(calls.keys[1][longest]).name.lower()
+    return found, len(files)
 
 
 def waiting_place(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, function: tuple[int, int]) -> str:

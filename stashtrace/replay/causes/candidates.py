@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,20 @@ Shape = Literal["", "from", "until", "within", "turns", "grows", "shrinks"]
 Level = Literal["gone", "peers", "even", "usual", "half"]
 
 
+class What(NamedTuple):
+    """The columns of work that make a candidate, but for its ranks."""
+
+    #: A ``StallKind``, COMPILE, OBJECTS, QUEUED, or ANY.
+    kind: int = ANY
+    by_workers: bool = False
+    #: Operation of transfers; -1 for work of ranks.
+    op: int = -1
+    #: Codes of name and file; None: of any function.
+    function: tuple[int, int] | None = None
+    #: Number of the line; -1: of any.
+    line: int = UNKNOWN
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A group of work, and the parts of it that go."""
@@ -57,14 +71,11 @@ class Candidate:
     level: Level
     #: Ranks whose work it is, none: of all.
     ranks: tuple[int, ...]
-    #: A ``StallKind``, COMPILE, OBJECTS, or ANY.
+    #: As in ``What``.
     kind: int
     by_workers: bool
-    #: Operation of transfers; -1 for work of ranks.
     op: int
-    #: Codes of name and file; None: of any function.
     function: tuple[int, int] | None
-    #: Number of the line; -1: of any.
     line: int
     #: Rows of ``WorkByLine``.
     pieces: Int64
@@ -193,30 +204,29 @@ class Candidates:
 
     def _of_ranks(self) -> Iterator[Candidate]:
         """What a rank does longer than its peers, whatever it is."""
-        yield from self._beyond_peers(np.flatnonzero(self._own & ~self._is_batch), ANY, by_workers=False)
+        yield from self._beyond_peers(np.flatnonzero(self._own & ~self._is_batch), What())
         for rank in self.ranks[~self._has_steps].tolist():
             own = np.flatnonzero(self._served & (self._rank == rank))
-            half = np.full(len(own), _PART_OF["half"])
-            yield self._candidate("half", (rank,), ANY, False, own, (half, half), self._spent(own))
+            yield self._candidate("half", (rank,), What(), own, self._spent(own))
 
     def _of_lines_of_any_kind(self) -> Iterator[Candidate]:
         """Functions and lines in which a rank is longer, whatever kind of time that is."""
         rows = np.flatnonzero(self._own & ~self._is_batch)
         longer = self._longer(rows)
         for function, line, own in self._places(rows):
-            yield from self._beyond_peers(own, ANY, by_workers=False, function=function, line=line, longer=longer)
+            yield from self._beyond_peers(own, What(function=function, line=line), longer)
 
     def _of_kinds(self) -> Iterator[Candidate]:
         rows = np.flatnonzero(self._own)
         kinds = GroupBy(self._is_batch[rows], self._kind[rows])
         for (by_workers, kind), of_kind in zip(zip(*kinds.keys, strict=True), kinds, strict=True):
             own = rows[of_kind]
-            what = int(kind), bool(by_workers)
-            yield from self._of_group(own, *what)
+            what = What(int(kind), bool(by_workers))
+            yield from self._of_group(own, what)
             places = list(self._places(own))
             longer = self._longer(own) if places else None
             for function, line, of_place in places:
-                yield from self._of_group(of_place, *what, function=function, line=line, longer=longer)
+                yield from self._of_group(of_place, what._replace(function=function, line=line), longer)
 
     def _of_transfers(self) -> Iterator[Candidate]:
         """Transfers of one operation over one kind of link."""
@@ -228,8 +238,7 @@ class Candidates:
             pieces = rows[own]
             spent = GroupBy.numbered(self._step[pieces], len(self._steps)).sum(self._work.ns[pieces])
             level: Level = "gone" if op in self._needless else "half"
-            goes = np.full(len(pieces), _PART_OF[level])
-            yield self._candidate(level, (), int(kind), False, pieces, (goes, goes), spent[None], op=int(op))
+            yield self._candidate(level, (), What(int(kind), op=int(op)), pieces, spent[None])
 
     def _of_queues(self) -> Iterator[Candidate]:
         """Waits for a CPU of all step threads and workers: what free CPUs would save."""
@@ -238,7 +247,7 @@ class Candidates:
             queued = 1 - self._ran[rows]
             cells = GroupBy.cells((self._row[rows], self._step[rows]), (len(self.ranks), len(self._steps)))
             spent = np.asarray(cells.sum(self._work.ns[rows] * queued))
-            yield self._candidate("gone", (), QUEUED, False, rows, (queued, queued), spent)
+            yield self._candidate("gone", (), What(QUEUED), rows, spent, (queued, queued))
 
     def _places(self, rows: Int64) -> Iterator[tuple[tuple[int, int], int, Int64]]:
         """Yield functions of several lines, and lines, with their pieces among some: those with most of the time."""
@@ -265,54 +274,26 @@ class Candidates:
         """Return True if this much in all counted steps may make one rank's step shorter by what is worth a word."""
         return bool(ns / len(self._steps) >= POLICY.worth_ratio * self._step_ns)
 
-    def _of_group(
-        self,
-        pieces: Int64,
-        kind: int,
-        by_workers: bool,
-        *,
-        function: tuple[int, int] | None = None,
-        line: int = UNKNOWN,
-        longer: Floats | None = None,
-    ) -> Iterator[Candidate]:
+    def _of_group(self, pieces: Int64, what: What, longer: Floats | None = None) -> Iterator[Candidate]:
         """Yield the candidates that a group of work of one kind is, by level. ``longer``: as of ``_beyond_peers``."""
         # Without objects to exchange their transfers go, too.
-        moves = self._moves_objects if kind == OBJECTS and function is None else self._moves_objects[:0]
+        moves = self._moves_objects if what.kind == OBJECTS and what.function is None else self._moves_objects[:0]
         every = np.append(pieces, moves)
         if not self._is_worth(self._work.ns[every].sum()):
             return
         spent = self._spent(pieces)
-        if kind in _GONE and not (by_workers and kind == StallKind.FETCH):
+        if what.kind in _GONE and not (what.by_workers and what.kind == StallKind.FETCH):
             # Each rank waits for the transfers.
-            spent = spent + GroupBy.numbered(self._step[moves], len(self._steps)).sum(self._work.ns[moves])
-            whole = np.ones(len(every))
-            yield self._candidate(
-                "gone", (), kind, by_workers, every, (whole, whole), spent, function=function, line=line
-            )
-            for rank, own in self._single_ranks(pieces, self._spent(pieces)):
-                whole = np.ones(len(own))
-                yield self._candidate(
-                    "gone",
-                    (rank,),
-                    kind,
-                    by_workers,
-                    own,
-                    (whole, whole),
-                    self._spent(own),
-                    function=function,
-                    line=line,
-                )
-        else:
-            half = np.full(len(pieces), _PART_OF["half"])
-            yield self._candidate(
-                "half", (), kind, by_workers, pieces, (half, half), spent, function=function, line=line
-            )
-            yield from self._beyond_usual(pieces, (), kind, by_workers, spent, function=function, line=line)
+            of_moves = GroupBy.numbered(self._step[moves], len(self._steps)).sum(self._work.ns[moves])
+            yield self._candidate("gone", (), what, every, spent + of_moves)
             for rank, own in self._single_ranks(pieces, spent):
-                yield from self._beyond_usual(
-                    own, (rank,), kind, by_workers, self._spent(own), function=function, line=line
-                )
-        yield from self._beyond_peers(pieces, kind, by_workers=by_workers, function=function, line=line, longer=longer)
+                yield self._candidate("gone", (rank,), what, own, self._spent(own))
+        else:
+            yield self._candidate("half", (), what, pieces, spent)
+            yield from self._beyond_usual(pieces, (), what, spent)
+            for rank, own in self._single_ranks(pieces, spent):
+                yield from self._beyond_usual(own, (rank,), what, self._spent(own))
+        yield from self._beyond_peers(pieces, what, longer)
 
     def _spent(self, pieces: Int64) -> Floats:
         """Return the time of pieces by rank and step."""
@@ -335,17 +316,7 @@ class Candidates:
             if mean[row] >= POLICY.worth_ratio * self._step_ns:
                 yield int(self.ranks[row]), pieces[self._row[pieces] == row]
 
-    def _beyond_usual(
-        self,
-        pieces: Int64,
-        ranks: tuple[int, ...],
-        kind: int,
-        by_workers: bool,
-        spent: Floats,
-        *,
-        function: tuple[int, int] | None,
-        line: int,
-    ) -> Iterator[Candidate]:
+    def _beyond_usual(self, pieces: Int64, ranks: tuple[int, ...], what: What, spent: Floats) -> Iterator[Candidate]:
         """What a few steps take longer than the usual one: exactly what the recording has, in another one by chance."""
         total = spent.sum(axis=0)
         excess = np.maximum(total - np.median(total), 0.0)
@@ -361,29 +332,9 @@ class Candidates:
         period = period_of(excess)
         of_steps = np.where(long, excess / np.maximum(total, 1.0), 0.0)
         part = of_steps[self._step[pieces]]
-        yield self._candidate(
-            "usual",
-            ranks,
-            kind,
-            by_workers,
-            pieces,
-            (part, part),
-            spent * of_steps,
-            period=period,
-            function=function,
-            line=line,
-        )
+        yield self._candidate("usual", ranks, what, pieces, spent * of_steps, (part, part), period=period)
 
-    def _beyond_peers(
-        self,
-        pieces: Int64,
-        kind: int,
-        *,
-        by_workers: bool,
-        function: tuple[int, int] | None = None,
-        line: int = UNKNOWN,
-        longer: Floats | None = None,
-    ) -> Iterator[Candidate]:
+    def _beyond_peers(self, pieces: Int64, what: What, longer: Floats | None = None) -> Iterator[Candidate]:
         """What a rank does longer than the median of the others, and what all those do that are longer.
 
         ``longer``: by how much each rank is longer in all of a kind. Of a function no more counts: what is beyond that
@@ -395,10 +346,10 @@ class Candidates:
         if self._has_steps.sum() < 2 or not len(pieces):
             return
         spent = self._spent_in_places(pieces)
-        if function is None and kind in (StallKind.COMPUTE, StallKind.PYTHON, ANY):
-            yield from self._uneven_stages(pieces, spent.sum(axis=2), kind, by_workers=by_workers)
-        if function is None and kind == StallKind.COMPUTE and not self._stages:
-            yield from self._uneven_steps(pieces, spent.sum(axis=2), by_workers=by_workers)
+        if what.function is None and what.kind in (StallKind.COMPUTE, StallKind.PYTHON, ANY):
+            yield from self._uneven_stages(pieces, spent.sum(axis=2), what)
+        if what.function is None and what.kind == StallKind.COMPUTE and not self._stages:
+            yield from self._uneven_steps(pieces, spent.sum(axis=2), what)
         excess_there = self._excess(spent)
         excess = excess_there.sum(axis=2)
         chance = POLICY.chance_ratio / (len(self.ranks) * self._comparisons)
@@ -407,7 +358,7 @@ class Candidates:
             mean = np.minimum(mean, longer)
         worth = mean >= POLICY.worth_ratio * self._step_ns / 2
         error[worth] = [error_of_mean(own, chance) for own in excess[worth]]
-        if function is not None:  # samples divide time among lines, and leave the whole of a kind as it is
+        if what.function is not None:  # samples divide time among lines, and leave the whole of a kind as it is
             sampled = self._sampled(pieces)
             error = np.hypot(error, np.hypot(sampled, np.median(sampled)) * _quantile(chance) / len(self._steps))
         beyond = np.flatnonzero((mean > error) & worth)
@@ -424,17 +375,7 @@ class Candidates:
             at = self._row[own], self._step[own], self._place_in_step[own]
             low, high = ((part * of[:, None, None])[at] for of in (least, most))
             ranks = tuple(sorted(self.ranks[rows].tolist()))
-            yield self._candidate(
-                "peers",
-                ranks,
-                kind,
-                by_workers,
-                own,
-                (low, high),
-                (over * general[:, None])[rows],
-                function=function,
-                line=line,
-            )
+            yield self._candidate("peers", ranks, what, own, (over * general[:, None])[rows], (low, high))
 
     def _excess(self, spent: Floats) -> Floats:
         """Return by how much ranks are longer than their peers, by rank, step and place."""
@@ -454,7 +395,7 @@ class Candidates:
         squares = of_lines.sum(self._work.doubt_ns[pieces]) ** 2
         return np.asarray(np.sqrt(GroupBy.numbered(of_lines.keys[0], len(self.ranks)).sum(squares)))
 
-    def _uneven_stages(self, pieces: Int64, spent: Floats, kind: int, *, by_workers: bool) -> Iterator[Candidate]:
+    def _uneven_stages(self, pieces: Int64, spent: Floats, what: What) -> Iterator[Candidate]:
         """What ranks of a stage do longer than a stage does in the mean, by rank and step: it may move to others."""
         if not self._stages:
             return
@@ -473,9 +414,9 @@ class Candidates:
             at = part[self._row[pieces], self._step[pieces]]
             parts = at * (1 - error / mean), at * min(1 + error / mean, 2.0)
             ranks = tuple(sorted(self.ranks[rows].tolist()))
-            yield self._candidate("even", ranks, kind, by_workers, pieces, parts, np.maximum(over, 0.0)[None])
+            yield self._candidate("even", ranks, what, pieces, np.maximum(over, 0.0)[None], parts)
 
-    def _uneven_steps(self, pieces: Int64, spent: Floats, *, by_workers: bool) -> Iterator[Candidate]:
+    def _uneven_steps(self, pieces: Int64, spent: Floats, what: What) -> Iterator[Candidate]:
         """What ranks do longer in a step than all do in the mean of that step, now one rank and now another one.
 
         A batch that costs more does so in all of its step, forward and backward; what chance adds to one of them says
@@ -489,7 +430,7 @@ class Candidates:
         over *= common
         part = np.where(self._has_steps[:, None], over / np.maximum(spent, 1.0), 0.0)
         at = part[self._row[pieces], self._step[pieces]]
-        yield self._candidate("even", (), StallKind.COMPUTE, by_workers, pieces, (at, at), over[own].max(axis=0)[None])
+        yield self._candidate("even", (), what, pieces, over[own].max(axis=0)[None], (at, at))
 
     def _halves(self, pieces: Int64) -> Iterator[Floats]:
         """Yield the time by rank and step of each second node of a step, and of those between."""
@@ -511,21 +452,20 @@ class Candidates:
         self,
         level: Level,
         ranks: tuple[int, ...],
-        kind: int,
-        by_workers: bool,
+        what: What,
         pieces: Int64,
-        parts: tuple[Floats, Floats],
         spent: Floats,
+        parts: tuple[Floats, Floats] | None = None,
         *,
-        op: int = -1,
-        function: tuple[int, int] | None = None,
-        line: int = UNKNOWN,
         period: int = 0,
     ) -> Candidate:
+        """``spent``: the time that goes, by rank and step. ``parts``: of each piece; as its level says without."""
+        if parts is None:
+            parts = (np.full(len(pieces), _PART_OF[level]),) * 2
         goes = self._work.ns[pieces] * parts[1]
         total = spent.sum(axis=0)
-        most = GroupBy(self._row[pieces]).sum(goes).max(initial=0.0) if op < 0 else goes.sum()
-        if kind == OBJECTS:  # transfers are of no rank
+        most = GroupBy(self._row[pieces]).sum(goes).max(initial=0.0) if what.op < 0 else goes.sum()
+        if what.kind == OBJECTS:  # transfers are of no rank
             most = spent.sum(axis=1).max()
         if level == "even" and not ranks:  # what goes from one rank in one step comes in another one
             most = total.sum()
@@ -535,7 +475,7 @@ class Candidates:
             has, period = total > 0, 0
         period = 0 if period == 1 else period  # steps in a row
         shape, first, last = _EACH if period else _shape(spent, has)
-        if not ranks and kind != QUEUED and len(spent) == len(self.ranks):
+        if not ranks and what.kind != QUEUED and len(spent) == len(self.ranks):
             mean = spent.mean(axis=1)
             spend = mean >= POLICY.mostly_ratio * mean.max()
             # Of what some ranks do, nothing is said of the others.
@@ -543,11 +483,7 @@ class Candidates:
         return Candidate(
             level,
             ranks,
-            kind,
-            by_workers,
-            op,
-            function,
-            line,
+            *what,
             pieces,
             self._step[pieces],
             parts,
@@ -559,7 +495,7 @@ class Candidates:
             int(self._steps[last]),
             shape,
             float(spent[:, has].mean(axis=1).max()) if has.any() else 0.0,
-            self._work.python_ratio(pieces) if op < 0 and kind in _IN_CODE else -1.0,
+            self._work.python_ratio(pieces) if what.op < 0 and what.kind in _IN_CODE else -1.0,
         )
 
 

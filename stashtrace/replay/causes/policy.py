@@ -34,6 +34,9 @@ class Policy:
     #: Ranks take turns if a step has this part of the time on one rank, in so many steps or more: fewer are chance.
     alone_ratio: float = 0.9
     turns_count: int = 20
+    #: Files with a smaller part of a time, or behind so many, are not why it is long.
+    part_ratio: float = 0.05
+    files_count: int = 2
     #: A line needs this many samples in a kind of time to be a candidate: fewer leave its share open (Wilson).
     samples_count: int = 4
 

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stashtrace.analysis.findings.rules.stalls.lines import longer_lines
 from stashtrace.analysis.intervals import int64
+from stashtrace.analysis.lines.between_ranks import longer_lines
 from stashtrace.analysis.lines.flames import flames
 from stashtrace.analysis.lines.lines import costliest_rows
 from stashtrace.analysis.lines.place_times import STEP, WORKER

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.summary.words import Finding, Row, evidence_texts
+from stashtrace.units import named_ranks, ranks_in
 
 #: Column of the budget -> evidence that says more of a cause than its own row; of the others the row says it.
 _DETAILS = {
@@ -53,11 +54,14 @@ def steps_of(row: Row, found: Sequence[Finding]) -> str:
     """Return what is said of the steps of a cause behind it: that ranks take turns, or made fewer of them."""
     if row["shape"] in _BEHIND:
         return _BEHIND[row["shape"]]
-    if row["where"] == "setting":  # its own row has no steps
-        told = (one for one in _about(row, found) if one.first("only_in_steps") is not None)
-        return next((one.row["facts"]["when"] for one in told), "")
-    fewer = (one for one in _about(row, found) if one.first("fewer_steps") is not None)
-    return next((one.row["facts"]["when"] for one in fewer), "")
+    ranks = ranks_in(row["ranks"])
+    for finding in found:
+        if finding.row["kind"] == "uneven_steps" and ranks:
+            made = [(ranks_in(e["facts"]["name"]), e["facts"]["items_count"]) for e in finding.evidence]
+            most = max(count for _, count in made)
+            fewer = (count for of, count in made if count < most and set(of) >= set(ranks))
+            return next((f"; {named_ranks(row['ranks'], len(ranks))} made {n} of {most} steps" for n in fewer), "")
+    return ""
 
 
 def column_of_cause(row: Row) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from stashtrace.analysis.findings.rules.ending import ENDINGS
 from stashtrace.errors import guarded
@@ -31,8 +31,9 @@ def _headline_text(found: Sequence[Finding]) -> str:
     verdicts = [f for f in found if f.row["section"] == "verdict"]
     others = [f for f in found if f.row["kind"] == _NO_STEPS]
     for finding in [*ended, *verdicts, *others]:
-        texts = list(_forms(finding)) if finding.row["section"] == "verdict" else [claim_text(finding)]
-        if texts[-1]:
+        short = finding.row["facts"].get("short", "")
+        texts = [text for text in (claim_text(finding), short, short.partition("; ")[0]) if text]
+        if texts:
             fits = (text for text in texts if len(text) <= POLICY.headline_characters)
             return next(fits, _beginning(texts[-1]))
     return ""
@@ -43,13 +44,3 @@ def _beginning(text: str) -> str:
     least, most = POLICY.clause_characters, POLICY.headline_characters
     end = max(text.rfind(mark, least, most + len(mark)) for mark in (": ", "; "))
     return text[:end] if end > 0 else textwrap.shorten(text, most, placeholder=" …")
-
-
-def _forms(f: Finding) -> Iterator[str]:
-    """Give the forms of a verdict from the one that says most to the shortest."""
-    whole, facts = claim_text(f), f.row["facts"]
-    short, when = facts.get("short", ""), facts.get("when", "")
-    yield whole
-    texts = [text for text in (facts.get("plain", whole), short, short.partition("; ")[0]) if text]
-    yield from (f"{text}{when}" for text in texts)  # a mean is not said without the steps that it is of
-    yield from texts

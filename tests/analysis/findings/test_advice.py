@@ -51,14 +51,6 @@ def test_workers_that_differ_are_not_one_figure() -> None:
     assert "each of" not in said
 
 
-def test_bursts_are_told() -> None:
-    """Every eighth batch takes 200 ms, the others take 5."""
-    assert "half of the batches take 5.00 ms or less, the longest takes 200 ms" in told(
-        lambda batch: 200 if batch % 8 == 7 else 5
-    )
-    assert not any("half of the batches" in said for said in told(lambda batch: 5))
-
-
 def test_no_sentence_says_how_many_workers_would_help() -> None:
     """That is the answer of a replay, and of no other formula."""
     assert not any("would" in said for said in told(lambda batch: 20))
@@ -90,27 +82,6 @@ def handing(*, own_ms: int, sender_ms: int) -> TraceBuilder:
         for step in range(13):
             build.add("counters", ts_ns=step * 40 * MS, track_id=track, value=step * waited_ms * MS)
     return build
-
-
-@pytest.mark.parametrize(
-    ("own_ms", "sender_ms", "ratio"),
-    [(0, 0, 0.0), (3, 0, 0.15), (15, 0, 0.75), (4, 11, 0.75), (0, 12, 0.6), (15, 15, 1.0)],
-)
-def test_hand_off_that_waits_for_a_cpu_is_no_reason_for_larger_batches(
-    own_ms: int, sender_ms: int, ratio: float
-) -> None:
-    trace = handing(own_ms=own_ms, sender_ms=sender_ms).trace()
-    tables = summarize(trace)
-    (data,) = [f for f in findings_of(tables.findings, tables.evidence) if f.row["kind"] == "data"]
-    said = evidence_texts(data)
-    handed = data.first("handed_over")
-    assert handed is not None
-    assert handed["facts"]["queued_ratio"] == pytest.approx(ratio, abs=0.02)
-    starved = ratio > 0.5
-    assert data.row["cause_kind"] == ("queue" if starved else "handoff")
-    assert any("larger batches help" in line for line in said) is not starved
-    assert any("of it waiting for a CPU" in line for line in said) is (ratio > 0)
-    assert any("free CPUs would shorten it" in line for line in said) is starved
 
 
 @pytest.mark.parametrize(

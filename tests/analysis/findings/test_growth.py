@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import re
-
 import numpy as np
 import pytest
 from wait_chains import data_parallel
@@ -76,25 +74,13 @@ def test_growth_is_worded_as_it_is_known() -> None:
     assert ": rank 1 computes " in said
 
 
-def test_a_verdict_names_the_step_from_which_its_time_grows() -> None:
-    noise = lasting(3, 200, 0.3)
-    trace = data_parallel(lambda step, rank: max(step - 100, 0) * 0.3 + noise[step] + 1 if rank else 0.0, steps=200)
-    tables = summarize(trace)
-    found = findings_of(tables.findings, tables.evidence)
-    (late,) = [claim_text(f) for f in found if f.row["section"] == "verdict" and f.row["kind"] == "late"]
-    said = re.search(r"; (?:only|mostly) from about step (\d+) on, [\d.]+ ms a step there$", late)
-    assert said is not None, late
-    assert int(said[1]) == pytest.approx(100, abs=15)
-
-
 LEVELS = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0)
 
 
-def test_a_staircase_is_said_to_have_levels() -> None:
+def test_of_a_staircase_the_costliest_levels_are_said() -> None:
     """Five times in 240 steps rank 1 computes 10 ms longer than before."""
     noise = lasting(3, 240, 0.3)
     trace = data_parallel(lambda step, rank: LEVELS[step // 40] + noise[step] + 1 if rank else 0.0, steps=240)
-    (said,) = changes(trace)
-    assert said.startswith("steps get longer in at least 6 levels: ")
-    assert "ms up to step 39, " in said
-    assert "ms from step 200 on: in the last rank 1 computes " in said
+    said = changes(trace)
+    assert len(said) == 3
+    assert all(" instead of the usual " in text and "rank 1 computes " in text for text in said)

@@ -8,8 +8,7 @@ import pytest
 from builders import MS, ProcessBuilder, TraceBuilder
 from stack_rows import FORKED, long_call, sample, stack_of
 
-from stashtrace.analysis.findings.rules.stalls.lines import longer_lines
-from stashtrace.analysis.lines.between_ranks import lines_between_ranks
+from stashtrace.analysis.lines.between_ranks import lines_between_ranks, longer_lines
 from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.trace import Trace
 

@@ -62,8 +62,8 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
     who = f"{'rank' if one else 'ranks'} {own['ranks']} {'waits' if one else 'wait'}"
     own |= Facts(short=f"{who} {percent_text(worst.contention_ratio)} of a step for a CPU")
     rows = _reasons(facts, worst)
-    advice = next((code for code in _CAUSES if any(row.code == code for row in rows)), "")
-    return [claim("verdict", "contention", said, rows, cause_kind=_CAUSES.get(advice, ""), advice_code=advice, **own)]
+    cause = next((cause for code, cause in _CAUSES.items() if any(row.code == code for row in rows)), "")
+    return [claim("verdict", "contention", said, rows, cause_kind=cause, **own)]
 
 
 _SHARED = "; {ranks_count:rank} share {cpus_count:CPU}"

@@ -18,11 +18,12 @@ import numpy as np
 
 from stashtrace.analysis.devices.device_identity import GpuJob, gpu_jobs
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
+from stashtrace.analysis.findings.rules.losses import cut_ranks
 from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.findings.rules.steps.affected import made_steps
 from stashtrace.analysis.findings.summary_input import RunFacts
 from stashtrace.analysis.io.staging import staged_opens, used_copies
 from stashtrace.analysis.steps.steps import steps_if_any
+from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.analysis.steps.window import window_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole
@@ -32,7 +33,7 @@ from stashtrace.units import few_ranks, ranks_text
 
 def uneven_claims(facts: RunFacts) -> list[Claim]:
     """Return a claim about ranks that made fewer steps than others."""
-    made = made_steps(facts) if facts.ranks else {}
+    made = _made_steps(facts) if facts.ranks else {}
     if not made or max(made.values()) - min(made.values()) <= POLICY.uneven_count:
         return []
     ranks: dict[int, list[int]] = {}
@@ -46,6 +47,16 @@ def uneven_claims(facts: RunFacts) -> list[Claim]:
     more = f" and {unnamed} other numbers" if unnamed > 0 else ""
     said = f"the ranks did not make the same number of steps: {{parts}}{more}"
     return [claim("machine", "uneven_steps", said, parts=rows, items_count=max(made.values()))]
+
+
+def _made_steps(facts: RunFacts) -> dict[int, int]:
+    """Return how many steps that train each rank made, warm-up included; what a cut file holds does not tell."""
+    table = facts.tables["step_kinds"]
+    table = table.take((table["rank"] >= 0) & ~np.isin(table["kind"], QUIET_KINDS))
+    made: dict[int, int] = {}
+    for row in table.take(~np.isin(table["rank"], list(cut_ranks(facts.trace)))).rows():
+        made[row["rank"]] = made.get(row["rank"], 0) + row["steps_count"] + row["warmup_count"]
+    return made
 
 
 def steal_claims(facts: RunFacts) -> list[Claim]:

@@ -30,27 +30,15 @@ class Policy:
     part_ratio: float = 0.05
     #: Waiting for batches is what bounds a rank from a quarter of its step on.
     input_bound_ratio: float = 0.25
-    #: The begin of epochs, blocked reads, and calls that block on a device explain nothing of a time that they do not
+    #: Blocked reads, and calls that block on a device explain nothing of a time that they do not
     #: cover a quarter of.
     explains_ratio: float = 0.25
     #: The mean of batches, or of workers, says little where it is this many times another figure of them.
     uneven_ratio: float = 1.5
-    #: Workers that make batches for this part of the time do nothing else.
-    always_ratio: float = 0.9
-    #: Batches, or operations, per step: up to the first it is one, and from the second on they are counted.
+    #: Up to so many batches per step it is one.
     one_each_ratio: float = 1.05
-    several_calls_count: float = 1.5
     #: The calls that block a rank are looked up if they are at least this share of its steps.
     blocked_examined_ratio: float = 0.01
-    #: A rank at which less of the waiting ends, and what it did longer for less of that, is not who is waited for.
-    root_ratio: float = 0.1
-    root_kind_ratio: float = 0.2
-    #: A line is said from this part of the time on; where none certainly has more than the second, more samples would
-    #: name none either.
-    line_ratio: float = 0.15
-    spread_ratio: float = 0.3
-    #: Computing in a line of the user's own is said from this part of the step on.
-    computing_ratio: float = 0.1
 
     # Steps.
 
@@ -60,17 +48,6 @@ class Policy:
     several_passes_count: float = 1.5
     #: Ranks of a job that was stopped may be a step apart.
     uneven_count: int = 1
-    #: Steps that have at most this part of what the others have of a time have nothing of it.
-    nothing_ratio: float = 0.1
-    #: With fewer steps it is not said that a time lies in few of them, or on the ranks by turns: that may be chance.
-    enough_steps_count: int = 20
-    #: Few steps are at most this part of all, and hold at least that part of the time.
-    few_ratio: float = 0.1
-    most_ratio: float = 0.8
-    #: Ranks have a time by turns if in each step one of them has at least this part of it, and each of them is that one
-    #: in at least that part of an equal share of the steps.
-    alone_ratio: float = 0.9
-    fair_ratio: float = 0.5
     #: Slow steps are said if what they take longer is this part of all steps.
     slow_ratio: float = 0.01
 
@@ -125,10 +102,8 @@ class Policy:
     hosts_named_count: int = 8
     ranks_of_host_characters: int = 40
     missing_ranks_characters: int = 20
-    #: As many parts of a time as a block of a page can hold; the costliest lines that are looked at for one of the
-    #: user's own.
+    #: As many parts of a time as a block of a page can hold.
     names_count: int = 2
-    lines_examined_count: int = 4
     #: Characters of a name in a sentence, and in the first line.
     name_characters: int = 40
     short_name_characters: int = 24

@@ -22,11 +22,8 @@ from stashtrace.analysis.findings.blocked_calls import KNOWN_CALLS
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
-from stashtrace.analysis.findings.rules.stalls.lines import spent_in
 from stashtrace.analysis.findings.rules.stalls.loop_code import (
     annotations_in,
-    file_calls,
-    mostly_in_file,
     time_of_kind,
 )
 from stashtrace.analysis.findings.stall_claims import confidence, stall_claim, verdict
@@ -37,7 +34,7 @@ from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
 from stashtrace.text import count_noun
-from stashtrace.units import duration_text, part_text, shortened
+from stashtrace.units import duration_text, shortened
 
 #: Call that blocks -> what follows "5 ms of it"; the same for parts of the time that a batch takes.
 BLOCKED_WORDS = {
@@ -52,22 +49,10 @@ BLOCKED_WORDS = {
     "io": "in calls of devices",
     "cpu": "waiting for a CPU",
 }
-#: Call that blocks -> who ends the wait; empty where nobody in particular does.
-_ENDS_IT = {
-    "gil": "Python code of another thread runs meanwhile; in a process of its own it would not block this one",
-    "join": "",
-    "poll": "",
-    "lock": "another thread of its process holds it or is to signal it",
-    "socket": "the process at the other end of the connection keeps it waiting",
-    "pipe": "the process at the other end of the pipe keeps it waiting",
-    "io": "",
-    "cpu": "",
-}
 #: Sentences of which the verb is another one.
 _OF_CALL = {
     "asleep": "{who} {who:spends|spend} {lost} {doing}",
     "gil": "{who} {who:waits|wait} {lost} for the GIL, which another thread holds",
-    "file": "{who} {who:is|are} blocked {lost} in calls on files{mostly}",
 }
 #: All of a time of which only the cause is in doubt.
 _WHOLE = "{stall_ns:time}{a_step} ({share_ratio:percent})"
@@ -90,7 +75,7 @@ def blocked_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 def _claim(run: RunFacts, hit: Sequence[RankFacts]) -> Claim:
     worst, base = hit[0], stall_claim(hit, "other", COLUMNS["other"])
-    blocked_ns, steps = worst.kinds.get("other", 0), max(worst.steps_count, 1)
+    blocked_ns = worst.kinds.get("other", 0)
     call = max(worst.blocked_ns, key=worst.blocked_ns.__getitem__, default="")
     calls_ns = worst.blocked_ns.get(call, 0)
     most = calls_ns > POLICY.mostly_ratio * blocked_ns
@@ -110,52 +95,27 @@ def _claim(run: RunFacts, hit: Sequence[RankFacts]) -> Claim:
         return _in_call(run, worst, base, call, cause)
     said = "{who} {who:is|are} blocked {lost} with no known cause"
     short = "{who} {who:is|are} blocked {share} {of_step} with no known cause"
-    if sum(worst.blocked_ns.values()) > POLICY.mostly_ratio * blocked_ns:
-        row = _blocked_in(run, base, call, calls_ns / steps, "unknown")
-    elif run.trace.strings.find(HOST_NOT_RECORDED) in run.trace.metadata["key_code"].tolist():
-        row = fact("nothing_recorded", "nothing was recorded in that time", "stalls", rank=worst.rank)
-    else:
-        why = "no recorded blocking call covers most of it; a lock, a socket or a subprocess can still be the cause"
-        shown = "" if spent_in(run.trace, base, "other") else "; the timeline shows where"
-        row = fact("unknown_block", f"{why}{shown}", "stalls", rank=worst.rank)
-    return verdict("other", said, run, base, [row], short=short, cause_kind="unknown")
+    rows = []
+    if run.trace.strings.find(HOST_NOT_RECORDED) in run.trace.metadata["key_code"].tolist():
+        rows = [fact("nothing_recorded", "nothing was recorded in that time", "stalls", rank=worst.rank)]
+    return verdict("other", said, run, base, rows, short=short, cause_kind="unknown")
 
 
 def _in_call(run: RunFacts, worst: RankFacts, base: Claim, call: str, cause: str) -> Claim:
     """Return the claim about time that is mostly in one call. ``cause``: the call, and whether it is only a part."""
-    each_ns = worst.blocked_ns.get(call, 0) / max(worst.steps_count, 1)
-    inside = _blocked_in(run, base, call, each_ns, cause)
-    known = time_of_kind(run.trace, worst.rank, run.tables["steps"], StallKind.OTHER) if call == "file" else None
-    rows = list[Evidence]()
-    if known is not None:
-        rows = file_calls(run.trace, *known, worst.steps_count)
-    named = Facts(file=rows[0]["name"], call=rows[0]["kind"]) if rows else {}
-    words = {"doing": BLOCKED_WORDS[call], "mostly": mostly_in_file(rows)}
+    words = {"doing": BLOCKED_WORDS[call]}
     if cause == call:
         said = _OF_CALL.get(call, "{who} {who:is|are} blocked {lost} {doing}")
         short = "{who} {who:is|are} blocked {share} {of_step} {doing}" if call != "asleep" else ""
     else:
         said, short = "{who} {who:is|are} blocked {lost}, {part} of it {doing}", ""
-        words |= {"part": duration_text(each_ns)}
-    return verdict("other", said, run, base, [inside, *rows], short=short, phrases=words, cause_kind=cause, **named)
-
-
-def _blocked_in(run: RunFacts, base: Claim, call: str, spent_ns: float, cause: str) -> Evidence:
-    """Say where the thread was blocked; where the claim says so already, only what would help."""
-    lines = call == "gil" or bool(spent_in(run.trace, base, "other"))
-    shown = [] if lines else ["the timeline shows where"]
-    if cause.removesuffix("_partly") != call:
-        shown.insert(0, f"{part_text(spent_ns / max(base.stall_ns, 1))} of it {BLOCKED_WORDS[call]}")
-        said = "; ".join(shown)
-    else:
-        said = "; ".join(text for text in (_ENDS_IT[call], *shown) if text) if call in _ENDS_IT else ""
-    return fact("blocked_in", said, "waits", rank=base.rank, kind=call, spent_ns=spent_ns)
+        words |= {"part": duration_text(worst.blocked_ns.get(call, 0) / max(worst.steps_count, 1))}
+    return verdict("other", said, run, base, short=short, phrases=words, cause_kind=cause)
 
 
 def _in_host_functions(run: RunFacts, worst: RankFacts, base: Claim) -> Claim:
     held_ns = worst.held_ns / max(worst.steps_count, 1)
-    held = fact("held", "", "device_brackets", rank=worst.rank, held_ns=held_ns)
-    rows = [held, *devices.host_functions(run.trace, worst, run.tables["steps"])]
+    rows = devices.host_functions(run.trace, worst, run.tables["steps"])
     if worst.held_ns >= (1 - POLICY.exact_ratio) * worst.kinds.get("other", 0):
         said = "the streams of {who} {who:stand|stand} still for {lost} while the host runs functions of the job"
         return verdict("other", said, run, base, rows, cause_kind="host_functions")

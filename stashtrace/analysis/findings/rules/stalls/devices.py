@@ -43,7 +43,7 @@ def copy_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     """Return the claim about ranks that wait for copies between host and device."""
     rows = copies(run.trace, hit[0], run.tables["steps"])
     pageable = any(row["memory"] == "pageable" for row in rows)
-    own = Facts(cause_kind="pageable", advice_code="pin_memory") if pageable else {}
+    own = Facts(cause_kind="pageable") if pageable else {}
     said = "{who} {who:waits|wait} {lost} for copies between host and device"
     short = "{who} {who:waits|wait} {share} {of_step} for copies between host and device"
     return [verdict("copy", said, run, stall_claim(hit, "copy", COLUMNS["copy"]), rows, short=short, **own)]

@@ -6,47 +6,34 @@ between works that had been launched), ``python`` (code of the loop, in ``call``
 known, whose share is ``least_ratio``).
 
 A blocking call may drain a device in each step of every rank. What makes the device stand idle is then what the host
-does between the return of that call and its next launch: ``host_after_calls`` has that time, ``host_before_launch``
-time in which the host was in no blocking call either and that no such call came before. ``host_in_phase`` is the phase
-that covers most of it.
+does between the return of that call and its next launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evidence_by, fact
+from stashtrace.analysis.findings.claim_rows import Claim, Evidence, evidence_by
 from stashtrace.analysis.findings.rules.losses import cut_ranks
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
-from stashtrace.analysis.findings.rules.stalls.lines import why_no_line
 from stashtrace.analysis.findings.rules.stalls.loop_code import (
     NAMED_CODE,
     code_in,
-    mostly_in_file,
-    python_evidence,
+    time_of_kind,
 )
-from stashtrace.analysis.findings.stall_claims import part_of, stall_claim, step_words, verdict
+from stashtrace.analysis.findings.stall_claims import part_of, stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.budget import rank_layers
-from stashtrace.analysis.stalls.idle_calls import idle_calls
-from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import rank_and_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import Phase, StallKind
+from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.schema.table import Table
-from stashtrace.schema.trace import Trace
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, number, percent_text, shortened
+from stashtrace.units import duration_text, percent_text, shortened
 
 #: Kinds of the column ``host`` in which a device stands idle.
 _OF_DEVICES = ("sync", "launch")
@@ -67,9 +54,9 @@ def host_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
             " late host"
         )
         return [verdict("host", said, run, base, pauses, cause_kind="pauses")]
-    work = _host_work(run.trace, worst.rank, run.tables["steps"], worst.steps_count)
-    if work is not None and work.time_ns > POLICY.mostly_ratio * base.stall_ns * worst.steps_count:
-        return [_elsewhere(run, worst, base, work)]
+    free = _elsewhere(run, worst)
+    if free is not None and free[1].total_ns > POLICY.mostly_ratio * base.stall_ns * worst.steps_count:
+        return [_works_elsewhere(run, worst, base, *free)]
     rows = _host_evidence(run, worst, base.stall_ns if cause == "sync" else 0.0)
     if cause == "launch":
         said = f"{{devices}} {{devices:waits|wait}} {{lost}} for {_hosts(base)} to launch work"
@@ -92,8 +79,8 @@ def _hosts(base: Claim) -> str:
 
 def _python(run: RunFacts, worst: RankFacts, base: Claim) -> Claim:
     """Word time outside the phases: that it lies there is certain, that it is Python and no operator is not."""
-    rows = python_evidence(run, worst)
-    name = _most_named(rows)
+    known = time_of_kind(run.trace, worst.rank, run.tables["steps"], StallKind.PYTHON)
+    rows = code_in(run.trace, *known, run.tables["steps"], worst.steps_count) if known is not None else []
     spent = worst.per_step_ns("python")
     base = part_of(base, spent)
     ran_ns, worked_ns = worst.bounds_ns("compute", "python")[0], worst.per_step_ns("compute")
@@ -104,16 +91,10 @@ def _python(run: RunFacts, worst: RankFacts, base: Claim) -> Claim:
     point, share = duration_text(base.stall_ns), percent_text(base.share_ratio)
     if several and base.least_ns < base.stall_ns:
         point, share = f"{duration_text(base.least_ns)} to {point}", f"{share} on rank {base.rank}"
-    where, short = mostly_in_file(rows), "outside forward, backward and optimizer"
-    collects = next((row for row in rows if row.code == "python_collects"), None)
-    if name:
-        where = f", mostly in {shortened(name, POLICY.name_characters)}"
-    elif collects is not None and collects["part_ratio"] >= POLICY.mostly_ratio:
-        where = f", {duration_text(collects['spent_ns'])} of it in garbage collection"
-        short = "in code of the loop, mostly in garbage collection"
-    compiled = [row for row in rows if row.code == "compiles"]
-    if compiled and sum(row["part_ratio"] for row in compiled) >= POLICY.mostly_ratio:
-        outside, where, short = "", _in_compilations(compiled), "in torch.compile"
+    name, short = _most_named(rows), "outside forward, backward and optimizer"
+    where = f", mostly in {shortened(name, POLICY.name_characters)}" if name else ""
+    if sum(row["part_ratio"] for row in rows if row.code == "compiles") >= POLICY.mostly_ratio:
+        outside, where, short = "", where.removeprefix(", ") or "in torch.compile", "in torch.compile"
     said = f"{{who}} {{items_count:spends|spend}} {point}{{a_step}} ({share}) {outside}{{where}}"
     upto = "up to " if several else ""
     short = f"{{who}} {{items_count:spends|spend}} {upto}{{share_ratio:percent}} {{of_step}} {short}"
@@ -127,49 +108,34 @@ def _most_named(rows: Sequence[Evidence]) -> str:
     return next((str(row["name"]) for row in known), "")
 
 
-def _in_compilations(compiled: Sequence[Evidence]) -> str:
-    """Say that a time goes to torch.compile, and in how many steps: ``in torch.compile, in 12 of 45 steps``."""
-    first = compiled[0]
-    mostly = "" if sum(row["part_ratio"] for row in compiled) >= POLICY.whole_ratio else "mostly "
-    again = " again" if first["kind"] == "again" else ""
-    often = f"in {first['items_count']} of {count_noun(first['steps_count'], 'step')}"
-    return f"{mostly}in {shortened(first['name'], POLICY.name_characters)}, which compiles{again} {often}"
+def _elsewhere(run: RunFacts, worst: RankFacts) -> tuple[StepThread, TimeSet, TimeSet] | None:
+    """Return when a device waited for a host in no blocking call that had not launched the next work.
 
-
-def _elsewhere(run: RunFacts, worst: RankFacts, base: Claim, work: _HostWork) -> Claim:
-    """Return the claim about a device that waits for a host which stands in no call and launches nothing.
-
-    A blocking call that drained the device is evidence: what keeps the device idle comes after it.
+    Also the step thread, and the part of that time that follows on a blocking call; None for a rank without steps.
     """
-    each_ns = work.time_ns / max(worst.steps_count, 1)
-    own = Facts(rank=worst.rank, idle_ns=each_ns, part_ratio=each_ns / max(base.stall_ns, 1.0))
-    name, several = _most_named(work.rows), base.items_count > 1
-    rows, until = list[Evidence](), "before the next launch"
-    if work.after_calls_ns > POLICY.mostly_ratio * work.time_ns:
-        rows += [fact("host_after_calls", "", "stalls", **own), *work.rows]
-        if sum(row["part_ratio"] for row in work.rows) < POLICY.mostly_ratio:
-            why = why_no_line(run, worst.rank, "launch")
-            said = f"what the host does then is not in the recording{'' if run.imported else ': {why}'}"
-            known = {"phrases": {"why": why.words}, "rank": worst.rank, **why.facts}
-            rows.append(fact("host_unknown", said, "stalls", **known))
-        rows += _host_evidence(run, worst, base.stall_ns)
-        calls = [row for row in rows if row.code in _CALLS]
-        rows += _calls_of_others(run, worst.rank, calls[0]["call"] if calls else "")
-        until = "between a blocking call and the next launch"
-        first = next((row for row in calls if row.code == "draining_call"), calls[0] if calls else None)
-        if first is not None and first["calls_count"] > POLICY.several_calls_count:
-            until = f"between blocking calls ({number(first['calls_count'])}{{each_step}}) and the next launches"
-    else:
-        rows += [fact("host_before_launch", "", "stalls", **own), *work.rows, *_host_evidence(run, worst, 0.0)]
-        if not name:
-            until = ""
-    of_name = next((row["part_ratio"] for code in NAMED_CODE for row in rows if row.code == code), 1.0) if name else 1.0
-    mostly = "" if of_name * own["part_ratio"] >= POLICY.whole_ratio else "mostly "
+    index = TraceIndex(run.trace)
+    known = rank_and_steps(index.origin, run.tables["steps"], worst.rank)
+    if known is None:
+        return None
+    made = rank_layers(index, known[0])
+    free = made.beside.get("host_elsewhere", TimeSet.empty()) & TimeSet.of_rows(known[1])
+    return known[0], free & made.time_of(StallKind.SYNC, StallKind.LAUNCH), free & made.time_of(StallKind.SYNC)
+
+
+def _works_elsewhere(
+    run: RunFacts, worst: RankFacts, base: Claim, thread: StepThread, time: TimeSet, after_calls: TimeSet
+) -> Claim:
+    """Return the claim about such a host; a blocking call that drained the device is evidence."""
+    is_after = after_calls.total_ns > POLICY.mostly_ratio * time.total_ns
+    rows = code_in(run.trace, thread, time, run.tables["steps"], worst.steps_count)
+    rows += _host_evidence(run, worst, base.stall_ns if is_after else 0.0)
+    name, several = _most_named(rows), base.items_count > 1
+    until = "between blocking calls and the next launches" if is_after else "before the next launch"
     doing = " to launch work"
     if name:
-        doing = f", which {'are' if several else 'is'} {mostly}in {{name}} {until}"
-    elif until:
-        doing = f", which {mostly}{'do' if several else 'does'} something else {until}"
+        doing = f", which {'are' if several else 'is'} mostly in {{name}} {until}"
+    elif is_after:
+        doing = f", which mostly {'do' if several else 'does'} something else {until}"
     said = f"{{devices}} {{devices:waits|wait}} {{lost}} for {_hosts(base)}{doing}"
     words = {"name": shortened(name, POLICY.name_characters), "in": shortened(name, POLICY.short_name_characters)}
     hosts = "their hosts are" if several else "its host is"
@@ -200,62 +166,3 @@ def _host_evidence(run: RunFacts, worst: RankFacts, stall_ns: float) -> list[Evi
         *evidence_by("how far the host leads", devices.host_lead, run.trace, worst, steps),
         *evidence_by("calls that block", calls, run.trace, worst, stall_ns),
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class _HostWork:
-    """Time in which a device waited for a host that was in no blocking call and had not launched the next work."""
-
-    #: All of it in the counted steps, and the part that follows on a blocking call that drained the device.
-    time_ns: int
-    after_calls_ns: int
-    #: What the host did then: annotations, files, garbage collection, phases.
-    rows: list[Evidence]
-
-
-def _host_work(trace: Trace, rank: int, steps: Table, steps_count: int) -> _HostWork | None:
-    """Return what the host of a rank did while its device waited for it; None if it never did."""
-    index = TraceIndex(trace)
-    known = rank_and_steps(index.origin, steps, rank)
-    if known is None:
-        return None
-    thread, own = known
-    made = rank_layers(index, thread)
-    free = made.beside.get("host_elsewhere", TimeSet.empty()) & TimeSet.of_rows(own)
-    after_calls, launching = (free & made.time_of(kind) for kind in (StallKind.SYNC, StallKind.LAUNCH))
-    time = after_calls | launching
-    if not len(time):
-        return None
-    rows = code_in(trace, thread, time, steps, steps_count) + _phases(index, thread, time, steps_count)
-    return _HostWork(time.total_ns, after_calls.total_ns, rows)
-
-
-def _calls_of_others(run: RunFacts, rank: int, call: str) -> list[Evidence]:
-    """Return how often the median of the other ranks makes the same call in a step; nothing if none does."""
-    table = idle_calls(run.trace, warmup=run.warmup_count == 0)
-    counts = GroupBy(run.tables["steps"]["rank"])
-    others = counts.values[counts.values != rank]
-    made = [
-        float(table["calls_count"][(table["rank"] == other) & (table["call"] == call)].sum()) / count
-        for other, count in zip(others.tolist(), counts.sizes[counts.values != rank].tolist(), strict=True)
-    ]
-    if not any(made):
-        return []
-    one = int(others[0]) if len(others) == 1 else -1
-    said = f"{'rank {rank} makes' if one >= 0 else 'the other ranks make'} {{calls_count:number}} of these calls"
-    own = Facts(rank=one, calls_count=float(np.median(made)), call=call)
-    return [fact("calls_of_others", f"{said}{{each_step}}", "idle_calls", phrases=step_words(run.trace), **own)]
-
-
-def _phases(index: TraceIndex, thread: StepThread, time: TimeSet, steps_count: int) -> list[Evidence]:
-    """Return the phases of the step thread that hold most of a time; annotations may lie inside them."""
-    phases, rows = index.trace.phases, outer_phase_rows(index, thread)
-    codes = GroupBy(phases["phase_code"][rows])
-    spent = codes.sum(time.within(phases["begin_ns"][rows], phases["end_ns"][rows]))
-    said, words, found = "{spent_ns:time}{a_step} of it in the {phase}", step_words(index.trace), list[Evidence]()
-    for code, ns in zip(codes.values.tolist(), spent.tolist(), strict=True):
-        if ns >= POLICY.part_ratio * time.total_ns:
-            own = Facts(rank=thread.rank, spent_ns=float(ns) / max(steps_count, 1), phase=Phase(code).name.lower())
-            part = float(ns) / max(time.total_ns, 1)
-            found.append(fact("host_in_phase", said, "phases", phrases=words, part_ratio=part, **own))
-    return sorted(found, key=lambda row: -row["spent_ns"])[:1]

@@ -1,9 +1,7 @@
 """Time in transfers between ranks: what was moved, how fast, and whether a part of it may be waiting for a late rank.
 
 ``link``: ``cause_kind`` is ``network``, ``interconnect`` or ``unknown``, ``call`` the collective. ``all_arrived``,
-``may_be_waiting`` (``reason``) and ``unrecorded_members`` say whether every rank had entered when a transfer began;
-``transfers_share_cpus`` has the share of the step in which the step thread waited for a CPU, as threads that move
-messages then do.
+``may_be_waiting`` (``reason``) and ``unrecorded_members`` say whether every rank had entered when a transfer began.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.findings.batch_making import inside
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evidence_by, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.findings.stall_claims import stall_claim, step_words, verdict
+from stashtrace.analysis.findings.stall_claims import stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.links.bandwidth import expected_transfers
 from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
@@ -28,7 +26,7 @@ from stashtrace.errors import ForeignCalibrationWarning, FormatError
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.text import count_noun, plural
+from stashtrace.text import plural
 from stashtrace.units import bytes_text, ranks_text
 
 _PLACES = {"network": "over the network", "interconnect": "between ranks of one host", "unknown": "between ranks"}
@@ -52,14 +50,9 @@ def link_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     is_sure = any(row.code == "all_arrived" for row in company)
     rows = [
         *company,
-        *evidence_by("what was transferred", _transfers, run, worst),
         *evidence_by("the bus bandwidth", _bus_bandwidth, run.trace, worst, steps, is_sure),
     ]
     call = next((row["op"] for row in rows if row.code == "bus_bandwidth"), "")
-    if worst.contention_ratio > POLICY.contention_verdict_ratio:
-        said = "the threads that move messages wait for a CPU as the step threads do (see CPU contention): part of it"
-        own = Facts(rank=worst.rank, queued_ratio=worst.contention_ratio)
-        rows.append(fact("transfers_share_cpus", f"{said} is that", "hidden", **own))
     doubt = next((row["doubt"] for row in company if "doubt" in row.facts), "")
     behind = "; {doubt}" if doubt else ", after every rank had arrived"
     said = f"{{who}} {{who:spends|spend}} {{lost}} in transfers {_PLACES[place]}{behind}"
@@ -90,24 +83,6 @@ def _company(run: RunFacts, base: Claim) -> list[Evidence]:
     )
     known = Facts(rank=base.rank, doubtful_ratio=share, reason=reason, doubt=doubt)
     return [fact("may_be_waiting", "", "transfer_certainty", row, **known)]
-
-
-def _transfers(run: RunFacts, rank: RankFacts) -> list[Evidence]:
-    """Return the payload per step and its number of operations."""
-    table = run.trace.collectives
-    mine = table.take(table["rank"] == rank.rank)
-    # The host calls far ahead of a device, and the device's clock cuts the steps.
-    moments = np.where(mine["device_begin_ns"] >= 0, mine["device_begin_ns"], mine["call_ns"])
-    moved = mine.take((mine["message_bytes"] > 0) & inside(moments, run.tables["steps"], rank.rank))
-    if not len(moved):
-        return []
-    count, steps_count = len(moved) / rank.steps_count, rank.steps_count
-    words = {**step_words(run.trace), "operations": count_noun(max(round(count), 1), "operation")}
-    known = Facts(
-        rank=rank.rank, operations_count=count, payload_bytes=float(moved["message_bytes"].sum()) / steps_count
-    )
-    said = "{operations} with {payload_bytes:bytes} of payload{each_step}"
-    return [fact("payload", said, "collectives", phrases=words, **known)]
 
 
 def _bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table, is_sure: bool) -> list[Evidence]:

@@ -1,9 +1,7 @@
-"""What a step thread does in its own code: annotations, calls on files, compilations, garbage collection.
+"""What a step thread does in its own code: annotations, compilations, garbage collection.
 
-``python_in`` is an annotation or a timed call, ``file_time`` the calls on a file (``kind``: the one that took longest),
-``python_collects`` garbage collection; ``part_ratio`` is the part of the time that is looked at. ``python_unknown``: no
-line of it is known, by ``reason``: ``few_samples`` (``samples_count`` in this time), ``spread`` over many lines,
-``not_watched`` (the step thread is not sampled), ``not_sampled``, ``not_read``.
+``python_in`` is an annotation or a timed call, ``python_collects`` garbage collection; ``part_ratio`` is its part of
+the time.
 
 A row ``compiles`` says which function was compiled in ``items_count`` of ``steps_count`` steps; ``spent_ns`` is the
 mean over all of them, ``kind`` is ``again`` if it had been compiled before each time. ``compile_reason`` is what had
@@ -12,26 +10,21 @@ changed at the last one, in torch's words.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Sequence
 
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import Evidence, Facts, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.findings.rules.stalls.lines import why_no_line
 from stashtrace.analysis.findings.stall_claims import step_words
-from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet, window_at
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.on_host import compilation_time
-from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import host_steps, rank_and_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.analysis.stragglers.file_calls import file_calls as calls_on_files
 from stashtrace.schema.groupby import GroupBy, order_by
-from stashtrace.schema.kinds import NAMED_SPANS, OPERATORS, IoOp, SpanKind, StallKind
+from stashtrace.schema.kinds import NAMED_SPANS, OPERATORS, SpanKind, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -46,76 +39,18 @@ def time_of_kind(trace: Trace, rank: int, steps: Table, kind: StallKind) -> tupl
     return known and (known[0], rank_layers(index, known[0]).time_of(kind) & TimeSet.of_rows(known[1]))
 
 
-def file_calls(
-    trace: Trace, thread: StepThread, time: TimeSet, steps_count: int, *, reads: bool = False
-) -> list[Evidence]:
-    """Return the files whose calls by the step thread took most of a time, each with the call that took longest there.
-
-    ``time``: time to explain. ``steps_count``: steps that it lies in. ``reads``: whether only calls that read count.
-    """
-    table = calls_on_files(TraceIndex(trace), thread)
-    if reads:
-        table = table.take(np.isin(table.op, READ_OPS))
-    spent = time.within(table.begin, table.end)
-    table, spent = table.take(spent > 0), spent[spent > 0]
-    if not len(spent):
-        return []
-    files, calls = GroupBy(table.path), GroupBy(table.path, table.op)
-    of_file, of_call = files.sum(spent), calls.sum(spent)
-    rows = []
-    for place in order_by(-of_file, files.values)[: POLICY.names_count].tolist():
-        if of_file[place] < POLICY.part_ratio * time.total_ns:
-            continue
-        mine = np.flatnonzero(calls.keys[0] == files.values[place])
-        longest = mine[of_call[mine].argmax()]
-        own = Facts(rank=thread.rank, spent_ns=float(of_file[place]) / max(steps_count, 1), items_count=len(files))
-        own |= Facts(
-            part_ratio=float(of_file[place]) / max(time.total_ns, 1), name=trace.text(int(files.values[place]))
-        )
-        kind, said = IoOp(calls.keys[1][longest]).name.lower(), "{spent_ns:time}{a_step} in {kind}() of {name:path}"
-        rows.append(fact("file_time", said, "io", phrases=step_words(trace), kind=kind, **own))
-    return rows
-
-
-def mostly_in_file(rows: Sequence[Evidence]) -> str:
-    """Name the file that most of a time went into: ``, mostly in read() of train.bin``; empty if none is known."""
-    file = next((row for row in rows if row.code == "file_time"), None)
-    if file is None or file["part_ratio"] < POLICY.mostly_ratio:
-        return ""
-    most = "" if file["part_ratio"] >= POLICY.whole_ratio else "mostly "
-    return f", {most}in {file['kind']}() of {os.path.basename(file['name'])}"
-
-
-def python_evidence(run: RunFacts, rank: RankFacts) -> list[Evidence]:
-    """Return what is known of a rank's time in the loop's own code: annotations, files, garbage collection."""
-    steps = run.tables["steps"]
-    known = time_of_kind(run.trace, rank.rank, steps, StallKind.PYTHON)
-    if known is None or not len(known[1]):
-        return []
-    rows = code_in(run.trace, *known, steps, rank.steps_count)
-    if sum(row["part_ratio"] for row in rows) < POLICY.mostly_ratio:
-        why = why_no_line(run, rank.rank, "python")
-        said = "Python, or operators that no module calls: {why}"
-        rows.append(fact("python_unknown", said, "stalls", phrases={"why": why.words}, rank=rank.rank, **why.facts))
-    return rows
-
-
 def code_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, steps_count: int) -> list[Evidence]:
-    """Return what is known of the code that a step thread ran in a time: compilations, annotations, files, garbage."""
+    """Return what is known of the code that a step thread ran in a time: compilations, annotations, garbage."""
     compiling = compilation_time(TraceIndex(trace), thread)
     rows = _compilations_in(trace, thread, compiling & time, steps, time.total_ns)
-    rows += annotations_in(trace, thread, time, steps, compiling) + file_calls(trace, thread, time, steps_count)
+    rows += annotations_in(trace, thread, time, steps, compiling)
     spans = trace.spans
     collecting = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.GC)
     collected = ((TimeSet.of_rows(spans, collecting) & time) - compiling).total_ns
     if collected >= POLICY.part_ratio * time.total_ns:
         own = Facts(rank=thread.rank, spent_ns=collected / max(steps_count, 1))
         part = collected / max(time.total_ns, 1)
-        named = any(row.code in NAMED_CODE and row["part_ratio"] >= POLICY.mostly_ratio for row in rows)
-        # Else the claim says it.
-        said = (
-            "" if part >= POLICY.mostly_ratio and not named else "{spent_ns:time}{a_step} of it is garbage collection"
-        )
+        said = "{spent_ns:time}{a_step} of it is garbage collection"
         rows.append(fact("python_collects", said, "spans", phrases=step_words(trace), part_ratio=part, **own))
     return rows
 

@@ -4,14 +4,14 @@
 (of a drift: at its end), ``share_ratio`` how much longer that is, ``items_count`` the number of changed steps, or of a
 period the steps from one to the next; ``rank`` and ``cause_kind`` have the time that changes.
 
-``changed_steps`` has the first and the last of them and the usual length, ``level`` one of several lengths and where it
-begins. ``changed_time`` is by how much a ``kind`` of time of the ranks changes, ``behind_it`` what the time
-goes to. Beside other changes, not all steps outside of this one are as usual.
+``changed_steps`` has the first and the last of them and the usual length, ``changed_time`` by how much a ``kind`` of
+time of the ranks changes, ``behind_it`` what the time goes to. Where there are other changes, not all steps outside of
+this one are as usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
@@ -69,11 +69,8 @@ _NOBODY = "no kind of time of one rank explains it"
 
 def change_claims(changes: Table, loading: Collection[int]) -> list[Claim]:
     """Return a claim for each change, the one that costs most first; ``loading`` are the ranks with a loader."""
-    rows = list(changes.rows())
-    stairs = _stairs(rows)
-    told = [(number, row) for number, row in enumerate(rows) if stairs is None or row["kind"] != "shift"]
-    claims = [_change(number, row, len(rows), loading) for number, row in told[: POLICY.named_count]]
-    return claims if stairs is None else [stairs, *claims]
+    rows = enumerate(changes.take(slice(POLICY.named_count)).rows())
+    return [_change(number, row, len(changes), loading) for number, row in rows]
 
 
 def _change(number: int, row: Row, changes_count: int, loading: Collection[int]) -> Claim:
@@ -183,43 +180,3 @@ def every_nth(first: int, every: int, together: int = 1) -> str:
     if every == 2:
         return f"every other step ({first}, {first + 2}, ...)"
     return f"every {ordinal(every)} step ({first}, {first + every}, ...)"
-
-
-def _stairs(rows: Sequence[Row]) -> Claim | None:
-    """Return the claim that steps get longer, or shorter, in several levels; None if their shifts are no stairs.
-
-    Noise may hide a level between two others, so that there are at least as many as were found.
-    """
-    shifts = sorted((row for row in rows if row["kind"] == "shift"), key=lambda row: int(row["first_step_index"]))
-    if len(shifts) < 2:
-        return None
-    levels: list[tuple[int, int, Row | None]] = [(row["first_step_index"], row["changed_ns"], row) for row in shifts]
-    gaps = [
-        at for at in range(1, len(shifts)) if shifts[at]["first_step_index"] > shifts[at - 1]["last_step_index"] + 1
-    ]
-    before, behind = shifts[0]["place"] != "begin", shifts[-1]["place"] != "end"
-    if len(gaps) + before + behind != 1:
-        return None  # the usual steps are several stretches
-    at = 0 if before else gaps[0] if gaps else len(shifts)
-    begin = -1 if before else shifts[at - 1]["last_step_index"] + 1
-    levels.insert(at, (begin, shifts[0]["usual_ns"], None))
-    lengths = [length for _, length, _ in levels]
-    grow = lengths[-1] > lengths[0]
-    if sorted(lengths, reverse=not grow) != lengths:
-        return None
-    first, last = levels[0][2], levels[-1][2]
-    known = [row for row in (first, last) if row is not None]
-    evidence = [fact("level", "", _TABLE, first_step=begin, length_ns=length) for begin, length, _ in levels]
-    whose = {(row["rank"], row["ranks"], row["stall_kind"]) for row in known}
-    rank, ranks, kind = next(iter(whose)) if len(whose) == 1 else (-1, "", "")
-    said = f"; {_NOBODY}"
-    if rank >= 0:
-        delta_ns = abs(sum(row["rank_delta_ns"] * (1 if row is last else -1) for row in known))
-        evidence.append(changed_time(_TABLE, -1, rank=rank, longer_ns=delta_ns, kind=kind, ranks=ranks))
-        said = f": in the last {time_that_changes(kind, ranks, delta_ns, grow)} than in the first"
-    told = [f"{duration_text(lengths[0])} up to step {levels[1][0] - 1}"]
-    told += [f"{duration_text(length)} from step {begin} on" for begin, length, _ in levels[1:]]
-    grows = f"steps get {'longer' if grow else 'shorter'} in at least {len(levels)} levels: {', '.join(told)}{said}"
-    own = Facts(ranks=ranks, rank=rank, items_count=sum(row["changed_count"] for row in shifts), cause_kind=kind)
-    own |= Facts(share_ratio=(lengths[-1] - lengths[0]) / max(lengths[0], 1), stall_ns=lengths[-1], cause_rank=rank)
-    return claim("time", "shift", grows, evidence, **own)

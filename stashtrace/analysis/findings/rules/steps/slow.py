@@ -144,7 +144,6 @@ def _claim(
         stall_ns=median(row["length_ns"] for _, row in rows),
         cause_kind=first["kind"] if first else "",
         cause_rank=first["rank"] if first else -1,
-        worker_id=int(cause[1]) if cause[0] == "worker" else -1,
         file=cause[1] if cause[0] == "file" else "",
         call=cause[1] if cause[0] in ("annotation", "phase") else "",
         grew=whose or _NOBODY,
