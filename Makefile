@@ -57,7 +57,7 @@ test: $(VENV)/.built $(torch_stamp) $(VENV)/.tests-compiled  ## Build everything
 thorough: $(VENV)/.built $(torch_stamp) $(VENV)/.tests-compiled $(VENV)/.thorough-tools $(VENV)/.frameworks  ## Run the tests and what takes longer: half an hour
 	frameworks="$$(cd $(VENV)/frameworks && pwd)/bin/python"; \
 	STASHTRACE_TRACKERS_PYTHON="$$frameworks" STASHTRACE_RAY_PYTHON="$$frameworks" \
-	  $(bin)/python -m pytest $(PYTEST) $(whole_files) --hypothesis-profile thorough -m "not truth and not trust" tests
+	  $(bin)/python -m pytest $(PYTEST) $(whole_files) --hypothesis-profile thorough -m "not truth and not trust" tests benchmarks/tests
 
 # About an hour, on a machine that does nothing else. All three parts run, whatever one of them finds.
 truth: $(VENV)/.built $(torch_stamp) $(VENV)/.test-tools  ## Inject faults and compare amounts: about an hour, on a quiet machine

@@ -68,17 +68,6 @@ def test_native_format() -> None:
     assert done.returncode == 0, f"clang-format -i {' '.join(wrong)}\n{done.stderr[:2000]}"
 
 
-def test_native_format_sees_a_file_that_is_laid_out_otherwise(tmp_path: Path) -> None:
-    tool = clang_format()
-    for name in (".clang-format",):
-        if (ROOT / name).exists():
-            shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "one.cpp").write_text("int  one( ) {return 1;}\n", encoding="utf-8")
-    done = subprocess.run([tool, *CLANG_FORMAT[1:], "one.cpp"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "one.cpp:1:" in done.stderr
-
-
 def test_hooks_call_the_same() -> None:
     yaml = pytest.importorskip("yaml")
     configuration = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))

@@ -52,37 +52,3 @@ def test_every_package_and_question_is_in_the_picture(house: ModuleType) -> None
     packages = {p.parent for p in (ROOT / "stashtrace").glob("*/__init__.py")}
     questions = {p.parent for p in (ROOT / "stashtrace/analysis").glob("*/__init__.py")}
     assert {p.name for p in packages | questions} <= names
-
-
-def test_arrows_that_follow_from_others_are_left_out(house: ModuleType) -> None:
-    edges = {"cli": {"lab", "schema", "probes"}, "lab": {"schema"}, "schema": set(), "probes": set()}
-    assert house.needed(edges) == {**edges, "cli": {"lab", "probes"}}
-    assert house.floors(edges) == {"cli": 2, "lab": 1, "schema": 0, "probes": 0}
-
-
-def test_circles(house: ModuleType) -> None:
-    edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": set(), "e": {"a"}}
-    assert house.circles(edges) == [["a", "b", "c"]]
-    assert house.circles({**edges, "c": {"d"}}) == []
-
-
-def test_an_arrow_has_a_place_of_its_own_where_it_passes_a_floor(house: ModuleType) -> None:
-    edges = {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}
-    rows, chains = house.laid_out(edges, {"a": 2, "b": 1, "c": 0, "d": 0})
-    assert [sorted(name.strip() for name in row) for row in rows] == [["c", "d"], ["a>d@1", "b"], ["a"]]
-    assert ["a", " a>d@1", "d"] in chains
-    assert house.crossings(rows, chains) == 0
-
-
-def test_boxes_do_not_overlap(house: ModuleType) -> None:
-    boxes = [
-        tuple(float(value) for value in found)
-        for found in re.findall(
-            r'<rect class="box" x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', house.PICTURE.read_text("utf-8")
-        )
-    ]
-    assert len(boxes) > 30
-    for number, (x, y, width, height) in enumerate(boxes):
-        for other_x, other_y, other_width, other_height in boxes[:number]:
-            apart = x + width <= other_x or other_x + other_width <= x
-            assert apart or y + height <= other_y or other_y + other_height <= y

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 
 from source_tree import ROOT, short, source_files
 
@@ -62,8 +62,9 @@ def own_names(text: str) -> list[int]:
     ]
 
 
-def lines_found(look: Callable[[str], list[int]], apart: Container[str]) -> dict[str, list[int]]:
-    """File -> lines that ``look`` finds in its text, where it finds any."""
+def lines_found(look: Callable[[str], list[int]], apart: Collection[str]) -> dict[str, list[int]]:
+    """File -> lines that ``look`` finds in its text, where it finds any; all of ``apart`` must be files."""
+    assert set(apart) <= {short(path) for path in FILES}
     found = {short(path): look(path.read_text(encoding="utf-8")) for path in FILES if short(path) not in apart}
     return {name: lines for name, lines in found.items() if lines}
 
@@ -124,16 +125,3 @@ def test_the_recorder_makes_files_that_must_be_new() -> None:
 def test_pictures_are_saved_in_one_place() -> None:
     savers = {str(path.relative_to(ROOT)) for path in FILES if ".savefig(" in path.read_text(encoding="utf-8")}
     assert savers == {"stashtrace/lab/plot_helpers.py"}
-
-
-def test_what_is_looked_for_is_found() -> None:
-    for name in OWN_NAMES:
-        assert (ROOT / name).is_file()
-    assert own_names('"""Of .tmp"""\na = path + ".tmp"\nb = path.with_name(f"{path.name}.{pid}.part")\n') == [2, 3]
-    for name in OWN_FILES:
-        assert (ROOT / name).is_file()
-    bad = ['open(p, "w")', 'q.open("xb")', "os.open(p, os.O_CREAT)", 'q.write_text("")', "shutil.copyfile(a, b)"]
-    assert files_made("\n".join(bad)) == [1, 2, 3, 4, 5]
-    good = ["with whole_file(p) as q:", ' q.write_text("")', ' open(q, "wb")', "open(p)", 'open(new_file(p), "wb")']
-    assert files_made("\n".join([*good, "a.copy()"])) == []
-    assert own_names((ROOT / "stashtrace/format/compact.py").read_text(encoding="utf-8"))

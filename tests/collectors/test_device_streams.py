@@ -118,9 +118,9 @@ def test_globaltimer_is_read_before_the_first_communicator(tmp_path: Path) -> No
         assert first < min(raw.records["nccl_comm"].rows["end_ticks"])
     placed = list(run.trace.collectives.rows())
     assert len(placed) == 4
+    ended_ns = run.trace.processes["end_ns"].max()
     for row in placed:
-        assert row["call_ns"] - 200_000 < row["device_begin_ns"] < row["device_end_ns"]
-        assert row["device_end_ns"] - row["device_begin_ns"] < 50_000_000
+        assert row["call_ns"] - 200_000 < row["device_begin_ns"] < row["device_end_ns"] < ended_ns
 
 
 @pytest.mark.parametrize("source", ["auto", "events"])

@@ -122,6 +122,10 @@ def test_samplers_and_collectives_of_objects_are_named_with_their_lines(run: Tra
         assert any(call.startswith(f"{name} ({script}:") for call in calls), "not the line of our wrapper"
 
 
-def test_the_results_are_the_same(run: TracedRun, tmp_path: Path) -> None:
+def test_nothing_was_lost(run: TracedRun) -> None:
     assert run.losses() == []
+
+
+@pytest.mark.thorough
+def test_the_results_are_the_same(run: TracedRun, tmp_path: Path) -> None:
     assert run.results() == run_traced(SCRIPT, tmp_path / "untraced", compiles=True, traced=False).results()

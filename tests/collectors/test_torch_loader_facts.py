@@ -95,6 +95,10 @@ def test_not_every_iterator_of_a_job_says_so(run: TracedRun) -> None:
     assert len(facts(run)) == 64
 
 
+def test_nothing_was_lost(run: TracedRun) -> None:
+    assert run.losses() == []
+
+
+@pytest.mark.thorough
 def test_the_job_saw_none_of_it(run: TracedRun, tmp_path: Path) -> None:
     assert run.results() == run_traced(SCRIPT, tmp_path, traced=False).results()
-    assert run.losses() == []

@@ -391,11 +391,10 @@ def _training(run: TracedRun) -> tuple[int, int, float]:
     return len(found), length, float(np.median(waiting))
 
 
-def test_steps_are_found_that_do_not_wait_for_data(run: TracedRun) -> None:
+def test_steps_are_found_whose_data_nobody_makes(run: TracedRun) -> None:
     assert run.results()[0]["training"] == 2 * 4, "samples made"
-    count, length, waiting = _training(run)
+    count, _, _ = _training(run)
     assert count == 39, "of 40 the first has no update before it"
-    assert max(length, waiting) < 20_000_000, "a batch of four samples takes 40 ms to make"
 
 
 @pytest.mark.thorough

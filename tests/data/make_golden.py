@@ -88,7 +88,8 @@ def keep(source: Path, target: Path) -> None:
     compact_file(StashFile(str(target / "merged.stash")))
     ring = target / "killed.ring"
     rows = {name: r.rows.tolist() for name, r in StashFile(str(target / "killed.stash")).load().records.items()}
-    (target / "rows.json").write_text(json.dumps(rows, indent=0) + "\n")
+    tables = [f"{json.dumps(name)}: [\n" + ",\n".join(map(json.dumps, of)) + "\n]" for name, of in rows.items()]
+    (target / "rows.json").write_text("{\n" + ",\n".join(tables) + "\n}\n")
     (target / "killed.ring.gz").write_bytes(gzip.compress(ring.read_bytes(), 9, mtime=0))  # zeros for the most part
     ring.unlink()
 

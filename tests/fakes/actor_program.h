@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "script.h"
-#include "virtual_clock.h"
+#include "clock.h"
 
 namespace fake {
 

@@ -20,7 +20,7 @@
 
 #include "engine.h"
 #include "script.h"
-#include "virtual_clock.h"
+#include "clock.h"
 
 namespace fake {
 

@@ -48,7 +48,6 @@ using RanObserver = void (*)(const Ran&);  // called on a worker's thread, witho
 struct Engine {
   virtual std::int64_t now() = 0;
   virtual void work_until(std::int64_t ns) = 0;
-  virtual void host_reached(std::int64_t ns) = 0;
   virtual std::int64_t event_time(int device, std::int64_t ns) = 0;   // the device's event clock at that moment
   virtual std::int64_t globaltimer(int device, std::int64_t ns) = 0;  // the same for %globaltimer
   virtual int current_device() = 0;                                   // of the calling thread, -1 without context

@@ -18,7 +18,6 @@ namespace {
 struct RealEngine final : Engine {
   std::int64_t now() override { return state().clock.now(); }
   void work_until(std::int64_t ns) override { state().clock.work_until(ns); }
-  void host_reached(std::int64_t ns) override { state().clock.host_reached(ns); }
   std::int64_t event_time(int device, std::int64_t ns) override {
     const double drift = device_setting(device, "event.drift", 0) * 1e-6;
     return ns + static_cast<std::int64_t>(std::llround(static_cast<double>(ns) * drift)) +

@@ -47,12 +47,11 @@ void told(const Ran& description, std::int64_t begin_ns, std::int64_t end_ns) {
 }
 
 bool is_done(const CompletionPtr& done) {
-  return done->done && (!state().clock.is_virtual() || done->time_ns <= state().clock.now());
+  return done->done;
 }
 
 void wait_for(std::unique_lock<std::mutex>& lock, const CompletionPtr& done) {
   state().completed.wait(lock, [&] { return done->done; });
-  state().clock.host_reached(done->time_ns);
 }
 
 static void complete(Stream* stream, const Item& item, std::int64_t end_ns) {

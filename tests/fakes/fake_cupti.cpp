@@ -18,7 +18,7 @@
 
 #include "engine.h"
 #include "script.h"
-#include "virtual_clock.h"
+#include "clock.h"
 
 using namespace stashtrace::abi::cupti;
 

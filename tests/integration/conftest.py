@@ -3,11 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from example_job import run_example
 from native.native_build import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,11 +19,3 @@ def record_actor(request: pytest.FixtureRequest) -> Path:
     except FileNotFoundError as missing:
         pytest.skip(str(missing))
     return folder / "bin" / "record_actor"
-
-
-@pytest.fixture(scope="session")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """One traced run of the example: its folder, and what the command said."""
-    pytest.importorskip("torch")
-    folder = tmp_path_factory.mktemp("job")
-    return folder, run_example(folder)

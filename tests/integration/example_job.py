@@ -1,4 +1,4 @@
-"""The example under `stashtrace run`, small enough for a test; the fixture `job` runs it once a session."""
+"""The example under `stashtrace run`, small enough for a test; test_end_to_end.py runs it once."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations

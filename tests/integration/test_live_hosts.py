@@ -140,6 +140,7 @@ def test_hosts_with_directories_of_their_own(pair: list[Host], tmp_path: Path) -
         assert not (run / HOSTS_FOLDER).exists()
 
 
+@pytest.mark.thorough
 def test_an_idle_run_is_captured_on_both_hosts(pair: list[Host], tmp_path: Path) -> None:
     """A request wakes the ranks of both; the window has the same steps of each, with the numbers of the job."""
     job = Job(tmp_path, pair, torchrun(pair, 20_000), "shared/run", "--idle", "--no-merge")

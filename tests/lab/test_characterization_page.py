@@ -91,36 +91,6 @@ def test_negative_stalls_have_no_width_in_the_stack_and_are_said(found: Characte
     assert [share for name, share, _ in bar.parts if name == "interconnect"] == [0.0]
 
 
-def spans(page: str, name: str) -> dict[str, tuple[float, float]]:
-    """Left end and width, in percent, of what is drawn in the bar of a stall."""
-    row = re.search(rf'<h3>{name}</h3><div><svg class="share"(.*?)</svg>', page)
-    assert row is not None, page
-    filled = re.findall(r'<rect class="([\w-]+)" x="([\d.]+)%" width="([\d.]+)%', row[1])
-    drawn = {kind: (float(left), float(width)) for kind, left, width in filled}
-    lines = re.findall(r'<line class="(\w+)" x1="([\d.]+)%" x2="([\d.]+)%', row[1])
-    return drawn | {kind: (float(left), float(right) - float(left)) for kind, left, right in lines}
-
-
-def test_what_reaches_below_nothing_is_drawn_left_of_the_line_of_nothing(found: Characterization) -> None:
-    page = characterization_page(found)
-    clean = {name: stall.clean for name, stall in found.stalls().items()}
-    low = min(estimate.low for estimate in clean.values())
-    assert low < 0, "the scene needs a stall below nothing"
-    nothing = 100 * -low / (1 - low)
-    for name, estimate in clean.items():
-        drawn = spans(page, name)
-        assert drawn["zero"] == (pytest.approx(nothing, abs=0.01), 0)
-        left, width = drawn[f"k-{name}"]
-        assert width == pytest.approx(100 * abs(estimate.value) / (1 - low), abs=0.02)
-        assert (left if estimate.value > 0 else left + width) == pytest.approx(nothing, abs=0.02)
-        left, width = drawn["interval"]
-        assert (left, width) == (
-            pytest.approx(100 * (estimate.low - low) / (1 - low), abs=0.02),
-            pytest.approx(100 * (estimate.high - estimate.low) / (1 - low), abs=0.02),
-        )
-    assert "the upright line is nothing" in page
-
-
 def test_each_bar_has_its_number_and_a_word_where_it_reaches_below_zero(found: Characterization) -> None:
     page = characterization_page(found).replace("\u00a0", " ")
     for name, stall in found.stalls().items():
@@ -133,17 +103,6 @@ def test_each_bar_has_its_number_and_a_word_where_it_reaches_below_zero(found: C
     steps = page.partition('id="steps"')[2].partition("</section>")[0]
     assert len(re.findall(r"<li><h3>[\w ,]+: [\d.]+ ms</h3>", steps)) == len(stacks(found))
     assert '<table class="wraps"' in steps
-
-
-def test_where_all_intervals_are_above_nothing_the_bars_begin_there(found: Characterization) -> None:
-    found.runs = [run for run in found.runs if run.configuration in (3, 4)]
-    page = characterization_page(found)
-    estimate = found.stalls()["fetch"].clean
-    assert estimate.low > 0
-    drawn = spans(page, "fetch")
-    assert drawn["k-fetch"] == (0, pytest.approx(100 * estimate.value, abs=0.01))
-    assert "zero" not in drawn
-    assert "a full bar is the whole step" in page
 
 
 def test_the_picture(found: Characterization, tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.report.document import report_facts
 from stashtrace.report.page.page import page
 from stashtrace.report.page.page_words import place_of_step
-from stashtrace.report.page.svg_pictures import curve_top
-from stashtrace.report.page.svg_pictures import step_curve as drawn
 from stashtrace.report.steps_over_time import CELLS, step_curve
 from stashtrace.schema.table import Table
 
@@ -76,21 +74,3 @@ def test_a_mark_leads_to_what_made_its_step_slow() -> None:
     without_pictures = {**facts, "waits": None}
     assert place_of_step(without_pictures, 39) == "slow-39"
     assert place_of_step({**without_pictures, "slow": None}, 39) == ""
-
-
-def test_the_picture_has_a_stair_for_each_cell_and_cuts_off_what_is_far_above() -> None:
-    steps = made_up({(0, step): 0 for step in range(20)})[1]
-    length = np.full(20, 1000)
-    length[[3, 11]] = [2000, 90_000]
-    found = step_curve(steps.replace(end_ns=steps["begin_ns"] + length), Table.empty(SPIKES))
-    assert found is not None
-    assert curve_top(found) == 5000
-    picture = drawn(found)
-    (line,) = re.findall(r'class="line" d="M0 160(.*?)"', picture)
-    assert line == "h3v-40h1v40h7v-160h1v160h8"
-    length[::3] = 90_000
-    often = step_curve(steps.replace(end_ns=steps["begin_ns"] + length), Table.empty(SPIKES))
-    assert often is not None
-    assert curve_top(often) == 112_500, "what is so long again and again is shown"
-    assert "band" not in picture, "one rank, one step a cell: there is no range"
-    assert "longest 90.0 us" in picture

@@ -18,8 +18,6 @@ from test_report_slow import job as slow_job
 from timeline.browser import Browser, Page, find_chromium
 
 from stashtrace.report.document import report_facts
-from stashtrace.report.page.flame_graphs import flame_graph
-from stashtrace.report.page.html import whole_page
 from stashtrace.report.page.page import page
 
 pytestmark = [
@@ -68,60 +66,6 @@ def test_nothing_sticks_out_of_the_window(browser: Browser, address: str, width:
         f".filter((each) => each.getBoundingClientRect().right > {width}).map((each) => each.outerHTML.slice(0, 80))"
     )
     assert wide == []
-
-
-def test_titles_of_lanes_are_not_cut_off_in_a_narrow_window(browser: Browser, address: str) -> None:
-    shown = show(browser, address, 390)
-    longest = shown.evaluate(
-        "Math.max(...[...document.querySelectorAll('.cut .label')].map((each) => each.getBoundingClientRect().right))"
-    )
-    assert longest <= 390
-
-
-@pytest.mark.parametrize(("width", "shown"), [(390, 2), (700, 4), (1280, 6)])
-def test_boxes_of_flame_graphs_have_text_where_there_is_room(
-    browser: Browser, tmp_path: Path, width: int, shown: int
-) -> None:
-    boxes = [
-        {"kind": "compute", "depth": 0, "begin_ns": begin, "length_ns": length, "text": "main (late.py:23)"}
-        | {"library": False, "samples_count": 0}
-        for begin, length in ((0, 400), (400, 300), (700, 100), (800, 100), (900, 50), (950, 50))
-    ]
-    path = tmp_path / "flame.html"
-    path.write_text(
-        whole_page("flame", [], [flame_graph({"whole_ns": 1000, "boxes": boxes}, "a label", "step")], "<footer>")
-    )
-    opened = show(browser, path.as_uri(), width)
-    texts = "[...document.querySelectorAll('.flame div')].filter((each) => each.getBoundingClientRect().width)"
-    assert opened.evaluate(f"{texts}.length") == shown
-    narrow = f"{texts}.filter((each) => each.closest('svg').getBoundingClientRect().width < 40).length"
-    assert opened.evaluate(narrow) == 0
-    assert opened.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_the_first_screen_holds_causes_budget_and_step_time(browser: Browser, address: str) -> None:
-    shown = show(browser, address, 1400)
-    for name in ("verdict", "budget", "curve"):
-        last = f"document.querySelector('#{name} {'.curve' if name == 'curve' else '.folds'}')"
-        assert shown.evaluate(f"{last}.getBoundingClientRect().bottom") <= 900, name
-
-
-def test_text_is_as_wide_as_pictures(browser: Browser, address: str) -> None:
-    shown = show(browser, address, 1400)
-    width = "document.querySelector('{}').getBoundingClientRect().width"
-    assert shown.evaluate(width.format("#heat > p")) == shown.evaluate(width.format("#heat .maps"))
-
-
-def test_headings_are_larger_than_what_stands_below_them(browser: Browser, address: str) -> None:
-    shown = show(browser, address)
-    sizes = [
-        shown.evaluate(
-            f"Math.max(...[...document.querySelectorAll('{name}')].map(e => parseFloat(getComputedStyle(e).fontSize)))"
-        )
-        for name in ("h1", "h2", ".claim", "main p:not(.claim)")
-    ]
-    assert sizes == sorted(sizes, reverse=True)
-    assert len(set(sizes)) == len(sizes)
 
 
 def test_a_mark_of_a_slow_step_jumps_to_its_wait(browser: Browser, tmp_path: Path) -> None:
@@ -213,20 +157,6 @@ def test_on_paper_it_is_light_and_whole(browser: Browser, address: str) -> None:
     assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert shown.evaluate("getComputedStyle(document.querySelector('nav')).display") == "none"
     assert len(shown.call("Page.printToPDF", printBackground=True)["data"]) > 20_000
-
-
-def test_a_reader_of_screens_has_landmarks_headings_and_named_pictures(browser: Browser, address: str) -> None:
-    nodes = show(browser, address).call("Accessibility.getFullAXTree")["nodes"]
-    seen = [(node["role"]["value"], node.get("name", {}).get("value", "")) for node in nodes if not node.get("ignored")]
-    roles = [role for role, _ in seen]
-    for role in ("banner", "navigation", "main", "contentinfo"):
-        assert roles.count(role) == 1, role
-    assert roles.count("region") == 9
-    assert all(name for role, name in seen if role in ("region", "heading", "link", "button", "table", "navigation"))
-    pictures = [name for role, name in seen if role in ("image", "img", "graphics-document")]
-    assert any(name.startswith("Heat map of") for name in pictures)
-    assert any(name.startswith("Cut-out of the timeline") for name in pictures)
-    assert all(pictures)
 
 
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: npm install --no-save axe-core")

@@ -16,7 +16,7 @@ from builders import MS, TraceBuilder
 from summary.scenes import job
 
 from stashtrace.report.document import report_facts
-from stashtrace.report.page.html import embedded_json, prose, table, tag
+from stashtrace.report.page.html import embedded_json, prose, tag
 from stashtrace.report.page.page import page
 from stashtrace.report.page.page_words import KINDS, sentence
 from stashtrace.schema.kinds import StallKind
@@ -131,14 +131,6 @@ def test_every_bar_adds_up_to_a_hundred_percent(reader: Reader) -> None:
     for bar in bars:
         shares = [float(number) for number in re.findall(r"([\d.]+) %", str(bar["aria-label"]).partition(": ")[2])]
         assert sum(shares) == pytest.approx(100.0)
-
-
-def test_the_bars_of_a_budget_leave_no_gap(made: str) -> None:
-    for bar in re.findall(r'<svg class="bar".*?</svg>', made, re.S):
-        spans = [(float(x), float(w)) for x, w in re.findall(r'x="([\d.]+)%" width="([\d.]+)%"', bar)]
-        for (x, w), (following, _) in pairwise(spans):
-            assert x + w == pytest.approx(following, abs=0.002)
-        assert sum(w for _, w in spans) == pytest.approx(100, abs=0.01)
 
 
 def test_the_page_asks_for_nothing_from_outside(made: str, reader: Reader) -> None:
@@ -310,15 +302,6 @@ def test_maps_of_kinds_below_a_percent_are_folded_in(facts: dict[str, Any]) -> N
     assert all(f'data-kind="{kind["kind"]}"' not in folded for kind in heat["kinds"][:-1])
 
 
-def test_rows_of_maps_have_the_names_of_their_ranks(facts: dict[str, Any], made: str) -> None:
-    assert "on top<" not in made
-    assert '<div class="names ends-only" aria-hidden="true"><span>rank 0</span><span>11</span></div>' in made
-    few = page(report_facts(job(ranks=2, prep={0: 44})[1], ["./x"]))
-    assert '<div class="names" aria-hidden="true"><span>rank 0</span><span>1</span></div>' in few
-    one = page(report_facts(job(ranks=1, prep={0: 44})[1], ["./x"]))
-    assert 'class="names' not in one
-
-
 def test_more_than_four_bars_are_folded_in(facts: dict[str, Any]) -> None:
     groups = [{**facts["budget"]["groups"][0], "ranks": str(rank)} for rank in range(6)]
     made = page({**facts, "budget": {**facts["budget"], "groups": groups}})
@@ -331,11 +314,6 @@ def test_sentences_begin_with_a_capital_but_for_names_of_code() -> None:
     assert sentence("half of it") == "Half of it."
     assert sentence("num_workers=3 instead of 2") == "num_workers=3 instead of 2."
     assert sentence("") == ""
-
-
-def test_numbers_by_which_a_table_is_sorted_stand_beside_their_text() -> None:
-    made = table("t", ("a", "b"), [("x", ("1.5 ms", 1_500_000))], (0,), sortable=True)
-    assert '<td class="n" data-key="1500000">1.5 ms</td>' in made
 
 
 def luminance(colour: str) -> float:

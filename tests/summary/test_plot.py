@@ -82,15 +82,6 @@ def test_steps_that_a_rank_lacks_stay_white() -> None:
     assert "1 to 2 steps" in figure.axes[0].get_title(loc="left")
 
 
-def test_many_ranks_and_steps_make_a_picture_of_bounded_size() -> None:
-    rank, step = (part.ravel() for part in np.meshgrid(np.arange(1500), np.arange(8)))
-    columns = {name: np.zeros(len(rank)) for name in STALLS.names}
-    columns |= {"rank": rank, "step": step, "kind": np.full(len(rank), "fetch"), "stall_ns": rank}
-    figure = Table(STALLS, {**columns, "method": np.full(len(rank), "host")}).plot()
-    assert max(figure.get_size_inches()) < 20
-    assert len(figure.axes[0].get_yticklabels()) <= 12
-
-
 def test_what_cannot_be_drawn(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="no picture of the table io") as caught:
         trace.io.plot()

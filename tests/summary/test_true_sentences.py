@@ -1,6 +1,6 @@
 """What a summary claims of real traces, each claim beside plain arithmetic on the raw files; none may be false.
 
-The jobs of the same bench are in tests/ground_truth/test_sentences.py, the judge's own tests in benchmarks/tests.
+The jobs of the same bench are run by benchmarks/bench_sentences.py, the judge's own tests are in benchmarks/tests.
 """
 
 # SPDX-License-Identifier: Apache-2.0

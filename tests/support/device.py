@@ -33,7 +33,6 @@ DOUBLES = {
     "nccl": ("libnccl.so.2",),
     "nvml": ("libnvidia-ml.so.1",),
     "cupti": ("libcupti.so.13",),
-    "plugin": ("libnccl-profiler-witness.so",),
 }
 #: What a job of the actor needs.
 NEEDED = ("cuda", "cudart", "nccl", "nvml")
@@ -63,7 +62,6 @@ def fake_environment(
     libraries: Iterable[str] = NEEDED,
     missing: Iterable[str] = (),
     nccl_version: int = 22809,
-    clock: str = "real",
 ) -> dict[str, str]:
     """Variables that make a process find the doubles.
 
@@ -79,8 +77,6 @@ def fake_environment(
         Symbols that the libraries shall not have, by renaming them in a copy.
     nccl_version : int
         Also takes away the symbols that came later.
-    clock : str
-        "real" or "virtual"; the second only for processes that do not record.
     """
     directory.mkdir(parents=True, exist_ok=True)
     gone = [*missing, *symbols_after(nccl_version)]
@@ -103,7 +99,6 @@ def fake_environment(
         "LD_LIBRARY_PATH": str(folder),
         "FAKE_SCRIPT": str(file),
         "FAKE_SHARED": str(shared),
-        "FAKE_CLOCK": clock,
         "FAKE_CALLS": str(calls),
         **reading,
     }
@@ -134,7 +129,6 @@ def run_ranks(
     libraries: Iterable[str] = NEEDED,
     missing: Iterable[str] = (),
     nccl_version: int = 22809,
-    clock: str = "real",
     actor: str = "device_actor",
     collectors: Sequence[str] | None = None,
     env: Mapping[str, str] | None = None,
@@ -166,7 +160,6 @@ def run_ranks(
         libraries=libraries,
         missing=missing,
         nccl_version=nccl_version,
-        clock=clock,
     )
     run_id = uuid.uuid4().hex
     foreign = ("STASHTRACE_", "CUDA_", "FAKE_")

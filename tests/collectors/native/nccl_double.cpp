@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Like the real one it exports nccl names as weak aliases of pnccl names, and ncclBcast calls ncclBroadcast through its import table.
-// DOUBLE_OLD leaves out what came after 2.18. A count of 666 is refused, 777 answers ncclInProgress.
+// A count of 666 is refused, 777 answers ncclInProgress.
 #include <cstdlib>
 #include <cstring>
 
@@ -46,9 +46,7 @@ DOUBLE(ncclCommSplit, (Comm parent, int color, int key, Comm* out, Config*),
        { *out = color == kNoColor ? nullptr : made(of(parent)->size / 2, key); return kSuccess; })
 DOUBLE(ncclCommDestroy, (Comm comm), { delete of(comm); return kSuccess; })
 DOUBLE(ncclCommAbort, (Comm comm), { delete of(comm); return kSuccess; })
-#ifndef DOUBLE_OLD
 DOUBLE(ncclAlltoAll, (const void*, void*, std::size_t count, DataType, Comm, Stream), { return answer(count); })
 DOUBLE(ncclGroupSimulateEnd, (SimInfo*), { --depth; return kSuccess; })
 DOUBLE(ncclCommShrink, (Comm parent, int*, int count, Comm* out, Config*, int),
        { *out = made(of(parent)->size - count, of(parent)->rank); return kSuccess; })
-#endif
