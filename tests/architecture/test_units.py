@@ -37,6 +37,7 @@ SUFFIXES = (
 # Ordinals, plain identities and texts, which have no unit.
 UNITLESS = {
     "line",
+    "waiting_line",
     "depth",
     "complete",
     "grew_in_step",
