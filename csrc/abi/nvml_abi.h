@@ -75,7 +75,7 @@ enum NvmlField : std::uint32_t {
   kNvmlPcieReplays = 94,
   kNvmlNvlinkDataTx = 138,  // KiB of payload, cumulative
   kNvmlNvlinkDataRx = 139,
-  kNvmlPcieTxBytes = 197,   // bytes, cumulative, may wrap
+  kNvmlPcieTxBytes = 197,  // bytes, cumulative, may wrap
   kNvmlPcieRxBytes = 198,
   kNvmlNvlinkXmitBytes = 202,  // bytes per link, NVLink 5 only
   kNvmlNvlinkRcvBytes = 204,
@@ -83,7 +83,7 @@ enum NvmlField : std::uint32_t {
 
 enum NvmlClock : int { kNvmlClockSm = 1, kNvmlClockMemory = 2 };  // nvmlClockType_t
 inline constexpr int kNvmlTemperatureGpu = 0;                     // nvmlTemperatureSensors_t
-inline constexpr unsigned kNvmlUuidBytes = 96;  // NVML_DEVICE_UUID_V2_BUFFER_SIZE
+inline constexpr unsigned kNvmlUuidBytes = 96;                    // NVML_DEVICE_UUID_V2_BUFFER_SIZE
 
 struct NvmlMemory {  // nvmlMemory_t
   std::uint64_t total_bytes;

@@ -1,4 +1,4 @@
-// Words by which scrubbing.cpp tells secrets. SPDX-License-Identifier: Apache-2.0
+// Words by which scrubbing.cpp recognises secrets. SPDX-License-Identifier: Apache-2.0
 //
 // Generated from stashtrace/scrubbing.py by scripts/docs/generate_guest_words.py; do not edit.
 #pragma once
