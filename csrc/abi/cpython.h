@@ -69,7 +69,7 @@ struct Api {
   Object* value_error;
   Object* function_type;  // of functions that are written in Python
   // How the call slot of a Python function is read and set. Null before 3.12, where `vectorcall`, the interpreter's own
-  // entry of such functions, tells where in the object the slot lies.
+  // entry of such functions, shows where in the object the slot lies.
   VectorCall (*get_vectorcall)(Object* function);
   void (*set_vectorcall)(Object* function, VectorCall slot);
   VectorCall vectorcall;

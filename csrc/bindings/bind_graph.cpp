@@ -174,6 +174,7 @@ void bind_graph(py::module_& module) {
            "without one (-1), the links that they use: links[link_first[n]:link_first[n + 1]].")
       .def("slack", &Plan::slack, arg("begin_ns"), arg("duration_ns"), arg("lag_ns"), arg("sinks"), arg("none"),
            "By how much each node can end later before a sink does.");
-  submodule.def("alone", &alone, arg("begin_ns"), arg("end_ns"), arg("link_first"), arg("links"),
-                "What each use of links, from begin_ns to end_ns beside all others, would have taken alone.");
+  submodule.def(
+      "alone", &alone, arg("begin_ns"), arg("end_ns"), arg("link_first"), arg("links"),
+      "What each use of links, which shared them with others from begin_ns to end_ns, would have taken alone.");
 }

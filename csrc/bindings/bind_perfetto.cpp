@@ -10,7 +10,6 @@
 #include <array>
 #include <cerrno>
 #include <memory>
-#include <optional>
 
 #include "kernels/call_sums.h"
 #include "kernels/perfetto_encoder.h"

@@ -31,7 +31,7 @@ class Context {
   virtual std::uint64_t tick_hz() noexcept = 0;
   // On the drainer's thread, which has the process's descriptors. False: no place left.
   virtual bool add_tick_listener(TickListener& listener) noexcept = 0;
-  // For samplers that open files: on a thread with a descriptor table of its own, empty at its start, so that the
+  // For samplers that open files: on a thread with a separate descriptor table, empty at its start, so that the
   // program's open() gives the numbers it gives without us. It may start no thread and call no library of devices.
   virtual bool add_file_listener(TickListener& listener) noexcept = 0;
   // Whether file listeners may keep descriptors open: before Linux 5.9 their thread stays in the process's table. Known

@@ -1,4 +1,4 @@
-// CRC-32 of zlib (reflected 0x04c11db7), by table, by carry-less multiplication, by aarch64's own instructions.
+// CRC-32 of zlib (reflected 0x04c11db7), by table, by carry-less multiplication, by instructions of aarch64.
 // SPDX-License-Identifier: Apache-2.0
 //
 // The folding constants are x^n mod P for the distances of Intel's white paper "Fast CRC Computation for Generic

@@ -1,4 +1,4 @@
-// Tells whether a seccomp filter kills processes. SPDX-License-Identifier: Apache-2.0
+// Whether a seccomp filter kills processes. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: hooks/hooks_sandbox.cpp, before a filter is installed. Pure: no system calls, no allocation.
 #pragma once

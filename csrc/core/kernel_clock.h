@@ -1,6 +1,6 @@
-// The kernel's own clock_gettime(), which no library in front of libc can bend. SPDX-License-Identifier: Apache-2.0
+// The kernel's clock_gettime(), which no library in front of libc can bend. SPDX-License-Identifier: Apache-2.0
 //
-// libfaketime and its like replace clock_gettime() of libc; a recorder that asks it gets moved, stopped or faster time.
+// libfaketime and similar libraries replace clock_gettime() of libc; a recorder that calls it gets another time.
 // The kernel maps the function that libc calls (the vDSO) into every process; it is looked up there by its name.
 //
 // Caller: clock.cpp, once per process. No lock, no allocation, no call of libc but getauxval().

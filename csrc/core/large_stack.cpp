@@ -70,7 +70,7 @@ namespace {
 constexpr std::size_t kStackBytes = 128 * 1024;
 constexpr std::size_t kTopBytes = 16;  // a stack begins inside its mapping: valgrind looks up what is there
 
-// Tells valgrind, where we run under it, that memory is a stack: else it takes the step onto it for one that frees all
+// Declares memory a stack to valgrind, where we run under it: else it takes the step onto it for one that frees all
 // between the two stacks, and reports what the job does there. The instructions are those of VALGRIND_STACK_REGISTER, and
 // do nothing anywhere else. Returns what is to be said at the end of the stack.
 std::uint64_t valgrind_request(std::uint64_t number, std::uint64_t first, std::uint64_t second) noexcept {

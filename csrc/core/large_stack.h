@@ -1,4 +1,4 @@
-// Runs a piece of work on a stack of its own. SPDX-License-Identifier: Apache-2.0
+// Runs a piece of work on a separate stack. SPDX-License-Identifier: Apache-2.0
 //
 // Hooks also run on alternate signal stacks, of 8 KiB and less, and on small stacks of threads and coroutines. What
 // opens files, makes rings or writes rows needs more than a hook may take there. Same thread, unlike core/apart.h: its id

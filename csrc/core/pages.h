@@ -1,6 +1,6 @@
 // Pages of memory: 4 KiB on x86-64; 4, 16 or 64 KiB on aarch64, as the kernel was built. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: what maps files or changes single pages. No system call: the kernel told the process at its start.
+// Callers: what maps files or changes single pages. No system call: the kernel gave it to the process at its start.
 #pragma once
 
 #include <sys/auxv.h>

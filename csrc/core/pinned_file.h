@@ -1,6 +1,6 @@
 // A file of ours, known by its path and checked by its inode. SPDX-License-Identifier: Apache-2.0
 //
-// No descriptor of it is ever kept, and none is opened in the process's own table: create() and open() are called in
+// No descriptor of it is ever kept, and none is opened in the process's table: create() and open() are called in
 // work that runs apart (core/apart.h), and their descriptors are gone when it ends. Callers: RingFile, SegmentWriter.
 #pragma once
 

@@ -1,4 +1,4 @@
-// System calls that never pass through our own hooks, never touch errno and are never cancellation points.
+// System calls that never pass through our hooks, never touch errno and are never cancellation points.
 // SPDX-License-Identifier: Apache-2.0
 //
 // Callers: everything of ours that runs inside the traced process. A result below zero is minus errno.
@@ -87,7 +87,7 @@ inline long readlink(const char* path, char* buffer, std::size_t bytes) noexcept
   return call(SYS_readlinkat, AT_FDCWD, address(path), address(buffer), static_cast<long>(bytes));
 }
 
-// Number of threads of this process now, from the link count of its task folder; 0 if /proc does not tell.
+// Number of threads of this process now, from the link count of its task folder; 0 if /proc does not show it.
 inline int threads_count() noexcept {
   struct stat tasks{};
   if (call(SYS_newfstatat, AT_FDCWD, address("/proc/self/task"), address(&tasks), 0) != 0) return 0;

@@ -50,7 +50,7 @@ inline std::uint64_t claim(RingHeader* ring) noexcept {
 #endif
 }
 
-// False if the program has mapped something of its own over the ring (MAP_FIXED), which leaves zeros or its own bytes
+// False if the program has mapped something else over the ring (MAP_FIXED), which leaves zeros or other bytes
 // there. We must then use none of these bytes and write nothing there.
 inline bool is_intact(RingHeader* ring) noexcept {
   const std::uint64_t capacity = relaxed(ring->row_mask) + 1;

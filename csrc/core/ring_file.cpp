@@ -135,7 +135,7 @@ bool RingFile::give_space(RingHeader* ring) noexcept {
   return given;
 }
 
-// Also false if the program has mapped something of its own over our page.
+// Also false if the program has mapped something else over our page.
 bool RingFile::is_intact() const noexcept {
   return header_ != nullptr && std::memcmp(header_->magic, container::kRingFileMagic, sizeof header_->magic) == 0;
 }
@@ -146,8 +146,8 @@ void RingFile::count_lost_row() noexcept {
 
 std::uint64_t RingFile::lost_rows() const noexcept { return is_intact() ? ring::relaxed(header_->lost_rows) : 0; }
 
-void RingFile::forget_lost_rows(std::uint64_t told) noexcept {
-  if (is_intact()) std::atomic_ref(header_->lost_rows).fetch_sub(told, std::memory_order_relaxed);
+void RingFile::forget_lost_rows(std::uint64_t reported) noexcept {
+  if (is_intact()) std::atomic_ref(header_->lost_rows).fetch_sub(reported, std::memory_order_relaxed);
 }
 
 void RingFile::note_write_error(int error_number) noexcept {

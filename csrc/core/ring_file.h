@@ -29,7 +29,7 @@ class RingFile {
   bool give_space(container::RingHeader* ring) noexcept;
   void count_lost_row() noexcept;
   std::uint64_t lost_rows() const noexcept;
-  void forget_lost_rows(std::uint64_t told) noexcept;  // they are in a loss row now
+  void forget_lost_rows(std::uint64_t reported) noexcept;  // they are in a loss row now
   // What kept the run directory from taking more (errno, 0 for nothing): the cause of rows that are lost until it takes more.
   void note_write_error(int error_number) noexcept;
   int grow_error() const noexcept;

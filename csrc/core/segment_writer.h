@@ -2,7 +2,7 @@
 //
 // Callers: the Drainer (append, under its lock, signals blocked) and Runtime (create). A segment that could not be
 // written whole is cut off again, so the file always ends with a whole one unless the process died in between. Each
-// append opens the file on a thread of its own (core/apart.h): the process has no descriptor that could be redirected.
+// append opens the file on a separate thread (core/apart.h): the process has no descriptor that could be redirected.
 #pragma once
 
 #include <atomic>

@@ -18,7 +18,7 @@ inline constexpr std::size_t kLongestTextBytes = 4'096;  // the rest of a text i
 // Returns the id of a text; 0 for an empty text and in a process that is not traced. Defined in runtime/intern.cpp.
 std::uint32_t intern(std::string_view text) noexcept;
 
-// 64 bits that tell texts apart; never 0.
+// 64 bits that identify a text; never 0.
 std::uint64_t hash_of(std::string_view text) noexcept;
 
 // Which texts have an id, and in which generation (fork) of the process their rows were written last.

@@ -19,7 +19,7 @@ namespace stashtrace {
 inline constexpr std::size_t kUnreadable = std::numeric_limits<std::size_t>::max();
 
 // True if the page of this address can be read. Sets a signal mask from there with an operation that does not exist:
-// this changes nothing, and the error tells whether the page could be read.
+// this changes nothing, and the error shows whether the page could be read.
 inline bool is_readable(const void* address) noexcept {
   const auto word = static_cast<long>(reinterpret_cast<std::uintptr_t>(address) & ~std::uintptr_t{7});
   constexpr int kNoOperation = ~0;

@@ -215,7 +215,7 @@ void prepare_globaltimer() noexcept {
     return;
   }
   context->timer_host = static_cast<std::uint64_t*>(memory);
-  // The first launch loads the code where modules are loaded lazily; afterwards nothing is loaded beside NCCL's kernels.
+  // The first launch loads the code where modules load lazily; afterwards nothing is loaded while NCCL's kernels run.
   if (launch_timer(*context, kernel, stream)) {
     context->timer_in_flight = !timer_arrives(*context, 4 * kTryNs);
     context->timer_missed = !read_globaltimer(*context, kernel, stream);

@@ -68,7 +68,7 @@ bool resolve_driver(bool may_load) noexcept {
   Access unknown = Access::unknown;
   if (!access_state.compare_exchange_strong(unknown, Access::resolving, std::memory_order_acq_rel))
     return unknown == Access::ready;  // while another thread resolves, this call goes unrecorded
-  const Inside ours;                  // the look-up hook must not answer with our own functions
+  const Inside ours;                  // the look-up hook must not answer with our functions
   const Dynlib library = may_load ? Dynlib::load(kNames, 2) : Dynlib::loaded(kNames, 2);
   if (!library) {
     if (may_load)
@@ -107,7 +107,7 @@ void count_result(cuda::Result result) noexcept {
   }
   if (g_errors_in_a_row.fetch_add(1, std::memory_order_relaxed) + 1 != kMostErrorsInARow) return;
   turn_off();
-  report("driver_errors", kMostErrorsInARow, "so many calls in a row failed: nothing more of devices is recorded",
+  report("driver_errors", kMostErrorsInARow, "too many calls failed in a row: nothing more of devices is recorded",
          schema::codes::Severity::error);
 }
 

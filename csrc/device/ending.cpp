@@ -15,7 +15,7 @@ namespace {
 
 static_assert(kMostContexts <= 32);
 
-// Longest wait for the harvester: it is in a call of CUDA then, which would delay the job's own call as well.
+// Longest wait for the harvester: it is in a call of CUDA then, which would delay the job's call as well.
 constexpr std::int64_t kHoldNs = 2'000'000'000;
 constexpr std::int64_t kLookNs = 10'000'000;
 

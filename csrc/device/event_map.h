@@ -1,4 +1,4 @@
-// What each of the job's own events stands for: the last work on its stream when it was recorded. SPDX-License-Identifier: Apache-2.0
+// What each of the job's events stands for: the last work on its stream when it was recorded. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: timeline.cpp on job threads. Handles are reused, so a later record replaces what was known. No lock: words are
 // stored one by one, and the last carries a tag of all others, so that a mixture of two entries does not count as one.
@@ -79,7 +79,7 @@ class EventMap {
     return (hash(event) ^ ids * 0xC2B2AE3D27D4EB4FULL ^ stream_key * 0x165667B19E3779F9ULL) & ~std::uint64_t{0xffff};
   }
 
-  // The event's own place, else that of an event that is gone, else an empty one, else the first, whose event is lost.
+  // The event's place, else that of an event that is gone, else an empty one, else the first, whose event is lost.
   Entry& place(const void* event) noexcept {
     const std::size_t start = hash(event) >> 45;
     Entry* free = nullptr;

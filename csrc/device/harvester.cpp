@@ -46,8 +46,8 @@ constinit StreamState* g_listed[kMostStreams]{};
 constinit std::size_t g_listed_count = 0;
 constinit std::uint64_t g_open = 0;
 constinit std::atomic<std::uint64_t> g_written{0};
-constinit std::uint64_t g_told_no_slot = 0, g_told_failed = 0, g_told_ended = 0;
-constinit bool g_told_thinned = false, g_told_legacy = false;
+constinit std::uint64_t g_reported_no_slot = 0, g_reported_failed = 0, g_reported_ended = 0;
+constinit bool g_reported_thinned = false, g_reported_legacy = false;
 constinit bool g_relaxed = false;  // the thread's capture mode
 
 void accept_submitted() noexcept {
@@ -140,7 +140,7 @@ void fail_all(StreamState& stream) noexcept {
 }
 
 // Events of one stream complete in order, so its turn ends at the first that is not done. The driver may refuse to say
-// when, and whether, an event was done if no context is current; this thread has none of its own.
+// when, and whether, an event was done if no context is current; this thread has none.
 void harvest(StreamState& stream, bool last_chance) noexcept {
   const CurrentContext current(stream.context->context.load(std::memory_order_relaxed));
   if (!current) return fail_all(stream);
@@ -231,19 +231,19 @@ void give_up_rest() noexcept {
   g_listed_count = 0;
 }
 
-void tell_counters(bool last) noexcept {
+void report_counters(bool last) noexcept {
   const std::uint64_t thinned = counters.thinned_steps.load(std::memory_order_relaxed);
-  if (thinned != 0 && (last || !g_told_thinned)) {
+  if (thinned != 0 && (last || !g_reported_thinned)) {
     char memory[160];
     TextBuffer text(memory, sizeof memory);
     text.add("more than ").add(settings.event_budget).add(" timing events a second (--event-budget): only one of ");
     text.add(std::int64_t{counters.stride.load(std::memory_order_relaxed)})
         .add(" steps has them; the count is of steps without");
     report("event_budget", last ? thinned : 0, text.c_str(), schema::codes::Severity::info);
-    g_told_thinned = true;
+    g_reported_thinned = true;
   }
   const std::uint64_t refused = counters.legacy_refused.load(std::memory_order_relaxed);
-  if (refused != 0 && (last || !g_told_legacy)) {
+  if (refused != 0 && (last || !g_reported_legacy)) {
     char memory[1024];
     TextBuffer text(memory, sizeof memory);
     text.add(
@@ -252,27 +252,27 @@ void tell_counters(bool last) noexcept {
         .add(maker())
         .add("), and no work just before them was seen. STASHTRACE_FORCE_EVENTS=1 records them");
     report("legacy_stream_untimed", last ? refused : 0, text.c_str(), schema::codes::Severity::info);
-    g_told_legacy = true;
+    g_reported_legacy = true;
   }
   const std::uint64_t no_slot = counters.no_slot.load(std::memory_order_relaxed);
-  if (no_slot != g_told_no_slot) {
-    report("brackets_full", no_slot - g_told_no_slot, "more brackets were open than there is room for",
+  if (no_slot != g_reported_no_slot) {
+    report("brackets_full", no_slot - g_reported_no_slot, "more brackets were open than there is room for",
            schema::codes::Severity::data_loss);
-    g_told_no_slot = no_slot;
+    g_reported_no_slot = no_slot;
   }
   const std::uint64_t ended = counters.context_ended.load(std::memory_order_relaxed);
-  if (ended != g_told_ended) {
-    report("context_ended", ended - g_told_ended,
+  if (ended != g_reported_ended) {
+    report("context_ended", ended - g_reported_ended,
            "the job destroyed a context or reset a device: brackets that were in flight there have no device times",
            schema::codes::Severity::data_loss);
-    g_told_ended = ended;
+    g_reported_ended = ended;
   }
   const std::uint64_t failed = counters.failed.load(std::memory_order_relaxed);
-  if (failed == g_told_failed) return;
-  report("events_failed", failed - g_told_failed,
+  if (failed == g_reported_failed) return;
+  report("events_failed", failed - g_reported_failed,
          "timing events that the driver refused; these brackets have no device times",
          schema::codes::Severity::data_loss);
-  g_told_failed = failed;
+  g_reported_failed = failed;
 }
 
 void write_own_cost() noexcept {
@@ -288,7 +288,7 @@ void* thread_main(void*) noexcept {
   detail::thread_state.known = true;
   write_thread_info(schema::codes::ThreadRole::tracer, kName, sizeof kName - 1);
   stays_out_of_captures();  // without a context yet: if that is refused, it is asked again with one
-  std::int64_t last_work_ns = clock_ns(CLOCK_MONOTONIC), tell_at_ns = 0;
+  std::int64_t last_work_ns = clock_ns(CLOCK_MONOTONIC), report_at_ns = 0;
   while (g_state.load(std::memory_order_acquire) == kRunning && ready()) {
     const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
     accept_submitted();
@@ -297,9 +297,9 @@ void* thread_main(void*) noexcept {
     if (!g_relaxed && !settings.timing) give_up_rest();  // since stop_timing()
     budget::second_ends();
     if (g_open != 0) last_work_ns = now;
-    if (now >= tell_at_ns) {
-      tell_counters(false);
-      tell_at_ns = now + kIdleAfterNs;
+    if (now >= report_at_ns) {
+      report_counters(false);
+      report_at_ns = now + kIdleAfterNs;
     }
     const std::int64_t pause = g_open != 0 ? kBusyNs : now - last_work_ns < kIdleAfterNs ? kQuietNs : kIdleNs;
     raw::futex_wait(&g_state, kRunning, pause);
@@ -308,7 +308,7 @@ void* thread_main(void*) noexcept {
   answer_contexts(clock_ns(CLOCK_MONOTONIC));
   if (ready()) harvest_all(clock_ns(CLOCK_MONOTONIC), true);
   give_up_rest();
-  tell_counters(true);
+  report_counters(true);
   write_own_cost();
   std::uint32_t stopping = kStopping;
   g_state.compare_exchange_strong(stopping, kStopped, std::memory_order_acq_rel);
@@ -316,7 +316,7 @@ void* thread_main(void*) noexcept {
   return nullptr;
 }
 
-// Runs before the driver's own exit handlers, which were registered earlier than ours.
+// Runs before the driver's exit handlers, which were registered earlier than ours.
 void at_exit() noexcept { stop(); }
 
 }  // namespace

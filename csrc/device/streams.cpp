@@ -30,7 +30,7 @@ constinit ContextState g_contexts[kMostContexts]{};
 constinit std::atomic<std::uint64_t> g_next_key{1};
 constinit std::atomic<int> g_maker_known{0};  // 1: being written, 2: there
 char g_maker[512];                            // of the first blocking stream
-constinit std::atomic<bool> g_told_full{false};
+constinit std::atomic<bool> g_reported_full{false};
 constinit cuda::Context g_refused[kMostRefused]{};  // contexts that found no place and were counted
 constinit std::size_t g_refused_count = 0;
 constinit FutexLock g_lock;
@@ -147,7 +147,7 @@ struct Seen {
   std::uint16_t flags = 0;
 };
 
-// Before CUDA 13 the first call refuses streams of green contexts, which the second tells.
+// Before CUDA 13 the first call refuses streams of green contexts; the second does not.
 cuda::Context context_of(cuda::Stream handle) noexcept {
   cuda::Context context = nullptr, primary = nullptr;
   cuda::GreenContext green = nullptr;
@@ -254,7 +254,7 @@ StreamState* meet(cuda::Stream handle, std::uint64_t key, cuda::Context context)
     watch_thread_end();
   }
   if (fresh) write_stream(*stream);
-  if (stream == nullptr && !g_told_full.exchange(true))
+  if (stream == nullptr && !g_reported_full.exchange(true))
     report("too_many_streams", 1, "streams that found no place in the table are not recorded",
            schema::codes::Severity::data_loss);
   return stream;
@@ -263,8 +263,8 @@ StreamState* meet(cuda::Stream handle, std::uint64_t key, cuda::Context context)
 }  // namespace
 
 bool is_legacy(const StreamState& stream) noexcept { return is_handle(stream.handle, cuda::kLegacyStream); }
-bool blocking_stream_exists(const StreamState& beside) noexcept {
-  return beside.context->blocking_streams.load(std::memory_order_relaxed) != 0;
+bool blocking_stream_exists(const StreamState& stream) noexcept {
+  return stream.context->blocking_streams.load(std::memory_order_relaxed) != 0;
 }
 
 // Once in a process: dladdr takes a lock of the loader.
@@ -349,7 +349,7 @@ bool is_newly_refused(cuda::Context context) noexcept {
   return true;
 }
 
-void tell_refused() noexcept {
+void report_refused() noexcept {
   char memory[160];
   TextBuffer text(memory, sizeof memory);
   text.add("contexts that found no place among ").add(std::int64_t{kMostContexts});
@@ -394,7 +394,7 @@ ContextState* find_context(cuda::Context context) noexcept {
     refused = found == nullptr && is_newly_refused(context);
     g_lock.unlock();
   }
-  if (refused) tell_refused();
+  if (refused) report_refused();
   if (found != nullptr && new_device) write_device(device);
   return found;
 }

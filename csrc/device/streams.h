@@ -20,7 +20,7 @@ inline constexpr std::size_t kMostStreams = 2048;
 inline constexpr std::uint32_t kNone = 0;  // of slot numbers, which begin at 1
 inline constexpr std::size_t kTailMoments = 4;
 
-// Of an entry of the table of contexts. A new context may have the pointer of a destroyed one; it has its own entry.
+// Of an entry of the table of contexts. A new context may have the pointer of a destroyed one; it has another entry.
 enum Life : std::uint32_t {
   kLive,
   kAsked,  // a thread is about to destroy it: the harvester writes what is done, then answers with kHeld
@@ -54,10 +54,10 @@ struct ContextState {
 
 struct StreamState {
   std::atomic<std::uint64_t> look_up;  // look-up key; 0: never used, 1: gone
-  cuda::Stream handle;                 // as passed to the driver, default streams by their own handles
+  cuda::Stream handle;                 // as passed to the driver, default streams by their handles
   std::uint64_t stream_key;
   std::uint64_t handle_key;
-  unsigned long long driver_id;  // of this life of the handle, 0 if the driver cannot tell
+  unsigned long long driver_id;  // of this life of the handle, 0 if the driver does not know it
   ContextState* context;
   std::int32_t priority;
   std::uint16_t flags;
@@ -108,7 +108,7 @@ StreamState* find_known_stream(cuda::Stream stream) noexcept;  // without asking
 void forget_stream(cuda::Stream stream) noexcept;
 void forget_own_streams() noexcept;  // the calling thread ends, and its default streams with it
 void set_carries_compute(StreamState& stream) noexcept;
-bool blocking_stream_exists(const StreamState& beside) noexcept;  // in its context
+bool blocking_stream_exists(const StreamState& stream) noexcept;  // in its context
 // A stream was made by the code at that address: of the first blocking one, the file and, if known, the function are kept.
 void note_maker(const StreamState& stream, const void* address) noexcept;
 const char* maker() noexcept;  // words for that
@@ -120,7 +120,7 @@ void end_context(ContextState& context, void (*forget)(std::uint64_t stream_key)
 void end_unseen(ContextState& context) noexcept;  // ending.cpp: an answer of the driver says that it was destroyed
 bool has_open_brackets(const ContextState& context) noexcept;
 void free_context(ContextState& context) noexcept;       // it has ended and has no open brackets
-bool is_primary_active(cuda::Device device) noexcept;    // true also where the driver cannot tell
+bool is_primary_active(cuda::Device device) noexcept;    // true also where the driver does not know
 cuda::Event take_event(ContextState& context) noexcept;  // null if the driver gives none
 void give_event(ContextState& context, cuda::Event event) noexcept;
 void drop_events(ContextState& context) noexcept;  // the context was reset: their handles mean nothing now

@@ -1,8 +1,6 @@
 // Implementation of tails.h. SPDX-License-Identifier: Apache-2.0
 #include "device/tails.h"
 
-#include <algorithm>
-
 #include "device/driver.h"
 #include "device/slots.h"
 #include "schema/schema.h"
@@ -59,7 +57,7 @@ void note_work(StreamState& stream, std::uint32_t bracket_id) noexcept {
   cuda::Event event = stream.tail.exchange(nullptr, std::memory_order_acq_rel);
   if (event == nullptr) event = take_event(context);
   if (event == nullptr) return;
-  // The job's own work was accepted just now, so no stream that this one joins is being captured.
+  // The job's work was accepted just now, so no stream that this one joins is being captured.
   const cuda::Context own = context.context.load(std::memory_order_relaxed);
   const cuda::Result result = ask_in(own, [&] { return driver.event_record(event, stream.handle); });
   count_result(result);

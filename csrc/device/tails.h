@@ -2,7 +2,7 @@
 //
 // What is put on the legacy stream waits for all blocking streams of its context, and what they get later waits for it
 // (CUDA Runtime API, "Stream synchronization behavior"; cuda.h names cuEventRecord and cuStreamWaitEvent among it). An
-// event directly in front of the job's own work there, or behind it, joins nothing that this work does not join. One
+// event directly in front of the job's work there, or behind it, joins nothing that this work does not join. One
 // between them does: so a step or batch wait, which stands next to no work, gets the event behind the work before it.
 //
 //   legacy     kernel kernel|E           kernel       E: behind the last work

@@ -175,7 +175,7 @@ void use(stashtrace::Context& context) noexcept {
   settings.forced = context.config().force_events;
   settings.event_budget = context.config().event_budget;
   settings.context = &context;
-  tell_thread_end(&forget_own_streams);
+  on_thread_end(&forget_own_streams);
 }
 
 void stop() noexcept {

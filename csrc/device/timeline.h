@@ -3,7 +3,7 @@
 // A bracket is two events on a stream around something the host asked for; a harvester thread polls them, writes rows.
 // Callers are hooks on the job's threads. No function waits for a device, allocates once the pool is warm, or takes a
 // lock that is held around a call of CUDA; all do nothing without a driver, in a forked child, and after stop().
-// Only the stream's own context is used; none is created, retained or made current for longer than a call.
+// Only the stream's context is used; none is created, retained or made current for longer than a call.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct BracketExtra {
   std::uint16_t copy_code = 0;
   std::uint16_t awaited = 0;          // Awaited
   std::uint32_t awaited_bracket = 0;  // stream_wait: becomes correlation_id, and awaited_device_ns is looked up by it
-  std::uint16_t flags = 0;            // BracketFlag bits, beside those of bracket_begin
+  std::uint16_t flags = 0;            // BracketFlag bits, added to those of bracket_begin
   bool has_correlation = false;       // `correlation` takes the place of what bracket_begin was given
   std::uint64_t correlation = 0;
   std::uint64_t call_ticks = 0;  // when the call began, where that was before bracket_begin
@@ -83,11 +83,12 @@ void wait_end(const Wait& wait, Stream stream, bool succeeded, std::uint64_t cal
 // `maker`: an address in the code that made it.
 void note_stream_created(Stream stream, const void* maker) noexcept;
 void note_stream_gone(Stream stream) noexcept;
-// The stream was made in an execution context of the runtime, which tells its driver's context in no other way.
+// The stream was made in an execution context of the runtime, which reveals its driver's context in no other way.
 void note_execution_context(Stream stream, void* handle) noexcept;
 
 // Loads the kernel that reads %globaltimer into the calling thread's context. Must be called while no kernel of NCCL can spin
-// on its device (loading a module beside one can deadlock); later calls on the same context do nothing. From then on globaltimer readings are taken beside the event anchors.
+// on its device (loading a module while one does can deadlock); later calls on the same context do nothing. From then on
+// globaltimer readings are taken with the event anchors.
 void prepare_globaltimer() noexcept;
 
 // During its lifetime a library makes CUDA calls for a call that is already recorded: hooks pass them through.

@@ -1,7 +1,7 @@
 // When a Work of gloo ends, written by the thread of gloo that runs it.
 // SPDX-License-Identifier: Apache-2.0
 //
-// c10d's future tells Python of an end by a callback, which takes the GIL from the step thread at each collective. The
+// c10d's future reports an end to Python by a callback, which takes the GIL from the step thread at each collective. The
 // hook of AsyncWork::execute sees begin and end of each Work instead, and learns from the first callback of a class how
 // its objects are laid out. Callers: csrc/python/works.cpp. Any thread; no lock, no allocation.
 #pragma once
@@ -20,7 +20,7 @@ struct Collective {
 // The Work that this thread runs, null outside of one.
 const void* running_work() noexcept;
 
-// Tells that this thread is in a callback of the future of the Work that it runs: from now on, ends of Works of its
+// Called in a callback of the future of the Work that this thread runs: from now on, ends of Works of its
 // class can be written here.
 void learn_from_callback() noexcept;
 

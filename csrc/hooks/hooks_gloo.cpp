@@ -50,7 +50,7 @@ void add_class(const void* type) noexcept {
   }
 }
 
-// Where a Work keeps its future, and the future its condition variable. Members of their base classes: alike in all.
+// Where a Work keeps its future, and the future its condition variable. Members of their base classes: the same in all.
 struct Layout {
   std::uint32_t future_word = 0;  // 0: unknown
   std::uint32_t condition_bytes = 0;

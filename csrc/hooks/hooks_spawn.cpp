@@ -1,9 +1,9 @@
 // Hooks of exec and posix_spawn: a program that cannot run with our library in front is started without it, and one
-// that is given another LD_PRELOAD has our library beside it. SPDX-License-Identifier: Apache-2.0
+// that is given another LD_PRELOAD gets our library as well. SPDX-License-Identifier: Apache-2.0
 //
-// libc's own system() and popen() start /bin/sh without these hooks, and the shell, which is traced, calls them for
+// libc's system() and popen() start /bin/sh without these hooks, and the shell, which is traced, calls them for
 // what it starts. Calls by number (syscall(SYS_execve)) are not seen. The hooks run in forked and vfork children and in
-// signal handlers: raw system calls, memory from the kernel. Under a filter of its own the process makes none:
+// signal handlers: raw system calls, memory from the kernel. Under a filter that it installed the process makes none:
 // what it starts passes unchanged, or without our library where that filter would end it (hooks/sandbox.h).
 #include <alloca.h>
 #include <spawn.h>
@@ -82,7 +82,7 @@ bool names_us(std::string_view list) noexcept {
   return found;
 }
 
-// Under a filter of the process's own the kernel cannot be asked, so the program's pointers are taken to be good.
+// Under a filter that the process installed the kernel cannot be asked, so the program's pointers are taken to be good.
 bool can_read(const void* address) noexcept {
   return stashtrace::sandboxed() ? address != nullptr : stashtrace::is_readable(address);
 }
@@ -157,7 +157,7 @@ bool is_of_administrator(std::string_view path) noexcept {
   return path.starts_with("/sbin/") || path.starts_with("/usr/sbin/");
 }
 
-[[gnu::noinline]] void tell(const char* path, const char* why) noexcept {
+[[gnu::noinline]] void report_untraced(const char* path, const char* why) noexcept {
   if (stashtrace::sandboxed() || !stashtrace::recording() || is_of_administrator(path)) return;
   stashtrace::PathBuffer buffer;
   char* memory = buffer.text();
@@ -280,9 +280,9 @@ auto starting(const char* name, const char* why, char* const* environment, Start
   if (why == nullptr && !is_program) return start(environment);
   const Changes changes = look_at_environment(environment, why);
   if (!changes.any()) {
-    if (changes.untraced != nullptr && !returns) tell(name, changes.untraced);
+    if (changes.untraced != nullptr && !returns) report_untraced(name, changes.untraced);
     const auto result = start(environment);
-    if (changes.untraced != nullptr && returns && result == 0) tell(name, changes.untraced);
+    if (changes.untraced != nullptr && returns && result == 0) report_untraced(name, changes.untraced);
     return result;
   }
   const std::string_view list =
@@ -322,9 +322,9 @@ auto starting(const char* name, const char* why, char* const* environment, Start
     }
   }
   changed[kept] = nullptr;
-  if (why != nullptr && !returns) tell(name, why);
+  if (why != nullptr && !returns) report_untraced(name, why);
   const auto result = start(changed);
-  if (why != nullptr && returns && result == 0) tell(name, why);
+  if (why != nullptr && returns && result == 0) report_untraced(name, why);
   return result;
 }
 

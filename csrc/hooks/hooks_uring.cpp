@@ -1,6 +1,6 @@
 // syscall(SYS_io_uring_setup, ...): what such a ring reads and writes is not seen. SPDX-License-Identifier: Apache-2.0
 //
-// From the assembler of collectors/waits. liburing asks the kernel by instructions of its own where it can; the sampler of
+// From the assembler of collectors/waits. liburing asks the kernel by inlined system calls where it can; the sampler of
 // /proc finds those rings among the descriptors.
 #include <cerrno>
 

@@ -33,7 +33,7 @@
 #include "hooks/behind.h"
 
 #if !defined(__x86_64__) && !defined(__aarch64__)
-#error "hooks know the calling conventions of x86-64 and aarch64, which pass the arguments of variadic functions alike"
+#error "hooks know the calling conventions of x86-64 and aarch64: variadic functions take arguments as others do"
 #endif
 static_assert(sizeof(off_t) == 8 && sizeof(struct stat) == sizeof(struct stat64),
               "one declaration stands for the plain and the 64-bit variant of a function");

@@ -1,6 +1,6 @@
 // Whether this process installed a filter of system calls, and what it does. SPDX-License-Identifier: Apache-2.0
 //
-// Callers: hooks that would make system calls of their own although recording has ended.
+// Callers: hooks that would make system calls although recording has ended.
 #pragma once
 
 #include "runtime/emit.h"

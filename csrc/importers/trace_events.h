@@ -1,9 +1,9 @@
 // Trace event JSON (Kineto, Chrome) -> columns, in one pass over chunks of bytes. SPDX-License-Identifier: Apache-2.0
 //
 //   {"schemaVersion": 1, ..., "traceEvents": [ {"ph": "X", "cat": "kernel", "name": ..., "ts": ..., "args": {..}}, ..
-//    small top-level values are kept as text    each event is looked at once: a rule tells its table
+//    small top-level values are kept as text    each event is looked at once: a rule names its table
 //
-// Called by bindings/bind_importers.cpp with the GIL released. No I/O, no exceptions of its own, one thread. Memory is
+// Called by bindings/bind_importers.cpp with the GIL released. No I/O, throws nothing itself, one thread. Memory is
 // that of the kept rows, the distinct texts, and one event: a document may be cut anywhere, between chunks or for good.
 #pragma once
 
@@ -128,7 +128,7 @@ class TraceEvents {
   bool bare_array_ = false, top_damaged_ = false, capturing_ = false;
   Passing passing_;
   std::string pending_;
-  std::size_t retry_size_ = 0;  // an incomplete event is tried again when twice as much text is there
+  std::size_t retry_size_ = 0;  // an incomplete event is tried again when twice the text is there
   Event event_;
   std::string key_, phase_, category_, name_;  // of the event, where they have escapes
   std::string last_phase_, last_category_;

@@ -15,7 +15,7 @@
 //
 // Predictor: what is subtracted from a value (mod 2^64; signed fields are sign-extended first).
 // Grouping: the key column (a code such as op_code) splits the rows into groups. `packed` packs residuals
-// group after group, so that each kind of call gets its own width; `chained` also predicts within the
+// group after group, so that each kind of call gets a separate width; `chained` also predicts within the
 // group. Both are undone from the key column alone, which is stored ungrouped.
 #pragma once
 

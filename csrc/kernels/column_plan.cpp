@@ -3,7 +3,6 @@
 #include "kernels/column_plan.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "kernels/bit_blocks.h"
 
@@ -11,7 +10,7 @@ namespace stashtrace::column_codec {
 namespace {
 
 constexpr std::size_t kMaxSampleKeys = 48;
-constexpr std::size_t kColumnBits = 8 * 12;  // a plan must save more than its own header
+constexpr std::size_t kColumnBits = 8 * 12;  // a plan must save more than its header
 
 struct Candidate {
   ColumnPlan plan;

@@ -19,7 +19,7 @@ using Column = std::vector<std::uint64_t>;
 inline constexpr std::uint64_t kMaxKey = 0xff;  // codes and flag bits are small; group_by stays cheap
 
 // Rows ordered by the value of a key column, stably: group g is order[starts[g]] .. order[starts[g + 1] - 1].
-// An empty order means the rows in their own order.
+// An empty order means the rows in their order.
 struct Groups {
   std::vector<std::uint32_t> order;
   std::vector<std::size_t> starts;

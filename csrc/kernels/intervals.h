@@ -34,7 +34,7 @@ struct Intervals {
   [[nodiscard]] std::size_t size() const { return begin.size(); }
 };
 
-// View of a set: of the given columns if they are sorted and disjoint, else of a united copy of its own.
+// View of a set: of the given columns if they are sorted and disjoint, else of a united copy.
 class Set {
  public:
   Set(Column begin, Column end);

@@ -84,7 +84,7 @@ struct TrackDescription {
   std::int64_t rank_among_siblings = 0;
   bool is_process = false;
   std::int32_t pid = 0;             // process only
-  std::vector<std::string> labels;  // process only: shown beside its name
+  std::vector<std::string> labels;  // process only: shown next to its name
   bool is_counter = false;
   std::string unit;        // counter only
   std::string share_axis;  // counter only: tracks of one parent with this key have one scale
@@ -181,7 +181,7 @@ class Encoder {
 };
 
 // Returns the lane of each slice within its track, so that slices of one (track, lane) nest: partial overlaps go to the
-// next free lane. With nest = false even contained slices get a lane of their own. Any input order.
+// next free lane. With nest = false even contained slices get a separate lane. Any input order.
 std::vector<std::int32_t> assign_lanes(std::span<const std::int64_t> track, std::span<const std::int64_t> begin_ns,
                                        std::span<const std::int64_t> end_ns, bool nest);
 

@@ -23,7 +23,7 @@ constexpr std::uint32_t tag(std::uint32_t field, std::uint8_t wire) { return fie
 // Longest varint of a 64-bit value.
 inline constexpr std::size_t kMaxVarintBytes = 10;
 
-// Puts four groups of seven bits each into a byte of its own.
+// Puts four groups of seven bits each into one byte each.
 constexpr std::uint32_t spread(std::uint32_t x) {
   return (x & 0x7f) | (x & 0x3f80) << 1 | (x & 0x1fc000) << 2 | (x & 0xfe00000) << 3;
 }

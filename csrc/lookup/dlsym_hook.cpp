@@ -1,6 +1,6 @@
 // dlsym, in front of libc's: the whole of libstashtrace_lookup.so. SPDX-License-Identifier: Apache-2.0
 //
-// A library of its own, preloaded only with `--lookup-hook`, because every program calls dlsym and nothing may
+// A separate library, preloaded only with `--lookup-hook`, because every program calls dlsym and nothing may
 // change for programs that did not ask. It looks at the name; one of CUDA's driver or of NCCL may get a function of ours,
 // by libstashtrace.so. All others leave by a jump with registers and stack unchanged: RTLD_NEXT
 // looks at the return address.

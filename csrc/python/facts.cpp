@@ -1,4 +1,4 @@
-// What the recorder knows, as Python's lists and dicts: the schema, the configuration, its own counts.
+// What the recorder knows, as Python's lists and dicts: the schema, the configuration, its counts.
 // SPDX-License-Identifier: Apache-2.0
 #include "python/arguments.h"
 #include "python/functions.h"

@@ -205,7 +205,7 @@ constinit cpython::MethodDef g_methods[] = {
     {"clock_name", &clock_name, cpython::kFastCall,
      "\"tsc\", \"cntvct\", or \"monotonic\" where the counter is not to be trusted."},
     {"stamp", &stamp, cpython::kFastCall,
-     "(ticks, thread_cpu_ns, thread_runqueue_ns), -1 for what the kernel does not tell."},
+     "(ticks, thread_cpu_ns, thread_runqueue_ns), -1 for what the kernel does not report."},
     {"usage", &usage, cpython::kFastCall, "(major_faults, block_inputs) of the calling thread."},
     {"intern", &intern, cpython::kFastCall, "The id of a text."},
     {"emit", &emit, cpython::kFastCall, "emit(record_id, row): False if the row was not kept."},
@@ -213,7 +213,7 @@ constinit cpython::MethodDef g_methods[] = {
     {"watch_waits", &watch_waits, cpython::kFastCall, "Record blocking calls of the calling thread, or not."},
     {"start_drainer", &start_drainer, cpython::kFastCall, "Start the recorder's thread."},
     {"flush", &flush, cpython::kFastCall, "Write all that has been recorded; other threads may run meanwhile."},
-    {"stats", &stats, cpython::kFastCall, "The recorder's own counts."},
+    {"stats", &stats, cpython::kFastCall, "The recorder's counts."},
     {"config", &config, cpython::kFastCall, "The recorder's configuration."},
     {"report_loss", &report_loss, cpython::kFastCall, "report_loss(collector_code, reason, count, detail, severity)"},
     {"watch_outermost_calls", &watch_outermost_calls, cpython::kFastCall,
@@ -277,7 +277,7 @@ constinit cpython::MethodDef g_methods[] = {
 };
 
 // Passes on the executable segment that holds the interpreter's functions.
-void tell_interpreter_code() noexcept {
+void pass_interpreter_code() noexcept {
   dl_iterate_phdr(
       [](dl_phdr_info* object, std::size_t, void*) noexcept {
         const auto inside = reinterpret_cast<std::uintptr_t>(api().PyEval_RestoreThread);
@@ -309,6 +309,6 @@ Object* functions() noexcept {
 void* stashtrace_python_functions() noexcept {
   using namespace stashtrace;
   if (!cpython::find()) return nullptr;
-  python::tell_interpreter_code();
+  python::pass_interpreter_code();
   return python::functions();
 }

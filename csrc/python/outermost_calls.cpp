@@ -51,12 +51,12 @@ Object* outermost_call(VectorCall original, Object* function, Object* const* arg
   Object *kind = nullptr, *value = nullptr, *traceback = nullptr;
   api().PyErr_Fetch(&kind, &value, &traceback);
   const Owned failed(api().PyBool_FromLong(!result));
-  const Owned told(api().PyObject_CallFunctionObjArgs(g_watch.ends, args[0], token.get(), failed.get(), nullptr));
-  if (!told && result) {
+  const Owned recorded(api().PyObject_CallFunctionObjArgs(g_watch.ends, args[0], token.get(), failed.get(), nullptr));
+  if (!recorded && result) {
     result.reset();  // an interrupt that came while the end was recorded belongs to the user
     return nullptr;
   }
-  if (!told) api().PyErr_Clear();
+  if (!recorded) api().PyErr_Clear();
   api().PyErr_Restore(kind, value, traceback);
   return result.release();
 }
@@ -67,7 +67,7 @@ Object* watched_call(Object* function, Object* const* args, std::size_t nargsf, 
   return outermost_call(original, function, args, nargsf, names);
 }
 
-// Before 3.12 no function tells where the slot lies. It is the one word of the object that holds the interpreter's own
+// Before 3.12 no function returns where the slot lies. It is the one word of the object that holds the interpreter's own
 // entry; null if there is none, or more than one.
 VectorCall* slot_of(Object* function) noexcept {
   const Owned type(api().PyObject_Type(function));

@@ -1,6 +1,6 @@
 // Ends of a TCP connection, from its descriptor, which stays the caller's. SPDX-License-Identifier: Apache-2.0
 //
-// For the probe that tells a process group's connections. /proc/self/net/tcp lists them too, but reading it takes the
+// For the probe that records a process group's connections. /proc/self/net/tcp lists them too, but reading it takes the
 // kernel some ten milliseconds: it walks the table of all connections of the machine, twice (IPv4 and IPv6).
 #include <arpa/inet.h>
 #include <netinet/in.h>

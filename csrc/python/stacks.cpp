@@ -23,13 +23,13 @@ STASHTRACE_FUNCTION(own_stack) {
   if (!expect("own_stack", count, 0)) return nullptr;
   const Owned frames(api().PyList_New(0));
   if (!frames) return nullptr;
-  const bool read = stacks::tell_own_stack(
-      [](void* to, const stacks::ToldFrame& frame) {
+  const bool read = stacks::read_own_stack(
+      [](void* to, const stacks::NamedFrame& frame) {
         Object* const name = api().PyBytes_FromStringAndSize(frame.name, static_cast<Size>(frame.name_bytes));
         Object* const file = api().PyBytes_FromStringAndSize(frame.file, static_cast<Size>(frame.file_bytes));
         // Takes both over, also where one is null; it then fails.
-        const Owned told(api().Py_BuildValue("(NNL)", name, file, static_cast<long long>(frame.line)));
-        if (told) api().PyList_Append(static_cast<Object*>(to), told.get());
+        const Owned described(api().Py_BuildValue("(NNL)", name, file, static_cast<long long>(frame.line)));
+        if (described) api().PyList_Append(static_cast<Object*>(to), described.get());
       },
       frames.get());
   if (api().PyErr_Occurred() != nullptr) return nullptr;

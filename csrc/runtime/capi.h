@@ -33,7 +33,7 @@ struct stashtrace_config_t {
 struct stashtrace_stamp_t {
   uint64_t ticks;
   int64_t cpu_ns;       // of the thread
-  int64_t runqueue_ns;  // of the thread, -1 if the kernel does not tell
+  int64_t runqueue_ns;  // of the thread, -1 if the kernel does not report it
 };
 
 STASHTRACE_API const char* stashtrace_version() noexcept;
@@ -50,7 +50,7 @@ STASHTRACE_API uint32_t stashtrace_intern(const char* text, size_t bytes) noexce
 STASHTRACE_API int stashtrace_emit(uint32_t record_id, const void* row, size_t bytes) noexcept;
 STASHTRACE_API void stashtrace_set_thread_role(uint32_t role, const char* name, size_t bytes) noexcept;
 STASHTRACE_API void stashtrace_watch_waits(int on) noexcept;
-// Tells where the code of the Python interpreter is: a condition variable or a mutex that it waits on is its GIL's.
+// Sets where the code of the Python interpreter is: a condition variable or a mutex that it waits on is its GIL's.
 STASHTRACE_API void stashtrace_interpreter_code(const void* begin, const void* end) noexcept;
 STASHTRACE_API int stashtrace_start_drainer() noexcept;
 STASHTRACE_API int stashtrace_flush() noexcept;

@@ -1,4 +1,4 @@
-// Slow paths of recording: first ring of a thread, a full ring, the recorder's own rows. SPDX-License-Identifier: Apache-2.0
+// Slow paths of recording: first ring of a thread, a full ring, the recorder's rows. SPDX-License-Identifier: Apache-2.0
 #include "runtime/emit.h"
 
 #include <linux/prctl.h>
@@ -43,7 +43,7 @@ std::uint16_t collector_code_of(const schema::RecordDesc& record) noexcept {
 }
 
 // Id of the writing thread, which owns its rings. A child that shares its parent's memory (vfork) writes to the rings
-// of its parent's thread, but the kernel would tell the child's own id, which is free once the child has ended. libc
+// of its parent's thread, but the kernel would return the child's id, which is free once the child has ended. libc
 // knows the thread's id and leaves it in a mutex that it holds.
 std::uint32_t writing_thread() noexcept {
   if (runtime().in_own_process()) return static_cast<std::uint32_t>(raw::gettid());
@@ -153,7 +153,7 @@ container::RingHeader* Runtime::take_ring(std::size_t index) noexcept {
   return taken;
 }
 
-// Not in a signal handler, as far as a mask can tell: pthread_create allocates.
+// Not in a signal handler, as far as a mask shows: pthread_create allocates.
 void Runtime::start_drainer_if_possible() noexcept {
   if (drainer_.running() || raw::current_signal_mask() != 0) return;
   on_large_stack([this]() noexcept { start_drainer(); });
@@ -235,17 +235,17 @@ void Runtime::sync_clocks(bool at_once) noexcept {
 void Runtime::report_drops() noexcept {
   std::uint64_t any = ring_file_.lost_rows();
   for (std::size_t i = 0; i < rings_.count(); ++i) any += ring::dropped(rings_.at(i));
-  if (telling_.exchange(true, std::memory_order_acquire)) return;
-  const bool all_told = any == 0 || tell_drops();
+  if (reporting_.exchange(true, std::memory_order_acquire)) return;
+  const bool all_reported = any == 0 || write_drops();
   // The cause lasts until a write succeeds: rows go on being lost between two attempts.
-  if (all_told && !drainer_.failing() && !refused_lately()) ring_file_.forget_errors();
-  telling_.store(false, std::memory_order_release);
+  if (all_reported && !drainer_.failing() && !refused_lately()) ring_file_.forget_errors();
+  reporting_.store(false, std::memory_order_release);
 }
 
-// False if not all of them could be told.
-bool Runtime::tell_drops() noexcept {
+// False if not all of them could be reported.
+bool Runtime::write_drops() noexcept {
   const LossCause full = loss_cause(ring_file_.write_error(), "lane_full", "came faster than they could be written");
-  bool all_told = true;
+  bool all_reported = true;
   for (std::size_t record = 0; record < schema::kRecords.size(); ++record) {
     std::uint64_t dropped = 0;
     for (std::size_t i = 0; i < rings_.count(); ++i)
@@ -256,17 +256,17 @@ bool Runtime::tell_drops() noexcept {
     detail.add(schema::kRecords[record].name).add(" rows ").add(full.what);
     if (!report_loss(collector_code_of(schema::kRecords[record]), full.reason, dropped, detail.c_str(),
                      schema::codes::Severity::data_loss)) {
-      all_told = false;
+      all_reported = false;
       continue;
     }
-    told_drops_.fetch_add(dropped, std::memory_order_relaxed);
+    reported_drops_.fetch_add(dropped, std::memory_order_relaxed);
     for (std::size_t i = 0; i < rings_.count() && dropped > 0; ++i) {
       container::RingHeader* ring = rings_.at(i);
       if (ring->record_id != schema::kRecords[record].id) continue;
       const std::uint64_t here = ring::dropped(ring);
-      const std::uint64_t told = here < dropped ? here : dropped;
-      if (told != 0) std::atomic_ref(ring->dropped).fetch_sub(told, std::memory_order_relaxed);
-      dropped -= told;
+      const std::uint64_t reported = here < dropped ? here : dropped;
+      if (reported != 0) std::atomic_ref(ring->dropped).fetch_sub(reported, std::memory_order_relaxed);
+      dropped -= reported;
     }
   }
   const std::uint64_t lost = ring_file_.lost_rows();
@@ -277,10 +277,10 @@ bool Runtime::tell_drops() noexcept {
     TextBuffer detail(memory, sizeof memory);
     detail.add("rows ").add(none.what);
     if (!report_loss(0, none.reason, lost, detail.c_str(), schema::codes::Severity::data_loss)) return false;
-    told_drops_.fetch_add(lost, std::memory_order_relaxed);
+    reported_drops_.fetch_add(lost, std::memory_order_relaxed);
     ring_file_.forget_lost_rows(lost);
   }
-  return all_told;
+  return all_reported;
 }
 
 namespace {

@@ -21,7 +21,7 @@ namespace stashtrace {
 #pragma GCC visibility push(hidden)
 namespace detail {
 
-// Lies in a page of its own, which the kernel empties in a forked child (MADV_WIPEONFORK), so that a child made by a
+// Lies in a separate page, which the kernel empties in a forked child (MADV_WIPEONFORK), so that a child made by a
 // raw system call, which runs no atfork handler, reads kForked before it can touch its parent's rings.
 enum ProcessState : std::uint32_t { kForked = 0, kRecording = 1, kPaused = 2, kInert = 3, kReviving = 4 };
 struct alignas(kLargestPageBytes) StatePage {
@@ -66,7 +66,7 @@ inline bool recording_already() noexcept {
 }
 
 // An idle run, or outside STASHTRACE_STEPS: hooks leave by this test before they look at anything else. The flag lies in
-// a page of its own, which nothing writes meanwhile.
+// a separate page, which nothing writes meanwhile.
 inline bool paused() noexcept { return detail::state_page.word.load(std::memory_order_relaxed) == detail::kPaused; }
 
 // Is this thread one whose blocking waits are recorded? (stashtrace._native.watch_waits)

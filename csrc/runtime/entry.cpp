@@ -53,7 +53,7 @@ bool watch_thread_end() noexcept {
   return g_has_key && g_key < kKeysWithoutAllocation && pthread_setspecific(g_key, &g_key) == 0;
 }
 
-void tell_thread_end(void (*listener)() noexcept) noexcept {
+void on_thread_end(void (*listener)() noexcept) noexcept {
   g_thread_end_listener.store(listener, std::memory_order_release);
 }
 

@@ -46,7 +46,7 @@ void FileSampler::loop() noexcept {
       const std::int64_t now = clock_ns(CLOCK_MONOTONIC);
       // Asked again each time, since a pause may have ended meanwhile.
       const std::int64_t due_ns = last_ns[i] + runtime().tick_period_ns(delay_ns[i]);
-      // To wake up costs as much as a tick of some listeners: one that is due soon has its turn now.
+      // To wake up costs the time of a tick of some listeners: one that is due soon has its turn now.
       if (now >= due_ns - delay_ns[i] / kEarlyPart) {
         last_ns[i] = std::max(now, due_ns);
         delay_ns[i] = listeners_[i]->delay_ns(period_ns_);

@@ -1,11 +1,11 @@
-// The thread that reads small files of /proc for collectors, in a descriptor table of its own.
+// The thread that reads small files of /proc for collectors, in a separate descriptor table.
 // SPDX-License-Identifier: Apache-2.0
 //
 // A file opened in the process's table takes the lowest free number while it is open, and the program's next open() gets
 // another one than without us. So this thread leaves the table and starts with an empty one. The drainer cannot: on its
 // ticks, device libraries open files and threads are started, which must stay in the process's table.
 //
-// Caller: Runtime. Runs only beside the drainer, and only where a collector asked (Context::add_file_listener).
+// Caller: Runtime. Runs only while the drainer does, and only where a collector asked (Context::add_file_listener).
 #pragma once
 
 #include <atomic>

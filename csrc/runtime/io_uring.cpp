@@ -2,7 +2,6 @@
 #include "runtime/io_uring.h"
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -22,7 +21,7 @@ constexpr int kMostRings = 16;
 constinit std::atomic<int> g_rings[kMostRings] =
     {};  // those that are noted: descriptor + 1; a forked child has them too
 constinit std::atomic<unsigned> g_next{0};
-constinit std::atomic<std::uint32_t> g_noted_in{0};    // generation: a forked child has a file of its own
+constinit std::atomic<std::uint32_t> g_noted_in{0};    // generation: a forked child has another file
 constinit std::atomic<std::uint64_t> g_last_named{0};  // generation and string: of the last name that was recorded
 
 bool is_noted(int fd) noexcept {

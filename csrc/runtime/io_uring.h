@@ -9,7 +9,7 @@ namespace stashtrace {
 // From the hook of syscall() (hooks/hooks_uring.cpp): the ring, and the code that asked for it.
 void note_ring(int fd, const void* code) noexcept;
 
-// From the sampler of /proc, which also finds rings that liburing makes by system calls of its own: a descriptor that is one,
+// From the sampler of /proc, which also finds rings that liburing makes by inlined system calls: a descriptor that is one,
 // perhaps inherited.
 void note_ring_seen(int fd) noexcept;
 

@@ -33,7 +33,7 @@ bool wipe_state_on_fork() noexcept {
   constexpr std::size_t kBytes = sizeof detail::state_page;
   void* page = raw::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == nullptr) return false;
-  raw::madvise(page, kBytes, MADV_WIPEONFORK);  // Linux 4.14; before, only pthread_atfork tells
+  raw::madvise(page, kBytes, MADV_WIPEONFORK);  // Linux 4.14; before, only pthread_atfork reports a fork
   new (page) detail::StatePage{detail::kPaused};
   return raw::mremap_onto(page, kBytes, &detail::state_page) == 0;
 }
@@ -147,8 +147,8 @@ void Runtime::forked() noexcept {
   no_ring_until_ns_.store(0, std::memory_order_relaxed);
   full_wait_.reset();
   next_sync_ns_.store(0, std::memory_order_relaxed);
-  telling_.store(false, std::memory_order_relaxed);
-  told_drops_.store(0, std::memory_order_relaxed);
+  reporting_.store(false, std::memory_order_relaxed);
+  reported_drops_.store(0, std::memory_order_relaxed);
   files_lock_.reset();
   stacks::reset_after_fork();
   drainer_.reset_after_fork();
@@ -213,7 +213,7 @@ void Runtime::leave() noexcept {
 std::uint32_t Runtime::begin_exec() noexcept {
   if (!has_files() || raw::threads_count() != 1) return 0;
   const raw::SignalsBlocked quiet;
-  // The lock is free, unless the call comes from the handler of a fault in the middle of our own work.
+  // The lock is free, unless the call comes from the handler of a fault in the middle of our work.
   if (!files_lock_.try_lock()) return 0;
   // A process that has left the run directory's reach (chroot, setuid) keeps its rows in the ring: no error.
   const bool done = drainer_.drain_all(false, 0, LogLevel::info) && nothing_left();
@@ -311,7 +311,7 @@ RuntimeStats Runtime::stats() noexcept {
     out.written_rows_count += ring::relaxed(ring->consumed);
     out.dropped_rows_count += ring::relaxed(ring->dropped);
   }
-  out.dropped_rows_count += told_drops_.load(std::memory_order_relaxed);
+  out.dropped_rows_count += reported_drops_.load(std::memory_order_relaxed);
   out.rings_count = rings_.count();
   out.ring_bytes = ring_file_.used_bytes();
   out.written_bytes = writer_.written_bytes();

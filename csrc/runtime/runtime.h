@@ -116,7 +116,7 @@ class Runtime final : public Context {
   void refuse_for_a_while(const char* text) noexcept;
   bool give_up(LogLevel level, const char* text, const char* subject, int error_number) noexcept;  // false
   void report_drops() noexcept;
-  bool tell_drops() noexcept;
+  bool write_drops() noexcept;
   void sync_clocks(bool at_once) noexcept;
   void write_own_cost() noexcept;
 
@@ -142,8 +142,8 @@ class Runtime final : public Context {
   std::atomic<std::int64_t> no_ring_until_ns_{0};
   FullWait full_wait_;
   std::atomic<std::int64_t> next_sync_ns_{0};
-  std::atomic<bool> telling_{false};          // one thread at a time writes loss rows of drops
-  std::atomic<std::uint64_t> told_drops_{0};  // dropped rows that are in loss rows already
+  std::atomic<bool> reporting_{false};            // one thread at a time writes loss rows of drops
+  std::atomic<std::uint64_t> reported_drops_{0};  // dropped rows that are in loss rows already
 };
 
 Runtime& runtime() noexcept;
@@ -155,7 +155,7 @@ void write_thread_info(std::uint16_t role, const char* name, std::size_t name_by
 bool watch_thread_end() noexcept;
 // Sets the listener to call, before thread_ends(), on a watched thread that ends; one listener, set while collectors start.
 // A forked child inherits it.
-void tell_thread_end(void (*listener)() noexcept) noexcept;
+void on_thread_end(void (*listener)() noexcept) noexcept;
 
 // The collectors that were compiled in, by the folders below csrc/collectors (CMakeLists.txt).
 struct CollectorEntry {

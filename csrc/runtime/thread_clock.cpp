@@ -23,7 +23,7 @@ struct ThreadClock {
   std::int64_t read_cpu_ns, value_ns;
   // The last reading of the CPU clock, and the largest value given since.
   std::uint64_t cpu_ticks;
-  std::int64_t cpu_ns, told_cpu_ns;
+  std::int64_t cpu_ns, reported_cpu_ns;
   double ns_per_tick;
 };
 constinit thread_local ThreadClock thread_clock{};
@@ -31,7 +31,7 @@ constinit thread_local ThreadClock thread_clock{};
 // A thread cannot have been runnable without running for longer than it was off the CPU. While that is next to
 // nothing since the last reading, the last reading still holds, which saves the system calls of another one.
 constexpr double kLongestOffCpuNs = 5'000;
-// Beyond this the tick rate's own error would matter.
+// Beyond this the error of the tick rate would matter.
 constexpr double kOldestReadingNs = 5'000'000;
 
 // The CPU clock costs a system call, and the ends of a phase and the begins of the next lie next to each other. Within
@@ -60,7 +60,7 @@ std::int64_t read_runqueue(int fd) noexcept {
   return value;
 }
 
-// Cumulative ns of the run queue, -1 if the kernel does not tell. Reads it again only after the thread was off the CPU.
+// Cumulative ns of the run queue, -1 if the kernel does not report it. Read again only after the thread was off the CPU.
 std::int64_t runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
   ThreadClock& clock = thread_clock;
   const std::uint32_t generation = runtime().generation();
@@ -91,7 +91,7 @@ std::int64_t runqueue_ns(std::uint64_t ticks, std::int64_t cpu_ns) noexcept {
              .value_ns = value,
              .cpu_ticks = 0,
              .cpu_ns = 0,
-             .told_cpu_ns = 0,
+             .reported_cpu_ns = 0,
              .ns_per_tick = 1e9 / static_cast<double>(runtime().tick_hz())};
   } else {
     raw::close(fd);  // it would not be closed when the thread ends
@@ -108,8 +108,8 @@ ThreadTimes thread_times(std::uint64_t ticks) noexcept {
     const double passed_ns = static_cast<double>(ticks - clock.cpu_ticks) * clock.ns_per_tick;
     if (passed_ns < kTakenToRunNs) {
       const std::int64_t cpu_ns = clock.cpu_ns + static_cast<std::int64_t>(passed_ns);
-      if (cpu_ns > clock.told_cpu_ns) clock.told_cpu_ns = cpu_ns;
-      return {clock.told_cpu_ns, clock.value_ns};
+      if (cpu_ns > clock.reported_cpu_ns) clock.reported_cpu_ns = cpu_ns;
+      return {clock.reported_cpu_ns, clock.value_ns};
     }
   }
   const std::int64_t cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
@@ -118,8 +118,8 @@ ThreadTimes thread_times(std::uint64_t ticks) noexcept {
   clock.cpu_ticks = ticks;
   clock.cpu_ns = cpu_ns;
   // The thread may have been off the CPU where it was assumed to run; returned values never go back.
-  if (!known || cpu_ns > clock.told_cpu_ns) clock.told_cpu_ns = cpu_ns;
-  return {clock.told_cpu_ns, waited_ns};
+  if (!known || cpu_ns > clock.reported_cpu_ns) clock.reported_cpu_ns = cpu_ns;
+  return {clock.reported_cpu_ns, waited_ns};
 }
 
 void close_thread_clock() noexcept {

@@ -53,7 +53,7 @@ enum FileFlag : std::uint32_t { kMerged = 1 };  // rewritten columnar by the mer
 //   And where a library in front of libc bends the job's clock: "job_clock_answered_by", "job_clock_ahead_ns",
 //   "job_clock_ns_per_s" (of the job's clock in a second of the kernel's), when our library was loaded.
 // A forked child keeps the string ids of its parent (ppid, parent_incarnation; -1 if it was not forked from a
-// recorded process): look up an id that its own file does not define in the parent's file.
+// recorded process): look up an id that its file does not define in the parent's file.
 // A merged file also has "losses": [[collector, reason, severity, lost_count, advice], ...], what the ring and the
 // raw segments said about missing rows before they were dropped.
 
@@ -85,7 +85,7 @@ struct RingFileHeader {  // the begin of X.ring, a page of the machine
   std::uint32_t pid;
   std::uint64_t used_bytes;   // rings lie behind this page, up to here; grows, release-stored
   std::uint64_t lost_rows;    // rows lost because no ring could be made, not yet reported in a loss row
-  std::uint32_t grow_error;   // errno where this file could not grow, 0 once it can again and all losses are told
+  std::uint32_t grow_error;   // errno where this file could not grow, 0 once it can again and all losses are reported
   std::uint32_t write_error;  // the same of writing the .stash
 };
 

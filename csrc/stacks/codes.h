@@ -16,7 +16,7 @@
 
 namespace stashtrace::stacks {
 
-// What tells one code object from another.
+// What identifies a code object.
 struct CodeIdentity {
   Address address, file, name, lines;
   std::uint64_t texts_mark, lines_mark;  // hashes of name and file, and of the begin of the table of lines

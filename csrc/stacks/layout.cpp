@@ -34,7 +34,7 @@ constexpr Layout k310{.minor = 10,
                       .gil = 352,
                       .gil_by_interpreter = false};
 
-// Frames are on a stack of their own, and no objects.
+// Frames are on a separate stack, and no objects.
 constexpr Layout k311 = [] {
   Layout layout = k310;
   layout.minor = 11;
@@ -96,10 +96,10 @@ enum Field : std::size_t {
 constexpr char kCookieText[] = "xdebugpy";
 
 bool take_debug_offsets(Layout& layout, std::uint32_t version, Address runtime) noexcept {
-  std::uint64_t told[kFields];
-  std::memcpy(told, reinterpret_cast<const void*>(runtime), sizeof told);
-  if (std::memcmp(told, kCookieText, sizeof told[0]) != 0) return false;
-  if ((told[kVersion] & 0xffff0000) != (version & 0xffff0000) || told[kFreeThreaded] != 0) return false;
+  std::uint64_t offsets[kFields];
+  std::memcpy(offsets, reinterpret_cast<const void*>(runtime), sizeof offsets);
+  if (std::memcmp(offsets, kCookieText, sizeof offsets[0]) != 0) return false;
+  if ((offsets[kVersion] & 0xffff0000) != (version & 0xffff0000) || offsets[kFreeThreaded] != 0) return false;
   const struct {
     std::uint16_t& place;
     Field field;
@@ -119,8 +119,8 @@ bool take_debug_offsets(Layout& layout, std::uint32_t version, Address runtime) 
                 {layout.code_instructions, kCodeInstructions}};
   constexpr std::uint64_t kLargest = 240;  // they must lie within what is read of an object
   for (const auto& place : places)
-    if (told[place.field] > kLargest) return false;
-  for (const auto& place : places) place.place = static_cast<std::uint16_t>(told[place.field]);
+    if (offsets[place.field] > kLargest) return false;
+  for (const auto& place : places) place.place = static_cast<std::uint16_t>(offsets[place.field]);
   return true;
 }
 

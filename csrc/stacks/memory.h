@@ -1,4 +1,4 @@
-// Reading the process's own memory, which other threads change meanwhile. SPDX-License-Identifier: Apache-2.0
+// Reading the process's memory, which other threads change meanwhile. SPDX-License-Identifier: Apache-2.0
 //
 // Plain loads of another thread's frames fault within seconds: a frame's memory may be given back to the system. The
 // kernel reads for us and answers EFAULT. A thread's own frames do not change while it looks at them.
@@ -21,7 +21,7 @@ struct Piece {
   std::size_t bytes;
 };
 
-// Of the calling thread's own objects, where they are known to be whole.
+// Of the calling thread's objects, where they are known to be whole.
 class PlainMemory {
  public:
   bool read(Address from, void* to, std::size_t bytes) noexcept {
@@ -35,7 +35,7 @@ class PlainMemory {
   static constexpr Address kFirstPage = 4096;
 };
 
-// Of the calling thread's own objects, where an address may be wrong: this build of Python is not known yet, or a signal
+// Of the calling thread's objects, where an address may be wrong: this build of Python is not known yet, or a signal
 // handler has interrupted the interpreter. Asks the kernel first, without a descriptor: one system call a page.
 class CheckedMemory {
  public:
@@ -45,12 +45,12 @@ class CheckedMemory {
 
 // Of any thread's objects. One caller at a time.
 //
-// Cheapest is a write to memory of our own that has a descriptor: the kernel copies each piece from where we say, 0.05 us
+// Cheapest is a write to our memory that has a descriptor: the kernel copies each piece from where we say, 0.05 us
 // apiece, and stops at one that is gone. process_vm_readv costs 0.45 us a piece.
 class GuardedMemory {
  public:
   // Chooses how to read, by reading something; false if the kernel lets us read in no way. `may_open`: descriptors may be
-  // kept open, since the thread has a table of its own. A size limit of files holds for the copy, too, so signals must
+  // kept open, since the thread has a separate table. A size limit of files holds for the copy, too, so signals must
   // be blocked.
   bool start(bool may_open) noexcept;
   void stop() noexcept;

@@ -1,6 +1,6 @@
 // Frames, code objects and texts of CPython, read without a call of the interpreter. SPDX-License-Identifier: Apache-2.0
 //
-// `Memory` is PlainMemory or CheckedMemory for the calling thread's own frames, PrefetchedMemory for those of another
+// `Memory` is PlainMemory or CheckedMemory for the calling thread's frames, PrefetchedMemory for those of another
 // thread, which runs on meanwhile: each pointer may be no longer valid, so each read may fail and every loop is bounded.
 #pragma once
 
@@ -48,7 +48,7 @@ inline bool may_be_outermost(const Layout& layout, const std::byte* frame) noexc
   return layout.minor < kFirstWithEntries ? owner != kOwnedByGenerator : owner == kOwnedByC;
 }
 
-// Fills `out` with the frames of a thread, the innermost first. `seen(address)` is told of all, also of those from C.
+// Fills `out` with the frames of a thread, the innermost first. `seen(address)` is called for all, also for those from C.
 template <class Memory, class Seen>
 Walk walk(Memory& memory, const Layout& layout, Address thread, Frame* out, std::size_t most, Seen seen) noexcept {
   Walk result{0, false, true};
@@ -86,7 +86,7 @@ inline std::int64_t instruction_offset(const Layout& layout, const Frame& frame)
   return frame.instruction - static_cast<std::int64_t>(frame.code + layout.code_instructions);
 }
 
-// Where a frame is that is so many bytes behind the begin of a code's instructions.
+// Where a frame is that is `offset` bytes behind the begin of a code's instructions.
 inline std::int64_t instruction_at(const Layout& layout, Address code, std::int64_t offset) noexcept {
   if (layout.code_instructions == kNone) return offset / kUnitBytes;
   return static_cast<std::int64_t>(code + layout.code_instructions) + offset;
@@ -146,7 +146,7 @@ bool add_to_mark(Memory& memory, Address at, std::size_t bytes, std::uint64_t& m
   return true;
 }
 
-// What of a table of lines, a bytes object, tells it from another: its size and its begin.
+// What identifies a table of lines, a bytes object: its size and its begin.
 inline constexpr std::size_t kLinesSampleBytes = 32;
 
 // False if there is no code object at this address, or no longer. `type`: address of PyCode_Type.
@@ -257,9 +257,9 @@ template <class Memory>
 std::int64_t line_of_pairs(LineBytes<Memory>& bytes, std::int64_t offset, std::int64_t line) noexcept {
   for (std::int64_t end = 0;;) {
     const int step = bytes.next();
-    const int told = bytes.next();
-    if (step < 0 || told < 0) return kNotInCode;
-    const auto lines = static_cast<std::int8_t>(told);
+    const int line_byte = bytes.next();
+    if (step < 0 || line_byte < 0) return kNotInCode;
+    const auto lines = static_cast<std::int8_t>(line_byte);
     constexpr std::int8_t kNone = -128;
     end += step;
     if (lines != kNone) line += lines;

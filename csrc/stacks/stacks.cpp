@@ -32,7 +32,7 @@ constinit OwnState g_own_state = nullptr;
 constinit std::atomic<bool> g_enabled{false};
 constinit std::atomic<std::uint32_t> g_noting{0};  // threads that read their own frames
 constinit std::atomic<std::uint64_t> g_not_numbered{0};
-constinit std::atomic<bool> g_too_many_told{false};
+constinit std::atomic<bool> g_too_many_reported{false};
 constinit CodeTable g_codes;
 constinit StringTable g_numbers;  // of frames, by what they are and who called them
 
@@ -118,10 +118,10 @@ std::uint32_t number_of(Memory& memory, std::uint32_t caller_id, const Code& cod
 }
 
 // From the outermost frame inwards, up to the first that is no longer what it was. `done`: what is known already.
-// `numbered(place, stack_id)` is told of each further one.
-template <class Memory, class Told>
+// `numbered(place, stack_id)` is called for each further one.
+template <class Memory, class Take>
 Numbered number_of_frames(Memory& memory, const Frame* frames, std::size_t count, Numbered done,
-                          Told numbered) noexcept {
+                          Take numbered) noexcept {
   Numbered result = done;
   for (std::size_t i = count - done.count; i-- > 0; ++result.count) {
     CodeIdentity identity;
@@ -242,7 +242,7 @@ const char* start(std::uint32_t version) noexcept {
   return nullptr;
 }
 
-bool tell_own_stack(void (*told)(void* to, const ToldFrame& frame), void* to) noexcept {
+bool read_own_stack(void (*take)(void* to, const NamedFrame& frame), void* to) noexcept {
   if (g_layout == nullptr) return false;
   CheckedMemory memory;
   Frame frames[kMostFrames];
@@ -256,7 +256,7 @@ bool tell_own_stack(void (*told)(void* to, const ToldFrame& frame), void* to) no
            read_text(memory, *g_layout, identity.name, name) && read_text(memory, *g_layout, identity.file, file);
     if (!good) break;
     const std::int64_t line = line_at(memory, *g_layout, identity, instruction_offset(*g_layout, frames[i]));
-    told(to, {name.text().data(), name.text().size(), file.text().data(), file.text().size(), line});
+    take(to, {name.text().data(), name.text().size(), file.text().data(), file.text().size(), line});
   }
   return good;
 }
@@ -301,7 +301,7 @@ void watch_thread(bool on) noexcept {
     watch_thread_end();
     return;
   }
-  if (!g_too_many_told.exchange(true, std::memory_order_relaxed))
+  if (!g_too_many_reported.exchange(true, std::memory_order_relaxed))
     report_loss(kCollectorCode, "stacks_not_sampled", 0,
                 "more than 16 threads of the process drive steps or make batches: Python stacks of the others are not "
                 "sampled",
@@ -322,7 +322,7 @@ void reset_after_fork() noexcept {
   for (Slot& slot : g_watched) slot.tid.store(0, std::memory_order_relaxed);
   g_noting.store(0, std::memory_order_relaxed);
   g_not_numbered.store(0, std::memory_order_relaxed);
-  g_too_many_told.store(false, std::memory_order_relaxed);
+  g_too_many_reported.store(false, std::memory_order_relaxed);
   g_codes.reset_after_fork();
 }
 
@@ -366,7 +366,7 @@ void Sampler::plan_frames(const Watched& thread, Before& before) noexcept {
   memory_.fetch();
 }
 
-// The code objects and what tells them from others, in the order in which they are read.
+// The code objects and what identifies them, in the order in which they are read.
 void Sampler::plan_codes(const Frame* frames, std::size_t count) noexcept {
   memory_.forget();
   const std::uint32_t generation = runtime().generation();

@@ -47,16 +47,16 @@ void note_awaited(std::uint64_t begin, std::uint64_t end, const SuspendedFrame* 
 
 // Finds out where things lie in this interpreter; null, or why stacks cannot be read here. `version`: sys.hexversion.
 const char* start(std::uint32_t version) noexcept;
-// The frames of the calling thread, the innermost first, read as those of another thread are. `told(frame)` gets
+// The frames of the calling thread, the innermost first, read as those of another thread are. `take(frame)` gets
 // their names, files and lines; false if they could not be read.
-struct ToldFrame {
+struct NamedFrame {
   const char* name;
   std::size_t name_bytes;
   const char* file;
   std::size_t file_bytes;
   std::int64_t line;
 };
-bool tell_own_stack(void (*told)(void* to, const ToldFrame& frame), void* to) noexcept;
+bool read_own_stack(void (*take)(void* to, const NamedFrame& frame), void* to) noexcept;
 // Stacks are right: from now on calls are noted, and threads that are watched may be sampled.
 void enable() noexcept;
 // The interpreter ends. Waits, for 0.1 s at most, for threads that are reading their own frames.

@@ -1,7 +1,6 @@
 // Implementation of calls.h: writes device_call rows. SPDX-License-Identifier: Apache-2.0
 #include "collectors/cuda/calls.h"
 
-#include "collectors/cuda/cuda_collector.h"
 #include "device/driver.h"
 
 namespace stashtrace::cuda {

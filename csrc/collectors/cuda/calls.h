@@ -91,44 +91,44 @@ Result copying(const Copy& copy, Call call) noexcept {
 
 // A copy of rows or planes. Copies with a CUDA array are not recorded: only the driver knows the size of its elements.
 template <class Call>
-Result copying_box(const BoxCopy* told, Stream stream, bool blocking, Call call) noexcept {
-  if (told == nullptr || told->from_array != nullptr || told->to_array != nullptr) return call();
-  const Extent& size = told->extent;
-  return copying({told->to.pointer, told->from.pointer, size.width * size.height * size.depth, told->kind, stream,
+Result copying_box(const BoxCopy* copy, Stream stream, bool blocking, Call call) noexcept {
+  if (copy == nullptr || copy->from_array != nullptr || copy->to_array != nullptr) return call();
+  const Extent& size = copy->extent;
+  return copying({copy->to.pointer, copy->from.pointer, size.width * size.height * size.depth, copy->kind, stream,
                   blocking, false},
                  call);
 }
 
-// Copies between devices; the memory tells which.
+// Copies between devices, which follow from the addresses.
 template <class Call>
-Result copying_box(const PeerBoxCopy* told, Stream stream, Call call) noexcept {
-  if (told == nullptr || told->from_array != nullptr || told->to_array != nullptr) return call();
-  const Extent& size = told->extent;
+Result copying_box(const PeerBoxCopy* copy, Stream stream, Call call) noexcept {
+  if (copy == nullptr || copy->from_array != nullptr || copy->to_array != nullptr) return call();
+  const Extent& size = copy->extent;
   return copying(
-      {told->to.pointer, told->from.pointer, size.width * size.height * size.depth, kDefaultKind, stream, false, false},
+      {copy->to.pointer, copy->from.pointer, size.width * size.height * size.depth, kDefaultKind, stream, false, false},
       call);
 }
 
 // The driver's descriptions of such copies.
-inline std::size_t bytes_of(const DriverRectangleCopy& told) noexcept { return told.width_bytes * told.height; }
-inline std::size_t bytes_of(const DriverBoxCopy& told) noexcept { return told.width_bytes * told.height * told.depth; }
+inline std::size_t bytes_of(const DriverRectangleCopy& copy) noexcept { return copy.width_bytes * copy.height; }
+inline std::size_t bytes_of(const DriverBoxCopy& copy) noexcept { return copy.width_bytes * copy.height * copy.depth; }
 
 template <class Described, class Call>
-Result copying_described(const Described* told, Stream stream, bool blocking, Call call) noexcept {
-  if (told == nullptr) return call();
+Result copying_described(const Described* copy, Stream stream, bool blocking, Call call) noexcept {
+  if (copy == nullptr) return call();
   const auto is_linear = [](unsigned memory) {
     return memory == kMemoryHost || memory == kMemoryDevice || memory == kMemoryUnified;
   };
-  if (!is_linear(told->from.memory) || !is_linear(told->to.memory)) return call();
+  if (!is_linear(copy->from.memory) || !is_linear(copy->to.memory)) return call();
   const auto address = [](const auto& side) {
     return side.memory == kMemoryHost ? side.host : reinterpret_cast<const void*>(side.device);
   };
   int kind = kDefaultKind;
-  if (told->from.memory != kMemoryUnified && told->to.memory != kMemoryUnified) {
-    const bool from_device = told->from.memory == kMemoryDevice, to_device = told->to.memory == kMemoryDevice;
+  if (copy->from.memory != kMemoryUnified && copy->to.memory != kMemoryUnified) {
+    const bool from_device = copy->from.memory == kMemoryDevice, to_device = copy->to.memory == kMemoryDevice;
     kind = from_device ? (to_device ? kDeviceToDevice : kDeviceToHost) : (to_device ? kHostToDevice : kHostToHost);
   }
-  return copying({address(told->to), address(told->from), bytes_of(*told), kind, stream, blocking, false}, call);
+  return copying({address(copy->to), address(copy->from), bytes_of(*copy), kind, stream, blocking, false}, call);
 }
 
 template <class Call>
@@ -233,7 +233,7 @@ Result launching_graph(GraphExec graph, Stream stream, Call call) noexcept {
 }
 
 // The stream runs a function of the job and goes on when it has returned. The function and its argument are passed on
-// unchanged: the events tell how long it held the stream.
+// unchanged: the events show how long it held the stream.
 template <class Call>
 Result enqueuing_host_function(Stream stream, Call call) noexcept {
   if (!watching()) return call();

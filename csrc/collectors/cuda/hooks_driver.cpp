@@ -72,20 +72,20 @@ struct Ours {
     return copying({address(to), address(from), bytes, kDefaultKind, of(nullptr), true, false},
                    [=] { return real_cuMemcpy[kVariant](to, from, bytes); });
   }
-  static Result cuMemcpy2D_v2(const DriverRectangleCopy* told) {
-    return copying_described(told, of(nullptr), true, [=] { return real_cuMemcpy2D_v2[kVariant](told); });
+  static Result cuMemcpy2D_v2(const DriverRectangleCopy* copy) {
+    return copying_described(copy, of(nullptr), true, [=] { return real_cuMemcpy2D_v2[kVariant](copy); });
   }
-  static Result cuMemcpy2DUnaligned_v2(const DriverRectangleCopy* told) {
-    return copying_described(told, of(nullptr), true, [=] { return real_cuMemcpy2DUnaligned_v2[kVariant](told); });
+  static Result cuMemcpy2DUnaligned_v2(const DriverRectangleCopy* copy) {
+    return copying_described(copy, of(nullptr), true, [=] { return real_cuMemcpy2DUnaligned_v2[kVariant](copy); });
   }
-  static Result cuMemcpy2DAsync_v2(const DriverRectangleCopy* told, Stream stream) {
-    return copying_described(told, of(stream), false, [=] { return real_cuMemcpy2DAsync_v2[kVariant](told, stream); });
+  static Result cuMemcpy2DAsync_v2(const DriverRectangleCopy* copy, Stream stream) {
+    return copying_described(copy, of(stream), false, [=] { return real_cuMemcpy2DAsync_v2[kVariant](copy, stream); });
   }
-  static Result cuMemcpy3D_v2(const DriverBoxCopy* told) {
-    return copying_described(told, of(nullptr), true, [=] { return real_cuMemcpy3D_v2[kVariant](told); });
+  static Result cuMemcpy3D_v2(const DriverBoxCopy* copy) {
+    return copying_described(copy, of(nullptr), true, [=] { return real_cuMemcpy3D_v2[kVariant](copy); });
   }
-  static Result cuMemcpy3DAsync_v2(const DriverBoxCopy* told, Stream stream) {
-    return copying_described(told, of(stream), false, [=] { return real_cuMemcpy3DAsync_v2[kVariant](told, stream); });
+  static Result cuMemcpy3DAsync_v2(const DriverBoxCopy* copy, Stream stream) {
+    return copying_described(copy, of(stream), false, [=] { return real_cuMemcpy3DAsync_v2[kVariant](copy, stream); });
   }
   static Result cuMemcpyPeer(DevicePointer to, Context to_context, DevicePointer from, Context from_context,
                              std::size_t bytes) {
@@ -97,11 +97,11 @@ struct Ours {
     return copying({address(to), address(from), bytes, kDeviceToDevice, of(stream), false, false},
                    [=] { return real_cuMemcpyPeerAsync[kVariant](to, to_context, from, from_context, bytes, stream); });
   }
-  static Result cuMemcpy3DPeer(const DriverBoxCopy* told) {
-    return copying_described(told, of(nullptr), false, [=] { return real_cuMemcpy3DPeer[kVariant](told); });
+  static Result cuMemcpy3DPeer(const DriverBoxCopy* copy) {
+    return copying_described(copy, of(nullptr), false, [=] { return real_cuMemcpy3DPeer[kVariant](copy); });
   }
-  static Result cuMemcpy3DPeerAsync(const DriverBoxCopy* told, Stream stream) {
-    return copying_described(told, of(stream), false, [=] { return real_cuMemcpy3DPeerAsync[kVariant](told, stream); });
+  static Result cuMemcpy3DPeerAsync(const DriverBoxCopy* copy, Stream stream) {
+    return copying_described(copy, of(stream), false, [=] { return real_cuMemcpy3DPeerAsync[kVariant](copy, stream); });
   }
   static Result cuStreamWaitEvent(Stream stream, Event event, unsigned flags) {
     return waiting_for(of(stream), event, [=] { return real_cuStreamWaitEvent[kVariant](stream, event, flags); });
@@ -309,9 +309,9 @@ void* wrap(const Known& known, int variant, void* real) noexcept {
 }
 
 // A program that is newer than this recorder works, but its calls are not recorded: the first one is reported.
-void tell_too_new(std::string_view name) noexcept {
-  static constinit std::atomic<bool> told{false};
-  if (!recording() || told.exchange(true, std::memory_order_relaxed)) return;
+void report_too_new(std::string_view name) noexcept {
+  static constinit std::atomic<bool> reported{false};
+  if (!recording() || reported.exchange(true, std::memory_order_relaxed)) return;
   char memory[160];
   TextBuffer text(memory, sizeof memory);
   text.add(name).add(
@@ -348,7 +348,7 @@ void replace_looked_up(const char* symbol, void** function, int version, std::ui
       *function = wrap(known, variant, *function);
       return;
     }
-    if (version >= kKnownUntil) return tell_too_new(name);
+    if (version >= kKnownUntil) return report_too_new(name);
   }
 }
 

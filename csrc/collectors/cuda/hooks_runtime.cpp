@@ -80,13 +80,13 @@ STASHTRACE_CUDART_HOOK(cudaMemcpy2DAsync_ptsz,
                         std::size_t height, int kind, Stream stream),
                        (to, to_pitch, from, from_pitch, width, height, kind, stream),
                        copying({to, from, width * height, kind, own_default(stream), false, false}, call))
-STASHTRACE_CUDART_HOOK(cudaMemcpy3D, (const BoxCopy* told), (told), copying_box(told, nullptr, true, call))
-STASHTRACE_CUDART_HOOK(cudaMemcpy3D_ptds, (const BoxCopy* told), (told),
-                       copying_box(told, own_default(nullptr), true, call))
-STASHTRACE_CUDART_HOOK(cudaMemcpy3DAsync, (const BoxCopy* told, Stream stream), (told, stream),
-                       copying_box(told, stream, false, call))
-STASHTRACE_CUDART_HOOK(cudaMemcpy3DAsync_ptsz, (const BoxCopy* told, Stream stream), (told, stream),
-                       copying_box(told, own_default(stream), false, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3D, (const BoxCopy* copy), (copy), copying_box(copy, nullptr, true, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3D_ptds, (const BoxCopy* copy), (copy),
+                       copying_box(copy, own_default(nullptr), true, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DAsync, (const BoxCopy* copy, Stream stream), (copy, stream),
+                       copying_box(copy, stream, false, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DAsync_ptsz, (const BoxCopy* copy, Stream stream), (copy, stream),
+                       copying_box(copy, own_default(stream), false, call))
 // Without a stream argument, a copy between devices is ordered after all work, and the host goes on nevertheless.
 STASHTRACE_CUDART_HOOK(cudaMemcpyPeer, (void* to, int to_device, const void* from, int from_device, std::size_t bytes),
                        (to, to_device, from, from_device, bytes),
@@ -95,13 +95,13 @@ STASHTRACE_CUDART_HOOK(cudaMemcpyPeerAsync,
                        (void* to, int to_device, const void* from, int from_device, std::size_t bytes, Stream stream),
                        (to, to_device, from, from_device, bytes, stream),
                        copying({to, from, bytes, kDeviceToDevice, stream, false, to_device != from_device}, call))
-STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeer, (const PeerBoxCopy* told), (told), copying_box(told, nullptr, call))
-STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeer_ptds, (const PeerBoxCopy* told), (told),
-                       copying_box(told, own_default(nullptr), call))
-STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeerAsync, (const PeerBoxCopy* told, Stream stream), (told, stream),
-                       copying_box(told, stream, call))
-STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeerAsync_ptsz, (const PeerBoxCopy* told, Stream stream), (told, stream),
-                       copying_box(told, own_default(stream), call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeer, (const PeerBoxCopy* copy), (copy), copying_box(copy, nullptr, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeer_ptds, (const PeerBoxCopy* copy), (copy),
+                       copying_box(copy, own_default(nullptr), call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeerAsync, (const PeerBoxCopy* copy, Stream stream), (copy, stream),
+                       copying_box(copy, stream, call))
+STASHTRACE_CUDART_HOOK(cudaMemcpy3DPeerAsync_ptsz, (const PeerBoxCopy* copy, Stream stream), (copy, stream),
+                       copying_box(copy, own_default(stream), call))
 STASHTRACE_CUDART_HOOK(cudaMemcpyToSymbol,
                        (const void* symbol, const void* from, std::size_t bytes, std::size_t offset, int kind),
                        (symbol, from, bytes, offset, kind),

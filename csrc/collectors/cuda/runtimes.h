@@ -1,6 +1,6 @@
 // The versions of libcudart that calls are handed on to: one entry of ours for each. SPDX-License-Identifier: Apache-2.0
 //
-// A process may hold several runtimes (torch for CUDA 13 beside a library for 12), each with its own kernels and state, so a
+// A process may hold several runtimes (torch for CUDA 13, another library for 12), each with its kernels and state, so a
 // hook must go on to the one that its caller is bound to. The loader knows which: callers refer to `cudaMalloc` of version
 // `libcudart.so.12`. So each hook is exported once per version, and the loader binds each caller to the entry of its
 // own; the call itself decides nothing. A runtime of a version without entries bypasses us. Callers without any version

@@ -17,7 +17,7 @@
 
 namespace stashtrace::cupti {
 
-// True for the names of NCCL's own kernels: ncclKernel_..., ncclDevKernel_..., ncclSymkDevKernel_...
+// True for the names of NCCL's kernels: ncclKernel_..., ncclDevKernel_..., ncclSymkDevKernel_...
 bool is_nccl_kernel(std::string_view mangled_name) noexcept;
 
 class Activities {

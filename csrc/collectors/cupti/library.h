@@ -13,7 +13,7 @@ struct Library {
 #define CUPTI_CALL(name, required, ...) int (*name)(__VA_ARGS__);
   STASHTRACE_CUPTI_CALLS(CUPTI_CALL)
 #undef CUPTI_CALL
-  int cuda_major;  // of the toolkit it belongs to, 0 if its name does not tell
+  int cuda_major;  // of the toolkit it belongs to, 0 if its name does not say
 };
 
 // Finds all calls of the library, or says why not. `may_load`: may load one that is not in the process yet.

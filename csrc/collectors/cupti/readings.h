@@ -1,4 +1,4 @@
-// What cuptiGetTimestamp showed beside our own ticks. SPDX-License-Identifier: Apache-2.0
+// Readings of cuptiGetTimestamp, each with our ticks. SPDX-License-Identifier: Apache-2.0
 //
 // CUPTI has one clock for all devices of a process, so one reading serves all; its rows are written per device as soon
 // as that device has a row in `kernel`. Also maps CUPTI's times of host calls to ticks. Used under the parser's lock.

@@ -57,7 +57,7 @@ void buffer_completed(void*, std::uint32_t, std::uint8_t* buffer, std::size_t, s
   session().buffer_done(buffer, valid_bytes);
 }
 
-// libcupti might call its own exported names: the hooks must not take us for another profiler then.
+// libcupti might call its exported names: the hooks must not take us for another profiler then.
 constinit thread_local bool inside_cupti = false;
 class Inside {
  public:
@@ -154,7 +154,7 @@ void Session::step(std::uint64_t number, std::uint64_t tick_hz) noexcept {
   const State before = state();
   if (before == State::off || before == State::closing || before == State::done) return;
   if (before != State::waiting && pid_ != raw::getpid()) return forget();
-  told_.store(number, std::memory_order_relaxed);
+  last_reported_.store(number, std::memory_order_relaxed);
   // Most calls end here, without the lock that a flush may hold for milliseconds.
   if (before == State::waiting && number + 1 < steps_.first) return;
   if (before == State::ready && number < steps_.first) return;
@@ -167,7 +167,7 @@ void Session::step(std::uint64_t number, std::uint64_t tick_hz) noexcept {
   if (state() == State::waiting) {
     if (number >= steps_.last) {
       state_.store(State::done, std::memory_order_release);
-      lose("kernels_window_missed", 0, "the first step that was told lies behind those of deep mode",
+      lose("kernels_window_missed", 0, "the first step that was reported lies behind those of deep mode",
            schema::codes::Severity::error);
     } else if (prepare()) {
       mark_ends(State::ready, number);
@@ -356,7 +356,8 @@ void Session::report() noexcept {
     lose("cupti_buffers_exhausted", buffers_.exhausted(), "times that all activity buffers were in use",
          schema::codes::Severity::info);
   if (!activities_.window_has_begun()) return;
-  const std::uint64_t end = told_.load(std::memory_order_relaxed) + 1;  // it may have been given up before its end
+  const std::uint64_t end =
+      last_reported_.load(std::memory_order_relaxed) + 1;  // it may have been given up before its end
   char memory[72];
   TextBuffer text(memory, sizeof memory);
   text.add_unsigned(steps_.first).add(":").add_unsigned(end < steps_.last ? end : steps_.last).add(" ");
@@ -406,7 +407,7 @@ void Session::at_exit() noexcept {
 void Session::stop() noexcept {
   const State before = state_.exchange(State::done, std::memory_order_acq_rel);
   if (before == State::waiting)
-    lose("kernels_window_not_reached", 0, "the process ended before the steps of deep mode, or told no steps",
+    lose("kernels_window_not_reached", 0, "the process ended before the steps of deep mode, or reported no steps",
          schema::codes::Severity::info);
   if (before == State::ready || before == State::open || before == State::closing)
     lose("cupti_not_flushed", 0, "the process ended before CUPTI gave its records back",

@@ -5,7 +5,7 @@
 //
 // Callers: the step thread (step), the drainer (tick), a starter of another profiler (step_aside), exit. One lock; the
 // step thread does not wait for it: it marks where the window begins and ends, and the next holder of the lock does the
-// rest. CUPTI's own callbacks never take it.
+// rest. CUPTI's callbacks never take it.
 #pragma once
 
 #include <atomic>
@@ -80,9 +80,9 @@ class Session {
   std::uint64_t tick_hz_ = 0;
   std::uint64_t windows_count_ = 0;
   std::atomic<bool> leave_now_{false};
-  std::atomic<bool> others_came_{false};  // another profiler was here while we were not
-  std::atomic<std::uint64_t> told_{0};    // the last step that was told
-  std::atomic<int> clock_result_{0};      // of the last failed reading for an end of the window
+  std::atomic<bool> others_came_{false};         // another profiler was here while we were not
+  std::atomic<std::uint64_t> last_reported_{0};  // the last step that was reported
+  std::atomic<int> clock_result_{0};             // of the last failed reading for an end of the window
   abi::cupti::Subscriber subscriber_ = nullptr;
   Library cupti_{};
   BufferPool buffers_;

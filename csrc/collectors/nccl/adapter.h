@@ -35,7 +35,7 @@ void read_part(plugin::Event& event, const Part& part) noexcept {
   if constexpr (requires { part.is_symmetric; }) event.symmetric = part.is_symmetric;
 }
 
-// The handle of an operation's group, beside its parent: since v5.
+// The handle of an operation's group, separate from its parent: since v5.
 template <class Part>
 void** group_of(Part& part) noexcept {
   if constexpr (requires { part.parent_group; }) return &part.parent_group;
@@ -203,7 +203,7 @@ class Adapter {
     return pair != nullptr ? pair->other : nullptr;
   }
 
-  // With PXN NCCL tells of an operation of another process: context and parent are that process's. They are handed on as they
+  // With PXN NCCL reports an operation of another process: context and parent are that process's. They are passed as they
   // are, as NCCL hands them to a plugin that is alone; it sees by the pid that it must leave both alone.
   static profiler::Result start_both(const Structure& other, void* context, void** handle,
                                      const Descriptor& descriptor) noexcept {

@@ -2,7 +2,7 @@
 //
 // Callers: interpose*.cpp, on the job's threads. One row per operation, one pair of events per call, or per stream of
 // the outermost group, since several operations of a group become one kernel. A call that a hooked call makes itself
-// (ncclBcast calls ncclBroadcast) is passed on. The job gets NCCL's own result in every case.
+// (ncclBcast calls ncclBroadcast) is passed on. The job gets NCCL's result in every case.
 #pragma once
 
 #include <cstdint>

@@ -24,7 +24,7 @@ constinit ContextPair g_nobody = {};
 constinit bool g_looked = false;
 constinit bool g_without_memory = false;
 constinit void* g_library = nullptr;
-constinit std::atomic<bool> g_told{false};
+constinit std::atomic<bool> g_reported{false};
 
 void* open_library(const char* name) noexcept { return dlopen(name, RTLD_NOW | RTLD_LOCAL); }
 
@@ -89,7 +89,7 @@ const void* plugin_of(int version) noexcept {
   // All contexts are pairs or none is, so a failure is final.
   if (found != nullptr && !g_without_memory) g_without_memory = !pairs.prepare();
   if (found != nullptr) return g_without_memory ? nullptr : found;
-  if (g_told.exchange(true)) return nullptr;
+  if (g_reported.exchange(true)) return nullptr;
   char memory[160];
   TextBuffer detail(memory, sizeof memory - 1);
   detail.add("the chained NCCL profiler plugin does not speak version ").add(std::int64_t{version}).add(", only");

@@ -1,9 +1,9 @@
 // The plugin that was configured before ours. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: the adapters. NCCL has one slot for a profiler; the launcher takes it and names the former owner in
-// STASHTRACE_NCCL_CHAIN. That plugin is found by NCCL's own rules and gets every event that it asked for, in the
+// STASHTRACE_NCCL_CHAIN. That plugin is found by NCCL's rules and gets every event that it asked for, in the
 // interface version that NCCL chose with us; if it does not speak that version it gets none, and a loss row says so.
-// Each plugin has its own handles and contexts; what both want is united in activation.h.
+// Each plugin has separate handles and contexts; what both want is united in activation.h.
 #pragma once
 
 #include <atomic>

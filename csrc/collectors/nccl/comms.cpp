@@ -74,7 +74,7 @@ void write_row(const CommEntry& entry, Comm comm) noexcept {
   emit(row);
 }
 
-// Calls into NCCL, so no lock is held. A communicator that is being made would refuse to tell and log a warning, so its
+// Calls into NCCL, so no lock is held. A communicator that is being made would return an error and log a warning, so its
 // state is asked first; its next operation asks again, on the thread that uses it.
 void learn(CommEntry& entry, Comm comm) noexcept {
   if (!entry.unknown.exchange(false, std::memory_order_relaxed)) return;
@@ -190,7 +190,7 @@ CommEntry* add_comm(Comm comm, const NewComm& facts) noexcept {
   entry->wants_plugin.store(true, std::memory_order_relaxed);
   entry->unknown.store(true, std::memory_order_relaxed);
   learn(*entry, comm);
-  tell_source(true);
+  report_source(true);
   return entry;
 }
 
@@ -221,7 +221,7 @@ bool drop_comm(Comm comm, schema::NcclComm& row) noexcept {
 void forget_comms() noexcept {
   g_lock.reset();
   g_promised = 0;
-  // Only what was used: a child gets no pages of its own for the rest.
+  // Only what was used: a child gets no copies of the pages of the rest.
   for (auto& entry : g_entries)
     if (entry.comm.load(std::memory_order_relaxed) != nullptr) entry.comm.store(nullptr, std::memory_order_relaxed);
 }

@@ -1,7 +1,7 @@
 // Communicators of this process: identity across ranks, number of each operation. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: hooks (any thread) and the plugin (NCCL's threads). Reading takes no lock; entries are made and ended under
-// one, which happens a few times in a job. NCCL does not tell a communicator's identity, so it is the hash of
+// one, which happens a few times in a job. NCCL does not give a communicator's identity, so it is the hash of
 // the whole unique id that all ranks were given, or derived from the parent in the order of the calls on it.
 #pragma once
 
@@ -22,7 +22,8 @@ struct RecentCall {
   std::int32_t peer;
   std::uint64_t bytes;  // as one rank gives them
 };
-inline constexpr unsigned kRecentCalls = 512;  // a group's, before the plugin is told: an all-to-all of 256 ranks
+inline constexpr unsigned kRecentCalls =
+    512;  // a group's, before the plugin gets its events: an all-to-all of 256 ranks
 
 struct CommEntry {
   std::atomic<Comm> comm;  // null: free; kGone: was in use
@@ -39,7 +40,7 @@ struct CommEntry {
   std::atomic<bool> captured;              // a call was captured: tasks without a call are replays
   std::atomic<bool> wants_plugin;          // not yet joined with a context of the plugin
   std::atomic<std::uint32_t> recent_at;
-  RecentCall recent[kRecentCalls];  // for plugin versions that do not tell the call
+  RecentCall recent[kRecentCalls];  // for plugin versions that do not report the call
 };
 
 std::uint64_t hash_bytes(const void* bytes, std::size_t count, std::uint64_t seed) noexcept;
@@ -60,8 +61,8 @@ struct NewComm {
   bool unseen = false;
   std::uint64_t begin_ticks = 0, end_ticks = 0;
 };
-// Registers a communicator, joins it with the plugin's context if there is one, and writes its row: now, or when NCCL can
-// tell its size and rank.
+// Registers a communicator, joins it with the plugin's context if there is one, and writes its row: now, or when NCCL
+// knows its size and rank.
 CommEntry* add_comm(Comm comm, const NewComm& facts) noexcept;
 // A call that will make a communicator later (ncclInProgress, or inside a group of a kind that fills it in at the end).
 void promise_comm(const NewComm& facts) noexcept;

@@ -1,6 +1,8 @@
 // Implementation of functions.h. SPDX-License-Identifier: Apache-2.0
 #include "collectors/nccl/functions.h"
 
+#include <atomic>
+
 #include "abi/dynlib.h"
 #include "device/timeline.h"
 

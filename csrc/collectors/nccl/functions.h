@@ -1,10 +1,8 @@
-// NCCL's own functions, behind our hooks. SPDX-License-Identifier: Apache-2.0
+// NCCL's functions, behind our hooks. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: hooks and the registry of communicators. Found at first use, in a libnccl that is already loaded, in
 // any scope: torch loads it where RTLD_NEXT does not look. We load nothing. Any thread.
 #pragma once
-
-#include <atomic>
 
 #include "abi/nccl_abi.h"
 

@@ -24,7 +24,7 @@ constexpr std::uint64_t kEnoughSharedBytes = 128u << 20;
 constexpr int kShiftFirst = 22900;
 
 constinit bool g_allgatherv_off = false;
-constinit std::atomic<bool> g_told_broadcast{false}, g_told_message{false};
+constinit std::atomic<bool> g_reported_broadcast{false}, g_reported_message{false};
 
 std::uint64_t free_shared_bytes() noexcept {
   struct statfs shm{};
@@ -56,9 +56,9 @@ bool stamps_are_wanted(int plugin_version) noexcept {
 bool broadcast_shifts_stamps() noexcept {
   if (g_allgatherv_off || !plugin::wants_stamps()) return false;
   const int version = nccl_version();
-  // An NCCL that does not tell its version (static) is judged by its plugin interface.
+  // An NCCL that does not report its version (static) is judged by its plugin interface.
   const bool hit = version != 0 ? version >= kShiftFirst : plugin::version() >= 6;
-  if (hit && !g_told_broadcast.exchange(true))
+  if (hit && !g_reported_broadcast.exchange(true))
     report_loss(
         kCollectorCode, "stamps_shifted", 1,
         "NCCL 2.29 and later gives wrong device stamps after a broadcast: not used there; hint: NCCL_ALLGATHERV_ENABLE=0",
@@ -68,7 +68,7 @@ bool broadcast_shifts_stamps() noexcept {
 
 bool message_shifts_stamps(int plugin_version, bool to_itself) noexcept {
   if (!to_itself || plugin_version >= 7 || !plugin::wants_stamps()) return false;
-  if (!g_told_message.exchange(true))
+  if (!g_reported_message.exchange(true))
     report_loss(
         kCollectorCode, "stamps_shifted", 1,
         "NCCL before 2.31 gives wrong device stamps after a message of a rank to itself, as in an all-to-all: not "
@@ -77,7 +77,7 @@ bool message_shifts_stamps(int plugin_version, bool to_itself) noexcept {
   return true;
 }
 
-void tell_captured() noexcept {
+void report_captured() noexcept {
   report_loss(
       kCollectorCode, "stamps_captured", 1,
       "a CUDA graph was captured: device stamps would add a host function to each collective in it and be wrong "
@@ -85,7 +85,7 @@ void tell_captured() noexcept {
       schema::codes::Severity::error);
 }
 
-void tell_overridden() noexcept {
+void report_overridden() noexcept {
   report_loss(kCollectorCode, "stamps_overridden", 1,
               "NCCL's RAS client replaced the events that profilers are sent: device stamps are not used from there on",
               schema::codes::Severity::error);

@@ -1,6 +1,6 @@
 // Known faults of NCCL's device stamps, by version and machine: avoided, reported. SPDX-License-Identifier: Apache-2.0
 //
-// Caller: the plugin at the first communicator. The job's own behaviour never changes: unsafe events are not requested.
+// Caller: the plugin at the first communicator. The job's behaviour never changes: unsafe events are not requested.
 #pragma once
 
 namespace stashtrace::nccl::hazards {
@@ -25,9 +25,9 @@ bool message_shifts_stamps(int plugin_version, bool to_itself) noexcept;
 
 // Operations of a CUDA graph are counted apart, too, and asking for their stamps changes the graph: from the first call that
 // is captured on, no communicator is asked for stamps.
-void tell_captured() noexcept;
+void report_captured() noexcept;
 // RAS asked NCCL for other events than we did: what was counted meanwhile is not known.
-void tell_overridden() noexcept;
+void report_overridden() noexcept;
 
 void set_allgatherv_off(bool off) noexcept;  // from the environment, at start
 

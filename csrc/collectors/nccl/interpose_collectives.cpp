@@ -1,8 +1,8 @@
 // Hooks of the calls that take a stream. SPDX-License-Identifier: Apache-2.0
 //
 // Calls that every NCCL since 2.18 has are exported, so that preload reaches them. Newer names are not: an exported
-// name would make a weak symbol or dlsym(RTLD_DEFAULT) tell a program that an old NCCL has them. They are only reached
-// through import tables (got_patch.cpp), and only where libnccl has them.
+// name would make a program that asks by a weak symbol or dlsym(RTLD_DEFAULT) believe that an old NCCL has them. They
+// are only reached through import tables (got_patch.cpp), and only where libnccl has them.
 #include "collectors/nccl/calls.h"
 #include "collectors/nccl/functions.h"
 #include "collectors/nccl/hooks.h"

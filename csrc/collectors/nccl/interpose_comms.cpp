@@ -222,7 +222,7 @@ Result ncclCommGrow(Comm parent, int size, const UniqueId* id, int rank, Comm* c
   const InsideHook guard;
   before_communicator();
   // Old ranks know the parent, new ones the unique id, and nothing is known to both: add_comm() takes the identity that
-  // the plugin tells; without it the new ranks stay apart from the old ones.
+  // the plugin reports; without it the new ranks stay apart from the old ones.
   const std::uint64_t parent_hash = parent != nullptr ? hash_of_comm(parent) : 0;
   const std::uint64_t hash =
       parent != nullptr ? derived_hash(parent_hash, comm_event::grow, size, next_child(parent, 2)) : hash_of(id, 1);

@@ -65,7 +65,7 @@ void for_each_kept(Comm comm, With with) noexcept {
 void end_bracket(const Launch& launch, Result result) noexcept {
   const bool failed = result != kSuccess && result != kInProgress;
   if (failed) return device::bracket_cancel(launch.begun);
-  // The end of what is launched later is marked by the job's own event behind it, if by nothing else.
+  // The end of what is launched later is marked by the job's event behind it, if by nothing else.
   const bool late = result == kInProgress;
   if (!late) device::bracket_end(launch.begun, {.size_bytes = launch.message_bytes});
   device::note_work(launch.stream, device::awaited_code::collective, late ? 0 : launch.begun.bracket_id);
@@ -83,7 +83,7 @@ void end_late_launches(Comm comm, Result state) noexcept {
 void lose_late_launches(Comm comm) noexcept { for_each_kept(comm, lose); }
 
 void forget_late_launches() noexcept {
-  if (g_kept.load(std::memory_order_relaxed) == 0) return;  // a child gets no pages of its own for nothing
+  if (g_kept.load(std::memory_order_relaxed) == 0) return;  // a child copies no pages for nothing
   for (Place& place : g_places) place.comm.store(nullptr, std::memory_order_relaxed);
   g_kept.store(0, std::memory_order_relaxed);
 }

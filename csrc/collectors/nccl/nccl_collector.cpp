@@ -30,7 +30,7 @@ namespace {
 
 constinit std::atomic<std::uint64_t> g_counts[static_cast<unsigned>(Count::kCount)] = {};
 constinit std::atomic<std::uint32_t> g_calls{0}, g_tasks{0}, g_batches{0};
-constinit std::atomic<bool> g_told_source{false};
+constinit std::atomic<bool> g_reported_source{false};
 constinit std::atomic<bool> g_prepared{false};
 constinit Context* g_context = nullptr;
 constinit std::atomic<int> g_pid{0};
@@ -38,13 +38,13 @@ constinit std::atomic<int> g_pid{0};
 // False in a child that recorded nothing: the pools then hold its parent's data.
 bool is_own_process() noexcept { return g_pid.load(std::memory_order_relaxed) == raw::getpid(); }
 
-struct Told {
+struct LossText {
   const char* reason;
   const char* detail;
   std::uint16_t severity;
 };
 // In the order of Count.
-constexpr Told kTold[] = {
+constexpr LossText kLossOfCount[] = {
     {"plugin_pool_full", "more events of NCCL's plugin in flight than there are slots",
      schema::codes::Severity::data_loss},
     {"group_full", "operations of a group that was too large: they have no event and no time of return",
@@ -61,7 +61,7 @@ constexpr Told kTold[] = {
     {"proxy_for_other_process", "proxy operations on behalf of another process (PXN): their operation is not named",
      schema::codes::Severity::info},
 };
-static_assert(sizeof kTold / sizeof kTold[0] == static_cast<unsigned>(Count::kCount));
+static_assert(sizeof kLossOfCount / sizeof kLossOfCount[0] == static_cast<unsigned>(Count::kCount));
 
 class Nccl final : public Collector, public TickListener {
  public:
@@ -84,7 +84,7 @@ class Nccl final : public Collector, public TickListener {
     if (!is_own_process()) return;
     plugin::sweep(now_ticks(), true);
     lose_late_launches(nullptr);
-    tell_counts();
+    report_counts();
     device::stop();
   }
   void tick(std::uint64_t now) noexcept override {
@@ -95,7 +95,7 @@ class Nccl final : public Collector, public TickListener {
     if (g_prepared.load(std::memory_order_relaxed) && imports_may_have_changed()) patch_imports(!attached);
     if (++ticks_ % 16 != 0) return;
     plugin::sweep(now, false);
-    tell_counts();
+    report_counts();
   }
   void after_fork() noexcept override { enter_process(); }
 
@@ -118,17 +118,18 @@ void enter_process() noexcept {
   forget_imports();
   device::after_fork();
   for (auto& lost : g_counts) lost.store(0, std::memory_order_relaxed);
-  g_told_source.store(false, std::memory_order_relaxed);
+  g_reported_source.store(false, std::memory_order_relaxed);
 }
 
 void count(Count what, std::uint64_t by) noexcept {
   g_counts[static_cast<unsigned>(what)].fetch_add(by, std::memory_order_relaxed);
 }
 
-void tell_counts() noexcept {
+void report_counts() noexcept {
   for (unsigned i = 0; i < static_cast<unsigned>(Count::kCount); ++i) {
     const std::uint64_t lost = g_counts[i].exchange(0, std::memory_order_relaxed);
-    if (lost != 0) report_loss(kCollectorCode, kTold[i].reason, lost, kTold[i].detail, kTold[i].severity);
+    if (lost != 0)
+      report_loss(kCollectorCode, kLossOfCount[i].reason, lost, kLossOfCount[i].detail, kLossOfCount[i].severity);
   }
 }
 
@@ -165,22 +166,22 @@ std::uint32_t new_batch_id() noexcept { return next(g_batches); }
 
 std::uint64_t tick_hz() noexcept { return g_context != nullptr ? g_context->tick_hz() : 1'000'000'000; }
 
-void tell(const char* key, const char* value) noexcept {
+void write_fact(const char* key, const char* value) noexcept {
   emit(schema::Metadata{now_ticks(), intern(key), intern(value)});
 }
-void tell(const char* key, std::int64_t value) noexcept {
+void write_fact(const char* key, std::int64_t value) noexcept {
   char memory[24];
   TextBuffer digits(memory, sizeof memory);
   digits.add(value);
   emit(schema::Metadata{now_ticks(), intern(key), intern(digits.text())});
 }
 
-void tell_source(bool hooked) noexcept {
-  if (g_told_source.exchange(true)) return;
+void report_source(bool hooked) noexcept {
+  if (g_reported_source.exchange(true)) return;
   const bool stamps = plugin::loaded() && plugin::wants_stamps();
   const bool events = hooked && settings.source != NcclSource::plugin && device::timing_allowed();
-  tell("nccl_source", stamps ? "plugin" : events ? "events" : "host");
-  if (const int version = nccl_version(); version != 0) tell("nccl_version", version);
+  write_fact("nccl_source", stamps ? "plugin" : events ? "events" : "host");
+  if (const int version = nccl_version(); version != 0) write_fact("nccl_version", version);
   if (!stamps && settings.source == NcclSource::plugin)
     report_loss(kCollectorCode, "no_device_stamps", 0,
                 "NCCL did not load the profiler plugin, or its device stamps are off: operations have host times alone",

@@ -51,7 +51,7 @@ enum class Count : unsigned {
   kCount
 };
 void count(Count what, std::uint64_t by = 1) noexcept;
-void tell_counts() noexcept;
+void report_counts() noexcept;
 
 bool operation_seen() noexcept;  // in this process: from then on a kernel of NCCL may wait on a device
 
@@ -66,14 +66,14 @@ std::uint32_t new_task_id() noexcept;
 std::uint32_t new_batch_id() noexcept;
 
 // Writes a metadata row.
-void tell(const char* key, const char* value) noexcept;
-void tell(const char* key, std::int64_t value) noexcept;
+void write_fact(const char* key, const char* value) noexcept;
+void write_fact(const char* key, std::int64_t value) noexcept;
 
 std::uint64_t tick_hz() noexcept;  // of now_ticks()
 
 // Reports which source this process has, once, when the first communicator exists. `hooked`: by calls that reach us, which
 // events stand around; else NCCL's plugin alone knows of it.
-void tell_source(bool hooked) noexcept;
+void report_source(bool hooked) noexcept;
 
 #pragma GCC visibility pop
 

@@ -36,7 +36,7 @@ std::uint64_t events_of(int version) noexcept {
   std::uint64_t mask = kHostEvents | (wants_stamps() ? std::uint64_t{profiler::kKernelCh} : 0);
   if (version < 6) mask &= ~std::uint64_t{profiler::kCeColl};
   if (version < 5) mask &= ~std::uint64_t{profiler::kGroupApi | profiler::kCollApi | profiler::kP2pApi};
-  if (version < 5) mask |= profiler::kGroup;  // NCCL 2.27 tells of no task that has no group
+  if (version < 5) mask |= profiler::kGroup;  // NCCL 2.27 reports no task that has no group
   return mask;
 }
 
@@ -84,7 +84,7 @@ void* init(const CommFacts& facts, std::uint64_t* mask) noexcept {
   if (wants_stamps()) prepare_stamps(first);
   if (first) {
     reach_imports();
-    tell("nccl_plugin_version", facts.version);
+    write_fact("nccl_plugin_version", facts.version);
   }
   ContextSlot* context = take_context();
   *mask = events_of(
@@ -134,7 +134,7 @@ void announce(ContextSlot& context) noexcept {
   row.event_code = comm_event::plugin_init;
   row.source_code = source_code::plugin;
   emit(row);
-  if (entry == nullptr) tell_source(false);
+  if (entry == nullptr) report_source(false);
 }
 
 void join(CommEntry& entry, std::uint64_t since) noexcept {
@@ -209,7 +209,7 @@ void state(void* handle, int state, const profiler::StateArgs* args) noexcept {
 }
 
 void note_call(CommEntry& entry, const schema::NcclCall& row, std::uint64_t bytes) noexcept {
-  if (version() != 4) return;  // later versions tell the call by its API event
+  if (version() != 4) return;  // later versions report the call by its API event
   const bool captured = (row.nccl_flags & nccl_flag::captured) != 0;
   if (captured) entry.captured.store(true, std::memory_order_relaxed);
   RecentCall& recent = entry.recent[entry.recent_at.fetch_add(1, std::memory_order_relaxed) % kRecentCalls];
@@ -232,11 +232,11 @@ bool give_stamps_up() noexcept {
 }  // namespace
 
 void stop_stamps() noexcept {
-  if (give_stamps_up()) hazards::tell_captured();
+  if (give_stamps_up()) hazards::report_captured();
 }
 
 void heed_override() noexcept {
-  if (wants_stamps() && activation::is_overridden() && give_stamps_up()) hazards::tell_overridden();
+  if (wants_stamps() && activation::is_overridden() && give_stamps_up()) hazards::report_overridden();
 }
 
 void sweep(std::uint64_t now, bool all) noexcept {

@@ -98,7 +98,7 @@ void* start_api(ContextSlot& context, const Event& event) noexcept {
   api->captured = event.captured;
   api->is_group = event.type == profiler::kGroupApi;
   api->in = event.parent;
-  // A hook has seen to it before. Without one NCCL has decided on this call already, and asks anew at the next.
+  // A hook has seen to it before. Without one NCCL has decided on this call already, and asks again at the next.
   if (event.captured) stop_stamps();
   if (api->is_group) {
     api->open.store(true, std::memory_order_release);
@@ -154,15 +154,15 @@ void stop_api(ApiEvent& api, void* handle) noexcept {
 
 namespace {
 
-// Whether this is told while the call is captured, not when its graph runs: the group around the call is still open. NCCL
-// tells of a captured operation then if nothing on the host takes part in it, and never again.
+// Whether this is reported while the call is captured, not when its graph runs: the group around the call is still open.
+// NCCL reports a captured operation then if nothing on the host takes part in it, and never again.
 bool being_captured(const ApiEvent& call) noexcept {
   const ApiEvent* group = pools.api.find(call.in);
   return group != nullptr && group->is_group && group->open.load(std::memory_order_acquire);
 }
 
-// In the order of the calls: the oldest one that is not matched yet and asks for the same. NCCL tells of a group's messages
-// in an order of its own, and of all-gathers and broadcasts in bytes.
+// In the order of the calls: the oldest one that is not matched yet and asks for the same. NCCL reports a group's
+// messages in another order, and all-gathers and broadcasts in bytes.
 std::uint32_t match(CommEntry& entry, const Event& event, std::uint16_t op, bool captured) noexcept {
   const bool message = op == op_code::send || op == op_code::receive;
   const std::uint64_t bytes = event.elements * static_cast<std::uint64_t>(bytes_of_type(event.datatype));
@@ -193,7 +193,7 @@ std::uint32_t call_of(ContextSlot& context, const Event& event, std::uint16_t op
   if (CommEntry* entry = context.entry.load(std::memory_order_acquire)) {
     if (const std::uint32_t call_id = match(*entry, event, op, false)) return call_id;
     if (!entry->captured.load(std::memory_order_relaxed)) return 0;
-    // Behind a hook it is being captured; else the host function of its graph tells, for which no call is made.
+    // Behind a hook it is being captured; else the host function of its graph reports it, for which no call is made.
     if (thread.inside) return match(*entry, event, op, true);
     flags |= nccl_flag::replayed;
     return 0;

@@ -1,7 +1,7 @@
 // The slots of the plugin's events. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: plugin.cpp, plugin_tasks.cpp. Values that several threads write are atomic; the others are written before
-// the handle is given out. Sizes: an event is counted as lost when so many are in flight at the same time.
+// the handle is given out. Sizes: an event is counted as lost when this number is in flight.
 #pragma once
 
 #include <atomic>

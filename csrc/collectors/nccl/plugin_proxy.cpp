@@ -1,6 +1,6 @@
 // Proxy operations: bytes on a network, and what each step waited for. SPDX-License-Identifier: Apache-2.0
 //
-// Steps are summed into their operation and have no row of their own: a collective has thousands.
+// Steps are summed into their operation and have no rows: a collective has thousands.
 #include "collectors/nccl/nccl_collector.h"
 #include "collectors/nccl/plugin_events.h"
 #include "core/raw_syscall.h"

@@ -1,7 +1,7 @@
 // Operations as enqueued and their channels on the device. SPDX-License-Identifier: Apache-2.0
 //
 // A task's row is written once: when it was enqueued and all its channels and proxies have ended, or when nothing more
-// is expected. Its slot can still be read by late children; they write their own rows, which name the task.
+// is expected. Its slot can still be read by late children; they write separate rows, which name the task.
 #include <strings.h>
 
 #include <algorithm>

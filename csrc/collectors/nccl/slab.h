@@ -107,7 +107,7 @@ class Slab {
     std::atomic<bool> shown;
     T value;
   };
-  // The queue of free slots: a bounded ring; each cell tells whose turn it is, counted from its own place. With twice
+  // The queue of free slots: a bounded ring; each cell knows whose turn it is, counted from its place. With twice
   // as many cells as slots a freed slot finds its cell empty, unless a thread stopped while it emptied that cell and
   // all slots went round meanwhile. With as many cells, the next to free one would wait for any thread stopped there.
   static constexpr std::uint64_t kCells = 2 * kSlots;

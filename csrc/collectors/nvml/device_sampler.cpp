@@ -98,7 +98,7 @@ void DeviceSampler::replace_refused_links(const SampleContext& context) noexcept
       nvlink5_tried_[place] = true;
       use_nvlink5(kFieldsOfNvlink5[place]);
     } else {
-      refuse(context.told.fields, i, kFields[i].name, nvlink_refusals_[place]);
+      refuse(context.reported.fields, i, kFields[i].name, nvlink_refusals_[place]);
       nvlink_refusals_[place] = abi::kNvmlSuccess;
     }
   }
@@ -143,7 +143,7 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
     const Field& field = *asked[i]->field;
     const int place = nvlink_place(field);
     if (own == abi::kNvmlGpuIsLost || place == kNotOfNvlink) {
-      refuse(context.told.fields, static_cast<int>(&field - kFields), field.name, own);
+      refuse(context.reported.fields, static_cast<int>(&field - kFields), field.name, own);
       if (lost_) return;
     } else {
       // A device has fewer links than the most: of a single one that is not worth a word.
@@ -154,7 +154,7 @@ void DeviceSampler::sample_fields(const SampleContext& context, unsigned paces) 
   if (nvlink_refused) replace_refused_links(context);
 }
 
-// `ticks`: of the middle of the call, for values without a time stamp of their own.
+// `ticks`: of the middle of the call, for values without a time stamp.
 void DeviceSampler::take(const SampleContext& context, Slot& slot, const abi::NvmlFieldValue& value,
                          std::uint64_t ticks, const ClockReading& now) noexcept {
   const std::int64_t age_us = now.realtime_ns / 1'000 - value.timestamp_us;
@@ -170,12 +170,12 @@ void DeviceSampler::take(const SampleContext& context, Slot& slot, const abi::Nv
   if (slot.field->cumulative) {
     const unsigned bits = bits_of(value.value_type);
     plain = static_cast<double>(slot.unwrap.next(raw_of(value), bits));
-    if (slot.unwrap.falls() != 0 && !falls_told_) {
-      falls_told_ = true;
+    if (slot.unwrap.falls() != 0 && !falls_reported_) {
+      falls_reported_ = true;
       report_loss(kCollectorCode, "counter_fell", 1, slot.field->name, schema::codes::Severity::info);
     }
-    if (bits == 32 && slot.field->pace == Pace::fast && slot.field->scale == 1 && !narrow_told_) {
-      narrow_told_ = true;
+    if (bits == 32 && slot.field->pace == Pace::fast && slot.field->scale == 1 && !narrow_reported_) {
+      narrow_reported_ = true;
       report_loss(kCollectorCode, "narrow_counter", 0,
                   "PCIe bytes are counted in 32 bits here: more than 4 GiB between two samples look like less",
                   schema::codes::Severity::info);
@@ -194,7 +194,7 @@ void DeviceSampler::sample_singles(const SampleContext& context) noexcept {
     const abi::NvmlReturn result = ask(context, kSingles[i].call, value);
     if (result != abi::kNvmlSuccess) {
       single_off_[i] = true;
-      refuse(context.told.singles, i, kSingles[i].name, result);
+      refuse(context.reported.singles, i, kSingles[i].name, result);
       continue;
     }
     write(single_series_[i], kSingles[i].name, -1, {before + (now_ticks() - before) / 2, value}, context.tick_hz);
@@ -256,7 +256,7 @@ void DeviceSampler::begin_gpm(const SampleContext& context) noexcept {
   for (abi::NvmlGpmSample& sample : gpm_samples_)
     if (result == abi::kNvmlSuccess) result = nvml.gpm_sample_alloc(&sample);
   gpm_on_ = result == abi::kNvmlSuccess;
-  if (!gpm_on_) refuse(context.told.gpm, 31, "gpm", result);
+  if (!gpm_on_) refuse(context.reported.gpm, 31, "gpm", result);
 }
 
 void DeviceSampler::sample_gpm(const SampleContext& context) noexcept {
@@ -266,7 +266,7 @@ void DeviceSampler::sample_gpm(const SampleContext& context) noexcept {
   const std::uint64_t ticks = before + (now_ticks() - before) / 2;
   if (result == abi::kNvmlSuccess && gpm_has_first_) result = write_gpm(context, ticks);
   gpm_on_ = result == abi::kNvmlSuccess;
-  if (!gpm_on_) refuse(context.told.gpm, 31, "gpm", result);
+  if (!gpm_on_) refuse(context.reported.gpm, 31, "gpm", result);
   gpm_has_first_ = true;
   gpm_fresh_ = 1 - gpm_fresh_;
 }
@@ -292,7 +292,7 @@ abi::NvmlReturn DeviceSampler::write_gpm(const SampleContext& context, std::uint
     const abi::NvmlGpmMetric& metric = g_metrics.metrics[i];
     if (metric.result != abi::kNvmlSuccess) {
       gpm_off_[place] = true;
-      refuse(context.told.gpm, place, kGpmMetrics[place].name, metric.result);
+      refuse(context.reported.gpm, place, kGpmMetrics[place].name, metric.result);
     } else if (metric.value >= 0) {  // not a number: the device did not count in between
       write(gpm_series_[place], kGpmMetrics[place].name, -1, {ticks, metric.value * kGpmMetrics[place].scale},
             context.tick_hz);
@@ -310,7 +310,7 @@ void DeviceSampler::write(Series& series, const char* name, std::int32_t link, R
 }
 
 // A normal refusal (not offered by this device) is reported once for the process, any other once per device.
-void DeviceSampler::refuse(std::uint32_t& told, int place, const char* name, abi::NvmlReturn result) noexcept {
+void DeviceSampler::refuse(std::uint32_t& reported, int place, const char* name, abi::NvmlReturn result) noexcept {
   if (result == abi::kNvmlGpuIsLost) {
     lost_ = true;
     report_loss(kCollectorCode, "device_lost", 1, uuid_, schema::codes::Severity::error);
@@ -318,8 +318,8 @@ void DeviceSampler::refuse(std::uint32_t& told, int place, const char* name, abi
   }
   const bool normal = result == abi::kNvmlNotSupported || result == abi::kNvmlFunctionNotFound;
   const std::uint32_t bit = std::uint32_t{1} << (place & 31);
-  if (normal && (told & bit) != 0) return;
-  if (normal) told |= bit;
+  if (normal && (reported & bit) != 0) return;
+  if (normal) reported |= bit;
   char memory[192];
   TextBuffer detail(memory, sizeof memory - 1);
   detail.add(name).add(normal ? " is not offered by " : " is off: NVML refused it for ").add(uuid_);

@@ -1,7 +1,7 @@
 // One device, asked again and again. SPDX-License-Identifier: Apache-2.0
 //
 // Caller: nvml.cpp, on the sampler's thread only. A refused quantity is reported once and never asked for again; a
-// lost device is left alone. No allocation except NVML's own GPM buffers, two per device.
+// lost device is left alone. No allocation except NVML's GPM buffers, two per device.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace stashtrace::nvml {
 inline constexpr std::uint16_t kCollectorCode = 10;  // COLLECTOR(nvml, ...) of device_records.def
 
 // Which quantities were reported as missing, so that eight equal devices make one row and not eight.
-struct Told {
+struct Reported {
   std::uint32_t fields, singles, gpm;
 };
 
@@ -25,7 +25,7 @@ struct SampleContext {
   const abi::NvmlFunctions& nvml;
   std::uint64_t tick_hz;
   bool each_link;
-  Told& told;
+  Reported& reported;
 };
 
 class DeviceSampler {
@@ -59,14 +59,14 @@ class DeviceSampler {
   void sample_gpm(const SampleContext& context) noexcept;
   abi::NvmlReturn write_gpm(const SampleContext& context, std::uint64_t ticks) noexcept;
   void write(Series& series, const char* name, std::int32_t link, Reading reading, std::uint64_t longest) noexcept;
-  void refuse(std::uint32_t& told, int place, const char* name, abi::NvmlReturn result) noexcept;
+  void refuse(std::uint32_t& reported, int place, const char* name, abi::NvmlReturn result) noexcept;
 
   abi::NvmlDevice device_ = nullptr;
   char uuid_[kUuidTextBytes] = {};
   std::uint32_t uuid_id_ = 0;
   bool lost_ = false;
-  bool falls_told_ = false;
-  bool narrow_told_ = false;
+  bool falls_reported_ = false;
+  bool narrow_reported_ = false;
   bool nvlink5_tried_[kNvlink5FieldsCount] = {};
   abi::NvmlReturn nvlink_refusals_[kNvlink5FieldsCount] = {};  // of the sums of links, until links are tried one by one
   int slots_count_ = 0;

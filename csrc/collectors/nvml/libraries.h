@@ -24,7 +24,7 @@ class Libraries {
   Status init() noexcept;
 
   // UUIDs of the devices on which this process has a primary context. Below zero: the job has not initialised CUDA.
-  // `any` true counts every visible device: for programs that make contexts of their own.
+  // `any` true counts every visible device: for programs that make other contexts than primary ones.
   int used_devices(char (&uuids)[kMostDevices][kUuidTextBytes], bool any) noexcept;
   // NVML's handle of a device, null if it has none.
   abi::NvmlDevice handle_of(const char* uuid) noexcept;

@@ -1,4 +1,4 @@
-// Counters of devices, sampled by a thread of its own. SPDX-License-Identifier: Apache-2.0
+// Counters of devices, sampled by a separate thread. SPDX-License-Identifier: Apache-2.0
 //
 // Callers: Runtime (start, stop) and the drainer (tick), which looks for a loaded driver and starts the thread in
 // sampler.cpp. A process that never loads libcuda pays one look at a counter of the loader per tick.

@@ -50,7 +50,7 @@ inline constexpr Field kFieldsOfNvlink5[] = {
 inline constexpr int kNvlink5FieldsCount = sizeof kFieldsOfNvlink5 / sizeof kFieldsOfNvlink5[0];
 inline constexpr int kNotOfNvlink = -1;
 
-// Calls of their own, one value each.
+// Separate calls, one value each.
 enum class Call : std::uint8_t { power, sm_clock, memory_clock, temperature, memory_used, busy, throttle };
 struct Single {
   Call call;

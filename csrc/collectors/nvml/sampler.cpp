@@ -126,7 +126,7 @@ void Sampler::claim_devices(std::int64_t now_ns) noexcept {
   const int used = libraries_.used_devices(uuids, any);
   if (used < 0) return;
   if (initialised_ns_ == 0) initialised_ns_ = now_ns;
-  const SampleContext context{libraries_.nvml(), tick_hz_, context_->config().nvml_links, told_};
+  const SampleContext context{libraries_.nvml(), tick_hz_, context_->config().nvml_links, reported_};
   for (int i = 0; i < used && devices_count_ < kMostDevices; ++i) {
     bool known = false;
     for (int at = 0; at < devices_count_; ++at) known = known || std::strcmp(devices_[at].uuid(), uuids[i]) == 0;
@@ -165,7 +165,7 @@ void Sampler::sample(std::int64_t now_ns) noexcept {
   }
   const bool gpm = now_ns >= next_gpm_ns_;
   if (gpm) next_gpm_ns_ = now_ns + kGpmEvery;
-  const SampleContext context{libraries_.nvml(), tick_hz_, context_->config().nvml_links, told_};
+  const SampleContext context{libraries_.nvml(), tick_hz_, context_->config().nvml_links, reported_};
   for (int i = 0; i < devices_count_ && running(); ++i) devices_[i].sample(context, paces, gpm);
   if (owns_ports_ && (paces >> static_cast<int>(Pace::steady) & 1) != 0) sample_rdma(tick_hz_);
   if ((paces >> static_cast<int>(Pace::slow) & 1) != 0) write_own_cost();

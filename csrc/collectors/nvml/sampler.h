@@ -48,7 +48,7 @@ class Sampler {
   FutexLock call_lock_;  // if free, the thread is in no call of NVML, CUDA or the loader
   Libraries libraries_;
   Ownership ownership_;
-  Told told_{};
+  Reported reported_{};
   std::uint64_t tick_hz_ = 0;
   std::int64_t initialised_ns_ = 0;  // when the job's CUDA was first seen to be initialised
   int devices_count_ = 0;

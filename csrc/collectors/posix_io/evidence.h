@@ -1,4 +1,4 @@
-// Tells whether the thread was put to sleep inside a call. SPDX-License-Identifier: Apache-2.0
+// Whether the thread was put to sleep inside a call. SPDX-License-Identifier: Apache-2.0
 //
 // A long call is not evidence: it may have copied much, or been preempted. The kernel's counts of the thread
 // (getrusage RUSAGE_THREAD: voluntary switches, involuntary switches, block inputs) are, if they are compared with a

@@ -101,7 +101,7 @@ class FdTable {
 // Learns what the descriptor is (fstat, and readlink, fstatfs, getpeername where needed) and stores it.
 // Returns the completed word; on a closed descriptor the word as it was.
 std::uint64_t identify(int fd, FdEntry& entry, std::uint64_t word) noexcept;
-// Same from a stat that the user's own fstat has just fetched, which saves ours.
+// Same from a stat that the user's fstat has just fetched, which saves ours.
 std::uint64_t identify_from(int fd, FdEntry& entry, std::uint64_t word, std::uint32_t mode,
                             std::uint64_t device) noexcept;
 

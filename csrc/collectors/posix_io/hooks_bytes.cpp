@@ -1,5 +1,4 @@
 // Hooks of calls that move bytes through a descriptor. SPDX-License-Identifier: Apache-2.0
-#include <fcntl.h>
 
 #include "collectors/posix_io/traced.h"
 #include "core/user_memory.h"

@@ -11,7 +11,7 @@ namespace real = stashtrace::real;
 
 namespace {
 
-// fstat tells what the descriptor is: the table takes it from the user's own buffer.
+// fstat shows what the descriptor is: the table takes it from the user's buffer.
 template <class Call>
 int stat_of_descriptor(int fd, const struct stat* status, Call call) {
   if (!on() || !stashtrace::recording()) return call();

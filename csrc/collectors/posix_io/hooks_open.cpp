@@ -1,6 +1,6 @@
 // Hooks that make, copy and close descriptors: they keep the descriptor table. SPDX-License-Identifier: Apache-2.0
 //
-// dup, fcntl, socket, accept, pipe, ... are not recorded; they only tell the table what a number now means.
+// dup, fcntl, socket, accept, pipe, ... are not recorded; they only change what a number means in the table.
 #include <fcntl.h>
 #include <linux/close_range.h>
 

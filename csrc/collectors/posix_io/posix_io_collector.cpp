@@ -8,7 +8,6 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <sys/syscall.h>
 
 #include <string_view>
 
@@ -148,7 +147,7 @@ namespace {
 
 constinit Context* runtime_context = nullptr;
 
-// The positions that the parent knew cannot be trusted, and its string ids are only in its own file.
+// The positions that the parent knew cannot be trusted, and its string ids are only in the parent's file.
 void start_over_in_child() noexcept {
   own_pid.store(raw::getpid(), std::memory_order_relaxed);
   fd_table.forget_all();
@@ -157,7 +156,7 @@ void start_over_in_child() noexcept {
   evidence = {};  // the child's thread counts from zero
 }
 
-// The interpreter's reads of our own package are not the job's I/O.
+// The interpreter's reads of our package are not the job's I/O.
 void exclude_own_package() noexcept {
   Dl_info info{};
   if (dladdr(&runtime_context, &info) == 0 || info.dli_fname == nullptr) return;

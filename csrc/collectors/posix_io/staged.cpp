@@ -2,9 +2,7 @@
 #include "collectors/posix_io/staged.h"
 
 #include <sys/mman.h>
-#include <sys/syscall.h>
 
-#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
@@ -141,9 +139,9 @@ void forget_staged(const StagedList& list, int dirfd, const char* path) noexcept
   if (slot == nullptr) return;
   const std::int64_t offset = reinterpret_cast<const char*>(&slot->size_bytes) - reinterpret_cast<const char*>(&list);
   const int fd = raw::open(g_path, O_WRONLY | O_CLOEXEC);
-  const bool told = fd >= 0 && raw::pwrite(fd, &kForgotten, sizeof kForgotten, offset) == sizeof kForgotten;
+  const bool written = fd >= 0 && raw::pwrite(fd, &kForgotten, sizeof kForgotten, offset) == sizeof kForgotten;
   if (fd >= 0) raw::close(fd);
-  if (!told) staged_list.store(nullptr, std::memory_order_release);
+  if (!written) staged_list.store(nullptr, std::memory_order_release);
 }
 
 }  // namespace stashtrace::posix_io

@@ -62,7 +62,7 @@ inline std::uint64_t begin_call(std::size_t bytes) {
 // Each shape has a plain path, inlined into the hook, with nothing in it that could need more than a few registers:
 // two clock readings, the entry of the descriptor, one row. Whatever is not plain (collector off, descriptor not
 // known yet, baseline due, large, slow, failed, ring missing or full) leaves it by a call to an out-of-line twin, with
-// the user's own arguments: a closure would have to be built on the stack each time. kReal is the pointer of the real
+// the user's arguments: a closure would have to be built on the stack each time. kReal is the pointer of the real
 // function: it takes fd, then the rest. Kernel and libc move at most 0x7ffff000 bytes at once: result_bytes suffices.
 
 // Neither on() nor the clock is asked here: no descriptor is known before the collector was on, nothing is recorded

@@ -3,7 +3,7 @@
 //
 // Runs on the file sampler's thread only (runtime/file_sampler.h), with raw system calls and integers, about 10 times a
 // second. Every file is opened and closed again. The process with LOCAL_RANK 0 (or without it) reads the host, not
-// its workers or torchrun's own process.
+// its workers or torchrun's process.
 #include <sys/auxv.h>
 
 #include <cstdlib>
@@ -84,7 +84,7 @@ class Proc final : public Collector, public TickListener {
   bool started_ = false;
   bool reads_host_ = false;
   bool threads_reported_ = false;
-  char standing_text_[640] = {};  // what has been told of the main thread
+  char standing_text_[640] = {};  // what was recorded of the main thread
   std::size_t standing_bytes_ = 0;
   std::int64_t window_begin_ns_ = 0;
   std::int64_t window_run_ns_ = 0;

@@ -1,7 +1,7 @@
 // Which system call a thread of this process stands in. SPDX-License-Identifier: Apache-2.0
 //
 // Caller: proc.cpp, on the file sampler's thread, for the main thread alone and only while that hardly runs. A call that
-// never returns has no record of its own; this is what tells of it. Raw system calls, no allocation.
+// never returns has no record; this is the only trace of it. Raw system calls, no allocation.
 #pragma once
 
 #include <sys/syscall.h>

@@ -17,7 +17,7 @@ namespace stashtrace::waits {
 namespace code = schema::codes::WaitOp;
 
 // True if `caller` of a wait on a condition or a mutex lies in the code of the Python interpreter: that waits on none but
-// its GIL's, which is one of each (its locks are semaphores). stashtrace_interpreter_code tells where that code is.
+// its GIL's, which is one of each (its locks are semaphores). stashtrace_interpreter_code sets where that code is.
 bool from_interpreter(const void* caller) noexcept;
 
 // May another thread of the process end it? Of a wait for the GIL the holder is known.
