@@ -17,8 +17,7 @@ from typing import Any
 from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.calibration.checked_files import CheckedFile
 from stashtrace.errors import MissingDataError, StashtraceError
-from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall, stalls, step_time
-from stashtrace.lab.characterize.run_figures import Figures
+from stashtrace.lab.characterize.run_figures import CONFIGURATIONS, SIDES, Figures, Stall, stalls, step_time
 from stashtrace.lab.number_intervals import Estimate, Interval, finite_or_none
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.units import duration_text
