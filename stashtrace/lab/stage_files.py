@@ -299,7 +299,7 @@ def check_gain(
             if kind == _STAGED:
                 opens.append(served)
                 if not served:
-                    raise MissingDataError("no open was led to a copy, so the job did not use them")
+                    raise MissingDataError("no open was redirected to a copy, so the job did not use them")
         except StashtraceError as error:
             return Gain(why=f"{what}: {error}", opens=tuple(opens), notes=tuple(notes))
         times[kind].append(figures.step_ns)

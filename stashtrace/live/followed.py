@@ -357,7 +357,7 @@ class FollowedRun:
         notes += [self.keeper.error] if self.keeper.error else []
         if self._file.dropped_rows_count:
             most = bytes_text(self._file.most_bytes)
-            notes.append(f"the table of closed steps holds the later ones alone: it takes at most {most}")
+            notes.append(f"the table of closed steps holds only the later ones: it takes at most {most}")
         notes += [*([self._waits] if self._waits and not ended else []), *self.alarms.notes]
         if self.idle is not None and not self.idle.is_on and not ended:
             notes.append(ASLEEP)

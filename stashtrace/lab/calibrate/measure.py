@@ -183,7 +183,7 @@ def _chosen(
     request: CalibrationRequest, facts: Mapping[str, Any], devices: int, usable: Sequence[str], hosts: Sequence[str]
 ) -> list[str]:
     if request.ranks is not None and request.ranks < 2:
-        raise UsageError(f"{request.ranks} rank has nobody to talk to", hint="--ranks 2 or more")
+        raise UsageError(f"collectives need two ranks or more, not {request.ranks}", hint="--ranks 2 or more")
     if request.seconds <= 0 or request.launches < 1:
         raise UsageError("measuring takes time", hint="--seconds 30")
     wanted = request.backend

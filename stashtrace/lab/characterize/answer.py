@@ -207,7 +207,7 @@ class Characterization:
 
 _REASONS = {
     "interconnect": "ranks that compute at the same time share memory and caches, which no trace of one run shows",
-    "network": "sending and receiving over the other way takes processor time from the compute",
+    "network": "sending and receiving over the other link takes processor time from the compute",
     "prep": "workers that prepare batches take processor time from the compute",
     "fetch": "a cold cache also delays what is not a batch: read-ahead and eviction burden the whole machine",
 }

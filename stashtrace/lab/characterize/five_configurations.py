@@ -153,7 +153,7 @@ class Characterizer:
         request, facts = self.request, self.answer.facts
         tasks = self._tasks_here(self.command.ranks)
         try:
-            self._run_tasks(tasks, directory, _TRIAL_STEPS, progress, "a first look at the job")
+            self._run_tasks(tasks, directory, _TRIAL_STEPS, progress, "a trial run of the job")
             trace = load_trace(directory)
             figures = step_figures(trace, request.warmup, _TRIAL_STEPS)
             _require_ranks(figures, self.command.ranks)

@@ -228,8 +228,8 @@ _MOST_PERIODS = 255
 
 #: What the state of an idle run says.
 ASLEEP = (
-    "the run is idle: until a window is asked for nothing is seen of its steps, so neither slow steps and growing "
-    "stalls nor stuck and lost ranks"
+    "the run is idle: until a window is asked for no step is recorded, so slow steps, growing stalls, and stuck or "
+    "lost ranks are not noticed"
 )
 
 
