@@ -339,7 +339,7 @@ def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
     (note,) = host.others.notes()
     assert note == (
         f"this host sees ranks 0,1 of 4: other hosts do not record into {tmp_path / 'grown'}, "
-        "so it cannot say for which of their ranks its own ranks wait"
+        "so it cannot say for which of their ranks the ranks of this host wait"
     )
 
 
