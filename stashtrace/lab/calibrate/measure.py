@@ -154,7 +154,7 @@ class LinkPlan:
 
 
 def plan(request: CalibrationRequest, facts: Mapping[str, Any], free_bytes: int) -> tuple[LinkPlan, ...]:
-    """Plan what will be measured on a machine of which ``facts`` are known (see ``worker.probe``).
+    """Plan what will be measured on a machine of which ``facts`` are known (see ``calibrate_worker.probe``).
 
     Raises UsageError if what was asked for cannot be measured here; the hint says what is missing.
     """
@@ -247,10 +247,10 @@ def calibrate(
     """Measure and fit.
 
     ``request``: what to measure. ``version``, ``command``: of stashtrace, and what was typed; kept in the result.
-    ``facts``: as ``worker.probe`` finds them; asked for if left out. ``runner``: starts workers, as :func:`run_ranks`.
-    ``on_progress``: called with the share that is done (0 to 1), and what is going on. Raises UsageError if what was
-    asked for cannot be measured here. Raises CaptureError if a worker fails. Raises MissingDataError if nothing could
-    be measured in the end.
+    ``facts``: as ``calibrate_worker.probe`` finds them; asked for if left out. ``runner``: starts workers, as
+    :func:`run_ranks`. ``on_progress``: called with the share that is done (0 to 1), and what is going on. Raises
+    UsageError if what was asked for cannot be measured here. Raises CaptureError if a worker fails. Raises
+    MissingDataError if nothing could be measured in the end.
     """
     machine_before = machine_facts()  # its load is that of the machine, not ours
     known = dict(facts) if facts is not None else probe_machine()
