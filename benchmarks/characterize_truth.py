@@ -164,7 +164,7 @@ def throttled(options: argparse.Namespace, folder: Path, data: Path, link: tuple
 
 def null_test(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Two characterizations of one job: what one says of a step, as if it were the other's next step."""
-    from stashtrace.lab.characterize.differential import stalls
+    from stashtrace.lab.characterize.run_figures import stalls
 
     answers = [
         characterize(folder / f"null{i}", command(folder / "data"), options, "--emulate-network", LINKS["base"])

@@ -142,7 +142,7 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
         storage = reader
         if max(workers, 1) * on_host > 1:
             notes.append(
-                "storage: hardly two readers were in it at once; all readers together get the rate of one,"
+                "storage: two readers were rarely in it at once; all readers together get the rate of one,"
                 " so steps with little cached are an upper bound"
             )
     elif storage > 1.3 * reader:
@@ -396,7 +396,7 @@ def _answers_in_words(inputs: Inputs) -> list[str]:
         )
     replayed, measured = replayed_ns(inputs), inputs.measured_step_ns
     error = (replayed - measured) / measured if measured else 0.0
-    doubt = "" if abs(error) <= _GOOD_RATIO else ", so take the forecast with care"
+    doubt = "" if abs(error) <= _GOOD_RATIO else ", so the forecast is doubtful"
     lines.append(
         f"check: the step of this run, {duration_text(measured)} with {percent_text(inputs.measured_hit_ratio)}"
         f" answered by the cache, is {duration_text(replayed)} by this model ({100 * error:+.1f} %{doubt})"

@@ -21,8 +21,7 @@ from typing import Any
 
 from stashtrace.analysis.io.staging import staged_opens
 from stashtrace.errors import CaptureError, FormatError, MissingDataError, StashtraceError
-from stashtrace.lab.characterize.differential import Stall, stalls, step_time
-from stashtrace.lab.characterize.run_figures import Figures, step_figures
+from stashtrace.lab.characterize.run_figures import Figures, Stall, stalls, step_figures, step_time
 from stashtrace.lab.characterize.run_on_hosts import HostTask, here, run_tasks
 from stashtrace.lab.job_files import file_set, size_of
 from stashtrace.lab.number_intervals import Estimate
@@ -39,7 +38,7 @@ from stashtrace.units import bytes_text, duration_text
 from stashtrace.whole_files import remove_left_in, try_folder, whole_file
 
 LIST_NAME = "staged.list"
-#: Configurations in the terms of ``lab.characterize.differential``: the gain is a difference, as a fetch stall is.
+#: Configurations in the terms of ``lab.characterize.run_figures``: the gain is a difference, as a fetch stall is.
 _PLAIN, _STAGED = 3, 4
 _CHUNK_BYTES = 16 << 20
 
@@ -300,7 +299,7 @@ def check_gain(
             if kind == _STAGED:
                 opens.append(served)
                 if not served:
-                    raise MissingDataError("no open was led to a copy, so the job did not use them")
+                    raise MissingDataError("no open was redirected to a copy, so the job did not use them")
         except StashtraceError as error:
             return Gain(why=f"{what}: {error}", opens=tuple(opens), notes=tuple(notes))
         times[kind].append(figures.step_ns)

@@ -1,7 +1,7 @@
 """Close the steps of a job while it runs: each closed step gets the rows that ``analyze stalls`` has for it.
 
 One round takes in what the ranks wrote since the last one, makes a trace of the newest steps, runs the analyses on it
-and takes the rows of the steps that all ranks have left, those of other hosts too (``live.hosts.other_hosts``). A step
+and takes the rows of the steps that all ranks have left, those of other hosts too (``live.hosts.shared_ranks``). A step
 closes once nothing can change it any more: each rank that still records has begun another one, and the clock readings
 around its end are complete, which takes a second or two. What no later step needs is let go, so that memory does not
 grow with the run.
@@ -25,7 +25,7 @@ from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import FormatError, MissingDataError
 from stashtrace.format.growing import CLOCKS_NS, RECALLED_NS, GrowingFile, GrowingRun
 from stashtrace.live import times
-from stashtrace.live.hosts.other_hosts import OtherHosts
+from stashtrace.live.hosts.shared_ranks import OtherHosts
 from stashtrace.live.table import LIVE_STEPS, wide_rows
 from stashtrace.loading.clocks.host_clock import WINDOW_NS
 from stashtrace.loading.load import GrownRun, load_growing

@@ -125,7 +125,7 @@ class Alarms:
             except OSError as error:
                 last, why = -1, f"ranks could not be asked ({error.strerror or error})"
             if why:
-                text = f"the steps that come are recorded as ever: {why}"
+                text = f"the next steps are recorded as usual: {why}"
                 self._log.add(Event("deeper", text, time.time_ns(), newest))
             self.windows.lengthen(path, last)
 
@@ -208,7 +208,7 @@ class TriggerCommand:
         while self._process is None and self._waiting:
             found += self._start(self._waiting.popleft())
         if self.dropped_count:
-            why = f"{WAITING_COUNT} calls wait already for the one that runs"
+            why = f"{WAITING_COUNT} calls already wait for the running one"
             found.append(self._line("is not called for some triggers", why))
         return self._new(found)
 

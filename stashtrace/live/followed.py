@@ -18,11 +18,9 @@ from stashtrace.live import times
 from stashtrace.live.accounts import CONTEXT_STEPS, LiveAccounts, Round
 from stashtrace.live.alarms import Alarms, TriggerCommand
 from stashtrace.live.deeper import BUDGET_RATIO, Budget, DeeperSteps
-from stashtrace.live.hosts.other_hosts import OtherHosts, other_launchers
-from stashtrace.live.hosts.requests import Request, take_requests
-from stashtrace.live.hosts.share import Share
+from stashtrace.live.hosts.requests import ASLEEP, IdleRecording, Request, take_requests
+from stashtrace.live.hosts.shared_ranks import OtherHosts, Share, other_launchers
 from stashtrace.live.hosts.windows import Windows
-from stashtrace.live.idle import ASLEEP, IdleRecording
 from stashtrace.live.newest import gpus_of, losses_by_process, recorder_cpu_ns, said_of
 from stashtrace.live.state import Event, EventLog, LiveState, job_of, pod_of, read_states
 from stashtrace.live.table import GrowingSum, LiveFile, LiveTotals
@@ -359,7 +357,7 @@ class FollowedRun:
         notes += [self.keeper.error] if self.keeper.error else []
         if self._file.dropped_rows_count:
             most = bytes_text(self._file.most_bytes)
-            notes.append(f"the table of closed steps holds the later ones alone: it takes at most {most}")
+            notes.append(f"the table of closed steps holds only the later ones: it takes at most {most}")
         notes += [*([self._waits] if self._waits and not ended else []), *self.alarms.notes]
         if self.idle is not None and not self.idle.is_on and not ended:
             notes.append(ASLEEP)

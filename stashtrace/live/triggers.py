@@ -422,10 +422,10 @@ class LostRankTrigger:
             return f"its process {pid} has ended, and the others have made {ahead} steps without it"
         silent_ns = at_ns - file.newest_ns
         if not LiveRings.look().holds(file):
-            return f"its process {pid} has died without an end in order" if silent_ns >= times.LATELY_NS else ""
+            return f"its process {pid} has died without ending its recording" if silent_ns >= times.LATELY_NS else ""
         if silent_ns < times.STOPPED_NS:
             return ""
-        return f"its process {pid} lives but has recorded nothing for {duration_text(silent_ns)}"
+        return f"its process {pid} runs but has recorded nothing for {duration_text(silent_ns)}"
 
 
 def _files_of_ranks(window: Trace, files: Collection[GrowingFile]) -> dict[int, GrowingFile]:

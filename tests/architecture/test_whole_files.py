@@ -30,7 +30,7 @@ OWN_FILES = {
     "stashtrace/lab/page_cache.py": "a switch of the kernel",
     "stashtrace/lab/synth.py": "the path of whole_file, which a stack of contexts keeps",
     "stashtrace/live/state.py": "appends to a log of its own, and follows no link",
-    "stashtrace/live/hosts/share.py": "appends to a file that it has made, and follows no link",
+    "stashtrace/live/hosts/shared_ranks.py": "appends to a file that it has made, and follows no link",
     "stashtrace/live/table.py": "appends to a file that it has made, and follows no link",
     "stashtrace/probes/process.py": "probes import nothing; new, by the flags",
     "stashtrace/record/follower.py": "a byte in place: the job has the file mapped",

@@ -148,9 +148,12 @@ def test_a_networked_pair_of_the_same_price(job: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("budgets", "part"),
     [
-        (("--time-budget", "5m"), "nothing is done within 5 min: 8x node4-100g comes nearest"),
-        (("--cost-budget", "2"), "nothing is done for at most 2.00 USD: node1 comes nearest, 7.83 USD is 5.83 USD"),
-        (("--time-budget", "20m", "--cost-budget", "10"), "nothing keeps both budgets: nearest is"),
+        (("--time-budget", "5m"), "no candidate finishes within 5 min: 8x node4-100g comes nearest"),
+        (
+            ("--cost-budget", "2"),
+            "no candidate finishes for at most 2.00 USD: node1 comes nearest, 7.83 USD is 5.83 USD",
+        ),
+        (("--time-budget", "20m", "--cost-budget", "10"), "no candidate keeps both budgets: the nearest is"),
     ],
 )
 def test_a_budget_that_nothing_meets(

@@ -122,7 +122,7 @@ def test_no_gain_is_claimed_without_an_open(
     measure(monkeypatch, opens=0)
     out, err = stage(capsys, "--check", code=3)
     assert "measured     nothing" in out
-    assert "no open was led to a copy" in err
+    assert "no open was redirected to a copy" in err
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_the_budget_ends_deeper_steps_and_refuses_more(tmp_path: Path, libraries
     assert all(1 <= len(kernels_of(trace, rank)) < 40 for rank in (0, 1))
     first, second = job.texts()
     assert "; 0 ns of the 360 ms that this may cost in an hour are left" in first
-    assert second.startswith("the steps that come are recorded as ever: of the 360 ms that they may cost in an hour 0 ")
+    assert second.startswith("the next steps are recorded as usual: of the 360 ms that they may cost in an hour 0 ")
     assert len(load_trace(job.windows()[1]).kernels) == len(trace.kernels), "those of before alone"
 
 

@@ -206,7 +206,7 @@ while time.monotonic() - begin < 40 and not os.path.exists('enough'):
         said = job.stderr.read()
     assert lost, said
     assert lost[0].rank == 1
-    assert "has died without an end in order; rank 0 goes on" in lost[0].text
+    assert "has died without ending its recording; rank 0 goes on" in lost[0].text
     assert lost[0].window in said
 
 

@@ -61,7 +61,7 @@ def test_a_running_job_is_read_by_who_looks(views: tuple[Path, list[LiveView]]) 
     first, later, _ = views[1]
     assert first.origin == "viewer"
     assert first.condition in ("moves", "quiet")  # a busy machine is slow to close the first steps
-    assert any("nobody follows this run" in note for note in first.hosts[0].notes)
+    assert any("no process follows this run" in note for note in first.hosts[0].notes)
     assert first.ranks[0].last_step == first.steps_count - 1
     assert later.steps_count > first.steps_count
     assert later.step_ns >= 50_000_000

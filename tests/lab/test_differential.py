@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
 
-from stashtrace.lab.characterize import differential
-from stashtrace.lab.characterize.differential import clean_share, published_share, stalls
+from stashtrace.lab.characterize import run_figures
+from stashtrace.lab.characterize.run_figures import clean_share, published_share, stalls
 
 
 def one(**times: float) -> dict[int, list[float]]:
@@ -86,7 +86,7 @@ class TestIntervals:
     @pytest.fixture(autouse=True)
     def _few(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fewer resamples than in earnest, for many characterizations."""
-        monkeypatch.setattr(differential, "_RESAMPLES", 600)
+        monkeypatch.setattr(run_figures, "_RESAMPLES", 600)
 
     def test_a_drift_that_all_steps_share_cancels(self) -> None:
         """The machine slows down by a half meanwhile; the stall stays a quarter, and the interval knows it."""
@@ -142,5 +142,5 @@ class TestIntervals:
 
 
 def test_more_repetitions_than_the_table_of_student_has() -> None:
-    found = differential.step_time(np.random.default_rng(1).normal(100, 1, 40).tolist())
+    found = run_figures.step_time(np.random.default_rng(1).normal(100, 1, 40).tolist())
     assert 99 < found.low < found.value < found.high < 101

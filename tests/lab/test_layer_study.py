@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 
 from stashtrace.errors import FormatError, MissingDataError
-from stashtrace.lab.sweep.fit_study import ALL_BYTES, Variant, resized, study_of, variant_row
+from stashtrace.lab.sweep.fit_study import (
+    ALL_BYTES,
+    Variant,
+    prediction_text,
+    resized,
+    study_blocks,
+    study_json,
+    study_of,
+    typical_error,
+    variant_row,
+)
 from stashtrace.lab.sweep.shapes import network
-from stashtrace.lab.sweep.study_text import prediction_text, study_blocks, study_json, typical_error
 from stashtrace.report.blocks import text_lines
 
 MS = 1e6

@@ -156,7 +156,7 @@ def test_sizes_by_default_fit_into_memory() -> None:
         ),
         (CalibrationRequest(), {"library": "", "backends": [], "devices": []}, "nothing to measure with"),
         (CalibrationRequest(backend="disk"), GLOO, "does not say which disk"),
-        (CalibrationRequest(ranks=1), GLOO, "nobody to talk to"),
+        (CalibrationRequest(ranks=1), GLOO, "two ranks or more"),
         (CalibrationRequest(backend="nccl", ranks=3), GPUS, "3 ranks need 3 GPUs, this machine has 2"),
         (CalibrationRequest(seconds=0), GLOO, "measuring takes time"),
         (CalibrationRequest(sizes_bytes=(10, 4)), GLOO, "is not a range"),

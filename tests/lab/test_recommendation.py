@@ -311,7 +311,7 @@ class TestCandidates:
         one = ran("p3.8xlarge", 4, steps, network_hosts_count=2, network_devices_count=8)
         answer = recommend([one], AWS, Work(iterations=1))
         found = named(answer, "p3.8xlarge", count)
-        assert (found.limited_by, found.told_apart) == ("unknown", False)
+        assert (found.limited_by, found.parts_known) == ("unknown", False)
         said = " ".join(part for sentences in choices(answer) for part in sentences)
         assert "computes all the time" not in said
         assert "what it loses was not measured" in said

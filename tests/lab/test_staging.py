@@ -244,5 +244,5 @@ def test_no_gain_without_an_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """However much faster the run was."""
     found, asked = checked(tmp_path, monkeypatch, served=0, gain=1e7)
     assert found.gain is None
-    assert "no open was led to a copy" in found.why
+    assert "no open was redirected to a copy" in found.why
     assert len(asked) == 2

@@ -236,7 +236,7 @@ def test_a_refusal_is_said_and_the_window_is_sealed_all_the_same(tmp_path: Path)
     followed.alarms.seal_if_ready(followed.accounts, 0, ended=False)
     assert not followed.windows.is_open
     texts = [event.text for event in read_events(followed.run) if event.kind == "deeper"]
-    assert texts == ["the steps that come are recorded as ever: 0 ns are left"]
+    assert texts == ["the next steps are recorded as usual: 0 ns are left"]
 
 
 def test_a_stuck_job_waits_for_no_deeper_steps(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.errors import DataLossWarning
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts
-from stashtrace.live.hosts import other_hosts
-from stashtrace.live.hosts.other_hosts import OtherHosts
-from stashtrace.live.hosts.share import Share
+from stashtrace.live.hosts import shared_ranks
+from stashtrace.live.hosts.shared_ranks import OtherHosts, Share
 from stashtrace.live.table import LIVE_STEPS
 from stashtrace.live.triggers import SlowStepSeen, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.load import load_trace
@@ -314,7 +313,7 @@ def test_ranks_that_are_started_again(tmp_path: Path) -> None:
 
 def test_more_ranks_than_a_follower_takes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps close as on a host alone, and that is said."""
-    monkeypatch.setattr(other_hosts, "MOST_RANKS", 1)
+    monkeypatch.setattr(shared_ranks, "MOST_RANKS", 1)
     late_job(tmp_path / "job")
     heard: set[str] = set()
     hosts = follow(tmp_path / "job", tmp_path / "grown", lambda at, hosts: heard.update(hosts[0].others.notes()))
@@ -340,7 +339,7 @@ def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
     (note,) = host.others.notes()
     assert note == (
         f"this host sees ranks 0,1 of 4: other hosts do not record into {tmp_path / 'grown'}, "
-        "so it cannot say for which of their ranks its own ranks wait"
+        "so it cannot say for which of their ranks the ranks of this host wait"
     )
 
 

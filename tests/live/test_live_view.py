@@ -165,7 +165,7 @@ def test_many_ranks_are_the_different_ones_and_the_others() -> None:
     text = text_of(view_of(made))
     assert "newest 30 steps; 64 ranks, similar ranks as their median in one row:" in text
     assert re.findall(r"^  (0-8,10-63|9) ", text, re.M) == ["0-8,10-63", "9"]
-    assert "waits since the begin, summed over the ranks that waited: 5.00 s for rank 9" in text
+    assert "waits since the start, summed over the ranks that waited: 5.00 s for rank 9" in text
 
 
 def test_a_stuck_job_says_so_first() -> None:
@@ -238,7 +238,7 @@ def test_an_old_state_is_marked_after_three_rounds() -> None:
     assert view.hosts[0].is_old
     assert view.condition == "unknown"
     text = " ".join(text_of(view).split())
-    assert "unknown: nobody has written what the job does" in text
+    assert "unknown: no host has written its state" in text
     assert "! old: node1 was last seen 6.1 s ago, more than 3 rounds; the figures of ranks 0,1 are as old" in text
 
 
@@ -342,7 +342,7 @@ def test_a_finished_run_has_the_numbers_of_one_that_was_followed(tmp_path: Path)
         assert own.whole.stall_ns == followed.ranks[own.rank].stall_ns
         assert own.caused_wait_ns == followed.ranks[own.rank].caused_wait_ns
     assert view.ranks[1].caused_wait_ns > 300 * MS
-    assert "nobody followed this run" in text_of(view)
+    assert "no process followed this run" in text_of(view)
     assert sorted(path.name for path in tmp_path.glob("live-*")) == []
 
 

@@ -48,7 +48,8 @@ def test_a_rank_that_was_killed(tmp_path: Path, processes_live: Callable[[bool],
     assert lost.rank == 1
     assert lost.last_step in (58, 59), "the end of the last step may lie behind the last reading of its clock"
     assert lost.text == (
-        f"rank 1 is lost after step {lost.last_step}: its process 1010 has died without an end in order; rank 0 goes on"
+        f"rank 1 is lost after step {lost.last_step}: its process 1010 has died without ending its recording;"
+        " rank 0 goes on"
     )
 
 
@@ -56,7 +57,7 @@ def test_a_rank_that_stopped_recording(tmp_path: Path, processes_live: Callable[
     processes_live(True)
     (lost,) = lost_ranks(tmp_path, steps_count=450, ranks_count=3, dead=[(1, 60)], killed=PIDS)
     pattern = (
-        r"rank 1 is lost after step 5[89]: its process 1010 lives but has recorded nothing for 15.* s; ranks 0,2 go on"
+        r"rank 1 is lost after step 5[89]: its process 1010 runs but has recorded nothing for 15.* s; ranks 0,2 go on"
     )
     assert re.fullmatch(pattern, lost.text), lost.text
 

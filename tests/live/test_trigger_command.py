@@ -80,7 +80,7 @@ def test_a_storm_is_counted_and_said_once(tmp_path: Path) -> None:
     (line,) = said
     assert line == (
         "--on-trigger sleep 600 is not called for some triggers: "
-        f"{WAITING_COUNT} calls wait already for the one that runs"
+        f"{WAITING_COUNT} calls already wait for the running one"
     )
     assert command.dropped_count == 100 - WAITING_COUNT
     assert command.note == f"--on-trigger sleep 600: {100 - WAITING_COUNT} triggers did not call it"

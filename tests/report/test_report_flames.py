@@ -115,7 +115,7 @@ def test_what_few_samples_leave_open_is_no_difference() -> None:
     found = flames_of(build.trace())
     assert found["difference"]["boxes"] == []
     text = "".join(html_of(flames_part(report_facts(build.trace()))))
-    assert "No function differs by more than the samples leave open." in text
+    assert "No function differs by more than the error of the samples." in text
 
 
 def test_one_rank_is_compared_with_nobody() -> None:

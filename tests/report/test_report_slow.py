@@ -61,7 +61,7 @@ def test_steps_that_wait_for_a_rank_that_sleeps_are_slow_because_of_it() -> None
     assert found["excess_ns"] == pytest.approx(90 * MS, rel=0.02)
     assert first["end_ns"] - first["begin_ns"] >= 80 * MS
     assert slow_lead(found) == (
-        "2 of 55 counted steps are slow: together they take 90.0 ms longer than others like that, 8 % of the time of"
+        "2 of 55 counted steps are slow: together they take 90.0 ms longer than comparable ones, 8 % of the time of"
         " all steps."
     )
     assert {row["step"] for row in found["listed"]} == set(spikes(trace)["step"].tolist()), "one rule for both"

@@ -120,7 +120,7 @@ def fake_torch(device: FakeDevice, devices: int = 2) -> Any:
 
 
 def fake_cupy(device: FakeDevice, devices: int = 2) -> tuple[Any, Any]:
-    """What ``calibrate.cupy_engine`` needs of CuPy and of its NCCL."""
+    """What ``calibrate.engines`` needs of CuPy and of its NCCL."""
     buffers: dict[int, Tensor] = {}
     stream = SimpleNamespace(ptr=77, synchronize=lambda: None)
 

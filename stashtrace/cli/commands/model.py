@@ -104,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show_run(arguments: argparse.Namespace, path: Path) -> int:
-    from stashtrace.lab.sweep.study_text import plot_model
+    from stashtrace.lab.sweep.fit_study import plot_model
     from stashtrace.loading.load import load_trace
     from stashtrace.replay.communication.communication_model import communication_model
     from stashtrace.replay.communication.communication_text import model_json, model_lines
@@ -152,8 +152,7 @@ def _sweep(arguments: argparse.Namespace) -> int:
 
 
 def _show_study(arguments: argparse.Namespace, content: dict[str, Any]) -> int:
-    from stashtrace.lab.sweep.fit_study import study_of
-    from stashtrace.lab.sweep.study_text import plot_study, prediction_text, study_blocks, study_json
+    from stashtrace.lab.sweep.fit_study import plot_study, prediction_text, study_blocks, study_json, study_of
     from stashtrace.report.blocks import Listing
 
     study = study_of(content)

@@ -154,7 +154,7 @@ class LinkPlan:
 
 
 def plan(request: CalibrationRequest, facts: Mapping[str, Any], free_bytes: int) -> tuple[LinkPlan, ...]:
-    """Plan what will be measured on a machine of which ``facts`` are known (see ``worker.probe``).
+    """Plan what will be measured on a machine of which ``facts`` are known (see ``calibrate_worker.probe``).
 
     Raises UsageError if what was asked for cannot be measured here; the hint says what is missing.
     """
@@ -183,7 +183,7 @@ def _chosen(
     request: CalibrationRequest, facts: Mapping[str, Any], devices: int, usable: Sequence[str], hosts: Sequence[str]
 ) -> list[str]:
     if request.ranks is not None and request.ranks < 2:
-        raise UsageError(f"{request.ranks} rank has nobody to talk to", hint="--ranks 2 or more")
+        raise UsageError(f"collectives need two ranks or more, not {request.ranks}", hint="--ranks 2 or more")
     if request.seconds <= 0 or request.launches < 1:
         raise UsageError("measuring takes time", hint="--seconds 30")
     wanted = request.backend
@@ -247,10 +247,10 @@ def calibrate(
     """Measure and fit.
 
     ``request``: what to measure. ``version``, ``command``: of stashtrace, and what was typed; kept in the result.
-    ``facts``: as ``worker.probe`` finds them; asked for if left out. ``runner``: starts workers, as :func:`run_ranks`.
-    ``on_progress``: called with the share that is done (0 to 1), and what is going on. Raises UsageError if what was
-    asked for cannot be measured here. Raises CaptureError if a worker fails. Raises MissingDataError if nothing could
-    be measured in the end.
+    ``facts``: as ``calibrate_worker.probe`` finds them; asked for if left out. ``runner``: starts workers, as
+    :func:`run_ranks`. ``on_progress``: called with the share that is done (0 to 1), and what is going on. Raises
+    UsageError if what was asked for cannot be measured here. Raises CaptureError if a worker fails. Raises
+    MissingDataError if nothing could be measured in the end.
     """
     machine_before = machine_facts()  # its load is that of the machine, not ours
     known = dict(facts) if facts is not None else probe_machine()

@@ -17,8 +17,7 @@ from typing import Any
 from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.calibration.checked_files import CheckedFile
 from stashtrace.errors import MissingDataError, StashtraceError
-from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall, stalls, step_time
-from stashtrace.lab.characterize.run_figures import Figures
+from stashtrace.lab.characterize.run_figures import CONFIGURATIONS, SIDES, Figures, Stall, stalls, step_time
 from stashtrace.lab.number_intervals import Estimate, Interval, finite_or_none
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.units import duration_text
@@ -208,7 +207,7 @@ class Characterization:
 
 _REASONS = {
     "interconnect": "ranks that compute at the same time share memory and caches, which no trace of one run shows",
-    "network": "sending and receiving over the other way takes processor time from the compute",
+    "network": "sending and receiving over the other link takes processor time from the compute",
     "prep": "workers that prepare batches take processor time from the compute",
     "fetch": "a cold cache also delays what is not a batch: read-ahead and eviction burden the whole machine",
 }

@@ -6,7 +6,7 @@ import shlex
 from typing import Any
 
 from stashtrace.lab.characterize.answer import MEASURED, Characterization
-from stashtrace.lab.characterize.differential import CONFIGURATIONS, SIDES, Stall
+from stashtrace.lab.characterize.run_figures import CONFIGURATIONS, SIDES, Stall
 from stashtrace.lab.number_intervals import Estimate, Interval
 from stashtrace.report.blocks import Bar, Bars, Block, Command, Listing, Paragraph, Part, Picture, Table, page_of
 from stashtrace.report.page.html import budget_bar, paragraph, tag, titled

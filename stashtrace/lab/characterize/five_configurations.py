@@ -30,7 +30,6 @@ from stashtrace.lab.characterize.answer import (
     RunInvalidError,
 )
 from stashtrace.lab.characterize.data_in_cache import DataStates
-from stashtrace.lab.characterize.differential import CONFIGURATIONS
 from stashtrace.lab.characterize.network import EmulatedHost, emulated_hosts
 from stashtrace.lab.characterize.request import (
     SINGLE,
@@ -40,7 +39,7 @@ from stashtrace.lab.characterize.request import (
     open_characterization,
     rank_command,
 )
-from stashtrace.lab.characterize.run_figures import Figures, step_figures, synthetic_data
+from stashtrace.lab.characterize.run_figures import CONFIGURATIONS, Figures, step_figures, synthetic_data
 from stashtrace.lab.characterize.run_on_hosts import HostTask, by_ssh, free_port, from_host, here, run_tasks
 from stashtrace.lab.machine import Quietest, measured_quietly
 from stashtrace.lab.page_cache import COLD, WARM, CacheState
@@ -154,7 +153,7 @@ class Characterizer:
         request, facts = self.request, self.answer.facts
         tasks = self._tasks_here(self.command.ranks)
         try:
-            self._run_tasks(tasks, directory, _TRIAL_STEPS, progress, "a first look at the job")
+            self._run_tasks(tasks, directory, _TRIAL_STEPS, progress, "a trial run of the job")
             trace = load_trace(directory)
             figures = step_figures(trace, request.warmup, _TRIAL_STEPS)
             _require_ranks(figures, self.command.ranks)

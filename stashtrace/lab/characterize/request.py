@@ -15,8 +15,8 @@ from typing import Any
 
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.characterize.answer import FILE_NAME, Characterization, read_characterization
-from stashtrace.lab.characterize.differential import CONFIGURATIONS
 from stashtrace.lab.characterize.network import Shape
+from stashtrace.lab.characterize.run_figures import CONFIGURATIONS
 from stashtrace.lab.machine import machine_facts
 from stashtrace.record.directory import file_rights
 

@@ -16,7 +16,7 @@ from typing import Any
 from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.errors import MissingDataError
 from stashtrace.lab.characterize.answer import FAILED, MEASURED, characterization_in
-from stashtrace.lab.characterize.differential import CONFIGURATIONS
+from stashtrace.lab.characterize.run_figures import CONFIGURATIONS
 from stashtrace.lab.number_intervals import Interval
 
 #: Of an instance that nobody named.

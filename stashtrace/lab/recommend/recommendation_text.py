@@ -105,7 +105,7 @@ def _chosen(answer: Recommendation, candidate: Candidate | None, what: str, limi
     if candidate is None:
         key = faster if budget.hours is not None else cheaper
         nearest = min(answer.candidates, key=key)
-        return [f"nothing is done {limit}: {_missed_text(nearest, budget)}"]
+        return [f"no candidate finishes {limit}: {_missed_text(nearest, budget)}"]
     what = what if candidate.priced else "fastest, of those without a price,"
     out = [f"{what} {limit}: {_facts(candidate)}"]
     if budget.hours is not None and candidate.hours.high > budget.hours:
@@ -119,7 +119,9 @@ def _both_missed(answer: Recommendation) -> list[str]:
     candidate = answer.nearest
     if candidate is None or (answer.cheapest_within_time is None and answer.fastest_within_cost is None):
         return []
-    return [f"nothing keeps both budgets: nearest is {candidate.name}, {_missed_text(candidate, answer.budget)}"]
+    return [
+        f"no candidate keeps both budgets: the nearest is {candidate.name}, {_missed_text(candidate, answer.budget)}"
+    ]
 
 
 def _missed_text(candidate: Candidate, budget: Budget) -> str:
@@ -132,7 +134,7 @@ def _missed_text(candidate: Candidate, budget: Budget) -> str:
     elif budget.cost is not None and cost > budget.cost:
         over, unit = cost - budget.cost, candidate.currency
         part = f" ({percent_text(over / budget.cost)})" if budget.cost else ""
-        out.append(f"{cost_text(cost, unit)} is {cost_text(over, unit)}{part} too dear")
+        out.append(f"{cost_text(cost, unit)} is {cost_text(over, unit)}{part} too expensive")
     what = "" if budget.hours is not None and budget.cost is not None else f"{candidate.name} comes nearest, "
     return what + " and ".join(out)
 
@@ -171,7 +173,7 @@ def _reasons(answer: Recommendation, best: Candidate) -> list[str]:
     if quicker and best.cost.value > 0:
         next_one = min(quicker, key=cheaper)
         out.append(
-            f"the next faster way, {next_one.name}, takes {hours_text(next_one.hours.value)} and costs"
+            f"the next faster candidate, {next_one.name}, takes {hours_text(next_one.hours.value)} and costs"
             f" {_more(next_one.cost.value / best.cost.value - 1)}"
         )
     if not best.measured:

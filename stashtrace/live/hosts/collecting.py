@@ -21,8 +21,8 @@ from typing import Any
 
 from stashtrace.errors import StashtraceError
 from stashtrace.live import times
-from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.hosts.requests import Awaited, Request
+from stashtrace.live.hosts.shared_ranks import OtherHosts
 from stashtrace.live.state import LiveState, read_states
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.directory import RUN_FILE

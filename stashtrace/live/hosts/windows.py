@@ -31,8 +31,8 @@ from stashtrace.format.stash_file import StashFile
 from stashtrace.live import times
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.hosts.collecting import Collecting, Finished, Part, making_folder, part_folder, refuse_part
-from stashtrace.live.hosts.other_hosts import OtherHosts
 from stashtrace.live.hosts.requests import Request, asked_hosts, new_request_name, put_request
+from stashtrace.live.hosts.shared_ranks import OtherHosts
 from stashtrace.live.state import Event
 from stashtrace.record.directory import RUN_FILE, WINDOWS_FOLDER, update_host_facts
 from stashtrace.run_facts import STACKS, read_host_facts

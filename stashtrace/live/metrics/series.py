@@ -82,7 +82,7 @@ LAST_LOOK = Series(
     "stashtrace_last_look_timestamp_seconds",
     "gauge",
     (),
-    "When the process that follows the run on this host last looked: the other values are as old",
+    "When the process that follows the run on this host last read it: the other values are as old",
 )
 STUCK = Series(
     "stashtrace_stuck",

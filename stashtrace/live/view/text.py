@@ -40,7 +40,7 @@ _CONDITION_WORDS = {
     "begins": "running, no step has ended yet",
     "moves": "running",
     "stuck": "STUCK",
-    "unknown": "unknown: nobody has written what the job does",
+    "unknown": "unknown: no host has written its state",
 }
 
 
@@ -214,7 +214,7 @@ def _causes_text(ranks: Sequence[RankView]) -> str:
     named = [f"{duration_text(own.caused_wait_ns)} for rank {own.rank}" for own in causes[:_CAUSES_AT_MOST]]
     more = len(causes) - len(named)
     named += [f"less for {count_noun(more, 'other rank')}"] if more else []
-    return f"waits since the begin, summed over the ranks that waited: {', '.join(named)}"
+    return f"waits since the start, summed over the ranks that waited: {', '.join(named)}"
 
 
 def _costliest(view: LiveView, style: Look) -> list[str]:

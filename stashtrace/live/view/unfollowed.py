@@ -116,7 +116,7 @@ def find_unfollowed(path: Path, run_id: str, facts: Mapping[str, Any]) -> tuple[
     Of one that other hosts record that is what its files hold. ``facts``: of its ``run.json``. Raises MissingDataError
     if it is no run.
     """
-    notes = ["nobody follows this run (`stashtrace run --live` does): this command reads it from its begin on"]
+    notes = ["no process follows this run (`stashtrace run --live` starts one): this command reads it from the start"]
     is_folder = path.is_dir()
     if is_folder and facts and not trace_files(path):
         if _has_ended(facts, ()):
@@ -159,7 +159,7 @@ def _states_elsewhere(path: Path, run_id: str, facts: Mapping[str, Any], hosts: 
     written_ns = max((file.stat().st_mtime_ns for file in trace_files(path)), default=0)
     states = _states_of_recording(path, run_id, facts, lives=True)
     states[0].notes = [
-        f"recorded on {list_some(hosts, 3)}, where nobody follows it: the figures are made of what its files hold"
+        f"recorded on {list_some(hosts, 3)}, where no process follows it: the figures come from what its files hold"
         " (`stashtrace live` there says more, and `stashtrace run --live` shows it on every host)"
     ]
     for state in states:
@@ -171,7 +171,7 @@ def _states_of_recording(path: Path, run_id: str, facts: Mapping[str, Any], *, l
     """Return the state that each host of a run would have written last; ``lives``: whether the run may go on."""
     with _ignore_losses():
         trace = load_trace(path, run_id=run_id or None)
-    totals, notes = LiveTotals(), ["nobody followed this run: the figures are made of its recording"]
+    totals, notes = LiveTotals(), ["no process followed this run: the figures come from its recording"]
     try:
         table = steps(trace)
         complete = np.ones(len(table), dtype=np.bool_)

@@ -363,7 +363,7 @@ def _difference_lines(found: dict[str, Any] | None) -> list[str]:
         f"{', the median of the others' if found['others_count'] > 1 else ''}."
     )
     if not found["boxes"]:
-        said = f"{lead} No function differs by more than the samples leave open."
+        said = f"{lead} No function differs by more than the error of the samples."
         return [tag("h3", text(title)), paragraph(said)]
     names = (("longer", f"longer on rank {slow}"), ("shorter", f"shorter on rank {slow}"))
     key = "".join(f"<li>{swatch(kind)}{text(name)}</li>" for kind, name in names)

@@ -95,8 +95,8 @@ def slow_part(facts: dict[str, Any]) -> list[Block | None]:
         return []
     known = how(
         "slow steps",
-        "A step is slow if it is longer than steps that are like it (of one kind, with or without a checkpoint, and"
-        " with as much computing), by more than these vary and by 2 % at least.",
+        "A step is slow if it is longer than comparable steps (of one kind, with or without a checkpoint, and"
+        " with equal computing), by more than these vary and by 2 % at least.",
         "The length of a step is the mean over its ranks; what grew is a time of the rank that is named.",
         command=facts["commands"]["slow"],
     )
@@ -131,7 +131,7 @@ def slow_lead(slow: dict[str, Any]) -> str:
     verbs = "is slow: it takes" if slow["slow_count"] == 1 else "are slow: together they take"
     return (
         f"{slow['slow_count']:,} of {slow['steps_count']:,} counted steps {verbs}"
-        f" {duration_text(slow['excess_ns'])} longer than others like that, {share} of the time of all steps."
+        f" {duration_text(slow['excess_ns'])} longer than comparable ones, {share} of the time of all steps."
     )
 
 
@@ -163,8 +163,8 @@ def links_part(facts: dict[str, Any]) -> list[Block | None]:
         Paragraph(
             "What the links can do is known from a calibration."
             if calibrated
-            else "What the links can do was not calibrated (`stashtrace calibrate` measures it); beside the median"
-            " stands the best call of the same group and operation, of any size."
+            else "What the links can do was not calibrated (`stashtrace calibrate` measures it); next to the median"
+            " is the best call of the same group and operation, of any size."
         ),
         *(Paragraph(note, "warn") for note in links["notes"]),
         Table("Transfers of collectives by size", head, rows, (0,), sortable=True),

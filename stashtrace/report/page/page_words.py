@@ -71,7 +71,7 @@ def finding_how(finding: dict[str, Any], steps_counts: dict[str, int]) -> list[s
         said.append(f"The evidence comes from {listed_text(tables)}.")
     if not said and finding["share_ratio"] >= 0:
         said.append("It is computed from times that the kernel accounted for while the job ran.")
-    return said or ["It stands in the recording as it is said here; nothing was computed."]
+    return said or ["The recording says this directly; nothing was computed."]
 
 
 def listed_text(names: list[str]) -> str:
