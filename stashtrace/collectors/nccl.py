@@ -197,8 +197,8 @@ def _number(
 ) -> tuple[npt.NDArray[np.uint64], Int64, Int64]:
     """(group or subgroup, number in it, peer in it) of each row, so that equal ones are one operation on every rank.
 
-    NCCL's own numbers count messages too, which differ between ranks, so messages are taken out again. Numbers of
-    collectives are not counted anew: lost rows leave a gap and shift nothing.
+    NCCL's numbers count messages too, which differ between ranks, so messages are taken out again. Numbers of
+    collectives are not counted again: lost rows leave a gap and shift nothing.
     """
     devices = GroupBy(timed.group_hash, timed.device)
     places = zip(*(column.tolist() for column in devices.keys), strict=True)
@@ -213,7 +213,7 @@ def _number(
     sequence = timed.sequence.copy()
     sequence[order] -= before - before[first]
 
-    # Subgroups: 0 the communicator itself, 1 replays of graphs, 2 tasks whose call was not seen beside calls that were,
+    # Subgroups: 0 the communicator itself, 1 replays of graphs, 2 tasks whose call was not seen among calls that were,
     # 3 one-sided operations, from 4 on the pairs of ranks that exchange messages.
     has_calls = communicators.any(timed.called)
     replayed = (timed.flags & NcclFlag.REPLAYED) != 0
@@ -428,7 +428,7 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
 
 
 def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) -> npt.NDArray[np.bool_]:
-    """Rows whose stamps of the plugin are outside their own events: NCCL assigned them to the wrong operation."""
+    """Rows whose stamps of the plugin are outside their events: NCCL assigned them to the wrong operation."""
     both = (plugin.begin_ns >= 0) & (begin >= 0)
     far = _STRAY_NS
     for clock in (DeviceClock.EVENT, DeviceClock.GLOBALTIMER):

@@ -82,7 +82,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
 def _counters(
     rows: npt.NDArray[np.void], fields: dict[str, tuple[str, str]], key: str, context: DecodeContext
 ) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]]:
-    """(time, track, value) of the samples of each field; ``key`` tells the series of one field apart."""
+    """(time, track, value) of the samples of each field; ``key`` distinguishes the series of one field."""
     ts = context.to_ns(rows["ticks"])
     series = GroupBy(rows[key] if key else np.zeros(len(rows), dtype=np.uint32))
     parts = []

@@ -5,7 +5,7 @@ in both, and ``stash_file`` drops one of the two by its sequence. A row that is 
 drained before, so the .stash has it.
 
 A lost power supply, a full quota or an interrupted copy leaves a file that ends early or has pages of zeros. A ring's
-header says which rows were published: those that are not there are told apart, so that they can be counted.
+header says which rows were published: those that are not there are distinguished, so that they can be counted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Ring:
 class RingImage:
     """All rings of a ring file, and the number of places where others must have been.
 
-    Without ``has_header`` the count of ``lost_rows`` is gone. The errors (errno, 0 for none) tell why rows were lost
+    Without ``has_header`` the count of ``lost_rows`` is gone. The errors (errno, 0 for none) show why rows were lost
     that no loss row counts.
     """
 
@@ -93,7 +93,7 @@ def read_ring(path: str) -> RingImage | None:
     if header is None and not rings:
         raise FormatError(f"{path} is not a stashtrace ring")
     told_by = header or _RingHeader(0, 0, 0, 0, 0)
-    # An empty ring still tells how many rows the .stash must have.
+    # An empty ring still shows how many rows the .stash must have.
     told = [ring for ring in rings if ring.first_sequence or ring.row_count or ring.dropped]
     errors = (told_by.grow_error, told_by.write_error)
     return RingImage(told_by.pid, told_by.lost_rows, *errors, told, damaged, header is not None)

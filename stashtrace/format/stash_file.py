@@ -57,7 +57,7 @@ class Chunk:
 class StashFile:
     """Head and segment index of one process; rows are read by :meth:`load` and :meth:`chunks`.
 
-    ``path``: the .stash file; the .ring beside it is found by name. ``strict``: raise on damage that otherwise becomes
+    ``path``: the .stash file; the .ring next to it is found by name. ``strict``: raise on damage that otherwise becomes
     a loss row.
     """
 
@@ -67,7 +67,7 @@ class StashFile:
         self.strict = strict
         self._ring: RingImage | None = None
         self._losses: Counter[_Loss] = Counter()
-        #: Those that the .ring tells of, and texts that lack parts.
+        #: Those that the .ring mentions, and texts that lack parts.
         self._ring_losses: Counter[_Loss] = Counter()
         #: Rows that are there and cannot be read; a merge carries them along.
         self._unread: Counter[_Loss] = Counter()
@@ -442,7 +442,7 @@ def join_chunks(chunks: list[Chunk], dtype: np.dtype[np.void]) -> RawRecords:
     tids = np.repeat(np.array([c.tid for c in chunks], dtype=np.uint32), [len(r) for r in rows])
     if len(rows) == 1:
         return RawRecords(rows[0], tids)
-    # Of structured arrays numpy joins the types anew, pair by pair: that costs 100 times what their bytes do.
+    # Of structured arrays numpy joins the types again, pair by pair: that costs 100 times what their bytes do.
     joined = bytearray().join(np.ascontiguousarray(part).data for part in rows)
     return RawRecords(np.frombuffer(joined, dtype=dtype), tids)
 

@@ -119,7 +119,7 @@ def add_operations(
         "nccl_flags": given["captured"] * int(NcclFlag.CAPTURED),
         **_by_proxies(given, proxies),
     }
-    # The key of a row is its place after sorting, so the details are sorted alike.
+    # The key of a row is its place after sorting, so the details are sorted in the same way.
     order = np.lexsort((given["number"], call))
     context.add(
         "collectives",

@@ -4,7 +4,7 @@
          0     0    0   16 forward-compute      0.321    0.546      0  0     0   0   -> kernels
          0     0    0   16 forward-send         0.867    0.004      0 -1    -1  -1   -> kernels, collectives
 
-``meta-NAME.yaml`` beside it says how many ranks the job had. Times are seconds of a GPU's timers from the begin of
+``meta-NAME.yaml`` next to it says how many ranks the job had. Times are seconds of a GPU's timers from the begin of
 their step, as 32-bit floats. What is read and what cannot be known: ``docs/importers/straggler.md``.
 """
 
@@ -118,7 +118,7 @@ def _is_whole(numbers: Mapping[str, npt.NDArray[np.float64]]) -> Bools:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Return the sizes of the job by dimension, from the file of metadata beside the trace; empty without one."""
+    """Return the sizes of the job by dimension, from the file of metadata next to the trace; empty without one."""
     beside = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml")
     try:
         with open_binary(beside) as file:
@@ -158,7 +158,7 @@ class _Job:
         self._dp, self._stage = integers["dp_rank"], integers["stage"]
         begin = np.rint(numbers["start_ts"] * _SECOND_NS).astype(np.int64)
         end = begin + np.rint(numbers["duration"] * _SECOND_NS).astype(np.int64)
-        # Each step counts from its own begin. Steps are laid one after the other: the time between is not recorded.
+        # Each step counts from its begin. Steps are laid one after the other: the time between is not recorded.
         steps = GroupBy(integers["step"])
         self._numbers, self._step = steps.values, steps.number
         offsets = np.append(0, np.cumsum(steps.max(end)))[self._step]

@@ -1,6 +1,6 @@
 """Load files of other tools as one Trace: the importer that recognises a file reads it, and all share one timeline.
 
-If a file cannot be read, only its own rows are lost.
+If a file cannot be read, only its rows are lost.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Progress = Callable[[int, int, str], None]
 #: Progress is reported once per this many files while a folder is listed.
 _COUNTED_AT_ONCE = 1000
 _APART = "put the files of each job into a folder of its own; `stashtrace diff A B` compares two"
-#: Suffixes of files that often lie beside traces; such a file is skipped without a loss row.
+#: Suffixes of files that often lie next to traces; such a file is skipped without a loss row.
 _FOREIGN_SUFFIXES = (".md", ".txt", ".log", ".py", ".toml", ".yaml", ".csv", ".png", ".html")
 
 
@@ -103,7 +103,7 @@ class Imported:
                 if file.suffix not in _FOREIGN_SUFFIXES:
                     self._pass_over(file, error)
                 elif isinstance(error, RefusedFileError):
-                    self.errors.append(error)  # told if nothing else is there
+                    self.errors.append(error)  # reported if nothing else is there
             else:
                 self._import(source, name, importer)
                 parts.append(self.context.take())

@@ -169,7 +169,7 @@ def _first_of(formats: Sequence[UnreadFormat], head: bytes) -> UnreadFormat | No
 
 #: In a folder with more files than this, a sample is examined first.
 FEW_FILES = 1000
-#: Suffixes of files that are numerous in data sets and beside jobs; no tool writes traces with such a name.
+#: Suffixes of files that are numerous in data sets and next to jobs; no tool writes traces with such a name.
 NEVER_TRACES = frozenset(
     (
         *(".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".mp4", ".avi", ".mkv", ".wav", ".flac"),

@@ -19,7 +19,7 @@ from stashtrace.schema.order import SORT_KEYS
 from stashtrace.schema.table import Array, GrowingTable, Table
 from stashtrace.schema.trace import EventTables, Trace
 
-#: The calls of runs with at most so many are kept in memory: 44 bytes each.
+#: The calls of runs with at most this many are kept in memory: 44 bytes each.
 KEPT_ROWS = 8_000_000
 _BLOCKED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
 #: Masks by code (any of 16 bits in a damaged file): calls that are notable, and calls that may be.
@@ -132,7 +132,7 @@ class _Notable(GrowingTable):
 
 
 def _load(outline: Outline, rows_count: int) -> Table:
-    """Return the io table of at most ``rows_count`` rows; beside it, only one piece is in memory at a time."""
+    """Return the io table of at most ``rows_count`` rows; apart from it, only one piece is in memory at a time."""
     schema = TABLES["io"]
     columns = {c.name: np.empty(rows_count, dtype=c.dtype) for c in schema.columns}
     in_order = _read(outline, columns=columns)

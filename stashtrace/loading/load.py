@@ -306,7 +306,7 @@ def _with_device_clocks(processes: Sequence[Process]) -> tuple[list[Process], li
     return [replace(p, device_times=own) for p, own in zip(processes, times, strict=True)], losses
 
 
-# What is in memory of a run that still records, and what other hosts tell of their ranks.
+# What is in memory of a run that still records, and what other hosts report of their ranks.
 #
 #     own processes of this host    all tables   -> trace    what the analyses read
 #     ranks of other hosts          a few tables -> joint    with the trace: numbers of steps, collectives matched
@@ -335,8 +335,8 @@ class GrownRun:
 def load_growing(run: RawRun, others: Sequence[StashFile] = ()) -> GrownRun:
     """Load what is in memory of a run that still records, as ``load_trace`` does; nothing is warned of.
 
-    ``run``: of ``format.growing.GrowingRun.look``. ``others``: what other hosts tell of their ranks. Of an elastic job
-    the last start is loaded. Raises FormatError if no process has a clock reading.
+    ``run``: of ``format.growing.GrowingRun.look``. ``others``: what other hosts report of their ranks. Of an elastic
+    job the last start is loaded. Raises FormatError if no process has a clock reading.
     """
     opened = identify_run([run], run.path, None, None, others)
     if opened.starts and opened.start != opened.starts[-1]:

@@ -189,7 +189,7 @@ def choose_processes(processes: Sequence[Process], ranks: Collection[int] | None
 
 
 def own_first(processes: Sequence[Process], others: Sequence[StashFile]) -> list[Process]:
-    """Return chosen processes numbered anew: those whose files are among ``others`` behind all others."""
+    """Return chosen processes numbered again: those whose files are among ``others`` behind all others."""
     if not others:
         return list(processes)
     told = {id(file) for file in others}

@@ -177,7 +177,7 @@ def _forked() -> None:
 
 
 class ThreadState(threading.local):
-    """What the probes remember of a thread, so that each can tell where it was called from.
+    """What the probes remember of a thread, so that each knows where it was called from.
 
     A forked child starts with fresh state, since only the forking thread lives on.
 
@@ -244,8 +244,8 @@ class StepWindow:
     step. After the first mark by the user, only marks end steps.
 
     ``steps``: ``"A:B"``, ``"A:"``, ``":B"`` or empty for all. ``control``: says whether to record, in place of the
-    steps (``run --idle``). ``deeper``: told of each step. ``step``: number of steps that have ended. ``open``: whether
-    probes should record now. ``begins``: whether recording begins with this step. ``marked_by_user``: whether
+    steps (``run --idle``). ``deeper``: called for each step. ``step``: number of steps that have ended. ``open``:
+    whether probes should record now. ``begins``: whether recording begins with this step. ``marked_by_user``: whether
     ``stashtrace.step()`` has been called, so that nothing else ends a step.
     """
 

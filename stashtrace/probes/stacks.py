@@ -142,7 +142,7 @@ def _followed(original: Callable[..., None]) -> Callable[..., None]:
 def _follow(loop: Any) -> None:
     try:
         _time_selector(loop)
-    except Exception as error:  # a selector of the program's own may allow no attribute
+    except Exception as error:  # a selector of the program may allow no attribute
         recorder.failed(COLLECTOR, "event_loop", error)
 
 

@@ -38,9 +38,9 @@ TRACE_SUFFIXES = (".stash", ".ring")
 _LEFT_SUFFIXES = (".stash.tmp", ".nvml.lock", ".reached")
 #: What the merge adds.
 TIMELINE_FILE, SUMMARY_FILE = "timeline.pftrace.gz", "summary.txt"
-#: What the process that follows a run writes beside its windows; these are never removed with it.
+#: What the process that follows a run writes next to its windows; these are never removed with it.
 _OF_FOLLOWER = ("live-*.json", "live-*.rows", "events-*.jsonl", "capture-*.request", "control-*", host_file("*"))
-#: Folder in which the processes that follow a run tell each other of the ranks of their hosts.
+#: Folder in which the processes that follow a run report the ranks of their hosts to each other.
 HOSTS_FOLDER = "hosts"
 #: Folder of the windows that it seals.
 WINDOWS_FOLDER = "windows"
@@ -144,7 +144,7 @@ def is_part_of_run(name: str) -> bool:
 
 
 def remove_told(directory: Path) -> None:
-    """Remove what hosts told each other of their ranks: the recording has all of it. Other files there stay."""
+    """Remove what hosts reported to each other of their ranks: the recording has all of it. Other files there stay."""
     with contextlib.suppress(OSError):
         for path in sorted((directory / HOSTS_FOLDER).iterdir()):
             if path.name.endswith(TRACE_SUFFIXES) and not path.is_dir():
@@ -254,7 +254,7 @@ def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
 
 
 def update_host_facts(directory: Path, host: str, facts: Mapping[str, Any]) -> None:
-    """Add facts to the file of a host in a run or window (``run_facts.host_file``): each follower writes its own alone.
+    """Add facts to the file of a host in a run or window (``run_facts.host_file``): each follower writes only its file.
 
     Errors of the system are raised as they are.
     """
@@ -270,7 +270,7 @@ def was_replaced(directory: Path, began_in: os.stat_result) -> bool:
     try:
         now = os.stat(directory)
     except OSError:
-        return False  # that is told by who writes into it, and so is a file in its place
+        return False  # that is reported by who writes into it, and so is a file in its place
     return stat.S_ISDIR(now.st_mode) and not os.path.samestat(now, began_in)
 
 
@@ -398,7 +398,7 @@ def copy_process(source: Path, target: Path) -> None:
 
 
 def copy_host_facts(source: Path, target: Path) -> None:
-    """Copy what the followers of a run know to another directory of it, but for hosts that have told something there.
+    """Copy what the followers of a run know to another directory of it, except for hosts that have written there.
 
     Errors of the system are raised as they are.
     """

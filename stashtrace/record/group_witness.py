@@ -1,7 +1,7 @@
 """Find out whether a signal that reached us was sent to our process group, and so reached the job too.
 
 The job runs in our group. A signal to the group (from a terminal, ``kill -- -GROUP``, ``timeout``) reaches the job, a
-signal to us alone does not, and the kernel does not tell us which it was. So we put a second process, the witness, into
+signal to us alone does not, and the kernel does not say which it was. So we put a second process, the witness, into
 the group, with every signal blocked: what is pending there was sent to the group. This does not depend on timing: the
 kernel signals a group while it holds its list of processes, and :meth:`GroupWitness.sent_to_group` waits for that list.
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 #: A signal number and the process that sent it; number 0 ends an answer.
 _ENTRY = struct.Struct("=ii")
-#: Where a Python that is not installed for the whole system finds its own library.
+#: Where a Python that is not installed for the whole system finds its library.
 _LOADING = ("LD_LIBRARY_PATH",)
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S, _POLL_S = 0.02, 1.0, 0.002
 

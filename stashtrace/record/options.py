@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Deep mode: recorded with ``kernels`` alone.
 KERNEL_COLLECTOR = "cupti"
-#: Batches that ``--synthetic`` keeps: two show whether batches are alike, and fit on a device that holds the current
+#: Batches that ``--synthetic`` keeps: two show whether batches are similar, and fit on a device that holds the current
 #: batch and the next one.
 SYNTHETIC_BATCHES = 2
 _METADATA_KEY = "declaration"
@@ -87,7 +87,8 @@ class Declaration:
     listed: Callable[[], Sequence[str]] | None = None
     #: Whether a variable of the caller stays in force when the option is not given.
     inherited: bool = True
-    #: Whether the option works only with ``stashtrace run``, which stays beside the job; ``stashtrace env`` lacks it.
+    #: Whether the option works only with ``stashtrace run``, which stays while the job runs; ``stashtrace env`` lacks
+    #: it.
     needs_launcher: bool = False
     #: Whether the value is written to ``run.json``.
     in_run_file: bool = False
@@ -326,7 +327,7 @@ class RecordOptions:
         """Return a copy of ``base`` with the variables of these options.
 
         If an option is not given, its variable in ``base`` stays or goes, as declared: a traced command that traces
-        another must not pass its own steps on.
+        another must not pass its steps on.
 
         Raises UsageError if a collector is unknown, or ``staged`` cannot be used. Raises FormatError if ``staged`` is
         not a list of staged files. Raises CaptureError if the extension that knows the collectors cannot be loaded.

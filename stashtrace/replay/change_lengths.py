@@ -121,7 +121,7 @@ def _spent(scenario: Scenario, quantity: str) -> Floats:
     compiles, pickles = (graph.facts.compiles, graph.facts.pickles) if graph.facts is not None else (none, none)
     if quantity in ("compile", "objects"):
         return np.where(compiles if quantity == "compile" else pickles, work, 0.0)
-    if quantity in ("python", "launch"):  # the loop's own code, which can be made quicker
+    if quantity in ("python", "launch"):  # the loop's code, which can be made quicker
         work = np.where(compiles | pickles, 0.0, work)
     resources, kind = _WORK[quantity]
     if quantity == "checkpoint" and (graph.edge_kind == EdgeKind.JOIN).any():
@@ -179,9 +179,9 @@ def _of_timed_devices(scenario: Scenario, change: Change, factor: float, work: F
 LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}
 #: No more than this many times the recorded ranks are predicted.
 _FARTHEST = 32
-#: Latency can be told from bandwidth if the largest message is this many times the smallest one.
+#: Latency can be distinguished from bandwidth if the largest message is this many times the smallest one.
 _SPREAD = 4.0
-#: Fewer transfers of one kind of operation tell nothing about it.
+#: Fewer transfers of one kind of operation show nothing about it.
 _FEW = 3
 #: This part of the transfers of a size is as quick as the link allows.
 _QUICK_RATIO = 0.1

@@ -224,7 +224,8 @@ def _steps_alike(
     """Take the excess of a rank's steps over the others' median away from some nodes, as far as it was late in them.
 
     As ``luck`` grows, what a rank does longer in single steps stays, and only what it does longer on average goes.
-    With ``places`` it goes where in a step the rank works longer than the others, else from all of its work alike.
+    With ``places`` it goes where in a step the rank works longer than the others, else from all of its work equally
+    long.
     """
     out: Floats = work.copy()
     ranks, steps = GroupBy(graph.rank[chosen]), GroupBy(graph.step[chosen])

@@ -18,8 +18,8 @@ def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, flo
     """Return the mean nanoseconds of a rank's step by column.
 
     For a rank that its host attributes they add up to the time that its thread was busy or waited. For a rank with
-    kernels they add up to its steps: computation counts first, then transfers and copies beside it, then what the rank
-    waited for.
+    kernels they add up to its steps: computation counts first, then transfers and copies outside of it, then what the
+    rank waited for.
 
     ``steps``: counted steps.
     """

@@ -189,7 +189,7 @@ def real(name: str, doc: str, missing: int = 0, detail: int = 0, title: str = ""
 
 
 def word(name: str, doc: str, width: int = 16, detail: int = 0, title: str = "", role: Role = "") -> Column:
-    """Return a column of texts in place; numpy's type has room for so many characters, tables make it wider."""
+    """Return a column of texts in place; numpy's type has room for this many characters, tables make it wider."""
     return Column(name, f"U{width}", "", doc, role, detail=detail, title=title)
 
 

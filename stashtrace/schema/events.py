@@ -351,7 +351,7 @@ COLLECTIVE_DETAILS = schema(
 DEVICE_TABLES = (DEVICES, STREAMS, DEVICE_CLOCKS, DEVICE_BRACKETS, DEVICE_CALLS, KERNELS, COLLECTIVE_DETAILS)
 
 
-# What only all ranks together can tell, as tables beside the rows of each rank.
+# What only all ranks together show, as tables parallel to the rows of each rank.
 #
 # A store that is partitioned by rank keeps them, so that one rank's partition is attributed as within its whole run.
 

@@ -32,7 +32,7 @@ LossRow = tuple[str, str, int, int, str]
 class RawRecords:
     """All rows of one record type of one process, grouped by thread in the order written."""
 
-    #: Fields as in today's ``records.def``, projected by name from the file's own field table.
+    #: Fields as in today's ``records.def``, projected by name from the file's field table.
     rows: npt.NDArray[np.void]
     #: Kernel thread id of each row.
     tid: npt.NDArray[np.uint32]
@@ -236,7 +236,7 @@ class Trace(_Tables):
 
     @property
     def io_outline(self) -> IoOutline | None:
-        """Facts about the I/O calls beside their table; None for a trace that was made in memory."""
+        """Facts about the I/O calls that are not in their table; None for a trace that was made in memory."""
         return self._io_outline
 
     @property
@@ -342,7 +342,7 @@ class Trace(_Tables):
         StashtraceError
             If the package ``perfetto`` cannot be used, or the program cannot be had or does not start.
         UsageError
-            If ``bin_path`` is no file, is given beside ``config``, or the timeline does not know an option.
+            If ``bin_path`` is no file, is given with ``config``, or the timeline does not know an option.
         MissingDataError
             If the trace has no times.
         """

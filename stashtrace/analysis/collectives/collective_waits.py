@@ -39,10 +39,10 @@ def collectives(trace: Trace) -> Table:
     """Split every collective of every rank into wait and transfer.
 
     Operations in which nobody can end before everybody has entered: ``wait = last enter - own enter``, ``transfer = end
-    - last enter``, clipped to the rank's own interval. Rooted ones wait for the root's data only (or the root for all),
+    - last enter``, clipped to the rank's interval. Rooted ones wait for the root's data only (or the root for all),
     a receive for its send. This includes what was hidden behind compute; the exposed part is in ``stalls``. Where the
     clocks of the ranks are not good enough for an operation, the shortest duration of all ranks is the transfer
-    (``method`` duration). Where ranks of different hosts entered closer together than their clocks can tell,
+    (``method`` duration). Where ranks of different hosts entered closer together than their clocks can resolve,
     ``last_rank`` is -1. An operation that never ended lasts until its process does. Times of an operation that a device
     was seen to run are the device's. Columns: table ``collective_times`` of ``docs/reference/tables.md``.
 

@@ -24,7 +24,7 @@ from stashtrace.schema.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class DeviceCollectives:
-    """Columns beside ``trace.collectives``, row by row."""
+    """Columns parallel to ``trace.collectives``."""
 
     #: First and last moment on the device, queueing behind earlier work left out; -1 if untimed.
     begin_ns: Int64
@@ -63,7 +63,7 @@ def on_devices(trace: Trace) -> DeviceCollectives:
     given |= from_kernel
     timed = known | from_kernel
     begin[~timed], end[~timed] = -1, -1
-    # A kernel's own begin is its entry. An event may lie before the launch: the call was still on its way.
+    # A kernel's begin is its entry. An event may lie before the launch: the call was still on its way.
     launched = np.where(source == CollectiveSource.EVENTS, table["return_ns"], -1)
     launched[from_kernel] = -1
     enter = np.clip(np.maximum(begin, launched), begin, np.maximum(end, begin))

@@ -28,7 +28,7 @@ _CLOCK_SLACK_NS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Columns beside ``trace.collectives``, row by row."""
+    """Columns parallel to ``trace.collectives``."""
 
     #: End on this rank; estimated from later ends where it was not seen, ``NEVER`` if nothing speaks for an end.
     end_ns: Int64
@@ -45,8 +45,8 @@ class Matched:
     #: False if the ranks' clocks are too far apart for this operation: then ``last_enter_ns`` is the own end minus the
     #: shortest duration of all ranks, and ``last_rank`` the rank that has it.
     by_clock: npt.NDArray[np.bool_]
-    #: False if a rank with another clock entered so soon before the last one that the clocks cannot tell which of them
-    #: was last; true where ``by_clock`` is not, since durations tell then.
+    #: False if a rank with another clock entered so soon before the last one that the clocks cannot show which of them
+    #: was last; true where ``by_clock`` is not, since durations decide then.
     ordered: npt.NDArray[np.bool_]
 
 
@@ -110,7 +110,7 @@ def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: boo
     """Match the rows of ``trace.collectives`` across ranks.
 
     ``device_error_ns`` is what the clock behind each row's times adds to the error of its host's clock. A trace that
-    holds some ranks of a store brings along what was matched among all of them; ``by_devices`` tells which half.
+    holds some ranks of a store brings along what was matched among all of them; ``by_devices`` shows which half.
     """
     table = trace.collectives
     if len(trace.matched_collectives):
@@ -168,7 +168,7 @@ def known_matches(known: Table, collectives: Table, by_devices: bool) -> Matched
 
 
 def known_columns(known: Table, collectives: Table, names: dict[str, Int64]) -> list[Int64]:
-    """Columns of ``matched_collectives`` beside these rows; the given values where it does not know a row."""
+    """Columns of ``matched_collectives`` for these rows; the given values where it does not know a row."""
     row = GroupBy(known["collective_key"]).row_of(collectives["collective_key"])
     return [int64(np.where(row >= 0, known[name][row], rest)) for name, rest in names.items()]
 
@@ -333,7 +333,8 @@ def _match_pairs(
 
     A send waits for its receiver only where it ended after the receiver had entered: others leave their bytes and go.
 
-    A pair with a group of its own may number its messages alike on both sides, also those that were not recorded.
+    A pair with a group of its own may number its messages the same way on both sides, also those that were not
+    recorded.
     """
     partial[rows] = table["end_ns"][rows] >= 0  # until the other side of the pair is found
     rows = rows[order_by(table["sequence"][rows], table["call_ns"][rows])]
@@ -369,7 +370,7 @@ def _match_pairs(
 
 
 def _pairs_by_number(number: Int64, sent: Int64, received: Int64) -> tuple[Int64, Int64] | None:
-    """Receives and the sends that they belong to; None where the sides do not number alike."""
+    """Receives and the sends that they belong to; None where the sides do not number the same way."""
     if any(len(np.unique(number[side])) < len(side) for side in (sent, received)):
         return None
     _, at_sent, at_received = np.intersect1d(number[sent], number[received], assume_unique=True, return_indices=True)

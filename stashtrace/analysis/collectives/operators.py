@@ -29,7 +29,7 @@ OPERATORS = schema(
 def operators(trace: Trace) -> Table:
     """Count the calls of each operator and add up the bytes of their tensors, most bytes first.
 
-    A collective is one row for each operation and process group. An operator that calls others is counted beside them,
+    A collective is one row for each operation and process group. An operator that calls others is counted as well,
     so the bytes of different rows overlap. Columns: table ``operators`` of ``docs/reference/tables.md``.
 
     Parameters

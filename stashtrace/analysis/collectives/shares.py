@@ -5,7 +5,7 @@
         |---- network ----|-- interconnect ----|
 
 The estimate is the time of the same operation and size between as many ranks as share a host in the group: by the
-machine's calibration (``stashtrace calibrate``), else by the run's own collectives that stay inside a host. Where
+machine's calibration (``stashtrace calibrate``), else by the run's collectives that stay inside a host. Where
 neither knows it, nothing is cut.
 """
 
@@ -43,7 +43,7 @@ KEPT = ("network_low_ns", "network_point_ns", "network_high_ns", "network_estima
 
 @dataclass(frozen=True, slots=True)
 class NetworkCuts:
-    """Columns beside ``trace.collectives``, row by row."""
+    """Columns parallel to ``trace.collectives``."""
 
     #: When the network's part is over: not before, as the budget takes it, at the latest; -1 where nobody knows.
     low_ns: Int64
@@ -121,7 +121,7 @@ def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, F
 
 
 def _calibration(trace: Trace) -> Calibration | None:
-    """The calibration beside the run, unless it is another machine's or damaged."""
+    """The calibration next to the run, unless it is another machine's or damaged."""
     try:
         calibration = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     except FormatError:

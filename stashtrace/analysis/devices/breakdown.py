@@ -238,7 +238,7 @@ def idle(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Ke
 
     ``input``: the host waited for a batch and had launched nothing. ``sync``: the host stood in a blocking call of the
     driver; or such a call had drained the device and the host had not launched again, for at most the duration of that
-    call: without it, the host would have been ahead by so much. ``host``: the host did something else before it
+    call: without it, the host would have been ahead by this much. ``host``: the host did something else before it
     launched the next work. ``launch``: that launch was under way, up to the begin on the device.
     ``kernel_wait``: the next work had been launched before the device ran dry but did not begin: it waited for an
     event, or for the device to change from one kernel to the next. ``unknown``: the launch of the next work was not

@@ -200,7 +200,7 @@ def _summary(run: _Run, chosen: list[int]) -> tuple[int, float, int, float]:
     samples, calls = len(sums), int(counts.sum())
     by_device = GroupBy(run.owner)
     free = samples - len(by_device)
-    if free > 0:  # ranks differ from one another alike in both runs, so that is not noise
+    if free > 0:  # ranks differ from one another in the same way in both runs, so that is not noise
         means = by_device.sum(sums) / by_device.sizes
         error = float(np.sqrt(((sums - means[by_device.number]) ** 2).sum() / free / samples))
     else:

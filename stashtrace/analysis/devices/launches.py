@@ -33,11 +33,11 @@ from stashtrace.schema.trace import Trace
 #: Launches that CUDA and HIP take before the next one blocks its thread.
 FULL_QUEUE = 1024
 #: A queue may be full with fewer launches, where events and other entries that are not seen take places of it. It is
-#: taken to be full where at least so many launches were waiting, as many as this part of the most that ever were...
+#: taken to be full where at least this many launches were waiting, as many as this part of the most that ever were...
 FEWEST_WAITING, _FULL_RATIO = 256, 0.98
-#: ... if the calls that found it so were held: took so many times as long as those that found it this far from full.
+#: ... if the calls that found it so were held: took this many times as long as those that found it this far from full.
 _HELD_TIMES, _FAR_RATIO = 1.5, 0.9
-#: At least so many of them, and at least this part.
+#: At least this many of them, and at least this part.
 _FEWEST_HELD, _HELD_RATIO = 3, 0.5
 #: A call may return this long before the end that the device notes.
 _CLOCKS_AGREE_NS = 2_000
@@ -99,7 +99,7 @@ def found_empty(launch: Int64, begin: Int64, end: Int64) -> Bools:
 class FullQueue:
     """Calls that wait for a place in the queue of a stream."""
 
-    #: A launch waits for the end of the work that was launched so many launches before it.
+    #: A launch waits for the end of the work that was launched this many launches before it.
     ahead_count: int
     #: Launches whose calls were held up, as places in the order of launches.
     held: Int64

@@ -34,7 +34,7 @@ _HELD_NS = 1_000_000
 #: Reading an index that is there takes less than this. Workers that have to wait do so before this part of their
 #: batches.
 _WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
-#: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
+#: Batches that DataLoader asks each worker for in advance, unless it is set otherwise.
 _PREFETCH = 2
 #: The next index goes out at most this long before the loop has its batch: pinning and unpickling lie between.
 _ASKED_NS = 5_000_000

@@ -108,7 +108,7 @@ def _with_kernels(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[
     return (steps.take(np.flatnonzero(inside)), True) if inside.any() else (steps, False)
 
 
-#: A wait for a collective ends this soon after the collective, by the collective's own events.
+#: A wait for a collective ends this soon after the collective, by the collective's events.
 _SOON_NS = 50_000
 
 
@@ -172,7 +172,7 @@ def _ended_by(done: Int64, moments: Int64) -> Int64:
 
 
 def _asked_for(index: TraceIndex, thread: StepThread, done: Int64) -> tuple[Int64, Int64]:
-    """Return when the streams were told to wait for collectives, whether or not they had to, and for which one."""
+    """Return when the host asked the streams to wait for collectives, whether or not they had to, and for which one."""
     table, rows = index.trace.device_brackets, index.brackets.rows(thread.process_id)
     waits = (table["bracket_code"][rows] == Bracket.STREAM_WAIT) & (table["awaited_code"][rows] == Awaited.COLLECTIVE)
     rows = rows[waits & (table["end_ns"][rows] >= 0) & (table["awaited_ns"][rows] >= 0)]
@@ -307,6 +307,6 @@ def _let_go(
 
 
 def _lag_ns(begin_ns: Int64, rows: Int64, transfers: Transfers) -> Int64:
-    """Return how long after its transfer a member goes on: what is later than its own part is nobody's doing."""
+    """Return how long after its transfer a member goes on: what is later than its part is nobody's doing."""
     own_ns = transfers.own_end_ns[rows] - transfers.end_ns[rows]
     return int64(np.minimum(begin_ns - transfers.end_ns[rows], np.maximum(own_ns, 0)))

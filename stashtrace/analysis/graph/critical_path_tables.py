@@ -140,7 +140,7 @@ def critical_share(trace: Trace) -> Table:
 
     A share is a ratio of times, so it can be compared between ranks and runs. Clocks matter where the path turns from
     one rank to another: the rank that came last is chosen, and where the error of the clocks leaves that open the time
-    is in ``ambiguous_ratio`` as well. A stretch of a thread is as long as its own clock says. Columns: table
+    is in ``ambiguous_ratio`` as well. A stretch of a thread is as long as its clock says. Columns: table
     ``critical_share`` of ``docs/reference/tables.md``.
 
     Parameters
@@ -230,7 +230,7 @@ def _stretches(index: TraceIndex, course: Course) -> Table:
     node, shared = beside.node[mine], beside.shared_ns[mine]
     rivals_of_row = GroupBy(rows.number[beside.piece[mine]], graph.rank[node], graph.kind[node])
     row, other_rank, other_kind = rivals_of_row.keys
-    chosen = GroupBy(row).argmax(rivals_of_row.sum(shared))  # the one that ran beside it longest
+    chosen = GroupBy(row).argmax(rivals_of_row.sum(shared))  # the one that ran at the same time longest
     rival_rank[row[chosen]], rival_kind[row[chosen]] = other_rank[chosen], other_kind[chosen]
     rival_slack[row[chosen]] = rivals_of_row.min(course.slack_ns[node])[chosen]
     texts = np.array(whole.texts or [""])

@@ -294,9 +294,9 @@ def _samples(
 _ENOUGH = 20
 #: Bounds: these parts of the reads of a size took less time per byte.
 _QUICK_RATIO, _SLOW_RATIO = 0.1, 0.75
-#: Reads whose sizes are at most so many powers of two apart are similar.
+#: Reads whose sizes are at most this many powers of two apart are similar.
 _OCTAVES = 1
-#: At most so many calls of a run are examined.
+#: At most this many calls of a run are examined.
 _MOST_ROWS = 8_000_000
 _NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE | IoFlag.DIRECT)
 

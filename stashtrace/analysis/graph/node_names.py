@@ -1,6 +1,6 @@
 """Names of what nodes did: the function or phase of a thread, the operation of a transfer, the worker of a batch.
 
-Only pieces of the critical path get names: they are few beside the nodes.
+Only pieces of the critical path get names: they are few compared to the nodes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Transfers:
 
     #: Node of each row's transfer, -1 if there is none.
     node: Int64
-    #: When the node ends: with the first member that was done, a message with its receive; and the row's own member.
+    #: When the node ends: with the first member that was done, a message with its receive; and the row's member.
     end_ns: Int64
     own_end_ns: Int64
 
@@ -111,9 +111,9 @@ def _times_without_late_looks(enter: Int64, done: Int64, moved_bytes: Int64, is_
 
 
 def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
-    """Return the queue of each row of ``collectives``, and its number there: those of one operation have both alike.
+    """Return the queue of each row of ``collectives``, and its number there: rows of one operation share both.
 
-    That is the group and its own number, but where two ranks of a group send in both directions each direction is a
+    That is the group and its number, but where two ranks of a group send in both directions each direction is a
     queue of its own: NCCL numbers all sends and receives of a rank in their order, which the other side need not share.
     """
     table = index.trace.collectives

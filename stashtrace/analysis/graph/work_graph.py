@@ -178,7 +178,7 @@ class Graph:
     def decided(self) -> npt.NDArray[np.bool_]:
         """Mask of the edges that stand for a choice made at run time. All other edges hold in every run of the job.
 
-        A replay makes the choice anew: of such edges into one node, the one whose source ends last binds it
+        A replay makes the choice again: of such edges into one node, the one whose source ends last binds it
         (``Replayed.binding``), whichever did so in the recording.
         """
         decided = np.zeros(len(self.source), dtype=bool)

@@ -148,7 +148,7 @@ def overlap_free(path: Int64, begin: Int64, end: Int64) -> Int64:
     if not len(path):
         return np.empty(0, dtype=np.int64)
     group = np.cumsum(np.append(False, path[1:] != path[:-1]))
-    by_end = np.argsort(end, kind="stable")  # their places, unlike the times, fit beside the number of a file
+    by_end = np.argsort(end, kind="stable")  # their places, unlike the times, fit next to the number of a file
     place = np.empty(len(end), dtype=np.int64)
     place[by_end] = np.arange(len(end))
     before = end[by_end[np.maximum.accumulate(place + group * len(end)) - group * len(end)]]

@@ -227,7 +227,7 @@ EMPTY_FROM = 0.3
 METADATA_FROM = 0.2
 REOPENED_FROM = 4.0
 SMALL_FILE_BYTES = 1 << 20
-#: Advice on read amplification starts at so many reads of each byte in a pass over the data, and so many bytes.
+#: Advice on read amplification starts at this many reads of each byte in a pass over the data, and this many bytes.
 AMPLIFIED_FROM = 2.0
 AMPLIFIED_BYTES = 64 << 20
 

@@ -299,7 +299,7 @@ def _data_set(trace: Trace, batches: list[_Batches], read_bytes: int) -> list[Ro
 
 
 def _storage(batches: list[_Batches], size: Int64, taken: Int64) -> list[Row]:
-    """Return the rate of one reader beside the job's own readers, and of all together; each host has its storage."""
+    """Return the rate of one reader among the job's readers, and of all together; each host has its storage."""
     together_bytes = together_ns = busy_ns = calls_ns = 0.0
     for host in {b.host for b in batches}:
         own = [b for b in batches if b.host == host]

@@ -57,7 +57,7 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
     reduce, send and receive 1. The size of an all-gather is the input of all ranks together. Barriers, and operations
     of an unknown kind, have neither and are left out.
 
-    The time of an operation begins when its own rank enters it. So it includes waiting for late ranks, as in tools that
+    The time of an operation begins when its rank enters it. So it includes waiting for late ranks, as in tools that
     divide by the length of the kernel; NCCL's tests start all ranks together. ``transfer`` begins with the entry of the
     last rank, where that is known; with one recorded rank, both are the same. Columns: table ``bandwidth`` of
     ``docs/reference/tables.md``.
@@ -161,7 +161,7 @@ _CALIBRATED, _EXTRAPOLATED, _CROSSES, _UNCALIBRATED, _NONE = range(len(METHODS))
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTransfers:
-    """Columns beside ``trace.collectives``, row by row."""
+    """Columns parallel to ``trace.collectives``."""
 
     #: Expected transfer time and its standard error, -1 where unknown.
     expected_ns: Floats

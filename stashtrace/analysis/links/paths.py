@@ -44,7 +44,7 @@ LINKS = schema(
 
 #: Classes of a place that get a share of their own; those with fewer expected bytes share one, which is not reported.
 _MOST_CLASSES = 8
-#: A class needs so many windows with some of its bytes; a fit needs so many windows more than it has unknowns.
+#: A class needs this many windows with some of its bytes; a fit needs this many windows more than it has unknowns.
 _FEWEST_WINDOWS = 5
 #: Part of a class that the other classes do not explain: below this, its share is not separable from theirs.
 _LEAST_OWN = 0.05
@@ -90,11 +90,11 @@ def links(trace: Trace) -> Table:
     some windows (Newey-West).
 
     ``confidence`` is good (standard error up to 0.05), fair (up to 0.2) or weak; ``upper bound`` where the class fills
-    every window alike, so that it cannot be separated from a steady background and all traffic counts as its own (more
-    samples a second help); ``not enough samples`` where too few windows hold it; ``not separable`` where it always
-    occurs with another class. Shares of a class add up to 1 if every path was sampled and NCCL moved the bytes that the
-    factors give; PCIe includes the hop to a NIC, so the shares of both may be near 1. Columns: table ``links`` of
-    ``docs/reference/tables.md``.
+    every window in the same way, so that it cannot be separated from a steady background and all traffic counts as its
+    own (more samples a second help); ``not enough samples`` where too few windows hold it; ``not separable`` where it
+    always occurs with another class. Shares of a class add up to 1 if every path was sampled and NCCL moved the bytes
+    that the factors give; PCIe includes the hop to a NIC, so the shares of both may be near 1. Columns: table ``links``
+    of ``docs/reference/tables.md``.
 
     Parameters
     ----------

@@ -60,7 +60,7 @@ class BatchWaits:
 def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
     """Return the waits of a step thread, each joined with the making of its batch by (rank, loader_id, batch_index).
 
-    A wait without a batch (creation or end of the iterator) is the step thread's own work on the loader.
+    A wait without a batch (creation or end of the iterator) is the step thread's work on the loader.
     """
     waits = index.batches_of_phase(BatchPhase.WAIT)
     rows = index.batch_waits.rows(thread.track_id)
@@ -210,7 +210,7 @@ def _page_faults(free: TimeSet, begin: Int64, end: Int64, estimate: Int64, room:
     parts.perhaps_fetch.append(TimeSet.of(piece_begin + share, piece_begin + most))
 
 
-# Time of a step thread beside workers that make batches, in traces of other tools that do not show all its waits.
+# Time of a step thread with workers that make batches, in traces of other tools that do not show all its waits.
 #
 #     workers      [ batch ][ batch ][ batch ]....[ batch ]
 #     step thread  [ compute ]       [ compute ]       [ compute ]         no wait for a batch was recorded
@@ -235,7 +235,7 @@ def beside_workers(
     making = index.making_beside(thread)
     if not len(making) or not is_imported(index.trace):
         return []
-    # A sleep does not prove compute; beside loading, it only proves that the thread did not wait for the loading then.
+    # A sleep does not prove compute; during loading, it only proves that the thread did not wait for the loading then.
     emulated = (_emulated_compute(index, thread) & making) - explained
     layers = [Layer(_COMPUTE, emulated, (_OTHER,))]
     if len(waits.begin):

@@ -177,7 +177,7 @@ def bounds_of_groups(
 ) -> dict[int, dict[str, tuple[int, int]]]:
     """Return bounds of sums of kinds over some steps, by rank and name of the sum.
 
-    Tighter than the sums of the kinds' own bounds: an alternative between fetch and prep does not affect their sum.
+    Tighter than the sums of the kinds' bounds: an alternative between fetch and prep does not affect their sum.
 
     ``trace``: needs steps. ``steps``: rows of ``steps``. ``groups``: name -> stall kinds in lower case. Returns rank ->
     name -> (lower, upper) bound in ns.
@@ -610,7 +610,7 @@ def rank_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
 
 @kept_per_thread
 def _combine_methods(index: TraceIndex, thread: StepThread) -> RankLayers:
-    """Return each method's layers inside its own windows; these are disjoint, so their order does not matter."""
+    """Return each method's layers inside its windows; these are disjoint, so their order does not matter."""
     windows = device_windows(index, thread)
     left = TimeSet.of([thread.begin_ns], [thread.end_ns])
     layers: list[Layer] = []

@@ -208,7 +208,7 @@ def _host_elsewhere(index: TraceIndex, thread: StepThread, idle: TimeSet) -> Tim
 
 
 def _host_collectives(index: TraceIndex, thread: StepThread) -> list[Layer]:
-    """Return layers of operations on the host (gloo beside NCCL): if they block the step thread, the device idles."""
+    """Return layers of operations on the host (gloo next to NCCL): if they block the step thread, the device idles."""
     table, given = index.trace.collectives, index.on_devices.given
     backends = index.trace.groups
     nccl = backends["group_hash"][backends["backend_code"] == index.trace.strings.find("nccl")]

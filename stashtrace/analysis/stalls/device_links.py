@@ -166,7 +166,7 @@ class DeviceView:
     def _copies(exposed: Exposed, direction: Int64, among: npt.NDArray[np.bool_], pieces: tuple[Int64, ...]) -> None:
         """Add copies by their kind of stall. ``pieces``: the stall may begin at the first time, surely at the second.
 
-        A copy inside one device is the device's own work. A copy of unknown direction may be a stall or not.
+        A copy inside one device is the device's work. A copy of unknown direction may be a stall or not.
         """
         begin, sure, stop = pieces
         peer = direction == CopyDirection.PEER

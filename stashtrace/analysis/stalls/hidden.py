@@ -1,4 +1,4 @@
-"""hidden: work hidden behind the step, CPU contention, garbage collection. Shown beside the budget, not in it."""
+"""hidden: work hidden behind the step, CPU contention, garbage collection. Shown next to the budget, not in it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _HOST_CPU = ("host_user_ns_total", "host_system_ns_total", "host_idle_ns_total",
 
 
 def hidden(trace: Trace) -> Table:
-    """Measure what each step did beside its stalls.
+    """Measure work of each step that was hidden behind other work.
 
     Hidden work is the time that it overlapped with something else: it costs nothing now, and would become a stall if
     what hides it became faster. ``cpu_contention_ns`` is run-queue time of the step thread, part of ``compute`` (or of
@@ -131,7 +131,7 @@ class _Saves:
         self._by_process = RowsBy(self._table["process_id"])
 
     def hidden(self, thread: StepThread) -> TimeSet:
-        """Return when the rank saved only in threads beside its step thread."""
+        """Return when the rank saved only in threads other than its step thread."""
         rows = self._by_process.rows(thread.process_id)
         if not len(rows):
             return TimeSet.empty()
@@ -180,9 +180,9 @@ class _Steal:
         return np.where(total > 0, growth[_STEAL] / np.maximum(total, 1), -1.0)
 
 
-# What a rank's device did beside its stalls, per window: hidden work, and work that no bracket recorded.
+# What a rank's device did that is no stall, per window: hidden work, and work that no bracket recorded.
 
-#: Copies that do not leave the device: its own work.
+#: Copies that do not leave the device: its work.
 _INSIDE = (CopyDirection.DEVICE_TO_DEVICE,)
 
 

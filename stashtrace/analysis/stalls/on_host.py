@@ -44,7 +44,7 @@ _WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Time of the step thread in and between its work, from its own records."""
+    """Time of the step thread in and between its work, from its records."""
 
     #: Inside forward, backward or optimizer; inside annotations.
     busy: TimeSet
@@ -266,7 +266,7 @@ def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tu
 #            end_cpu, end_runqueue         begin_cpu, begin_runqueue
 #     ran = growth of CPU and run-queue time - what ran inside batch waits;   the rest of the gap was blocked: other
 #
-# What ran there is the loop's own code: Python, or operators that no module calls. It is unknown where in the gap the
+# What ran there is the loop's code: Python, or operators that no module calls. It is unknown where in the gap the
 # thread ran: pieces are filled in order, first with that, then with other.
 
 _COMPUTE, _OTHER, _PYTHON = StallKind.COMPUTE, StallKind.OTHER, StallKind.PYTHON
@@ -326,8 +326,8 @@ def gap_layers(
 ) -> list[Layer]:
     """Return layers of what ran in the gaps, and other; blocked time goes to pieces outside annotations first.
 
-    What ran between phases is the loop's own code, ``python``. Where no phase was seen, nothing tells such code from
-    the operators of the step: it is ``compute``, with ``python`` as its alternative, unless annotations
+    What ran between phases is the loop's code, ``python``. Where no phase was seen, nothing distinguishes such code
+    from the operators of the step: it is ``compute``, with ``python`` as its alternative, unless annotations
     ``are_compute``.
     """
     ran, unsure = (_PYTHON, _COMPUTE) if has_phases else (_COMPUTE, _PYTHON)

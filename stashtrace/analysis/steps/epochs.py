@@ -42,7 +42,7 @@ SERVES = ("training", *QUIET_KINDS)
 def workers_count(worker_ids: Int64) -> int:
     """Return how many workers a loader had at a time, by the ids of the workers that made its batches; 0 without any.
 
-    DataLoader numbers the workers of every iterator from 0, so those that start anew with each epoch count once.
+    DataLoader numbers the workers of every iterator from 0, so those that start again with each epoch count once.
     """
     return len(np.unique(worker_ids[worker_ids >= 0]))
 
@@ -165,7 +165,7 @@ class JobSamples:
 
     #: Of one rank and step, all its micro-batches together.
     step_samples: int = 0
-    #: Of all ranks, until the loader of the training steps begins anew.
+    #: Of all ranks, until the loader of the training steps begins again.
     epoch_samples: int = 0
 
 

@@ -1,4 +1,4 @@
-"""RankSteps: the steps that one rank's own rows show, before they are numbered among all ranks.
+"""RankSteps: the steps that one rank's rows show, before they are numbered among all ranks.
 
     host     | step 0 | step 1 | step 2 |                     boundaries, as for a rank without a device
     mark     m0       m1       m2       m3                    an event on the compute stream, numbered

@@ -43,7 +43,7 @@ class StepTime:
 
 
 def kinds_that_count(steps: Table) -> list[str]:
-    """Return the kinds of steps that the step time is made of: all that train, else the first of those beside."""
+    """Return the kinds of steps that the step time is made of: all that train, else the first of the others."""
     kinds = steps["kind"]
     if len(kinds) and (kinds == kinds[0]).all():  # as of most ranks; texts are sorted slowly
         return [kinds[0].item()]
@@ -112,7 +112,7 @@ _TRAINS = (Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
 
 
 def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
-    """Count the steps of each kind apart, so that a number here is a number of the job's own log.
+    """Count the steps of each kind apart, so that a number here is a number of the job's log.
 
     The steps that are counted are those of all totals (:func:`~stashtrace.analysis.steps.steps.counted_steps`); where
     they leave a kind out, because all its steps are warm-up, that kind counts all of its own. Columns: table

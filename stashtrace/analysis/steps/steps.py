@@ -42,7 +42,7 @@ _MOST_DIGITS = 15
 
 @cached_on_trace
 def steps(trace: Trace) -> Table:
-    """Find the steps of every rank and number them alike on all ranks.
+    """Find the steps of every rank and number them the same way on all ranks.
 
     A step ends with the last optimizer update before the next forward or batch wait, and begins where the previous one
     ended; the first begins with its first batch wait or forward. Forwards under ``no_grad`` between updates are
@@ -134,7 +134,7 @@ def local_steps(trace: Trace) -> tuple[RankSteps, ...]:
 
 
 def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> Table:
-    """Number the steps of all ranks alike: the cross-rank half of :func:`steps`.
+    """Number the steps of all ranks the same way: the cross-rank half of :func:`steps`.
 
     ``ranks``: from :func:`local_steps`, of the whole run. ``collectives``: of all ranks; needs rank, group_hash,
     sequence, op_code, call_ns. ``first``: number of the first step.
@@ -226,7 +226,7 @@ def rank_and_steps(trace: Trace, steps: Table, rank: int) -> tuple[StepThread, T
 
 
 def steps_if_any(trace: Trace) -> Table | None:
-    """Return the steps of a trace; None if nothing tells where they are."""
+    """Return the steps of a trace; None if nothing shows where they are."""
     try:
         return steps(trace)
     except MissingDataError:
@@ -311,7 +311,7 @@ def _number_among_all(ranks: Sequence[RankSteps], first_updates: Sequence[int]) 
 
 
 def _check_by_collectives(table: Table, ranks: Sequence[RankSteps]) -> tuple[list[RankSteps], Int64]:
-    """Shift the ordinals of ranks whose collectives say so, and tell which steps agree.
+    """Shift the ordinals of ranks whose collectives say so, and return which steps agree.
 
     A collective has the same group and sequence on all its ranks, so it must lie in the same step. A rank recorded from
     a later step on is off by a constant: the most frequent difference, if more than half of the votes have it.
@@ -370,7 +370,7 @@ def _thinned_alike(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
 
 
 def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], updates_head: int) -> Int64:
-    """Mark the edges of the run: updates and validation apart, the slowest rank decides, alike on all ranks."""
+    """Mark the edges of the run: updates and validation apart, the slowest rank decides, for all ranks."""
     marks = np.zeros(len(ordinal), dtype=np.int64)
     for chosen, head in ((~quiet, updates_head), (quiet, 0)):
         by_step = GroupBy(ordinal[chosen])

@@ -169,7 +169,7 @@ def unit_starts(tokens: Tokens) -> Bools:
     kind = tokens.kind
     previous = np.concatenate([[UPDATE], kind[:-1]])
     wait_first = (kind == WAIT) & (previous != WAIT)
-    # The first forward of a run tells whether a wait led in; later ones begin a unit when the module repeats.
+    # The first forward of a run shows whether a wait led in; later ones begin a unit when the module repeats.
     is_forward = kind == FORWARD
     run_first = is_forward & (previous != FORWARD)
     run = np.cumsum(run_first) - 1
@@ -331,8 +331,8 @@ def _rolls_out(runs: _QuietRuns) -> bool:
     """Whether runs of forwards without gradients make the data of the updates after them (reinforcement learning).
 
     A rollout comes before its updates: the first update has one, and nothing follows the last. Validation comes after
-    them, goes through a loader, or puts the model into another mode and is short beside the updates. Where a recording
-    begins or ends in between, mode and length alone decide.
+    them, goes through a loader, or puts the model into another mode and is short compared to the updates. Where a
+    recording begins or ends in between, mode and length alone decide.
     """
     groups = len(runs.forwards) - 1
     inner = runs.forwards[1:groups]

@@ -155,7 +155,7 @@ class Namer:
         return Named(process, -1, Phase(key).name.lower() if key else BETWEEN_PHASES, more[key])
 
     def _loop_code(self, cause: int, late: Window, other: Window | None, time: TimeSet) -> Named:
-        """Name the annotation, or the file, in which the loop's own code spends longer than that of the other rank."""
+        """Name the annotation, or the file, in which the loop's code spends longer than that of the other rank."""
         process = late.times.thread.process_id
         for names_of in (self._annotations, self._files):
             apart = names_of(other, other.times.sets[cause] & other.time) if other is not None else {}

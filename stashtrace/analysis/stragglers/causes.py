@@ -34,7 +34,7 @@ from stashtrace.schema.trace import Trace
 
 Floats = npt.NDArray[np.float64]
 
-#: A late rank is compared with at most so many others, spread over the members of the group.
+#: A late rank is compared with at most this many others, spread over the members of the group.
 COMPARED = 15
 #: A surplus of time explains the lateness if it is at least this share of it.
 _EXPLAINS_NUMERATOR, _EXPLAINS_DENOMINATOR = 1, 4
@@ -258,7 +258,7 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     sets = time.times_of(_STALLS)
     life = TimeSet.of([thread.begin_ns], [thread.end_ns])
     sets[OTHER] = sets[OTHER] | (life - TimeSet.of(time.begin, time.end))
-    # Ranks that drain their devices alike differ in what their hosts do after it.
+    # Ranks that drain their devices equally differ in what their hosts do after it.
     elsewhere = sets[SYNC] & made.beside.get("host_elsewhere", TimeSet.empty())
     sets[SYNC], sets[LAUNCH] = sets[SYNC] - elsewhere, sets[LAUNCH] | elsewhere
 

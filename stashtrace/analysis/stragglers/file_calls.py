@@ -24,7 +24,7 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 _NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
-#: Ends of the names of files that SQLite keeps beside a database.
+#: Ends of the names of files that SQLite keeps next to a database.
 _JOURNALS = ("journal", "wal", "shm")
 
 
@@ -48,7 +48,7 @@ class FileCalls:
 
 
 def as_one_database(trace: Trace, paths: Int64) -> Int64:
-    """Return codes of paths with those of a database's own journals replaced by that of the database.
+    """Return codes of paths with those of a database's journals replaced by that of the database.
 
     SQLite writes a change to ``x.db-journal`` or ``x.db-wal`` first: one program writes one database.
     """

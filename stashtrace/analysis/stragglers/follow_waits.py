@@ -36,7 +36,7 @@ from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, cached_on_trace
 
-#: Of the waits of a rank that the oldest operation in flight does not explain, so many of the longest are looked up.
+#: Of the waits of a rank that the oldest operation in flight does not explain, this many of the longest are looked up.
 _SEARCHED = 2_000
 
 
@@ -227,7 +227,7 @@ WAITED = CAUSES.index("straggler")
 UNKNOWN = len(CAUSES)
 #: So many of the longest waits are followed; the others end at the rank that was waited for.
 _FOLLOWED = 200_000
-#: A chain of waits is followed over so many ranks.
+#: A chain of waits is followed over this many ranks.
 _LINKS = 64
 #: Parts of a wait below this are not followed further.
 _SMALL_RATIO = 0.01
@@ -323,7 +323,7 @@ def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], fol
 def follow(waits: Waits, longer_ns: Floats) -> tuple[Int64, Int64, Floats]:
     """Return source, root and length of the parts of all waits, one link of every chain at a time.
 
-    A late rank that waited longer itself passes on the share that this has in all that it did longer, to its own waits
+    A late rank that waited longer itself passes on the share that this has in all that it did longer, to its waits
     since both ranks were level.
     """
     count = len(waits)
@@ -453,7 +453,7 @@ def straggler_roots(trace: Trace, *, warmup: bool = False) -> Table:
 
 
 def _whole_ns(spent: Floats, of: GroupBy) -> Int64:
-    """Round times so that those of each group sum to their own rounded sum: the largest takes the difference."""
+    """Round times so that those of each group sum to their rounded sum: the largest takes the difference."""
     rounded = int64(np.rint(spent))
     largest = of.argmax(spent)
     rounded[largest] += int64(np.rint(of.sum(spent))) - int64(of.sum(rounded))

@@ -140,7 +140,7 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     top : int
         How many rows: what hangs, then what cost most, then what cost most outside of the steps.
     calibration : Calibration or path, optional
-        By default ``calibration.toml`` in the run directory; without one the best tenth of the run's own transfers of
+        By default ``calibration.toml`` in the run directory; without one the best tenth of the run's transfers of
         the group, operation and size is what the link is capable of.
 
     Raises
@@ -205,7 +205,7 @@ def late_ranks(trace: Trace) -> Table:
     """Count per rank and process group who is late again and again.
 
     A step belongs to the rank that cost the others of the group most in it. It counts if that is at least a tenth of
-    the mean cost of a step. ``chance_ratio`` is the binomial probability that a rank gets so many steps if all ranks
+    the mean cost of a step. ``chance_ratio`` is the binomial probability that a rank gets this many steps if all ranks
     are equally likely to be late, times the number of ranks that it could have been.
     ``verdict`` is ``always`` if that is below 0.001 and the rank has more than half of the steps, ``often`` if it does
     not. Else it is ``once`` if one step counts, ``few`` if so few count that it could not be below 0.001 even if the
@@ -336,10 +336,10 @@ def _main(cause: Int64, cost: Int64) -> tuple[str, float]:
     return [*CAUSES, UNKNOWN][most], float(total[most]) / max(int(total.sum()), 1)
 
 
-# Transfers of instances compared with the speed of their link: by a calibration, else by the run's own best transfers.
+# Transfers of instances compared with the speed of their link: by a calibration, else by the run's best transfers.
 
 SOURCES = ("none", "run", "calibration")
-#: The best tenth of a kind of transfer shows what its link can do, if there are at least so many. A kind is all
+#: The best tenth of a kind of transfer shows what its link can do, if there are at least this many. A kind is all
 #: transfers of one size, else all between two powers of two.
 _BEST_DIVISOR, _ENOUGH = 10, 8
 
@@ -384,7 +384,7 @@ def _best(transfer: Int64, *keys: npt.NDArray[Any]) -> Int64:
 
 
 def chance(times: int, trials: int, choices: int) -> float:
-    """Return the probability that one of several equal choices comes up so many times or more.
+    """Return the probability that one of several equal choices comes up this many times or more.
 
     Examples
     --------
@@ -413,7 +413,7 @@ _WORDS = (
 
 
 def kind_by_name(name: str) -> str:
-    """Kind that a group's name tells, empty if it tells none.
+    """Kind that a group's name shows, empty if it shows none.
 
     Examples
     --------

@@ -34,7 +34,7 @@ from stashtrace.schema.trace import PIPELINE_STAGE, Trace
 
 #: One of two ranks sends, or computes, that many times more often than the other: they are no stages of one pipeline.
 UNEQUAL = 1.5
-#: Messages of a step that are counted as so many: medians of steps and of ranks differ by less.
+#: Messages of a step that are counted as this many: medians of steps and of ranks differ by less.
 _SAME_RATIO = 0.02
 
 #: Messages in a step, by sender and receiver.
@@ -82,7 +82,7 @@ def lines_of(often: Messages, begins: Mapping[int, bool]) -> list[Line]:
 
 
 def _walk(begin: int, near: Mapping[int, set[int]]) -> list[int]:
-    """Return the ranks that can be reached, each beside its neighbour."""
+    """Return the ranks that can be reached, each next to its neighbour."""
     walked = [begin]
     while further := sorted(near[walked[-1]] - set(walked)):
         walked.append(further[0])
@@ -158,7 +158,7 @@ def _whole_ratio(messages: float, computed: float) -> float:
 
 
 def _whole(microbatches: float, passes: float) -> tuple[int, int] | None:
-    """Return micro-batches and stages of a rank, if so many passes are whole numbers of them."""
+    """Return micro-batches and stages of a rank, if this many passes are whole numbers of them."""
     if microbatches < 1 - _SAME_RATIO:
         return None
     stages = passes / microbatches
@@ -167,7 +167,8 @@ def _whole(microbatches: float, passes: float) -> tuple[int, int] | None:
     return round(microbatches), round(stages)
 
 
-#: The first of two ranks takes in so many micro-batches before it waits for one to come back, and one that leaves then.
+#: The first of two ranks takes in this many micro-batches before it waits for one to come back, and one that leaves
+#: then.
 _TWO_AHEAD = 3
 
 
@@ -181,7 +182,7 @@ class Stages:
     microbatches: int
     #: Stages of each rank; 0 if there are several, nobody knows how many.
     each: int = 1
-    #: At most so many times a rank computes the forward of a micro-batch in a step.
+    #: At most this many times a rank computes the forward of a micro-batch in a step.
     most_passes: float = 0.0
 
     @property
@@ -204,7 +205,7 @@ class Stages:
 
     @property
     def bubble_ratio(self) -> float:
-        """Idle time of a rank by its work, if all stages work alike and no message takes time; at least, if unknown."""
+        """Idle time of a rank by its work, if stages are equal and messages take no time; at least, if unknown."""
         return (self.count - 1) / self.passes
 
 

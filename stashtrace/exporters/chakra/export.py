@@ -199,7 +199,7 @@ def communication(trace: Trace, collectives: Table, work: RankWork) -> Communica
         numbers[value] = ALL_RANKS if first else max(numbers.values(), default=ALL_RANKS) + 1
 
     size = collectives["message_bytes"].copy()
-    # Where all members have inputs of one size, one that knows its size tells the others'.
+    # Where all members have inputs of one size, one that knows its size shows the others'.
     is_same = np.isin(op, (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE, CollectiveOp.BROADCAST))
     same, transfers = rows[is_same], GroupBy(transfer[is_same])
     size[same] = np.where(size[same] < 0, transfers.max(size[same])[transfers.number], size[same])
@@ -315,7 +315,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _write(path: Path, messages: Messages, work: RankWork, talk: Communication) -> int:
-    """Write all files beside the folder, then move them into it; return their size in bytes."""
+    """Write all files next to the folder, then move them into it; return their size in bytes."""
     ranks, first = np.unique(work.rank, return_index=True)
     bounds = zip(ranks.tolist(), first.tolist(), np.append(first[1:], len(work)).tolist(), strict=True)
     columns = columns_of(work)

@@ -34,7 +34,7 @@ _PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.O
 _MAIN_PROCESS, _UNSEEN_WORKER = -1, -2
 #: Fact of a process that sleeps instead of computing: name of the function.
 EMULATED = "emulated_compute"
-#: Items less than this apart belong to one batch where no turn of the loop tells.
+#: Items less than this apart belong to one batch where no turn of the loop shows.
 _ITEM_GAP_NS = 20_000_000
 
 
@@ -197,10 +197,10 @@ def _batches(loop: Loop, functions: Functions, waits: _Rows) -> None:
 
 
 def _made_by_workers(loop: Loop, items: _Rows, turns: int) -> None:
-    """Add the batches made by threads beside the loop's, or by a process without a loop.
+    """Add the batches made by threads other than the loop's, or by a process without a loop.
 
     If the loop's turns divide the items into k each, and every thread made a multiple of k, a batch is k items; else
-    a batch ends where its thread pauses. The file does not tell which turn got which batch.
+    a batch ends where its thread pauses. The file does not show which turn got which batch.
     """
     threads = [_outermost(_where(items, items["tid"] == tid)) for tid in np.unique(items["tid"]).tolist()]
     counts = [len(own["begin_ns"]) for own in threads]

@@ -158,7 +158,7 @@ def _type_of(types: Any) -> ElementType:
 
 
 def _place(frames: Any) -> str:
-    """Return the innermost frame of the user's own code as ``function at file:line``; empty if there is none."""
+    """Return the innermost frame of the user's code as ``function at file:line``; empty if there is none."""
     for frame in frames if isinstance(frames, list | tuple) else ():
         file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
         if file and "/torch/" not in file and "??" not in file:
@@ -407,8 +407,8 @@ def _add_group(
 def _ends(entries: Sequence[Entry]) -> Int64:
     """Return when each operation was seen to have ended; -1 if it never was.
 
-    Backends without events (gloo) tell that an operation ended, but not when. Then its end is taken to be the next call
-    on the group, which is right for calls that wait; the last operation ends with the last stamp of the dump.
+    Backends without events (gloo) record that an operation ended, but not when. Then its end is taken to be the next
+    call on the group, which is right for calls that wait; the last operation ends with the last stamp of the dump.
     """
     latest = max(max(e.called_ns, e.started_ns, e.ended_ns) for e in entries)
     following: dict[str, int] = {}

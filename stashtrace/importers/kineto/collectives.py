@@ -192,7 +192,7 @@ class _Details:
         groups = [self._group(row, streams) for row in distinct.T.tolist()]
         unique = list(dict.fromkeys(groups))
         place = np.array([unique.index(group) for group in groups], dtype=np.int64)[inverse.reshape(-1)]
-        for value in streams:  # launched before the recording, beside others whose group torch names
+        for value in streams:  # launched before the recording, among others whose group torch names
             named = np.unique(place[is_named & (stream == value)])
             if len(named) == 1:
                 place[~is_named & (stream == value)] = named[0]

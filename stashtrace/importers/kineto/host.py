@@ -100,7 +100,7 @@ def add_host_side(rows: FileRows, work: DeviceRows) -> Steps:
 
 
 def _recorded_until(file: KinetoFile, steps: EventRows) -> int:
-    """Return the end of the recording, with the slack of its clock; a far moment if the file does not tell it."""
+    """Return the end of the recording, with the slack of its clock; a far moment if the file does not say."""
     until_ns = file.recorded_until_ns
     first = int(steps.begin_ns.min()) if len(steps) else 0
     # A mark before all steps is of another clock.

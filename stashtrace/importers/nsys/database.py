@@ -45,7 +45,7 @@ class Database:
         try:
             names = connection.execute(query).fetchall()
         except sqlite3.DatabaseError:
-            # SQLite refuses a file that is shorter than its head says, unless it is told that repair is under way.
+            # SQLite refuses a file that is shorter than its head says, unless it knows that repair is under way.
             connection.execute("PRAGMA writable_schema = ON")
             names = connection.execute(query).fetchall()
         self.columns: dict[str, set[str]] = {}
@@ -199,7 +199,7 @@ class Processes:
     """Processes that have rows, numbered 0, 1, ...
 
     ``ids``: ``processes.process_id`` of each. ``base_ns``: added to each time of the file. ``until_ns``: end of the
-    recording, in the file's own times; -1 if unknown. ``session_ends``: whether the export says when its session ended.
+    recording, in the file's times; -1 if unknown. ``session_ends``: whether the export says when its session ended.
     Else ``until_ns`` is the end of the last work or call.
     """
 

@@ -94,7 +94,7 @@ def add_ranges(database: Database, processes: Processes, context: ImportContext)
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """All ranges. ``number`` is the place of a range's name in ``names``; ``whole`` tells if the range has an end."""
+    """All ranges. ``number`` is the place of a range's name in ``names``; ``whole`` shows if the range has an end."""
 
     begin: Int64
     end: Int64

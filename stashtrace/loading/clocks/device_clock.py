@@ -57,7 +57,7 @@ def device_time(readings: DeviceReadings, clock: DeviceClock) -> DeviceTime:
     """Return the mapping of one device clock from at least one reading.
 
     ``error_ns`` is the largest half-width of the readings used, plus the uncertainty of the clock between them and up
-    to one interval outside of them, plus the clock's own step.
+    to one interval outside of them, plus the clock's step.
     """
     order = np.lexsort((readings.half_ns, readings.device_ns, readings.common_ns))
     device, common, half = readings.device_ns[order], readings.common_ns[order], readings.half_ns[order]
@@ -152,7 +152,7 @@ def _outside(device: Int64, half: Int64, beyond: int) -> int:
 
 
 def _worst_distance(line: TickMap, device: Int64, common: Int64, half: Int64, rejected: int) -> int:
-    """Return how far in ns the worst reading is from the line, beyond its own half-width and the narrowest one's."""
+    """Return how far in ns the worst reading is from the line, beyond its half-width and the narrowest one's."""
     residual = np.maximum(np.abs(line(device.view(np.uint64)) - common) - half, 0)
     if rejected:
         residual = residual[residual <= np.quantile(residual, 1 - rejected / len(residual))]

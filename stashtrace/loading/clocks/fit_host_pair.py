@@ -22,7 +22,7 @@ Bools = npt.NDArray[np.bool_]
 COLLECTIVES, PING = 0, 1
 #: How much the rate of a clock in a machine room changes during a run: quartz holds 0.1 ppm (Veitch et al. 2009).
 _WANDER = 1e-7
-#: The tightest limits are kept for each of so many pieces of time ...
+#: The tightest limits are kept for each of this many pieces of time ...
 _PIECES = 64
 #: ... or of more, up to a maximum, so that a piece of a long run is at most this long.
 _PIECE_NS = 30_000_000_000
@@ -30,7 +30,7 @@ _MOST_PIECES = 1024
 #: A limit this far, plus this many half-widths of the rough band, on the wrong side is rejected at once.
 _GROSS_RATIO = 3.0
 _GROSS_NS = 50_000.0
-#: Contradictions are resolved one at a time; after so many of them, that distance is halved.
+#: Contradictions are resolved one at a time; after this many of them, that distance is halved.
 _PATIENCE = 16
 _MOST_ROUNDS = 512
 #: Windows in which rejected limits are counted: if more than half of a window is wrong, the clock was set.
@@ -398,9 +398,9 @@ def _hull(time: Floats, value: Floats) -> npt.NDArray[np.int64]:
 # of ends are grouped by the host that entered last; half the distance between the two groups is the error of the ends.
 
 
-#: Each host must have entered last in at least so many operations.
+#: Each host must have entered last in at least this many operations.
 _FEWEST = 8
-#: An operation is small if it took at most so many times as long as a quick one.
+#: An operation is small if it took at most this many times as long as a quick one.
 _SMALL_RATIO = 1.5
 #: Part of a quick operation's duration by which one host may end later, whichever host entered last: threads of the
 #: host wake up late, kernels on devices hardly differ.

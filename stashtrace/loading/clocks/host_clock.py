@@ -22,8 +22,8 @@ from stashtrace.schema.trace import RawProcess
 
 Int64 = npt.NDArray[np.int64]
 
-#: The best reading of each window of this length is kept, or of so many windows of a short run: in shorter pieces, the
-#: noise of readings would look like a change of rate.
+#: The best reading of each window of this length is kept, or of this many windows of a short run: in shorter pieces,
+#: the noise of readings would look like a change of rate.
 WINDOW_NS, _LEAST_WINDOWS = 500_000_000, 16
 #: A piece shorter than this is not used to extrapolate.
 _BASELINE_NS = 10_000_000_000

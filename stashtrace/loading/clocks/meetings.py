@@ -199,7 +199,7 @@ def _is_root(table: Table, groups: Table) -> Bools:
 
 # Exchanges of messages between hosts (``clock_ping`` rows) as meetings: a message is received after it is sent.
 #
-# Each of the two processes writes its own two times of an exchange under its number; here the halves are joined.
+# Each of the two processes writes its two times of an exchange under its number; here the halves are joined.
 
 
 def pings_of(core: Sequence[RawProcess], clocks: Sequence[TickClock], host_of: Int64, own_error_ns: Int64) -> Meetings:

@@ -25,7 +25,7 @@ _PATHS = {
 
 
 def inventory(nvml: ModuleType) -> dict[str, Any]:
-    """Return driver, devices and the ways between them; what a device does not tell is left out.
+    """Return driver, devices and the ways between them; what a device does not show is left out.
 
     ``nvml``: ``pynvml``, not initialized.
     """

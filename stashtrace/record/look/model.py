@@ -102,12 +102,12 @@ class ThreadLook:
 
     @property
     def place(self) -> str:
-        """The innermost frame of the job's own code, else the innermost one; empty if its stack was not read."""
+        """The innermost frame of the job's code, else the innermost one; empty if its stack was not read."""
         return self.own_place or (self.frames[0] if self.frames else "")
 
     @property
     def own_place(self) -> str:
-        """The innermost frame of the job's own code; of a worker, inside the loop in which it makes batches."""
+        """The innermost frame of the job's code; of a worker, inside the loop in which it makes batches."""
         for frame in self.frames:
             if _is_worker_loop(frame):
                 return ""  # outside of it are the frames of the process that forked it

@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 
 #: Messages of a pass that may be smaller than its buckets: torch's first bucket, and the last one.
 _EVER_SMALLER = 2
-#: A cap of this part of the run's own is the same cap, written with fewer digits.
+#: A cap of this part of the run's is the same cap, written with fewer digits.
 _SAME = 0.999
 #: Ends that differ by less than this part of them differ by rounding alone, which is not the same on all machines.
 ROUNDING = 1e-12
@@ -176,7 +176,7 @@ def are_made_of(sizes_bytes: Any, gradients_bytes: Any) -> bool:
 def divides(sizes_bytes: Any, bucket_bytes: float, recorded_bytes: float | None = None) -> bool:
     """Return True if buckets of this size would have to divide messages of a run.
 
-    They do only if the run's own buckets were larger. Where their size is not known and more messages than the first
+    They do only if the run's buckets were larger. Where their size is not known and more messages than the first
     and the last are smaller than this, the run closed its buckets earlier, and its larger messages are single tensors,
     which are never divided.
 

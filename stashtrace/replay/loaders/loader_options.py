@@ -34,13 +34,13 @@ from stashtrace.replay.loaders.worker_count import prefetch_factor, taken_by
 from stashtrace.replay.scenario import Bools, Floats, Scenario
 from stashtrace.schema.groupby import GroupBy, RowsBy
 
-#: Kept workers are told to go on, and answer. Two ranks on two CPUs waited 0.7 to 5.6 ms for that. At worst it is taken
-#: to be this long, or as long as the run's messages between these processes if they take longer.
+#: Kept workers are asked to go on, and answer. Two ranks on two CPUs waited 0.7 to 5.6 ms for that. At worst it is
+#: taken to be this long, or as long as the run's messages between these processes if they take longer.
 _ANSWERED_NS = 1_000_000
 
 
 def require_new_workers(graph: Graph, change: Change) -> None:
-    """Check that a loader of the run starts its workers anew.
+    """Check that a loader of the run starts its workers again.
 
     Raises MissingDataError if none does, or no worker made batches.
     """
@@ -313,7 +313,7 @@ def _plan(
 
     ``work``, ``makers``: length and worker of each recorded batch. ``gaps_ns``: time from each take to the next where
     no batch is waited for. ``factor``: batches that each worker is asked for in advance. ``own_speed``: whether slow
-    is the worker, not the batch. ``is_parted``: whether each worker can make its own batches alone. ``ends``: whether
+    is the worker, not the batch. ``is_parted``: whether each worker can make its batches alone. ``ends``: whether
     these are all batches of the pass.
     """
     count = int(makers.max()) + 1

@@ -20,7 +20,7 @@ from stashtrace.replay.loaders.passes import Passes
 from stashtrace.replay.scenario import Bools, Floats, Scenario
 from stashtrace.schema.groupby import GroupBy
 
-#: A worker differs from the others if its mean batch does by so many standard errors, and by this part.
+#: A worker differs from the others if its mean batch does by this many standard errors, and by this part.
 _ERRORS, _LEAST_RATIO = 4.0, 0.1
 #: Fewer batches of a worker do not say how quick it is.
 _FEWEST = 3

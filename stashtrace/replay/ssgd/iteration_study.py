@@ -98,7 +98,7 @@ def speedups(
             results.append(Speedup(1, float(alone), 1.0, 0))
             continue
         messages = (best if merging else layer_by_layer)(workload, *ring.message_line(count))
-        # Workers are alike, so two of them take as long as any number with the same messages.
+        # Workers are equal, so two of them take as long as any number with the same messages.
         layers, times = messages.last_layers, messages.time_ns
         took = float(replay(workload, variant, workers=2, last_layers=layers, message_ns=times).iteration_ns)
         results.append(Speedup(count, took, count * alone / took, len(messages)))
