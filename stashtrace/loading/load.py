@@ -342,18 +342,18 @@ def load_growing(run: RawRun, others: Sequence[StashFile] = ()) -> GrownRun:
     if opened.starts and opened.start != opened.starts[-1]:
         opened = identify_run([run], run.path, opened.starts[-1], None, others)
     told = {id(file) for file in others}
-    own = [process for process in opened.processes if id(process.file) not in told]
-    theirs = opened.processes[len(own) :]
+    ours = [process for process in opened.processes if id(process.file) not in told]
+    theirs = opened.processes[len(ours) :]
     # Tracks of this host come first, so that those of others can be left out.
-    opened = replace(opened, tracks=thread_tracks(own, TrackRegistry(opened.strings)))
-    decoded = decode_processes(own, opened.tracks, None)
+    opened = replace(opened, tracks=thread_tracks(ours, TrackRegistry(opened.strings)))
+    decoded = decode_processes(ours, opened.tracks, None)
     tracks_count = len(opened.tracks)
     outline, io = read_io([one.io for one in decoded], [one.tables for one in decoded], tracks_count)
     decoded += decode_processes(theirs, thread_tracks(theirs, opened.tracks), _JOINT_TABLES)
     notes = GroupNotes.of_all(one.notes for one in decoded)
     tables = join_tables([one.tables for one in decoded], None, notes, opened.tracks) | describe(opened, decoded)
     mine = (
-        {name: _of_first(name, table, len(own), tracks_count) for name, table in tables.items()}
+        {name: _of_first(name, table, len(ours), tracks_count) for name, table in tables.items()}
         if theirs
         else dict(tables)
     )

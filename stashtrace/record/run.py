@@ -427,8 +427,8 @@ class _Watch:
 
         def living() -> list[int]:
             pids = living_processes(directory)
-            own = pids if alone else [pid for pid in pids if _is_below_us(pid)]
-            return sorted({*own, *adopted_processes(directory)})
+            ours = pids if alone else [pid for pid in pids if _is_below_us(pid)]
+            return sorted({*ours, *adopted_processes(directory)})
 
         begin_s = time.monotonic()
         was_empty = False

@@ -490,13 +490,13 @@ def _hops(op: Int64, members: Int64) -> Floats:
 
 def _bits_per_s(graph: Graph, chosen: Bools, moving_ns: Floats) -> float:
     """Return the rate at which these transfers moved the bytes that their algorithm sends over each link."""
-    own = np.flatnonzero(chosen & (graph.moved_bytes > 0) & _in_span(graph))
-    if graph.facts is None or not len(own) or not moving_ns[own].sum():
+    rows = np.flatnonzero(chosen & (graph.moved_bytes > 0) & _in_span(graph))
+    if graph.facts is None or not len(rows) or not moving_ns[rows].sum():
         return math.inf
-    reduced = np.isin(graph.facts.op[own], (CollectiveOp.ALL_REDUCE,))
-    members = np.maximum(graph.facts.members[own], 2)
-    sent = graph.moved_bytes[own] * np.where(reduced, 2 * (members - 1) / members, 1.0)
-    return _BITS * 1e9 * float(sent.sum()) / float(moving_ns[own].sum())
+    reduced = np.isin(graph.facts.op[rows], (CollectiveOp.ALL_REDUCE,))
+    members = np.maximum(graph.facts.members[rows], 2)
+    sent = graph.moved_bytes[rows] * np.where(reduced, 2 * (members - 1) / members, 1.0)
+    return _BITS * 1e9 * float(sent.sum()) / float(moving_ns[rows].sum())
 
 
 def _in_span(graph: Graph) -> Bools:

@@ -135,9 +135,9 @@ def _of_collectives(graph: Graph, ranks: Int64, transfers: Int64) -> tuple[Float
     if facts is None or not (facts.samples > 0).any():
         return samples, ordinal
     for number, rank in enumerate(ranks):
-        own = np.flatnonzero((graph.ends_rank == rank) & (facts.samples > 0))
-        at = GroupBy(graph.ends_step[own]).row_of(step[number])
-        samples[number] = np.where(at >= 0, np.append(facts.samples[own], np.nan)[at], np.nan)
+        rows = np.flatnonzero((graph.ends_rank == rank) & (facts.samples > 0))
+        at = GroupBy(graph.ends_step[rows]).row_of(step[number])
+        samples[number] = np.where(at >= 0, np.append(facts.samples[rows], np.nan)[at], np.nan)
     known_samples = ~np.isnan(samples).any(axis=0)
     samples[:, ~known_samples] = 1.0
     return samples / samples.mean(axis=0), ordinal
@@ -299,6 +299,6 @@ def _late_ns(graph: Graph, ranks: Int64, steps: Int64) -> Floats:
     entered = np.full((len(entering), len(transfers)), np.nan)
     entered[entering.number, transfers.number] = graph.end_ns[source] - graph.begin_ns.min()
     behind = np.nan_to_num(np.maximum(entered - _of_others(entered), 0.0))[entering.number, transfers.number]
-    own = np.flatnonzero(is_own[source])
-    step, rank = np.searchsorted(steps, graph.step[source[own]]), np.searchsorted(ranks, graph.rank[source[own]])
-    return GroupBy.cells((rank, step), (len(ranks), len(steps))).sum(behind[own])
+    rows = np.flatnonzero(is_own[source])
+    step, rank = np.searchsorted(steps, graph.step[source[rows]]), np.searchsorted(ranks, graph.rank[source[rows]])
+    return GroupBy.cells((rank, step), (len(ranks), len(steps))).sum(behind[rows])

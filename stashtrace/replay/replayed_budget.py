@@ -108,9 +108,9 @@ def _add_device(
     graph: Graph, replayed: Replayed, places: _Places, rank: int, steps: Int64, budget: dict[str, float]
 ) -> None:
     """Paint a rank's streams, then the waits of its host, over its steps."""
-    own = places.nodes.rows(rank)
-    own = own[replayed.end_ns[own] > replayed.begin_ns[own] + graph.gap_ns[own]]
-    streams, host = (own[graph.resource[own] == resource] for resource in (Resource.STREAM, Resource.HOST))
+    rows = places.nodes.rows(rank)
+    rows = rows[replayed.end_ns[rows] > replayed.begin_ns[rows] + graph.gap_ns[rows]]
+    streams, host = (rows[graph.resource[rows] == resource] for resource in (Resource.STREAM, Resource.HOST))
 
     def ran(nodes: Int64, *kinds: StallKind) -> tuple[Int64, Int64]:
         chosen = nodes[np.isin(graph.kind[nodes], kinds)]

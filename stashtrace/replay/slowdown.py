@@ -191,8 +191,8 @@ class Ideal:
 
     def excess_ns(self, chosen: Bools) -> float:
         """Return by how much the work of the chosen nodes exceeds that of their peers, in a mean step."""
-        own = chosen & self._counted_nodes
-        return float((self.graph.work_ns - self.ideal_work_ns)[own].sum()) / len(self.steps)
+        is_in = chosen & self._counted_nodes
+        return float((self.graph.work_ns - self.ideal_work_ns)[is_in].sum()) / len(self.steps)
 
     @property
     def gap_ns(self) -> float:

@@ -377,8 +377,8 @@ def facts_with_key(trace: Trace, is_asked: Callable[[str], object]) -> Table:
 
 def run_facts(trace: Trace) -> dict[str, str]:
     """Return the contents of ``run.json``."""
-    own = trace.metadata.take(trace.metadata["process_id"] == -1)
-    return {trace.text(row["key_code"]): trace.text(row["value_code"]) for row in own.rows()}
+    part = trace.metadata.take(trace.metadata["process_id"] == -1)
+    return {trace.text(row["key_code"]): trace.text(row["value_code"]) for row in part.rows()}
 
 
 # Keys of ``metadata`` that importers write and analyses read.

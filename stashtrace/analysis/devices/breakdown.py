@@ -191,12 +191,12 @@ def _from_brackets(trace: Trace, known: Int64) -> list[_Copies]:
     table = brackets.take(timed & ~np.isin(brackets["process_id"], known))
     out = []
     for rows in GroupBy(table["process_id"], table["device_index"]):
-        own = table.take(rows)
-        flags, direction = own["bracket_flags"], own["copy_code"]
+        part = table.take(rows)
+        flags, direction = part["bracket_flags"], part["copy_code"]
         told = ((flags & BracketFlag.PINNED) != 0) + 2 * ((flags & BracketFlag.PAGEABLE) != 0)
         memory = np.where(np.isin(direction, _ON_HOST), told, _NO_HOST)
-        times = own["begin_ns"], own["end_ns"], direction, int64(memory), own["size_bytes"]
-        out.append(_Copies(int(own["rank"][0]), int(own["device_index"][0]), *times, None))
+        times = part["begin_ns"], part["end_ns"], direction, int64(memory), part["size_bytes"]
+        out.append(_Copies(int(part["rank"][0]), int(part["device_index"][0]), *times, None))
     return out
 
 

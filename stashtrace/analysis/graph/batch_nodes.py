@@ -100,8 +100,8 @@ def add_batches(
     before = np.concatenate([[0], end[:-1]])
     fetch_ns = np.zeros(len(order), dtype=np.int64)
     for worker in np.unique(process).tolist():
-        io, own = index.io, index.io_by_process.rows(worker)
-        storage = own[io.is_storage[own]]
+        io, rows = index.io, index.io_by_process.rows(worker)
+        storage = rows[io.is_storage[rows]]
         mine = process == worker
         fetch_ns[mine] = TimeSet.of(io.begin[storage], io.end[storage]).within(begin[mine], end[mine])
     batches = parts.add(
@@ -185,12 +185,12 @@ def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64,
     table = index.batches_of_phase(BatchPhase.INDEX_WAIT)
     idle = np.zeros(len(begin), dtype=np.int64)
     for worker in np.unique(process).tolist():
-        own = index.index_waits.rows(worker)
+        rows = index.index_waits.rows(worker)
         mine = np.flatnonzero((process == worker) & same)
-        if not len(own):  # its waits were not recorded: it was idle for as long as it made nothing
+        if not len(rows):  # its waits were not recorded: it was idle for as long as it made nothing
             idle[mine] = np.maximum(begin[mine] - before[mine], 0)
             continue
-        time = TimeSet.of(table["begin_ns"][own], table["end_ns"][own])
+        time = TimeSet.of(table["begin_ns"][rows], table["end_ns"][rows])
         idle[mine] = time.within(np.minimum(before[mine], begin[mine]), begin[mine])
     return idle
 
@@ -235,8 +235,8 @@ def _latest(number: Int64, until: Int64, numbers: Int64, moments: Int64) -> Int6
 def own_fetches(index: TraceIndex, thread: StepThread) -> Int64:
     """Return the rows, among the fetches, of the batches that a thread makes itself, in order."""
     fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
-    own = rows[fetches["track_id"][rows] == thread.track_id]
-    return int64(own[np.argsort(fetches["begin_ns"][own], kind="stable")])
+    chosen = rows[fetches["track_id"][rows] == thread.track_id]
+    return int64(chosen[np.argsort(fetches["begin_ns"][chosen], kind="stable")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,9 +340,9 @@ class Saves:
         rows = rows[np.argsort(phases["begin_ns"][rows], kind="stable")]
         begin, end = phases["begin_ns"][rows], phases["end_ns"][rows]
 
-        waits, own = index.trace.waits, index.waits.rows(thread.track_id)
-        own = own[np.isin(waits["wait_code"][own], _JOINS)]
-        stood_begin, stood_end = waits["begin_ns"][own], waits["end_ns"][own]
+        waits, places = index.trace.waits, index.waits.rows(thread.track_id)
+        places = places[np.isin(waits["wait_code"][places], _JOINS)]
+        stood_begin, stood_end = waits["begin_ns"][places], waits["end_ns"][places]
         order = np.argsort(end, kind="stable")
         at = np.searchsorted(end[order], stood_end, side="right") - 1  # the last save that was done by then
         save = order[np.maximum(at, 0)]

@@ -69,27 +69,27 @@ def build(trace: Trace, *, reads: bool = True) -> Graph:
     if is_pipeline(trace):
         return build_pipeline(index)
     parts = Parts()
-    ranks = [(thread, own) for thread, own in ranks_and_steps(index.origin, index.steps) if len(own)]
+    ranks = [(thread, steps) for thread, steps in ranks_and_steps(index.origin, index.steps) if len(steps)]
     if not ranks:
         raise MissingDataError("no rank has a step")
     shared = transfers(index, parts)
-    cut = [(thread, *_with_kernels(index, thread, own.sort_by("begin_ns"))) for thread, own in ranks]
-    origin_ns = min(int(own["begin_ns"][0]) for _, own, _ in cut)
-    for thread, own, has_kernels in cut:
+    cut = [(thread, *_with_kernels(index, thread, steps.sort_by("begin_ns"))) for thread, steps in ranks]
+    origin_ns = min(int(steps["begin_ns"][0]) for _, steps, _ in cut)
+    for thread, steps, has_kernels in cut:
         if has_kernels:
-            device_nodes.add_rank(index, thread, own, shared, origin_ns, parts)
-        elif (own["clock_code"] != 0).any():
-            add_event_nodes(index, thread, own, shared, parts)
+            device_nodes.add_rank(index, thread, steps, shared, origin_ns, parts)
+        elif (steps["clock_code"] != 0).any():
+            add_event_nodes(index, thread, steps, shared, parts)
         else:
-            add_host_nodes(index, thread, own, TimeSet.of(own["begin_ns"][:1], own["end_ns"][-1:]), shared, parts)
-    last_ns = max(int(own["end_ns"][-1]) for _, own, _ in cut)
+            add_host_nodes(index, thread, steps, TimeSet.of(steps["begin_ns"][:1], steps["end_ns"][-1:]), shared, parts)
+    last_ns = max(int(steps["end_ns"][-1]) for _, steps, _ in cut)
     for thread in threads_without_steps(index.origin):  # waits of others may lead through it
         life = TimeSet.of([max(thread.begin_ns, origin_ns)], [min(thread.end_ns, last_ns)])
         add_host_nodes(index, thread, index.steps.take(slice(0)), life, shared, parts)
     stages = stages_of(trace, index.steps)
     graph = _counting_steps_with_peers(parts.graph())
     graph = replace(graph, stage_of=stages.of_rank if stages is not None else {})
-    return replace(graph, facts=facts_of(index, [(thread, own) for thread, own, _ in cut], graph, reads=reads))
+    return replace(graph, facts=facts_of(index, [(thread, steps) for thread, steps, _ in cut], graph, reads=reads))
 
 
 def _counting_steps_with_peers(graph: Graph) -> Graph:
@@ -117,16 +117,16 @@ def add_event_nodes(index: TraceIndex, thread: StepThread, steps: Table, transfe
     life = TimeSet.of([int(steps["begin_ns"][0])], [int(steps["end_ns"][-1])])
     layers = rank_layers(index, thread).layers
     painted = Painted.of(layers)
-    own = index.collectives.rows(thread.process_id)
-    own = own[index.on_devices.timed[own] & (transfers.node[own] >= 0)]
-    done = index.in_flight.end_ns[own]
-    own, done = own[np.argsort(done, kind="stable")], np.sort(done)
+    at = index.collectives.rows(thread.process_id)
+    at = at[index.on_devices.timed[at] & (transfers.node[at] >= 0)]
+    done = index.in_flight.end_ns[at]
+    at, done = at[np.argsort(done, kind="stable")], np.sort(done)
 
     stopped = painted.time_of(IN_COLLECTIVES)
     row = _ended_by(done, stopped.end)
     known = row >= 0
     waits = TimeSet(stopped.begin[known], stopped.end[known])
-    joined = index.entered_ns[own]
+    joined = index.entered_ns[at]
     ran = life - waits
     working = joined[ran.within(joined - 1, joined) > 0]
     cells = Cells.of(ran, painted, np.concatenate([working, steps["end_ns"]]), working)
@@ -144,11 +144,11 @@ def add_event_nodes(index: TraceIndex, thread: StepThread, steps: Table, transfe
     )
     # A collective that was joined while the streams waited had the collective before it to wait for.
     before, _ = nodes.last_ended(joined)
-    parts.edge(before, transfers.node[own], EdgeKind.MEMBER)
+    parts.edge(before, transfers.node[at], EdgeKind.MEMBER)
 
     asked_end, asked_row = _asked_for(index, thread, done)
     resumed = np.concatenate([waits.end, asked_end])
-    rows = own[np.concatenate([row[known], asked_row])]
+    rows = at[np.concatenate([row[known], asked_row])]
     goes_on, begin_ns = nodes.next_begun(resumed)
     lag = np.clip(np.minimum(begin_ns, resumed) - transfers.end_ns[rows], 0, _SOON_NS)
     parts.edge(transfers.node[rows], goes_on, EdgeKind.RELEASE, lag)
@@ -274,16 +274,16 @@ def _release(
     known = transfers.node_of(blocked.row) >= 0
     _let_go(index, nodes, (blocked.begin[known], blocked.end[known]), blocked.row[known], transfers, parts)
     waits, mine = index.trace.collective_waits, index.collective_waits.rows(thread.track_id)
-    own = index.collectives.rows(thread.process_id)
-    if not len(own):
+    rows = index.collectives.rows(thread.process_id)
+    if not len(rows):
         return
-    keys = index.trace.collectives["collective_key"][own]
+    keys = index.trace.collectives["collective_key"][rows]
     order = np.argsort(keys, kind="stable")
     wanted = waits["collective_key"][mine]
     at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
     asked = keys[at] == wanted
     asked_for = waits["begin_ns"][mine[asked]], waits["end_ns"][mine[asked]]
-    _let_go(index, nodes, asked_for, int64(own[at[asked]]), transfers, parts)
+    _let_go(index, nodes, asked_for, int64(rows[at[asked]]), transfers, parts)
 
 
 def _let_go(

@@ -451,12 +451,12 @@ def _collective_of(index: TraceIndex, thread: StepThread, rows: Int64) -> Int64:
     """Return the collective that each communicating kernel carries out, by its stream and time; -1 for none."""
     kernels, table, seen = index.trace.kernels, index.trace.collectives, index.on_devices
     collective = np.full(len(rows), -1, dtype=np.int64)
-    own = index.collectives.rows(thread.process_id)
-    own = own[seen.timed[own]]
+    places = index.collectives.rows(thread.process_id)
+    places = places[seen.timed[places]]
     talks = np.flatnonzero(kernels["work_code"][rows] == DeviceWork.COMMUNICATION)
     for stream in np.unique(kernels["track_id"][rows[talks]]).tolist():
         mine = talks[kernels["track_id"][rows[talks]] == stream]
-        given = own[np.isin(table["stream_track_id"][own], (stream, -1))]
+        given = places[np.isin(table["stream_track_id"][places], (stream, -1))]
         if not len(given):
             continue
         given = given[np.argsort(seen.begin_ns[given], kind="stable")]

@@ -69,15 +69,15 @@ def facts_of(
     waited: list[tuple[Int64, npt.NDArray[np.str_]]] = []
     for thread, steps in ranks:
         _run(index, thread, graph, running[by_rank.rows(thread.rank)], cpu, queued)
-        own = on_host[by_process.rows(thread.process_id)]
-        compiles[_inside(index, thread, graph, own, SpanKind.COMPILE)] = True
-        pickles[_inside(index, thread, graph, own, SpanKind.OBJECTS)] = True
-        nodes, of = _own_batches(index, thread, graph, own)
+        at = on_host[by_process.rows(thread.process_id)]
+        compiles[_inside(index, thread, graph, at, SpanKind.COMPILE)] = True
+        pickles[_inside(index, thread, graph, at, SpanKind.OBJECTS)] = True
+        nodes, of = _own_batches(index, thread, graph, at)
         if len(nodes):
             loader[nodes], batch[nodes] = number_of[of], fetches["batch_index"][of]
             _share_out(graph, nodes, fetches.take(of), GroupBy(of), cpu, queued)
-        _wait_for_cpus(handoffs(index, thread), graph, own[graph.kind[own] == StallKind.HANDOFF], queued)
-        nodes, of = _starting(index, thread, graph, own, loaders)
+        _wait_for_cpus(handoffs(index, thread), graph, at[graph.kind[at] == StallKind.HANDOFF], queued)
+        nodes, of = _starting(index, thread, graph, at, loaders)
         loader[nodes], starts[nodes] = of, True
         waited.append(_waits_in_steps(index, thread, steps))
 
@@ -159,10 +159,10 @@ def _starting(
 
 def _waits_in_steps(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Int64, npt.NDArray[np.str_]]:
     """Return the waits for batches of a rank in its steps, as rows, and the kinds of these steps."""
-    own, rows = steps.sort_by("begin_ns"), index.batch_waits.rows(thread.track_id)
+    rank_steps, rows = steps.sort_by("begin_ns"), index.batch_waits.rows(thread.track_id)
     begin = index.batches_of_phase(BatchPhase.WAIT)["begin_ns"][rows]
-    at = window_at(begin, own["begin_ns"], own["end_ns"])
-    return rows[at >= 0], own["kind"][at[at >= 0]]
+    at = window_at(begin, rank_steps["begin_ns"], rank_steps["end_ns"])
+    return rows[at >= 0], rank_steps["kind"][at[at >= 0]]
 
 
 def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: Int64, queued_ns: Int64) -> None:
@@ -280,12 +280,12 @@ def _samples(
     for thread, steps in ranks:
         mine = index.batch_waits.rows(thread.track_id)
         mine = mine[waits["batch_index"][mine] >= 0]
-        own = steps.sort_by("begin_ns")
-        samples, _ = step_samples(own, waits.take(mine), told)
+        rank_steps = steps.sort_by("begin_ns")
+        samples, _ = step_samples(rank_steps, waits.take(mine), told)
         if not len(samples):
             continue
         ends = by_rank.rows(thread.rank)
-        at = GroupBy(own["step"]).row_of(graph.ends_step[ends])
+        at = GroupBy(rank_steps["step"]).row_of(graph.ends_step[ends])
         column[ends[at >= 0]] = samples[at[at >= 0]]
     return column
 
@@ -324,11 +324,11 @@ def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) 
     rows, batches = [], []
     for number, mine in GroupBy(process).items():
         mine = mine[np.argsort(begin[mine], kind="stable")]
-        own = index.io_by_process.rows(number)
-        own = own[index.io.is_storage[own] & index.io.is_read[own] & (index.io.result[own] > 0)]
-        at = np.searchsorted(begin[mine], index.io.begin[own], side="right") - 1
-        inside = (at >= 0) & (index.io.end[own] <= end[mine][at])
-        rows.append(own[inside])
+        places = index.io_by_process.rows(number)
+        places = places[index.io.is_storage[places] & index.io.is_read[places] & (index.io.result[places] > 0)]
+        at = np.searchsorted(begin[mine], index.io.begin[places], side="right") - 1
+        inside = (at >= 0) & (index.io.end[places] <= end[mine][at])
+        rows.append(places[inside])
         batches.append(mine[at[inside]])
     none = np.empty(0, dtype=np.int64)
     return np.concatenate([none, *rows]), np.concatenate([none, *batches])

@@ -122,9 +122,9 @@ def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64
     """Return how long the process of each interval was blocked in storage within it; 0 for the process -1."""
     blocked_ns = np.zeros(len(process), dtype=np.int64)
     for number in np.unique(process[process >= 0]).tolist():
-        mine, io, own = process == number, index.io, index.io_by_process.rows(number)
-        own = own[io.is_storage[own]]
-        blocked_ns[mine] = TimeSet.of(io.begin[own], io.end[own]).within(begin_ns[mine], end_ns[mine])
+        mine, io, rows = process == number, index.io, index.io_by_process.rows(number)
+        rows = rows[io.is_storage[rows]]
+        blocked_ns[mine] = TimeSet.of(io.begin[rows], io.end[rows]).within(begin_ns[mine], end_ns[mine])
     return blocked_ns
 
 

@@ -126,9 +126,9 @@ def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
         return queue, number
     members = group_table(index.trace)
     peer = np.full(len(rows), -1, dtype=np.int64)
-    for value, own in GroupBy(table["group_hash"][rows]).items():
-        ranks, place = members[value].members, table["peer_rank"][rows[own]]
-        peer[own] = np.append(ranks, -1)[np.minimum(place, len(ranks))]
+    for value, at in GroupBy(table["group_hash"][rows]).items():
+        ranks, place = members[value].members, table["peer_rank"][rows[at]]
+        peer[at] = np.append(ranks, -1)[np.minimum(place, len(ranks))]
     sends, rank = table["op_code"][rows] == CollectiveOp.SEND, table["rank"][rows]
     source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     directions = GroupBy(queue[rows], source, target)

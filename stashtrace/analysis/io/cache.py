@@ -148,14 +148,14 @@ def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = Non
         scaled = np.where(uses.distance_bytes < 0, -1.0, uses.distance_bytes / uses.sampled_ratio)
         power = np.where(scaled < 0, -1, np.ceil(np.log2(np.maximum(scaled, 1)))).astype(np.int64)
         for exponent in np.unique(power).tolist():
-            own = power == exponent
+            chosen = power == exponent
             rows.append(
                 (
                     uses.host,
                     -1 if exponent < 0 else (1 << exponent >> 1) + 1 if exponent else 1,
                     -1 if exponent < 0 else 1 << exponent,
-                    round(np.count_nonzero(own) / uses.sampled_ratio),
-                    round(int(uses.moved_bytes[own].sum()) / uses.sampled_ratio),
+                    round(np.count_nonzero(chosen) / uses.sampled_ratio),
+                    round(int(uses.moved_bytes[chosen].sum()) / uses.sampled_ratio),
                     uses.sampled_ratio,
                 )
             )

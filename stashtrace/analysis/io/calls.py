@@ -155,8 +155,8 @@ class Follower:
         if newest != self._track:
             self._end[self._known], self._seen[self._known] = -1, False
             self._known, self._track = np.empty(0, dtype=np.int64), newest
-        own = np.flatnonzero(track == newest)
-        lasts = own[GroupBy.runs(path[own]).last]
+        rows = np.flatnonzero(track == newest)
+        lasts = rows[GroupBy.runs(path[rows]).last]
         self._end[path[lasts]] = end[lasts]
-        self._seen[path[own[call[own]]]] = True
+        self._seen[path[rows[call[rows]]]] = True
         self._known = np.union1d(self._known, path[lasts])

@@ -173,9 +173,9 @@ def _count_process(counters: FileCounters, pieces: Pieces) -> None:
         counters.add("call_ns", path, length)
         counters.add("blocked_ns", path[waited], length[waited])
         for code, name in ((READING, "read"), (WRITING, "write")):
-            own = move == code
-            counters.add(f"{name}s_count", path[own])
-            counters.add(f"{name}_bytes", path[own], result[own])
+            chosen = move == code
+            counters.add(f"{name}s_count", path[chosen])
+            counters.add(f"{name}_bytes", path[chosen], result[chosen])
         counters.add("read_call_ns", path[move == READING], length[move == READING])
         stored = waited & (kind != 0)
         counters.add("blocked_count", path[stored & (kind != WRITING)])
@@ -187,8 +187,8 @@ def _count_process(counters: FileCounters, pieces: Pieces) -> None:
         _follow(counters, piece, by_thread, move, shared)
         alone = ~shared[path]
         for code, name in ((READING, "read_ns"), (WRITING, "write_ns"), (METADATA, "metadata_ns")):
-            own = alone & (kind == code)
-            counters.add(name, path[own], length[own])
+            chosen = alone & (kind == code)
+            counters.add(name, path[chosen], length[chosen])
         common = np.flatnonzero(~alone & (kind != 0))
         if len(common):
             kept.append(piece.take(common))
@@ -201,8 +201,8 @@ def _add_shapes(counters: FileCounters, piece: Table, move: npt.NDArray[np.int8]
     path, result, offset = piece["path_code"].astype(np.int64), piece["result_bytes"], piece["offset_bytes"]
     good = (move != 0) & (result >= 0) & (kind != 0)
     for code, bins in ((READING, counters.read_bins), (WRITING, counters.write_bins)):
-        own = good & (move == code)
-        cell = path[own] * len(BIN_NAMES) + np.searchsorted(np.array(BIN_ENDS), result[own], side="left")
+        chosen = good & (move == code)
+        cell = path[chosen] * len(BIN_NAMES) + np.searchsorted(np.array(BIN_ENDS), result[chosen], side="left")
         np.add.at(bins, cell, 1)
     counters.add("empty_reads_count", path[good & (move == READING) & (result == 0)])
     some = good & (result > 0)
@@ -249,8 +249,8 @@ def _count_shared(counters: FileCounters, kept: list[Table]) -> None:
     table = table.take(order_by(table["path_code"], table["begin_ns"]))
     move, kind, path = moves(table), time_class(table), table["path_code"].astype(np.int64)
     for code, name in ((READING, "read_ns"), (WRITING, "write_ns"), (METADATA, "metadata_ns")):
-        own = kind == code
-        counters.add(name, path[own], overlap_free(path[own], table["begin_ns"][own], table["end_ns"][own]))
+        chosen = kind == code
+        counters.add(name, path[chosen], overlap_free(path[chosen], table["begin_ns"][chosen], table["end_ns"][chosen]))
     for code, name in ((READING, "reads"), (WRITING, "writes")):
         followed = _followed(table, Follower(counters.count), move == code, one_reader=True)
         _add_order(counters, name, followed, np.ones(len(followed.path), dtype=bool))

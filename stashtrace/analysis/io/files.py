@@ -197,17 +197,17 @@ def _common_sizes(counters: FileCounters, by_row: GroupBy, used: Int64) -> dict[
     path, size, calls = counters.sizes()
     row_of = np.full(counters.count, -1, dtype=np.int64)
     row_of[used] = by_row.number
-    own = row_of[path] >= 0
-    pairs = GroupBy(row_of[path[own]], size[own])
-    (row, size), calls = pairs.keys, pairs.sum(calls[own])
+    chosen = row_of[path] >= 0
+    pairs = GroupBy(row_of[path[chosen]], size[chosen])
+    (row, size), calls = pairs.keys, pairs.sum(calls[chosen])
     order = order_by(row, -calls, size)
     row, size, calls = row[order], size[order], calls[order]
     place = GroupBy.runs(row).position
     columns: dict[str, Int64] = {}
     for number in range(_PLACES):
-        own = place == number
+        chosen = place == number
         sizes, counts = np.full(len(by_row), -1, dtype=np.int64), np.zeros(len(by_row), dtype=np.int64)
-        sizes[row[own]], counts[row[own]] = size[own], calls[own]
+        sizes[row[chosen]], counts[row[chosen]] = size[chosen], calls[chosen]
         columns |= {f"access{number + 1}_bytes": sizes, f"access{number + 1}_count": counts}
     return columns
 

@@ -125,12 +125,12 @@ def _add_process(layers: dict[str, _Layer], process: int, pieces: Pieces, count:
         chosen = np.flatnonzero((kind != OTHER) & (piece["path_code"] >= 0))
         piece, kind = piece.take(chosen), kind[chosen]
         stdio = of_stdio(piece)
-        for name, own in (("posix", ~stdio), ("stdio", stdio)):
-            if own.any():
-                _add_calls(layers[name], piece, own, used[name])
+        for name, is_in in (("posix", ~stdio), ("stdio", stdio)):
+            if is_in.any():
+                _add_calls(layers[name], piece, is_in, used[name])
         alone = ~shared[piece["path_code"]]
-        for name, own in (("posix", ~stdio & alone), ("stdio", stdio & alone)):
-            np.add.at(time[name], piece["path_code"][own], (piece["end_ns"] - piece["begin_ns"])[own])
+        for name, is_in in (("posix", ~stdio & alone), ("stdio", stdio & alone)):
+            np.add.at(time[name], piece["path_code"][is_in], (piece["end_ns"] - piece["begin_ns"])[is_in])
         if not alone.all():
             kept.append(piece.take(~alone))
     if kept:
@@ -176,12 +176,12 @@ def _add_totals(trace: Trace, layers: dict[str, _Layer]) -> None:
             layer.span(int(timed["begin_ns"].min()), int(timed["end_ns"].max()))
         spent = rows["read_ns"] + rows["write_ns"] + rows["other_ns"]
         for process in np.unique(rows["process_id"]).tolist():
-            own = rows["process_id"] == process
+            chosen = rows["process_id"] == process
             if name_of.get(process, "").startswith("all "):
-                slowest = rows["slowest_process_ns"][own]
-                layer.for_all.update(rows["path_code"][own].tolist())
+                slowest = rows["slowest_process_ns"][chosen]
+                layer.for_all.update(rows["path_code"][chosen].tolist())
                 layer.for_all_ns += int(np.maximum(slowest, 0).sum())
                 layer.known &= bool((slowest >= 0).all())
             else:
-                parts = (rows["path_code"][own].astype(np.int64), spent[own])
+                parts = (rows["path_code"][chosen].astype(np.int64), spent[chosen])
                 layer.processes.setdefault(process, []).append(parts)

@@ -83,12 +83,12 @@ def loader_rates(trace: Trace) -> Table:
     batches: list[_Batches] = []
     wanted = data_files(trace)
     for rank in np.unique(counted["rank"]).tolist():
-        own = counted.take(counted["rank"] == rank)
-        made = _batches(trace, own, wanted)
+        rank_steps = counted.take(counted["rank"] == rank)
+        made = _batches(trace, rank_steps, wanted)
         if made is None:
             continue
         batches.append(made)
-        rows += _rank_rows(trace, rank, own, stalls.take(stalls["rank"] == rank), made)
+        rows += _rank_rows(trace, rank, rank_steps, stalls.take(stalls["rank"] == rank), made)
     if not batches:
         raise MissingDataError(
             "no batch was made within the counted steps",
@@ -207,8 +207,8 @@ def _reads_elsewhere(trace: Trace, made: Table, rows: Int64) -> Int64:
     rows = rows[~np.isin(io["track_id"][rows], made["track_id"])]
     owner, meanwhile = process_of_track(trace)[io["track_id"][rows]], [rows[:0]]
     for process, batches in GroupBy(made["process_id"]).items():
-        own, time = rows[owner == process], TimeSet.of_rows(made, batches)
-        meanwhile.append(own[window_at(io["begin_ns"][own], time.begin, time.end) >= 0])
+        chosen, time = rows[owner == process], TimeSet.of_rows(made, batches)
+        meanwhile.append(chosen[window_at(io["begin_ns"][chosen], time.begin, time.end) >= 0])
     return np.concatenate(meanwhile)
 
 
@@ -302,9 +302,9 @@ def _storage(batches: list[_Batches], size: Int64, taken: Int64) -> list[Row]:
     """Return the rate of one reader among the job's readers, and of all together; each host has its storage."""
     together_bytes = together_ns = busy_ns = calls_ns = 0.0
     for host in {b.host for b in batches}:
-        own = [b for b in batches if b.host == host]
+        chosen = [b for b in batches if b.host == host]
         begin, end, amount = (
-            np.concatenate([getattr(b, name) for b in own]) for name in ("calls_begin", "calls_end", "calls_bytes")
+            np.concatenate([getattr(b, name) for b in chosen]) for name in ("calls_begin", "calls_end", "calls_bytes")
         )
         length = np.maximum(end - begin, 1).astype(np.float64)
         edges = np.unique(np.concatenate([begin, end]))

@@ -48,11 +48,11 @@ def agreement(trace: Trace) -> Table:
     """
     index = TraceIndex(trace)
     rows: list[_Row] = []
-    for thread, own in ranks_and_steps(trace, index.steps):
+    for thread, rank_steps in ranks_and_steps(trace, index.steps):
         windows = device_windows(index, thread)
         both = windows.get("kernels", TimeSet.empty()) & windows.get("brackets", TimeSet.empty())
-        length = own["end_ns"] - own["begin_ns"]
-        steps = own.take((length > 0) & (both.within(own["begin_ns"], own["end_ns"]) == length))
+        length = rank_steps["end_ns"] - rank_steps["begin_ns"]
+        steps = rank_steps.take((length > 0) & (both.within(rank_steps["begin_ns"], rank_steps["end_ns"]) == length))
         if len(steps):
             walls = dict(zip(steps["step"].tolist(), (steps["end_ns"] - steps["begin_ns"]).tolist(), strict=True))
             exact, bounded = (

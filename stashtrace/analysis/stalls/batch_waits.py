@@ -106,8 +106,8 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
     unmade = ~unknown & (waits.made_by != thread.process_id) & (waits.made_ns == NEVER)
     # A batch that the step thread made itself has no hand-off: the rest of the wait (pinning) prepares it as well.
     handed = ~unknown & (waits.made_by != thread.process_id)
-    own = ~unknown & ~handed
-    before = TimeSet.of(waits.begin[~unknown], np.where(own, waits.end, ready)[~unknown])
+    chosen = ~unknown & ~handed
+    before = TimeSet.of(waits.begin[~unknown], np.where(chosen, waits.end, ready)[~unknown])
     parts = _Parts()
     for process in np.unique(waits.made_by[~unknown]).tolist():  # few: its workers, or itself
         made = waits.made_by == process
@@ -134,8 +134,8 @@ def _main_track(index: TraceIndex, process: int) -> int:
 
 def blocked_in_storage(index: TraceIndex, process: int, track: int, making: TimeSet) -> TimeSet:
     """Return when a thread was blocked in storage itself; receives count while it made batches."""
-    io, own = index.io, index.io_by_process.rows(process)
-    return _blocked_by(io, own[io.track[own] == track], making)
+    io, rows = index.io, index.io_by_process.rows(process)
+    return _blocked_by(io, rows[io.track[rows] == track], making)
 
 
 def _blocked_by(io: IoRows, own: Int64, making: TimeSet) -> TimeSet:
@@ -150,9 +150,9 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     rows = index.fetches_by_process.rows(process)
     making = TimeSet.of_rows(fetches, rows)
 
-    io, own = index.io, index.io_by_process.rows(process)
-    of_main = io.track[own] == main_track
-    main, side = (_blocked_by(io, own[of], making) for of in (of_main, ~of_main))
+    io, at = index.io, index.io_by_process.rows(process)
+    of_main = io.track[at] == main_track
+    main, side = (_blocked_by(io, at[of], making) for of in (of_main, ~of_main))
     thread_waits, wait_rows = index.trace.waits, index.waits.rows(main_track)
     wait_begin, wait_end = (thread_waits[name][wait_rows] for name in ("begin_ns", "end_ns"))
     asleep = main | TimeSet.of(wait_begin, wait_end)

@@ -185,10 +185,12 @@ def bounds_of_groups(
     members = {name: {StallKind[kind.upper()] for kind in kinds} for name, kinds in groups.items()}
     index = TraceIndex(trace)
     bounds: dict[int, dict[str, tuple[int, int]]] = {}
-    for thread, own in ranks_and_steps(index.origin, steps):
+    for thread, rank_steps in ranks_and_steps(index.origin, steps):
         layers = [*rank_layers(index, thread).layers, Layer(StallKind.OTHER, TimeSet.empty())]
-        own = own.take(own["end_ns"] > own["begin_ns"]).sort_by("begin_ns")
-        matrix = intervals.attribute([(x.time.begin, x.time.end) for x in layers[:-1]], own["begin_ns"], own["end_ns"])
+        rank_steps = rank_steps.take(rank_steps["end_ns"] > rank_steps["begin_ns"]).sort_by("begin_ns")
+        matrix = intervals.attribute(
+            [(x.time.begin, x.time.end) for x in layers[:-1]], rank_steps["begin_ns"], rank_steps["end_ns"]
+        )
         spent = [
             (ns, {layer.kind, *layer.alternatives})
             for ns, layer in zip(matrix.sum(axis=0).tolist(), layers, strict=True)
@@ -581,23 +583,23 @@ def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
     """Return the steps that each of kernels and brackets can attribute, maybe both; empty for a rank without device."""
     if thread.rank not in index.ranks_on_device:
         return {}
-    own = index.steps_of(thread.rank)
-    own = own.take(own["clock_code"] != 0)
+    steps = index.steps_of(thread.rank)
+    steps = steps.take(steps["clock_code"] != 0)
     windows = {}
-    if (own["clock_code"] == DeviceClock.EVENT).any():
-        windows["brackets"] = TimeSet.of_rows(own)
+    if (steps["clock_code"] == DeviceClock.EVENT).any():
+        windows["brackets"] = TimeSet.of_rows(steps)
     kernels, rows = index.trace.kernels, index.kernels.rows(thread.process_id)
     rows = rows[kernels["work_code"][rows] != DeviceWork.SYNCHRONIZATION]
     if len(rows):
         begins = np.sort(kernels["begin_ns"][rows])
-        counts = np.searchsorted(begins, own["end_ns"]) - np.searchsorted(begins, own["begin_ns"])
+        counts = np.searchsorted(begins, steps["end_ns"]) - np.searchsorted(begins, steps["begin_ns"])
         with_kernels = np.flatnonzero(counts)
         if len(with_kernels):
             typical = float(np.median(counts[with_kernels]))
             # Without brackets, all steps with kernels count: the edges of an imported recording are not in doubt.
             least = _WHOLE_STEP_RATIO * typical if "brackets" in windows else 1
             whole = with_kernels[counts[with_kernels] >= least]
-            windows["kernels"] = TimeSet.of_rows(own, whole)
+            windows["kernels"] = TimeSet.of_rows(steps, whole)
     return windows
 
 

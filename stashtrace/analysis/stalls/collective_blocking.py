@@ -131,10 +131,10 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     explicit = TimeSet.of(wait_begin, wait_end)
 
     thread_waits = index.trace.waits
-    own = index.waits.rows(thread.track_id)
-    own = own[is_one_of(thread_waits["wait_code"][own], BACKEND_WAITS)]
+    at = index.waits.rows(thread.track_id)
+    at = at[is_one_of(thread_waits["wait_code"][at], BACKEND_WAITS)]
     on_device = device_waits(index, thread) - batch_waits - explicit
-    silent = TimeSet.of_rows(thread_waits, own) - batch_waits - explicit - on_device
+    silent = TimeSet.of_rows(thread_waits, at) - batch_waits - explicit - on_device
     calls = _launching(index, thread, rows) - batch_waits - explicit - silent - on_device
     of_host, of_device = (_heads_of(chosen, call, end, heads) for chosen in (~timed, timed))
     for time, queue in ((silent, of_host), (on_device, of_device), (calls, of_host)):
@@ -168,8 +168,8 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
 def _launching(index: TraceIndex, thread: StepThread, rows: Int64) -> TimeSet:
     """Return when the step thread was inside calls that start a collective."""
     table = index.trace.collectives
-    own = rows[(table["track_id"][rows] == thread.track_id) & (table["return_ns"][rows] > table["call_ns"][rows])]
-    return TimeSet.of(table["call_ns"][own], table["return_ns"][own])
+    chosen = rows[(table["track_id"][rows] == thread.track_id) & (table["return_ns"][rows] > table["call_ns"][rows])]
+    return TimeSet.of(table["call_ns"][chosen], table["return_ns"][chosen])
 
 
 Queue = tuple[Int64, Int64, Int64]

@@ -192,9 +192,9 @@ def _in_blocking_calls(index: TraceIndex, thread: StepThread, idle: TimeSet) -> 
     inside = [TimeSet(idle.begin[ran_dry], idle.end[ran_dry])]
     launcher = np.append(index.trace.kernels["thread_track_id"], -1)[_next_work(index, thread, idle)]
     for track in np.unique(launcher[~ran_dry & (launcher >= 0)]).tolist():
-        own = rows[calls["track_id"][rows] == track]
+        chosen = rows[calls["track_id"][rows] == track]
         late = ~ran_dry & (launcher == track)
-        inside.append(TimeSet.of_rows(calls, own) & TimeSet(idle.begin[late], idle.end[late]))
+        inside.append(TimeSet.of_rows(calls, chosen) & TimeSet(idle.begin[late], idle.end[late]))
     return TimeSet.united(*inside)
 
 
@@ -365,9 +365,9 @@ def _time_after_draining(index: TraceIndex, thread: StepThread, view: DeviceView
         drains = code == DeviceCall.DEVICE_SYNCHRONIZE
     blocking = TimeSet.of_rows(calls, rows[drains])
     returned = np.sort(calls["end_ns"][rows[bound]])
-    own = view.timed.take(np.isin(view.timed["track_id"], view.compute))
-    recorded = np.concatenate([own["call_ns"], own["return_ns"]])
-    reached = np.concatenate([own["begin_ns"], own["end_ns"]])
+    part = view.timed.take(np.isin(view.timed["track_id"], view.compute))
+    recorded = np.concatenate([part["call_ns"], part["return_ns"]])
+    reached = np.concatenate([part["begin_ns"], part["end_ns"]])
     order = np.argsort(recorded, kind="stable")
     recorded, reached = recorded[order], reached[order]
     at = np.searchsorted(recorded, returned)

@@ -79,7 +79,7 @@ def hidden(trace: Trace) -> Table:
     """
     index = TraceIndex(trace)
     steal, saves = _Steal(trace), _Saves(trace)
-    ranks = [_rank(index, thread, own, steal, saves) for thread, own in ranks_and_steps(trace, index.steps)]
+    ranks = [_rank(index, thread, steps, steal, saves) for thread, steps in ranks_and_steps(trace, index.steps)]
     if not ranks:
         return Table.empty(HIDDEN)
     return Table(HIDDEN, {name: np.concatenate([columns[name] for columns in ranks]) for name in HIDDEN.names})
@@ -90,8 +90,8 @@ def _rank(
 ) -> dict[str, npt.NDArray[Any]]:
     trace, begin, end = index.trace, steps["begin_ns"], steps["end_ns"]
     loads, blocked = batch_waits(index, thread).time, host_blocked(index, thread)
-    spans, own = trace.spans, index.spans.rows(thread.track_id)
-    own = own[spans["kind_code"][own] == int(SpanKind.GC)]
+    spans, rows = trace.spans, index.spans.rows(thread.track_id)
+    rows = rows[spans["kind_code"][rows] == int(SpanKind.GC)]
     device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
     kinds = made.painted_kinds()
     estimated = made.beside.get("estimated", TimeSet.empty()) & kinds.time_of(*_DIVIDED)
@@ -106,7 +106,7 @@ def _rank(
         "hidden_checkpoint_ns": saves.hidden(thread).within(begin, end),
         "cpu_contention_ns": queued_in(index, thread, begin, end),
         "steal_ratio": steal.ratio(thread.process_id, begin, end),
-        "gc_ns": TimeSet.of_rows(spans, own).within(begin, end),
+        "gc_ns": TimeSet.of_rows(spans, rows).within(begin, end),
         "queued_ns": device.queued_ns if device.present else _time_queued(index.in_flight, blocked).within(begin, end),
         "hidden_copy_ns": device.hidden_copy_ns,
         "host_paced_ns": device.host_paced_ns,
@@ -135,9 +135,9 @@ class _Saves:
         rows = self._by_process.rows(thread.process_id)
         if not len(rows):
             return TimeSet.empty()
-        own = self._table.take(rows)
-        aside = (own["track_id"] != thread.track_id) | ((own["phase_flags"] & int(PhaseFlag.BACKGROUND)) != 0)
-        begin, end = own["begin_ns"], own["end_ns"]
+        part = self._table.take(rows)
+        aside = (part["track_id"] != thread.track_id) | ((part["phase_flags"] & int(PhaseFlag.BACKGROUND)) != 0)
+        begin, end = part["begin_ns"], part["end_ns"]
         return TimeSet.of(begin[aside], end[aside]) - TimeSet.of(begin[~aside], end[~aside])
 
 
@@ -227,9 +227,9 @@ def _copying(index: TraceIndex, thread: StepThread) -> TimeSet:
     brackets, rows = index.trace.device_brackets, index.brackets.rows(thread.process_id)
     rows = rows[(brackets["bracket_code"][rows] == Bracket.COPY) & (brackets["begin_ns"][rows] >= 0)]
     rows = rows[~np.isin(brackets["copy_code"][rows], _INSIDE)]
-    kernels, own = index.trace.kernels, index.kernels.rows(thread.process_id)
-    own = own[(kernels["work_code"][own] == DeviceWork.COPY) & ~np.isin(kernels["copy_code"][own], _INSIDE)]
-    return TimeSet.of_rows(brackets, rows) | TimeSet.of_rows(kernels, own)
+    kernels, at = index.trace.kernels, index.kernels.rows(thread.process_id)
+    at = at[(kernels["work_code"][at] == DeviceWork.COPY) & ~np.isin(kernels["copy_code"][at], _INSIDE)]
+    return TimeSet.of_rows(brackets, rows) | TimeSet.of_rows(kernels, at)
 
 
 def _count_untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:

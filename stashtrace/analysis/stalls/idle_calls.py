@@ -60,8 +60,8 @@ def idle_calls(trace: Trace, *, warmup: bool = False) -> Table:
     counted = counted_steps(index.steps, warmup=warmup)
     tables = []
     for thread, _ in ranks_and_steps(index.origin, index.steps):
-        own = counted.take(counted["rank"] == thread.rank)
-        tables.append(_of_rank(index, thread, TimeSet.of_rows(own)))
+        steps = counted.take(counted["rank"] == thread.rank)
+        tables.append(_of_rank(index, thread, TimeSet.of_rows(steps)))
     return Table.concat(IDLE_CALLS, tables)
 
 

@@ -71,13 +71,13 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     saves, works = is_one_of(code, CHECKPOINT_PHASES), is_one_of(code, _COMPUTE_PHASES)
     saving = TimeSet.of(begin[saves], end[saves])
 
-    io, own = index.io, index.io_by_track.rows(thread.track_id)
+    io, at = index.io, index.io_by_track.rows(thread.track_id)
     saved, outputs = _paths_written(index, thread, saving)
     # Who opens a file to write it reads nothing: that the old one is cut to nothing may take as long as a write.
-    opens_output = io.is_open[own] & _is_among(io.path[own], outputs)
-    reads = io.is_storage[own] & io.is_read[own] & ~opens_output
-    commits = io.is_storage[own] & ~reads & _is_among(io.path[own], saved)
-    foreign = io.is_blocked[own] & ~reads & ~commits
+    opens_output = io.is_open[at] & _is_among(io.path[at], outputs)
+    reads = io.is_storage[at] & io.is_read[at] & ~opens_output
+    commits = io.is_storage[at] & ~reads & _is_among(io.path[at], saved)
+    foreign = io.is_blocked[at] & ~reads & ~commits
     busy = TimeSet.of(begin[works], end[works])
     spans, named = trace.spans, index.spans.rows(thread.track_id)
     named = named[spans["kind_code"][named] == int(SpanKind.USER)]
@@ -88,11 +88,11 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     return Standing(
         busy,
         annotated,
-        saving | TimeSet.of(io.begin[own[commits]], io.end[own[commits]]),
-        TimeSet.of(io.begin[own[reads]], io.end[own[reads]]),
+        saving | TimeSet.of(io.begin[at[commits]], io.end[at[commits]]),
+        TimeSet.of(io.begin[at[reads]], io.end[at[reads]]),
         TimeSet.of(
-            np.concatenate([waits["begin_ns"][held[alien]], io.begin[own[foreign]]]),
-            np.concatenate([waits["end_ns"][held[alien]], io.end[own[foreign]]]),
+            np.concatenate([waits["begin_ns"][held[alien]], io.begin[at[foreign]]]),
+            np.concatenate([waits["end_ns"][held[alien]], io.end[at[foreign]]]),
         )
         - on_device,
         TimeSet.of_rows(waits, held[~alien]) - busy - annotated - on_device,
@@ -239,8 +239,8 @@ def _operators(index: TraceIndex, thread: StepThread, *, only_own: bool = False)
     spans, tracks, rows = index.trace.spans, index.trace.tracks, _operator_rows(index.origin)
     if not len(rows):
         return TimeSet.empty()
-    own = [thread.track_id] if only_own else tracks["track_id"][tracks["process_id"] == thread.process_id]
-    return TimeSet.of_rows(spans, rows[np.isin(spans["track_id"][rows], own)])
+    chosen = [thread.track_id] if only_own else tracks["track_id"][tracks["process_id"] == thread.process_id]
+    return TimeSet.of_rows(spans, rows[np.isin(spans["track_id"][rows], chosen)])
 
 
 def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tuple[Int64, Int64]:

@@ -293,8 +293,8 @@ class TraceIndex:
         table, takers = self.batches_of_phase(BatchPhase.FETCH), self.batches_of_phase(BatchPhase.WAIT)["process_id"]
         processes = self.trace.processes
         others = processes["process_id"][processes["role_code"] != ProcessRole.RANK]
-        own = np.isin(table["process_id"], np.intersect1d(takers, others))
-        return np.where(own, -1, table["rank"])
+        chosen = np.isin(table["process_id"], np.intersect1d(takers, others))
+        return np.where(chosen, -1, table["rank"])
 
     @cached_property
     def fetches(self) -> RowsBy:

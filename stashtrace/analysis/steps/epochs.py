@@ -59,16 +59,18 @@ def epoch_begins(trace: Trace, rank: int, steps: Table) -> Table:
     ``trace``: needs batches. ``steps``: from ``steps``; those that count. Returns schema ``epoch_begins``; empty if no
     loader was begun within the steps.
     """
-    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
+    rank_steps = steps.take(steps["rank"] == rank).sort_by("begin_ns")
     batches = trace.batches.take(trace.batches["rank"] == rank)
-    waits = batches.take((batches["phase_code"] == BatchPhase.WAIT) & np.isin(batches["track_id"], own["track_id"]))
-    at = window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"])
-    waits, at = waits.take(at >= 0), at[at >= 0]
-    loaders, served = serves(waits, own["kind"][at])
-    ends = batches.take(
-        (batches["phase_code"] == BatchPhase.WORKERS_END) & np.isin(batches["track_id"], own["track_id"])
+    waits = batches.take(
+        (batches["phase_code"] == BatchPhase.WAIT) & np.isin(batches["track_id"], rank_steps["track_id"])
     )
-    window = TimeSet.of_rows(own)
+    at = window_at(waits["begin_ns"], rank_steps["begin_ns"], rank_steps["end_ns"])
+    waits, at = waits.take(at >= 0), at[at >= 0]
+    loaders, served = serves(waits, rank_steps["kind"][at])
+    ends = batches.take(
+        (batches["phase_code"] == BatchPhase.WORKERS_END) & np.isin(batches["track_id"], rank_steps["track_id"])
+    )
+    window = TimeSet.of_rows(rank_steps)
     made = batches.take((batches["phase_code"] == BatchPhase.FETCH) & (batches["worker_id"] >= 0))
     rows = []
     for code, name in enumerate(SERVES):

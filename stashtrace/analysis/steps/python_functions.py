@@ -64,13 +64,16 @@ def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
     for track, at in GroupBy(table["track_id"]).items():
         if track not in wanted:
             continue
-        own = table.take(at)
-        whole_ns = TimeSet.of(own["begin_ns"], own["end_ns"]).total_ns
-        lengths = own["end_ns"] - own["begin_ns"]
-        alone = lengths - _inner_ns(own)
-        for name, same in GroupBy(own["name_code"]).items():
-            self_ns, total_ns = int(alone[same].sum()), TimeSet.of(own["begin_ns"][same], own["end_ns"][same]).total_ns
-            line = int(own["line"][same[lengths[same].argmax()]])
+        part = table.take(at)
+        whole_ns = TimeSet.of(part["begin_ns"], part["end_ns"]).total_ns
+        lengths = part["end_ns"] - part["begin_ns"]
+        alone = lengths - _inner_ns(part)
+        for name, same in GroupBy(part["name_code"]).items():
+            self_ns, total_ns = (
+                int(alone[same].sum()),
+                TimeSet.of(part["begin_ns"][same], part["end_ns"][same]).total_ns,
+            )
+            line = int(part["line"][same[lengths[same].argmax()]])
             rank = rank_of.get(process_of[track], -1)
             rows.append((rank, track, name, line, self_ns, self_ns / whole_ns, total_ns, total_ns / whole_ns))
     found = Table.from_rows(FUNCTIONS, rows)

@@ -311,11 +311,11 @@ def _runs_of_few_ranks(ranks: Sequence[_Runs]) -> Bools:
     spent = covered = 0
     for rank in ranks:
         number = rank.first + np.arange(rank.updates)
-        own = alone[number] & (rank.count[:-1] > 0)
-        begin, end = rank.begin[own], rank.middle[own]
+        chosen = alone[number] & (rank.count[:-1] > 0)
+        begin, end = rank.begin[chosen], rank.middle[chosen]
         spent += int((end - begin).sum())
         covered += int(
-            np.maximum(np.minimum(end, to_ns[number[own]]) - np.maximum(begin, from_ns[number[own]]), 0).sum()
+            np.maximum(np.minimum(end, to_ns[number[chosen]]) - np.maximum(begin, from_ns[number[chosen]]), 0).sum()
         )
     return alone if 2 * covered >= spent else _nowhere(ranks)
 

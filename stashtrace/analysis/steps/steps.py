@@ -111,10 +111,10 @@ def host_steps(trace: Trace) -> Table:
     begin, end = known["begin_ns"].copy(), known["end_ns"].copy()
     rows = RowsBy(known["rank"])
     for rank in ranks:
-        own = rows.rows(rank.thread.rank)
-        joined = join_as(rank, known["kind"][own])
-        if len(own) == len(joined.begin_ns):  # else rows were lost after the steps had been numbered
-            begin[own], end[own] = joined.begin_ns, joined.end_ns
+        at = rows.rows(rank.thread.rank)
+        joined = join_as(rank, known["kind"][at])
+        if len(at) == len(joined.begin_ns):  # else rows were lost after the steps had been numbered
+            begin[at], end[at] = joined.begin_ns, joined.end_ns
     return known.replace(begin_ns=begin, end_ns=end, clock_code=np.zeros(len(known), dtype=np.int64))
 
 
@@ -214,10 +214,10 @@ def ranks_and_steps(trace: Trace, steps: Table) -> Iterator[tuple[StepThread, Ta
         raise
     by_rank = RowsBy(steps["rank"])
     for thread in threads:
-        own = steps.take(by_rank.rows(thread.rank))
-        first = min([thread.begin_ns, *own["begin_ns"][:1].tolist()])
-        last = max([thread.end_ns, *own["end_ns"][-1:].tolist()])
-        yield replace(thread, begin_ns=first, end_ns=last), own
+        rank_steps = steps.take(by_rank.rows(thread.rank))
+        first = min([thread.begin_ns, *rank_steps["begin_ns"][:1].tolist()])
+        last = max([thread.end_ns, *rank_steps["end_ns"][-1:].tolist()])
+        yield replace(thread, begin_ns=first, end_ns=last), rank_steps
 
 
 def rank_and_steps(trace: Trace, steps: Table, rank: int) -> tuple[StepThread, Table] | None:
@@ -254,8 +254,8 @@ class _Rows:
 
 def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps, *, rollouts: bool = True) -> RankSteps:
     """``rollouts``: forwards without gradients before updates may be those of iterations."""
-    own, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
-    columns_of_phases = {name: rows.phases[name][own] for name in PHASES_OF_TOKENS}
+    at, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
+    columns_of_phases = {name: rows.phases[name][at] for name in PHASES_OF_TOKENS}
     tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
     whole = rows.whole.take(rows.whole_by.rows(thread.track_id))
     if len(whole):

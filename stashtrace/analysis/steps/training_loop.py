@@ -429,10 +429,10 @@ def update_windows(trace: Trace, process_id: int) -> tuple[Int64, Int64]:
     """Return begin and end of each update of a process, in the order of their phases; see :func:`update_times`."""
     phases = trace.phases
     mine = (phases["process_id"] == process_id) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
-    own = phases.take(mine)
-    updates = np.flatnonzero(own["phase_code"] == Phase.OPTIMIZER)
-    end = own["end_ns"][updates]
-    return np.maximum(own["begin_ns"][updates], _ended_inside(own["phase_code"], own["end_ns"], end)), end
+    part = phases.take(mine)
+    updates = np.flatnonzero(part["phase_code"] == Phase.OPTIMIZER)
+    end = part["end_ns"][updates]
+    return np.maximum(part["begin_ns"][updates], _ended_inside(part["phase_code"], part["end_ns"], end)), end
 
 
 def _ended_inside(code: npt.NDArray[np.integer], end: Int64, until: Int64) -> Int64:

@@ -67,10 +67,10 @@ def file_calls(index: TraceIndex, thread: StepThread) -> FileCalls:
     names = ("begin_ns", "end_ns", "path_code", "op_code")
     parts: list[list[Int64]] = [[int64([]) for _ in names]]
     for table in _pieces(index.trace, thread):
-        own = table.take(np.arange(*rows_of(table["track_id"], thread.track_id).indices(len(table))))
-        named = (own["io_flags"] & _NOT_FILES) == 0
-        named &= (own["path_code"] != index.trace.strings.find("")) & (own["end_ns"] > own["begin_ns"])
-        parts.append([int64(own[name][named]) for name in names])
+        part = table.take(np.arange(*rows_of(table["track_id"], thread.track_id).indices(len(table))))
+        named = (part["io_flags"] & _NOT_FILES) == 0
+        named &= (part["path_code"] != index.trace.strings.find("")) & (part["end_ns"] > part["begin_ns"])
+        parts.append([int64(part[name][named]) for name in names])
     begin, end, path, op = (int64(np.concatenate(column)) for column in zip(*parts, strict=True))
     return FileCalls(begin, end, as_one_database(index.trace, path), op)
 

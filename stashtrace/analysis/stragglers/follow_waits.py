@@ -286,12 +286,12 @@ def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], fol
     def spent(whom: Int64, since: Int64, until: Int64) -> Int64:
         """Return the ns of each kind that each rank spent in its window."""
         out = np.zeros((len(whom), len(CAUSES)), dtype=np.int64)
-        for rank, own in GroupBy(whom).items():
+        for rank, members in GroupBy(whom).items():
             if rank not in threads:
                 continue
             if rank not in times:
                 times[rank] = rank_times(index, threads[rank])
-            out[own] = times[rank].within(since[own], until[own])
+            out[members] = times[rank].within(since[members], until[members])
         return out
 
     chosen = waits.take(rows)

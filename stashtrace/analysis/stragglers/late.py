@@ -240,9 +240,9 @@ def late_ranks(trace: Trace) -> Table:
     alone_end, alone = operations.last_enter_ns[rows], gap[rows]
     groups, kinds = group_table(trace), group_kinds(trace)
     out: list[tuple[object, ...]] = []
-    for value, own in GroupBy(operations.group_hash[rows]).items():
-        late_rank, cost = operations.late_rank[rows[own]], operations.total_wait_ns[rows[own]]
-        guilty = _guilty(step[own], late_rank, cost)
+    for value, at in GroupBy(operations.group_hash[rows]).items():
+        late_rank, cost = operations.late_rank[rows[at]], operations.total_wait_ns[rows[at]]
+        guilty = _guilty(step[at], late_rank, cost)
         name = str(communicator_names(trace, np.array([value], dtype=np.uint64))[0])
         for rank, mine in GroupBy(late_rank).items():
             times = int((guilty == rank).sum())
@@ -250,14 +250,14 @@ def late_ranks(trace: Trace) -> Table:
             members = len(groups[value].members)
             odds = min(1.0, members * chance(times, len(guilty), members))
             total = int(cost[mine].sum())
-            cause, part = _main(why.cause[own[mine]], cost[mine])
+            cause, part = _main(why.cause[at[mine]], cost[mine])
             alike = "few" if members * chance(len(guilty), len(guilty), members) >= _BY_CHANCE else "alternates"
             alike = "once" if len(guilty) == 1 else alike
             verdict = alike if odds >= _BY_CHANCE else "always" if share > _MOST_STEPS else "often"
-            until = alone_end[own[mine]]
-            missing = TimeSet.of(until - alone[own[mine]], until).total_ns
-            numbers = (len(mine), len(own), times, len(guilty), share, total, missing)
-            span = (int(step[own[mine]].min()), int(step[own[mine]].max()))
+            until = alone_end[at[mine]]
+            missing = TimeSet.of(until - alone[at[mine]], until).total_ns
+            numbers = (len(mine), len(at), times, len(guilty), share, total, missing)
+            span = (int(step[at[mine]].min()), int(step[at[mine]].max()))
             out.append((name, kinds[value], rank, *numbers, cause, part, *span, odds, verdict))
     return Table.from_rows(LATE_RANKS, sorted(out, key=lambda row: -int(str(row[8]))))
 

@@ -260,9 +260,9 @@ class _Sent:
         rows = np.flatnonzero(np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE)))
         members = {value: group.members for value, group in groups.items()}
         peer = np.full(len(rows), -1, dtype=np.int64)
-        for value, own in GroupBy(table["group_hash"][rows]).items():
-            ranks, place = members[value], table["peer_rank"][rows[own]]
-            peer[own] = np.where((place >= 0) & (place < len(ranks)), ranks[np.clip(place, 0, len(ranks) - 1)], -1)
+        for value, at in GroupBy(table["group_hash"][rows]).items():
+            ranks, place = members[value], table["peer_rank"][rows[at]]
+            peer[at] = np.where((place >= 0) & (place < len(ranks)), ranks[np.clip(place, 0, len(ranks) - 1)], -1)
         rank, entered = table["rank"][rows], index.entered_ns[rows]
         step = step_at(steps, rank, entered)
         known = (peer >= 0) & (step >= 0)
@@ -275,8 +275,8 @@ class _Sent:
         """Return messages by sender and receiver in the median step, as the side that recorded more of them counts."""
         often: dict[tuple[int, int], float] = {}
         for direction in (True, False):
-            own = self.sends == direction
-            each = GroupBy(self.rank[own], self.peer[own], self.step[own])
+            chosen = self.sends == direction
+            each = GroupBy(self.rank[chosen], self.peer[chosen], self.step[chosen])
             pairs = GroupBy(*each.keys[:2])
             counts = pairs.median(each.sizes)
             for one, other, count in zip(*(key.tolist() for key in pairs.keys), counts.tolist(), strict=True):
@@ -294,9 +294,9 @@ class _Sent:
 
     def fills_once(self, rank: int) -> bool:
         """Return whether a rank sends as the first of two with a stage each: see ``stages_of_messages``."""
-        own = np.flatnonzero(self.rank == rank)
-        moment = np.where(self.sends[own], self.entered[own], self.end[own])
-        order = own[np.lexsort((moment, self.step[own]))]
+        rows = np.flatnonzero(self.rank == rank)
+        moment = np.where(self.sends[rows], self.entered[rows], self.end[rows])
+        order = rows[np.lexsort((moment, self.step[rows]))]
         usual = []
         for step in np.unique(self.step[order]).tolist():
             sends = self.sends[order[self.step[order] == step]]

@@ -179,7 +179,7 @@ def _batches(loop: Loop, functions: Functions, waits: _Rows) -> None:
     index = np.empty(len(order), dtype=np.int64)
     index[order] = np.arange(len(order))
     # The main thread makes a batch inside its wait: from the first item to the last.
-    own = _where(items, wait >= 0)
+    chosen = _where(items, wait >= 0)
     by_wait = GroupBy(wait[wait >= 0])
     fetched = np.append(by_wait.values, np.arange(len(waits["tid"]), len(order)))
     worker = np.full(len(order), _UNSEEN_WORKER)
@@ -187,8 +187,8 @@ def _batches(loop: Loop, functions: Functions, waits: _Rows) -> None:
     loop.batches.append((BatchPhase.WAIT, {**rows, "batch_index": index, "worker_id": worker}))
     if len(fetched):
         made = {
-            "begin_ns": np.concatenate([own["begin_ns"][by_wait.first], hulls["begin_ns"]]),
-            "end_ns": np.concatenate([own["end_ns"][by_wait.last], hulls["end_ns"]]),
+            "begin_ns": np.concatenate([chosen["begin_ns"][by_wait.first], hulls["begin_ns"]]),
+            "end_ns": np.concatenate([chosen["end_ns"][by_wait.last], hulls["end_ns"]]),
             "batch_index": index[fetched],
             "worker_id": np.full(len(fetched), _MAIN_PROCESS),
             "tid": np.full(len(fetched), main),

@@ -86,17 +86,17 @@ def add_collectives(
     unknown = 0
     subgroups: dict[_Subgroup, list[_Member]] = {}
     for process, process_id in enumerate(processes.ids.tolist()):
-        own = np.flatnonzero(ranges.process == process)
+        at = np.flatnonzero(ranges.process == process)
         kernels = talks[work.rows["process_id"][talks] == process_id]
         kernels = kernels[np.lexsort((work.rows["begin_ns"][kernels], work.rows["launch_ns"][kernels]))]
-        calls = [row for row in own.tolist() if _is_operation(ranges.names[row])]
+        calls = [row for row in at.tolist() if _is_operation(ranges.names[row])]
         if any(ranges.payloads[row].communicator >= 0 for row in calls):
             of_nccl = np.array([is_nccl_kernel(work.names.get(n, "")) for n in work.name[kernels].tolist()], dtype=bool)
-            for key, rows, place in _from_ranges(ranges, own, calls, work, kernels[of_nccl], processes):
+            for key, rows, place in _from_ranges(ranges, at, calls, work, kernels[of_nccl], processes):
                 subgroups.setdefault(key, []).append((process, rows, place))
             kernels = kernels[~of_nccl]  # NCCL has no ranges for these
         unknown += len(kernels)
-        op, size = _messages_of_kernels(ranges, own, np.array(calls, dtype=np.int64), work, kernels)
+        op, size = _messages_of_kernels(ranges, at, np.array(calls, dtype=np.int64), work, kernels)
         for key, rows in _from_kernels(work, kernels, op, size):
             subgroups.setdefault(key, []).append((process, rows, (-1, -1)))
     added = 0
@@ -327,11 +327,11 @@ def _directions(numbered: list[tuple[_Member, Int64]]) -> dict[str, list[tuple[_
     parts: dict[str, list[tuple[_Member, Int64]]] = {"first to second": [], "second to first": []}
     for (process, rows, _), numbers, from_first in ((a, of_a, CollectiveOp.SEND), (b, of_b, CollectiveOp.RECEIVE)):
         for name, chosen in zip(parts, (rows.op == from_first, rows.op != from_first), strict=True):
-            own = rows.take(np.flatnonzero(chosen))
-            sends = own.op == CollectiveOp.SEND
-            own.peer = sends.astype(np.int64)
-            if len(own.call):
-                parts[name].append(((process, own, (int(not sends[0]), 2)), numbers[chosen]))
+            taken = rows.take(np.flatnonzero(chosen))
+            sends = taken.op == CollectiveOp.SEND
+            taken.peer = sends.astype(np.int64)
+            if len(taken.call):
+                parts[name].append(((process, taken, (int(not sends[0]), 2)), numbers[chosen]))
     return {name: part for name, part in parts.items() if part}
 
 

@@ -248,11 +248,11 @@ class Processes:
 
     def _name_threads(self, database: Database) -> None:
         rows = database.integers("ThreadNames", nameId=0, globalTid=0)
-        own = np.flatnonzero(np.isin(rows["globalTid"] >> 24, self._keys))
-        names = database.texts(rows["nameId"][own])
-        process = self.of(rows["globalTid"][own])
+        at = np.flatnonzero(np.isin(rows["globalTid"] >> 24, self._keys))
+        names = database.texts(rows["nameId"][at])
+        process = self.of(rows["globalTid"][at])
         for owner, serialized, name in zip(
-            process.tolist(), rows["globalTid"][own].tolist(), rows["nameId"][own].tolist(), strict=True
+            process.tolist(), rows["globalTid"][at].tolist(), rows["nameId"][at].tolist(), strict=True
         ):
             tid, title = serialized & 0xFFFFFF, names.get(name, "")
             main = tid == self.pids[owner] & 0xFFFFFF

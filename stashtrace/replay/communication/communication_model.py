@@ -191,28 +191,28 @@ def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int6
     kind = _kinds(messages)
     links = []
     for number in np.unique(kind[rows]).tolist():
-        own = rows[kind[rows] == number]
+        chosen = rows[kind[rows] == number]
         # Of two messages that shared a thread, one may have no time left: it is not a point of the fit.
-        own = own[messages.link_ns[own] > 0]
-        if not len(own):
+        chosen = chosen[messages.link_ns[chosen] > 0]
+        if not len(chosen):
             continue
-        points = _points(messages.bytes[own], messages.link_ns[own])
+        points = _points(messages.bytes[chosen], messages.link_ns[chosen])
         fit, r2 = None, float("nan")
         if len(points.sizes_bytes) >= _FEWEST_SIZES:
             fit = fit_alpha_beta(points.sizes_bytes, points.median_ns, points.errors_ns(), max_pieces=1)
             r2 = r_squared(points.median_ns, fit.expected(points.sizes_bytes)[0])
-        first = own[0]
+        first = chosen[0]
         link = LinkFit(
             str(messages.communicator[first]),
             str(messages.op[first]),
             str(messages.backend[first]),
             int(messages.ranks_count[first]),
-            len(own),
+            len(chosen),
             points,
             fit,
             r2,
         )
-        links.append((-int(messages.bytes[own].sum()), number, link))
+        links.append((-int(messages.bytes[chosen].sum()), number, link))
     links.sort(key=lambda entry: entry[:2])
     place = np.full(int(kind.max()) + 1, -1, dtype=np.int64)
     place[int64([number for _, number, _ in links])] = np.arange(len(links))
@@ -248,9 +248,9 @@ def _expected_times(messages: Messages, links: Sequence[LinkFit], of: Int64) -> 
     """Return the time of each message by the fit of its operation, else the median of its size."""
     out = np.zeros(len(messages))
     for at, link in enumerate(links):
-        own = of == at
-        size = messages.bytes[own].astype(np.float64)
-        out[own] = (
+        chosen = of == at
+        size = messages.bytes[chosen].astype(np.float64)
+        out[chosen] = (
             link.fit.expected(size)[0]
             if link.fit is not None
             else np.interp(size, link.points.sizes_bytes, link.points.median_ns)
@@ -266,33 +266,33 @@ def _passes(messages: Messages, links: Sequence[LinkFit], of: Int64) -> tuple[Pa
     table: list[tuple[float, ...]] = []
     typical: list[_Pass] = []
     for of_pass in GroupBy.runs(messages.rank[rows], messages.backward[rows]):
-        own = rows[of_pass]
-        waits = messages.blocking[own].copy()
+        chosen = rows[of_pass]
+        waits = messages.blocking[chosen].copy()
         waits[-1] = False  # nothing follows: the wait for it is the time to the last end
-        ready = _compute_clock(messages, own, waits)
-        before, last = own[:-1][waits[:-1]], int(messages.end_ns[own].max() - messages.ready_ns[own[-1]])
+        ready = _compute_clock(messages, chosen, waits)
+        before, last = chosen[:-1][waits[:-1]], int(messages.end_ns[chosen].max() - messages.ready_ns[chosen[-1]])
         observed = float((messages.end_ns[before] - messages.ready_ns[before]).sum()) + max(last, 0)
-        link, model, lane = messages.link_ns[own], expected[own], messages.lane[own]
-        even = not waits.any() and not messages.on_device[own].any()
+        link, model, lane = messages.link_ns[chosen], expected[chosen], messages.lane[chosen]
+        even = not waits.any() and not messages.on_device[chosen].any()
         table.append(
             (
-                messages.rank[own[0]],
-                messages.step[own[0]],
-                len(own),
-                messages.bytes[own].sum(),
+                messages.rank[chosen[0]],
+                messages.step[chosen[0]],
+                len(chosen),
+                messages.bytes[chosen].sum(),
                 link.sum(),
                 model.sum(),
                 observed,
                 schedule(ready, link, blocking=waits, lane=lane).exposed_ns,
                 schedule(ready, model, blocking=waits, lane=lane).exposed_ns if fitted else np.nan,
-                schedule(ready_by_sizes(messages.bytes[own], ready[-1]), model, lane=lane).exposed_ns
+                schedule(ready_by_sizes(messages.bytes[chosen], ready[-1]), model, lane=lane).exposed_ns
                 if fitted and even
                 else np.nan,
             )
         )
-        at = int(of[own[0]])
-        alone = at >= 0 and links[at].fit is not None and (of[own] == at).all() and (lane == lane[0]).all()
-        typical.append(_Pass(ready, messages.bytes[own], waits, at if alone else -1))
+        at = int(of[chosen[0]])
+        alone = at >= 0 and links[at].fit is not None and (of[chosen] == at).all() and (lane == lane[0]).all()
+        typical.append(_Pass(ready, messages.bytes[chosen], waits, at if alone else -1))
     columns = np.array(table, dtype=np.float64).reshape(len(table), 10).T
     whole = [column.astype(np.int64) for column in columns[:4]]
     return Passes(*whole, *columns[4:]), typical

@@ -207,23 +207,23 @@ def _places(
         return step, backward, began, within, False
     steps_of, rows_of = RowsBy(known["rank"]), RowsBy(table["rank"][rows])
     for rank in rows_of.values.tolist():
-        own, mine = rows_of.rows(rank), steps_of.rows(rank)
+        places, mine = rows_of.rows(rank), steps_of.rows(rank)
         if not len(mine) or rank not in loops:
             continue
-        call = table["call_ns"][rows[own]]
+        call = table["call_ns"][rows[places]]
         at = np.searchsorted(known["begin_ns"][mine], call, side="right") - 1
         inside = (at >= 0) & (call < known["end_ns"][mine][np.maximum(at, 0)])
-        step[own[inside]] = known["step"][mine][at[inside]]
+        step[places[inside]] = known["step"][mine][at[inside]]
         begin, is_backward = loops[rank].begin_ns, loops[rank].is_backward
         # A pass lasts until the next forward or backward begins: gradients may be sent after it has returned.
         last = np.searchsorted(begin, call, side="right") - 1
         in_pass = inside & (last >= 0) & (is_backward[np.maximum(last, 0)] if len(begin) else False)
-        in_pass &= ~np.isin(table["element_code"][rows[own]], _NEVER_GRADIENTS)
+        in_pass &= ~np.isin(table["element_code"][rows[places]], _NEVER_GRADIENTS)
         if in_pass.any():
             # A pass that began in an earlier step belongs to that step.
             in_pass &= begin[np.maximum(last, 0)] >= known["begin_ns"][mine][np.maximum(at, 0)]
-            backward[own[in_pass]], began[own[in_pass]] = last[in_pass], begin[last[in_pass]]
-            within[own[in_pass]] = call[in_pass] < loops[rank].end_ns[last[in_pass]]
+            backward[places[in_pass]], began[places[in_pass]] = last[in_pass], begin[last[in_pass]]
+            within[places[in_pass]] = call[in_pass] < loops[rank].end_ns[last[in_pass]]
     return step, backward, began, within, True
 
 
@@ -277,11 +277,11 @@ def _ends(index: TraceIndex, calls: Instances, loops: dict[int, _Loop]) -> Int64
         loop = loops.get(rank)
         if loop is None or not loop.awaits.any():
             continue
-        own = late[by_rank.rows(rank)]
-        call = table["call_ns"][calls.row[own]]
+        rows = late[by_rank.rows(rank)]
+        call = table["call_ns"][calls.row[rows]]
         at = np.searchsorted(loop.begin_ns, call, side="right") - 1
         inside = (at >= 0) & loop.awaits[at] & (call < loop.end_ns[at])
-        end[own[inside]] = np.minimum(end[own], loop.end_ns[at])[inside]
+        end[rows[inside]] = np.minimum(end[rows], loop.end_ns[at])[inside]
     return end
 
 

@@ -84,9 +84,9 @@ def schedule(
     start, end = np.empty(len(ready)), np.empty(len(ready))
     if not waits.any():
         for link in np.unique(lanes):
-            own = lanes == link
-            before = np.cumsum(transfer[own]) - transfer[own]
-            end[own] = np.maximum.accumulate(ready[own] - before) + before + transfer[own]
+            chosen = lanes == link
+            before = np.cumsum(transfer[chosen]) - transfer[chosen]
+            end[chosen] = np.maximum.accumulate(ready[chosen] - before) + before + transfer[chosen]
         return Schedule(end - transfer, end, max(0.0, float(end.max()) - backward))
     waited = 0.0
     free = dict.fromkeys(lanes.tolist(), 0.0)

@@ -317,7 +317,7 @@ def _plan(
     these are all batches of the pass.
     """
     count = int(makers.max()) + 1
-    own = [np.flatnonzero(makers == worker).tolist() for worker in range(count)]
+    rows = [np.flatnonzero(makers == worker).tolist() for worker in range(count)]
     lengths = work.tolist()
     free, made = [0.0] * count, [0] * count
     ready: list[tuple[float, int, int, int]] = []
@@ -325,9 +325,9 @@ def _plan(
     def ask(worker: int, since: float) -> None:
         """Have a worker make the next batch, which is the one of this number."""
         number, place = sum(made), made[worker]
-        if ends and (place >= len(own[worker]) if is_parted else number >= len(lengths)):
+        if ends and (place >= len(rows[worker]) if is_parted else number >= len(lengths)):
             return
-        like = own[worker][place % len(own[worker])] if own_speed else number % len(lengths)
+        like = rows[worker][place % len(rows[worker])] if own_speed else number % len(lengths)
         free[worker] = max(free[worker] + (between if place else 0.0), since) + lengths[like]
         made[worker] += 1
         heapq.heappush(ready, (free[worker], worker, place, like))

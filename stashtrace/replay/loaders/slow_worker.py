@@ -77,12 +77,12 @@ def _of_others(ranks: GroupBy, enough: Bools, mean: Floats, variance: Floats) ->
     """
     median, spread = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
     for count in np.unique(ranks.sizes).tolist():
-        own = ranks.order[(ranks.bounds[:-1][ranks.sizes == count])[:, None] + np.arange(count)]
+        chosen = ranks.order[(ranks.bounds[:-1][ranks.sizes == count])[:, None] + np.arange(count)]
         for place in range(count):
-            rest = np.delete(own, place, axis=1)
+            rest = np.delete(chosen, place, axis=1)
             known = enough[rest].sum(axis=1)
             some, known = known > 0, known[known > 0]
-            rest, maker = rest[some], own[some, place]
+            rest, maker = rest[some], chosen[some, place]
             ordered = np.sort(np.where(enough[rest], mean[rest], np.inf), axis=1)
             rows = np.arange(len(rest))
             median[maker] = (ordered[rows, (known - 1) // 2] + ordered[rows, known // 2]) / 2
