@@ -47,9 +47,9 @@ CRITICAL_PATH = schema(
     col.ns("held_ns", "time for which it holds the path; those of a step sum to the length of the step"),
     col.ns("fetch_ns", "of a batch: its maker was blocked in storage; above half of it the kind is fetch"),
     col.number("ambiguous", "1 if another path is as long within the error of the clocks"),
-    col.rank("rival_rank", "then: rank of that work, -1 if it is a transfer or there is none", missing=-1),
-    col.word("rival_kind", "then: its kind; empty if there is none"),
-    col.ns("rival_slack_ns", "then: by how much that path is shorter as measured, -1 if there is none", missing=-1),
+    col.rank("rival_rank", "if so: rank of the work on that path, -1 if it is a transfer or there is none", missing=-1),
+    col.word("rival_kind", "if so: its kind; empty if there is none"),
+    col.ns("rival_slack_ns", "if so: by how much that path is shorter as measured, -1 if there is none", missing=-1),
 )
 CRITICAL_SHARE = schema(
     "critical_share",

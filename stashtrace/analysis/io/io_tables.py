@@ -71,7 +71,7 @@ IO_SIZES = schema(
 )
 IO_BANDWIDTH = schema(
     "io_bandwidth",
-    "Bandwidth of each layer by Darshan's definition, and by the clock on the wall",
+    "Bandwidth of each layer by Darshan's definition, and by wall-clock time",
     col.word("layer", "posix, stdio or mpi-io"),
     col.number("processes_count", "processes that moved or opened something; Darshan's ranks"),
     col.number("files_count", "files"),

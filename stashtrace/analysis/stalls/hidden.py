@@ -1,4 +1,8 @@
-"""hidden: work hidden behind the step, CPU contention, garbage collection. Shown next to the budget, not in it."""
+"""hidden, agreement: work hidden behind the step, CPU contention, garbage collection; and how far two methods differ.
+
+They are shown next to the budget, not in it. ``agreement`` attributes the same steps by their kernels and by brackets
+alone.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.matching import Matched
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.stalls.batch_waits import batch_waits
-from stashtrace.analysis.stalls.budget import device_windows, rank_layers
+from stashtrace.analysis.stalls.budget import by_method, device_windows, rank_layers, rank_table
 from stashtrace.analysis.stalls.collective_blocking import Blocked, own_collectives
 from stashtrace.analysis.stalls.cpu_waits import growth_in, queued_in
 from stashtrace.analysis.stalls.device_links import LINK_KINDS
@@ -240,3 +244,68 @@ def _count_untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int
         return np.zeros(len(begin), dtype=np.int64)
     at = window_at(index.trace.collectives["call_ns"][rows], begin, end)
     return GroupBy.numbered(at, len(begin)).sizes
+
+
+AGREEMENT = schema(
+    "agreement",
+    "Steps whose kernels were recorded, attributed twice",
+    RANK,
+    col.number("step", "ordinal"),
+    col.word("kind", "StallKind in lower case"),
+    col.ns("kernels_ns", "by kernels"),
+    col.ns("brackets_ns", "by brackets"),
+    col.ns("low_ns", "by brackets, not less than this"),
+    col.ns("high_ns", "by brackets, not more than this"),
+    col.real("difference_ratio", "brackets minus kernels, of the step"),
+)
+
+_Row = tuple[int, int, str, int, int, int, int, float]
+
+
+def agreement(trace: Trace) -> Table:
+    """Compare what brackets say of a step with what its kernels say.
+
+    Brackets are the mode that stays on; kernels, recorded for a window of steps, are its check. A step that has only
+    one of the two is not in the table, and a kind that neither names has no row. ``low_ns`` and ``high_ns`` are the
+    bounds from the brackets; the value from the kernels should lie between them. Columns: table ``agreement`` of
+    ``docs/reference/tables.md``.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps; of a run without deep mode the table is empty.
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    index = TraceIndex(trace)
+    rows: list[_Row] = []
+    for thread, rank_steps in ranks_and_steps(trace, index.steps):
+        windows = device_windows(index, thread)
+        both = windows.get("kernels", TimeSet.empty()) & windows.get("brackets", TimeSet.empty())
+        length = rank_steps["end_ns"] - rank_steps["begin_ns"]
+        steps = rank_steps.take((length > 0) & (both.within(rank_steps["begin_ns"], rank_steps["end_ns"]) == length))
+        if len(steps):
+            walls = dict(zip(steps["step"].tolist(), (steps["end_ns"] - steps["begin_ns"]).tolist(), strict=True))
+            exact, bounded = (
+                _by_step(rank_table(by_method(index, thread, method), thread, steps)) for method in METHODS_COMPARED
+            )
+            for step, wall in walls.items():
+                for kind in (k.name.lower() for k in StallKind):
+                    by_kernels = exact.get((step, kind), (0, 0, 0))[0]
+                    point, low, high = bounded.get((step, kind), (0, 0, 0))
+                    if by_kernels or high:
+                        difference = (point - by_kernels) / wall
+                        rows.append((thread.rank, step, kind, by_kernels, point, low, high, difference))
+    return Table.from_rows(AGREEMENT, rows)
+
+
+#: The reference method, and the method that is checked.
+METHODS_COMPARED = ("kernels", "brackets")
+
+
+def _by_step(table: Table) -> dict[tuple[int, str], tuple[int, int, int]]:
+    columns = (table[c].tolist() for c in ("step", "kind", "stall_ns", "low_ns", "high_ns"))
+    return {(step, kind): (point, low, high) for step, kind, point, low, high in zip(*columns, strict=True)}

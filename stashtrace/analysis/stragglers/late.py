@@ -48,7 +48,7 @@ from stashtrace.units import ranks_text
 
 LATE = schema(
     "late",
-    "Collectives that somebody waited in: who was late, what kept it, and what the transfer then took",
+    "Collectives that somebody waited in: who was late, why, and how long the transfer then took",
     col.number("step", "ordinal of the step of the late rank, -1 outside", missing=-1),
     col.word("communicator", "name of the group", detail=2),
     col.word(
@@ -91,7 +91,7 @@ LATE = schema(
 )
 LATE_RANKS = schema(
     "late_ranks",
-    "Who is late again and again, per rank and process group",
+    "Ranks that are late repeatedly, per process group",
     col.word("communicator", "name of the group", detail=2),
     col.word("group_kind", "as in late", detail=5),
     RANK,

@@ -300,7 +300,9 @@ def export_chakra(
     if not len(work):
         raise MissingDataError("none of these steps is in the run", hint="`stashtrace analyze steps` lists them")
     if int(work.rank.min()) < 0:
-        raise MissingDataError("nobody says which rank recorded what", hint="traces are written rank by rank")
+        raise MissingDataError(
+            "the recording does not name the ranks of its processes", hint="traces are written rank by rank"
+        )
     talk = communication(trace, collectives, work)
     with written_to(path, _HINT):
         written = _write(path, messages, work, talk)

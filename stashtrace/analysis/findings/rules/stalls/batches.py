@@ -30,7 +30,7 @@ from stashtrace.analysis.stalls.batch_waits import MAIN_PROCESS, UNSEEN_WORKER, 
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, blocked_by_guess
 from stashtrace.analysis.steps.epochs import epoch_begins
 from stashtrace.analysis.steps.threads import StepThread, step_threads
-from stashtrace.analysis.stragglers.file_calls import as_one_database
+from stashtrace.analysis.stragglers.cause_names import as_one_database
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, SpanKind, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS

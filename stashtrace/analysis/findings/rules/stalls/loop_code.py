@@ -29,7 +29,7 @@ from stashtrace.analysis.stalls.on_host import compilation_time
 from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
 from stashtrace.analysis.steps.steps import host_steps, rank_and_steps
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.analysis.stragglers.file_calls import file_calls as calls_on_files
+from stashtrace.analysis.stragglers.cause_names import file_calls as calls_on_files
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import NAMED_SPANS, OPERATORS, IoOp, SpanKind, StallKind
 from stashtrace.schema.table import Table
