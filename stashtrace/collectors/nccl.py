@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.decode_context import DecodeContext, Int64, Subgroup, for_each
-from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.groupby import Bools, GroupBy
 from stashtrace.schema.kinds import (
     Bracket,
     BracketFlag,
@@ -272,7 +272,7 @@ class Timed:
     status: Int64
     batch_id: Int64
     #: False for a task without a call.
-    called: npt.NDArray[np.bool_]
+    called: Bools
     source: Int64
     device_begin_ns: Int64
     device_end_ns: Int64
@@ -427,7 +427,7 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
     return np.where(usable, begin, -1), np.where(usable, end, -1), np.where(late, launched, -1)
 
 
-def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) -> npt.NDArray[np.bool_]:
+def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) -> Bools:
     """Rows whose stamps of the plugin are outside their events: NCCL assigned them to the wrong operation."""
     both = (plugin.begin_ns >= 0) & (begin >= 0)
     far = _STRAY_NS
@@ -445,7 +445,7 @@ def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) ->
     return stray
 
 
-def _check(by_plugin: npt.NDArray[np.bool_], plugin: _Plugin, begin: Int64, end: Int64) -> str:
+def _check(by_plugin: Bools, plugin: _Plugin, begin: Int64, end: Int64) -> str:
     both = by_plugin & (begin >= 0)
     if not both.any():
         return ""

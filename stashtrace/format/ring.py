@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.errors import FormatError
 from stashtrace.format.container import ByteFile, refuse_newer
+from stashtrace.schema.groupby import Bools
 
 RING_FILE_MAGIC = b"STASHRG\n"
 RING_MAGIC = 0x454E414C
@@ -49,7 +49,7 @@ class Ring:
     row_count: int
     dropped: int
     rows: bytes
-    gone: npt.NDArray[np.bool_] | None = None
+    gone: Bools | None = None
 
     def kept_runs(self, begin: int) -> list[tuple[int, int]]:
         """Ranges of rows from number ``begin`` on that the file holds: (first, number behind the last)."""
@@ -191,7 +191,7 @@ def _ring_at(source: ByteFile, offset: int) -> tuple[Ring | None, int] | None:
 
 def _copy(
     source: ByteFile, rows_offset: int, capacity: int, row_bytes: int, consumed: int, count: int
-) -> tuple[bytes, npt.NDArray[np.bool_] | None]:
+) -> tuple[bytes, Bools | None]:
     """Bytes of ``count`` rows from number ``consumed`` on, unwrapped, and which of them are gone."""
     begin = consumed & (capacity - 1)
     head = min(count, capacity - begin)
@@ -201,7 +201,7 @@ def _copy(
     return (first.ljust(head * row_bytes, b"\0") + second if second else first), gone if gone.any() else None
 
 
-def _piece(source: ByteFile, offset: int, count: int, row_bytes: int) -> tuple[bytes, npt.NDArray[np.bool_]]:
+def _piece(source: ByteFile, offset: int, count: int, row_bytes: int) -> tuple[bytes, Bools]:
     """Rows that lie side by side, and which of them are gone: cut off, all zeros, or with a part on a page of zeros.
 
     No row is all zeros, and the rows before a published one on its page were written before it. So a page of zeros on

@@ -31,6 +31,7 @@ from stashtrace.format.container import (
 )
 from stashtrace.format.project import Layout, current_layouts, layouts, project
 from stashtrace.format.ring import Ring, RingImage, read_ring
+from stashtrace.schema.groupby import Bools
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import LossRow, RawProcess, RawRecords
 
@@ -396,7 +397,7 @@ def joined_texts(rows: npt.NDArray[np.void]) -> tuple[dict[int, bytes], set[int]
     A text that lacks a part is cut there and ends in an ellipsis.
     """
 
-    def columns(chosen: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, int, bytes]]:
+    def columns(chosen: Bools) -> Iterator[tuple[int, int, int, bytes]]:
         fields = (rows[name][chosen].tolist() for name in ("string_id", "part", "length_bytes", "text"))
         return zip(*fields, strict=True)
 

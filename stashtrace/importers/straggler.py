@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.collective_names import subgroup_hash
 from stashtrace.importers.import_context import Bools, ImportContext, Int64
 from stashtrace.importers.import_limits import OutOfBoundsError
 from stashtrace.importers.source import Source
-from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.groupby import Floats, GroupBy
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, HOST_NOT_RECORDED, PIPELINE_STAGE
 from stashtrace.store.bounded_parquet import parquet_file, read_parquet
@@ -107,7 +106,7 @@ def load(source: Source, context: ImportContext) -> None:
     _Job({name: values[whole] for name, values in numbers.items()}, names, sizes, context).add()
 
 
-def _is_whole(numbers: Mapping[str, npt.NDArray[np.float64]]) -> Bools:
+def _is_whole(numbers: Mapping[str, Floats]) -> Bools:
     """Return which rows have an operation, a place and a time."""
     whole = np.ones(len(numbers["rank"]), dtype=bool)
     for name, values in numbers.items():
@@ -147,7 +146,7 @@ class _Job:
 
     def __init__(
         self,
-        numbers: Mapping[str, npt.NDArray[np.float64]],
+        numbers: Mapping[str, Floats],
         names: list[str],
         sizes: Mapping[str, int],
         context: ImportContext,

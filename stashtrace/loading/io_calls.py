@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.loading.decode import IoRows
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.groupby import Bools
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.order import SORT_KEYS
 from stashtrace.schema.table import Array, GrowingTable, Table
@@ -107,7 +107,7 @@ def outline_io(source: IoSource, parts: Iterable[EventTables | Trace], tracks_co
     return outline
 
 
-def _loop_tracks(parts: Iterable[EventTables | Trace], tracks_count: int) -> npt.NDArray[np.bool_]:
+def _loop_tracks(parts: Iterable[EventTables | Trace], tracks_count: int) -> Bools:
     """Return a mask of the tracks that are threads which may drive a training loop."""
     drives = np.zeros(tracks_count, dtype=bool)
     for part in parts:
@@ -120,7 +120,7 @@ def _loop_tracks(parts: Iterable[EventTables | Trace], tracks_count: int) -> npt
 class _Notable(GrowingTable):
     """Notable rows, collected from pieces."""
 
-    def __init__(self, loop_tracks: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, loop_tracks: Bools) -> None:
         super().__init__(TABLES["io"])
         self.loop_tracks = loop_tracks
 
@@ -166,7 +166,7 @@ def _read(outline: Outline, *, notable: _Notable | None = None, columns: dict[st
     return in_order
 
 
-def _is_notable(io: Table, loop_tracks: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _is_notable(io: Table, loop_tracks: Bools) -> Bools:
     op, track = io["op_code"].view(np.uint16), io["track_id"]
     notable = ((io["io_flags"] & _BLOCKED) != 0) | _RECEIVES[op]
     if len(track) and loop_tracks[track[0] : track[-1] + 1].any():

@@ -11,7 +11,6 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, int64
@@ -262,7 +261,7 @@ def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
     return excess
 
 
-def of_sizes(sizes: npt.NDArray[np.float64] | Int64, times: Floats, ratio: float) -> Floats:
+def of_sizes(sizes: Floats | Int64, times: Floats, ratio: float) -> Floats:
     """Return for each time the quantile of all times of its size, interpolated."""
     ascending, by_size = times[order_by(sizes, times)], GroupBy(sizes)
     first, last = by_size.bounds[:-1], by_size.bounds[1:] - 1
@@ -439,7 +438,7 @@ def latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
     return np.minimum(latency, scenario.work)
 
 
-def _ops(graph: Graph) -> npt.NDArray[np.int64]:
+def _ops(graph: Graph) -> Int64:
     return graph.facts.op if graph.facts is not None else np.zeros(len(graph), dtype=np.int64)
 
 

@@ -11,10 +11,9 @@ import warnings
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.replay.scenario import Floats, Scenario
 from stashtrace.replay.sharing import crowded_hosts
 from stashtrace.replay.slowdown import next_transfers
@@ -107,12 +106,12 @@ def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
     return out
 
 
-def _has_steps(graph: Graph) -> npt.NDArray[np.bool_]:
+def _has_steps(graph: Graph) -> Bools:
     """Return the mask of nodes of ranks with steps: one that only serves others has other work than they."""
     return np.isin(graph.rank, np.unique(graph.ends_rank))
 
 
-def _is_pair(graph: Graph) -> npt.NDArray[np.bool_]:
+def _is_pair(graph: Graph) -> Bools:
     """Return the mask of transfers that are a send and its receive."""
     if graph.facts is None:
         return np.zeros(len(graph), dtype=bool)

@@ -22,10 +22,9 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource, build
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
@@ -55,7 +54,6 @@ SLOWDOWN = schema(
     ),
 )
 
-Bools = npt.NDArray[np.bool_]
 
 #: At most this many causes of each kind are replayed: those whose work exceeds that of their peers most.
 _MOST_CAUSES = 64
@@ -348,7 +346,6 @@ def _distinct(values: Int64) -> list[int]:
     return distinct
 
 
-Floats = npt.NDArray[np.float64]
 #: For work. Transfers always take the median, since their outliers are waits that were not recorded.
 Center = Literal["mean", "median"]
 

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 #: Integers of a smaller range are distinguished by their distance from the smallest, without sorting.

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.groupby import Int64
 from stashtrace.schema.notebook import Heading, Words, lazy_function, rows_html
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
@@ -127,7 +128,7 @@ class IoOutline(Protocol):
     #: Calls in all.
     rows_count: int
     #: Calls of each track, by track id.
-    counts: npt.NDArray[np.int64]
+    counts: Int64
     #: Earliest begin and latest end; 0 if there is no call.
     begin_ns: int
     end_ns: int
@@ -223,7 +224,7 @@ class Trace(_Tables):
         return super().table(name)
 
     @property
-    def ranks(self) -> npt.NDArray[np.int64]:
+    def ranks(self) -> Int64:
         """Global ranks present, ascending."""
         ranks = np.unique(self.processes["rank"])
         return ranks[ranks >= 0]

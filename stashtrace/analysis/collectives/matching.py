@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import NEVER, Int64, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, int64
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, ProcessRole
 from stashtrace.schema.strings import ranks_of
@@ -39,15 +39,15 @@ class Matched:
     #: True if it ended and somebody unseen, or not known to belong to it, may have entered later: a member's row is
     #: missing, how many members there are is not known, what the operation waits for is not (``OTHER``, a root or a
     #: peer that nobody names), or the rows of an imported trace that were put together do not end together.
-    partial: npt.NDArray[np.bool_]
+    partial: Bools
     #: INSIDE, ACROSS or MIXED, of the row's group.
     link: Int64
     #: False if the ranks' clocks are too far apart for this operation: then ``last_enter_ns`` is the own end minus the
     #: shortest duration of all ranks, and ``last_rank`` the rank that has it.
-    by_clock: npt.NDArray[np.bool_]
+    by_clock: Bools
     #: False if a rank with another clock entered so soon before the last one that the clocks cannot show which of them
     #: was last; true where ``by_clock`` is not, since durations decide then.
-    ordered: npt.NDArray[np.bool_]
+    ordered: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,9 +204,7 @@ def contact_errors(trace: Trace) -> Int64:
     return int64(np.where(touch > 0, touch, trace.alignment["error_ns"]))
 
 
-def _trusted(
-    trace: Trace, end: Int64, device_error_ns: Int64 | None
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def _trusted(trace: Trace, end: Int64, device_error_ns: Int64 | None) -> tuple[Bools, Bools]:
     """Per row: whether the error of the clocks is below half of the shortest duration, and whether it leaves no doubt
     who entered last. Of one clock both are always true."""
     table = trace.collectives
@@ -240,7 +238,7 @@ def _match_blocks(
     recorded: Int64,
     last_enter: Int64,
     last_rank: Int64,
-    partial: npt.NDArray[np.bool_],
+    partial: Bools,
 ) -> None:
     """Operations of one group by sequence number."""
     if len(rows) == 0:
@@ -301,10 +299,10 @@ def _end_together(table: Table, rows: Int64, each: GroupBy) -> bool:
 def _doubt_uncommon_ends(
     table: Table,
     end: Int64,
-    by_clock: npt.NDArray[np.bool_],
+    by_clock: Bools,
     last_enter: Int64,
     last_rank: Int64,
-    partial: npt.NDArray[np.bool_],
+    partial: Bools,
 ) -> None:
     """Check that rows matched by their order, in another tool's trace, look like one operation of all its ranks.
 
@@ -327,7 +325,7 @@ def _match_pairs(
     members: Int64,
     last_enter: Int64,
     last_rank: Int64,
-    partial: npt.NDArray[np.bool_],
+    partial: Bools,
 ) -> None:
     """Point to point: the n-th receive of a pair of ranks belongs to its n-th send.
 

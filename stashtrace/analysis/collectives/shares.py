@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import INSIDE, MIXED, group_table, known_columns, places
-from stashtrace.analysis.intervals import NEVER, Int64, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, int64
 from stashtrace.calibration.file import Calibration, find_calibration
 from stashtrace.calibration.fit_link import fit_alpha_beta
 from stashtrace.calibration.of_run import host_names
@@ -50,7 +50,7 @@ class NetworkCuts:
     point_ns: Int64
     high_ns: Int64
     #: True where proxies did not say it.
-    estimated: npt.NDArray[np.bool_]
+    estimated: Bools
 
 
 def network_cuts(trace: Trace, link: Int64, enter_ns: Int64, end_ns: Int64, network_ns: Int64) -> NetworkCuts:

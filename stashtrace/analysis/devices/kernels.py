@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.devices.device_tables import KERNEL_DIFF, KERNEL_TIMES
 from stashtrace.analysis.devices.work import DeviceRows, Keep, Windows, device_rows, one_of, windows_of
-from stashtrace.analysis.intervals import Int64, int64, window_at
+from stashtrace.analysis.intervals import Floats, Int64, int64, window_at
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -77,7 +76,6 @@ def kernel_times(
 
 # kernel_diff: two runs compared kernel by kernel: slower, new and missing kernels. For ``stashtrace diff``.
 
-Floats = npt.NDArray[np.float64]
 #: A change counts if it is this many standard errors, and this share of all work.
 _SIGNIFICANT, _WORTH_NAMING = 3.0, 0.001
 ALL = "all"

@@ -15,7 +15,6 @@ import numpy as np
 
 from stashtrace.analysis.devices.device_tables import LAUNCHES
 from stashtrace.analysis.devices.work import (
-    Bools,
     By,
     DeviceRows,
     Keep,
@@ -25,7 +24,7 @@ from stashtrace.analysis.devices.work import (
     one_row_per_window,
     windows_of,
 )
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, window_at
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

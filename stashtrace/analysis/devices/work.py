@@ -24,7 +24,6 @@ from stashtrace.schema.trace import KERNELS_WINDOWS_COUNT, Trace
 
 Keep = Literal["keep", "drop"]
 By = Literal["rank", "step"]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

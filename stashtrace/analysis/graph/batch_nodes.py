@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph.graph_parts import Parts, ThreadNodes
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batch_waits import BatchWaits
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
@@ -40,13 +39,13 @@ _PREFETCH = 2
 _ASKED_NS = 5_000_000
 
 
-def made_by_workers(loads: BatchWaits, thread: StepThread) -> npt.NDArray[np.bool_]:
+def made_by_workers(loads: BatchWaits, thread: StepThread) -> Bools:
     """Return which waits of a thread are for batches that another process made."""
     made = (loads.made_by >= 0) & (loads.made_by != thread.process_id) & (loads.made_ns < NEVER)
     return np.asarray(made)
 
 
-def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: npt.NDArray[np.bool_]) -> Int64:
+def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: Bools) -> Int64:
     """Return when the thread had each batch: from then on it was no longer blocked, but unpacked the batch.
 
     A worker that holds the interpreter's lock for its next batch hands over the last one when that is done: this is no
@@ -180,7 +179,7 @@ class _Loader:
         return cls(rows, number, begin, end, takes, had, made, asked)
 
 
-def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64, same: npt.NDArray[np.bool_]) -> Int64:
+def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64, same: Bools) -> Int64:
     """Return how long each worker waited for the index of a batch since the batch before."""
     table = index.batches_of_phase(BatchPhase.INDEX_WAIT)
     idle = np.zeros(len(begin), dtype=np.int64)
@@ -203,9 +202,7 @@ def _take(nodes: ThreadNodes, batches: Int64, loader: _Loader, parts: Parts) -> 
     parts.edge(np.where(made >= 0, batches[made], -1), goes_on, EdgeKind.BATCH, had - loader.end[made])
 
 
-def _ask(
-    nodes: ThreadNodes, batches: Int64, loader: _Loader, idle: Int64, started: npt.NDArray[np.bool_], parts: Parts
-) -> None:
+def _ask(nodes: ThreadNodes, batches: Int64, loader: _Loader, idle: Int64, started: Bools, parts: Parts) -> None:
     """A worker begins a batch after it was asked for it; a new worker begins its first after the thread started it."""
     begin, asked = loader.begin, loader.asked
     waiting = (idle > _IDLE_NS) | (started & (asked < 0))

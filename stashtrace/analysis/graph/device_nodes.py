@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.devices.launches import full_queue
 from stashtrace.analysis.graph.batch_nodes import (
@@ -30,7 +29,7 @@ from stashtrace.analysis.graph.batch_nodes import (
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, step_of
 from stashtrace.analysis.graph.transfer_nodes import Transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.on_host import time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -48,8 +47,6 @@ from stashtrace.schema.kinds import (
     StallKind,
 )
 from stashtrace.schema.table import Table
-
-Bools = npt.NDArray[np.bool_]
 
 #: Work that begins no later than this after the end of another stream's work may have waited for it.
 _HANDED_OVER_NS = 20_000

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph.batch_nodes import own_fetches, worker_starts
 from stashtrace.analysis.graph.work_graph import Facts, Resource
-from stashtrace.analysis.intervals import Int64, int64, window_at
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64, window_at
 from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
 from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -301,9 +301,7 @@ _MOST_ROWS = 8_000_000
 _NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE | IoFlag.DIRECT)
 
 
-def memory_bounds_ns(
-    index: TraceIndex, process: Int64, begin: Int64, end: Int64
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def memory_bounds_ns(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Floats, Floats]:
     """Return the least and largest time that the waiting reads of each batch would have taken from memory.
 
     ``process``, ``begin``, ``end``: of batches that workers made. A process makes one batch at a time. Returns in ns,
@@ -334,9 +332,7 @@ def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) 
     return np.concatenate([none, *rows]), np.concatenate([none, *batches])
 
 
-def _by_size(
-    index: TraceIndex, size: Int64, tracks: npt.NDArray[np.int32]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _by_size(index: TraceIndex, size: Int64, tracks: npt.NDArray[np.int32]) -> tuple[Floats, Floats]:
     """Return the least and largest time in ns that a byte of each read takes from memory."""
     octaves = GroupBy(_octave(size))
     read_octave, per_byte, own = _quiet_reads(index, octaves.values, tracks)
@@ -349,9 +345,7 @@ def _by_size(
     return quick[octaves.number], slow[octaves.number]
 
 
-def _quiet_reads(
-    index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32]
-) -> tuple[Int64, npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+def _quiet_reads(index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32]) -> tuple[Int64, Floats, Bools]:
     """Return octave of size, ns per byte and a mask of reads by these threads, of file reads that did not wait."""
     columns = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=bool))]
     looked = 0

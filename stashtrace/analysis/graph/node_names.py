@@ -15,7 +15,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.graph.critical_path import Part, Pieces
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
@@ -47,7 +47,7 @@ class Named:
 
     pieces: Pieces
     #: Pieces that are work of their node, not gaps or lags of no node.
-    occupies: npt.NDArray[np.bool_]
+    occupies: Bools
     #: ``StallKind``.
     kind: Int64
     #: Index in ``texts``.
@@ -169,10 +169,10 @@ def _owner(graph: Graph, nodes: Int64) -> Int64:
     return int64(np.where(process >= 0, graph.resource[nodes] * _PROCESSES + process, -1))
 
 
-def _inside(graph: Graph, pieces: Pieces, labels: _Labels, moments: Int64) -> npt.NDArray[np.bool_]:
+def _inside(graph: Graph, pieces: Pieces, labels: _Labels, moments: Int64) -> Bools:
     """Return which moments lie in work of the nodes that the labels are for."""
     at = pieces.at(moments)
-    inside: npt.NDArray[np.bool_] = (_owner(graph, pieces.node[at]) == labels.owner) & (pieces.part[at] == Part.WORK)
+    inside: Bools = (_owner(graph, pieces.node[at]) == labels.owner) & (pieces.part[at] == Part.WORK)
     inside &= (at >= 0) & (moments < pieces.end_ns[at])
     return inside
 

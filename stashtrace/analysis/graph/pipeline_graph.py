@@ -14,19 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph.graph_parts import Parts
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stragglers.pipeline_stages import stated_numbers
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, DeviceWork, StallKind
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace
-
-Bools = npt.NDArray[np.bool_]
 
 #: Timers of two streams of one device agree to this.
 _SAME_MOMENT_NS = 1_000_000

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.io.calls import READING, Bools, Follower, moves, process_pieces, time_class
+from stashtrace.analysis.intervals import Bools, Floats, Int64
+from stashtrace.analysis.io.calls import READING, Follower, moves, process_pieces, time_class
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
 from stashtrace.analysis.io.io_tables import IO_CACHE, IO_REUSE
@@ -24,7 +24,6 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_of
 
-Floats = npt.NDArray[np.float64]
 #: Without a size the curve has this many points.
 _POINTS = 20
 
@@ -200,7 +199,7 @@ def _uses(
     return [_host_uses(trace.text(host), accesses, accesses.host_code == host, weights) for host in hosts.tolist()]
 
 
-def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_], weights: Floats | None) -> HostUses:
+def _host_uses(host: str, accesses: Accesses, own: Bools, weights: Floats | None) -> HostUses:
     rows = np.flatnonzero(own)
     rows = rows[np.argsort(accesses.begin_ns[rows], kind="stable")]
     blocks = GroupBy(accesses.key[rows])
@@ -398,7 +397,7 @@ def weights_of(importance: Importance) -> dict[str, float]:
     return weights
 
 
-def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
+def ranks_of(trace: Trace, importance: Importance) -> Floats:
     """Return the weights by string code of the path; minus infinity for paths without a weight.
 
     Raises MissingDataError if no path of the run has a weight.
@@ -416,7 +415,7 @@ def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
     return weight_of
 
 
-def most_important_first(weight: npt.NDArray[np.float64], first: Int64, size: Int64) -> Int64:
+def most_important_first(weight: Floats, first: Int64, size: Int64) -> Int64:
     """Return the bytes to hold each block and all more important ones; of equals, the block read first goes first."""
     order = order_by(-weight, first)
     needed = np.empty(len(size), dtype=np.int64)

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.analysis.io.calls import (
     METADATA,
     OPENS,
     READING,
     WRITING,
-    Bools,
     Followed,
     Follower,
     Pieces,

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.analysis.io.calls import (
     METADATA,
     OTHER,
     READING,
     WRITING,
-    Bools,
     Pieces,
     moves,
     of_stdio,

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
-from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READS, Bools, process_of_track
+from stashtrace.analysis.intervals import Bools, Floats, Int64, TimeSet, int64, window_at
+from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READS, process_of_track
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
 from stashtrace.analysis.registry import analyze
@@ -57,7 +56,6 @@ _TOGETHER_RATIO = 0.05
 #: A read that begins at most this far after the last one finds pages that the kernel read ahead (read_ahead_kb is 128).
 _READ_AHEAD_BYTES = 128 << 10
 
-Floats = npt.NDArray[np.float64]
 Row = tuple[int, str, float, float, float, float, float, int, str]
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import group_table, match
 from stashtrace.analysis.devices.device_identity import counted_gpu
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
@@ -245,7 +245,7 @@ def _combine(each: _Share) -> tuple[float, float, str]:
 # A *place* is a device (by UUID) or a host; a *path* is NVLink or PCIe of a device, an RDMA
 # port or a network interface of a host. Bytes of a path are the mean of both directions, and so are expected bytes.
 
-Doubles = npt.NDArray[np.float64]
+Doubles = Floats
 
 _DEVICE = re.compile(r"gpu_(nvlink|pcie)_(transmit|receive)_bytes_total\.([^:]+)(?::(\d+))?$")
 _HOST = re.compile(r"(rdma|net)_(transmit|receive)_bytes_total\.(.+)$")
@@ -342,10 +342,10 @@ class Expected:
     devices: list[str]
     hosts: list[str]
 
-    def at(self, place: Place) -> npt.NDArray[np.bool_]:
+    def at(self, place: Place) -> Bools:
         """Return a mask of the collectives that a place took part in."""
         names, column = (self.devices, self.device) if place.kind == "gpu" else (self.hosts, self.host)
-        chosen: npt.NDArray[np.bool_] = column == (names.index(place.name) if place.name in names else -2)
+        chosen: Bools = column == (names.index(place.name) if place.name in names else -2)
         return chosen
 
 

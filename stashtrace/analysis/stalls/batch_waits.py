@@ -14,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, value_at
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, value_at
 from stashtrace.analysis.stalls.collective_blocking import disjoint_rows
 from stashtrace.analysis.stalls.rows_by_thread import IoRows, Layer, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
@@ -184,9 +183,7 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     _page_faults(before - sure - side, begin, end, np.maximum(estimate, 0), end - begin - known - helped, parts)
 
 
-def _reads_of_threads(
-    before: TimeSet, side: TimeSet, begin: Int64, end: Int64, believed: npt.NDArray[np.bool_], parts: _Parts
-) -> None:
+def _reads_of_threads(before: TimeSet, side: TimeSet, begin: Int64, end: Int64, believed: Bools, parts: _Parts) -> None:
     """Add times when other threads of the worker were blocked in storage; that its main thread waited is a guess."""
     if len(side) == 0:
         return

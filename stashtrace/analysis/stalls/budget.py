@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.device_layers import bracket_layers, kernel_layers
 from stashtrace.analysis.stalls.device_links import only_within
 from stashtrace.analysis.stalls.on_host import host_layers
@@ -259,7 +259,7 @@ def coded_intervals(trace: Trace) -> dict[str, Int64]:
     return {name: np.concatenate(parts.pop(name)) for name in STALL_INTERVALS.names}  # no row is held twice
 
 
-def _names(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
+def _names(kinds: Int64) -> npt.NDArray[np.str_]:
     texts = np.empty(max(_KINDS) + 1, dtype="U16")
     for kind in _KINDS:
         texts[kind] = kind.name.lower()
@@ -379,12 +379,12 @@ class _Divided:
         amounts = {name: self.causes[name] for name in ("cause_rank", "stall_ns", "low_ns", "high_ns")}
         return {"rank": self.rank[of], "step": self.step[of], **amounts}
 
-    def _wanted(self) -> npt.NDArray[np.bool_]:
+    def _wanted(self) -> Bools:
         wanted = np.asarray(self.high > 0, dtype=np.bool_)
         wanted[:, list(_ALWAYS)] = True
         return wanted
 
-    def _kinds(self, wanted: npt.NDArray[np.bool_]) -> tuple[dict[str, npt.NDArray[Any]], Int64, Int64]:
+    def _kinds(self, wanted: Bools) -> tuple[dict[str, npt.NDArray[Any]], Int64, Int64]:
         """Return the columns of the wanted kinds, and for each row its row in the matrices and its kind's number."""
         at, kind = np.nonzero(wanted)
         columns: dict[str, npt.NDArray[Any]] = {
@@ -438,7 +438,7 @@ def _waits_for_ranks(made: RankLayers, windows: TimeSet, row: Int64) -> tuple[In
 
 
 def _causes(
-    waits: tuple[Int64, Int64, Int64, npt.NDArray[np.bool_]], stall_ns: Int64, low_ns: Int64, high_ns: Int64
+    waits: tuple[Int64, Int64, Int64, Bools], stall_ns: Int64, low_ns: Int64, high_ns: Int64
 ) -> dict[str, Int64]:
     """Return the straggler time of each row by the awaited rank; with -1 for an unknown one, all sums agree.
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import ACROSS, INSIDE, MIXED
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64, is_one_of
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, is_one_of
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -42,11 +42,11 @@ class Blocked:
     #: Link of the group.
     link: Int64
     #: In the call that starts a collective: blocked, kept off the CPU by the backend's threads, or at work.
-    launching: npt.NDArray[np.bool_]
+    launching: Bools
     #: No wait was recorded, but nothing after the call either: the thread is taken to hang in it.
-    presumed: npt.NDArray[np.bool_]
+    presumed: Bools
     #: The collective is in flight on the device, which may compute at the same time.
-    on_device: npt.NDArray[np.bool_]
+    on_device: Bools
 
     @property
     def time(self) -> TimeSet:
@@ -175,7 +175,7 @@ def _launching(index: TraceIndex, thread: StepThread, rows: Int64) -> TimeSet:
 Queue = tuple[Int64, Int64, Int64]
 
 
-def _heads_of(chosen: npt.NDArray[np.bool_], call: Int64, end: Int64, heads: Queue) -> Queue:
+def _heads_of(chosen: Bools, call: Int64, end: Int64, heads: Queue) -> Queue:
     """Return the queue of some of the rank's collectives. ``heads``: that of all."""
     if chosen.all():
         return heads
@@ -186,9 +186,9 @@ def _heads_of(chosen: npt.NDArray[np.bool_], call: Int64, end: Int64, heads: Que
 
 def _queues(
     group: npt.NDArray[np.uint64], waited: Int64, call: Int64, end: Int64, heads: Queue
-) -> list[tuple[npt.NDArray[np.bool_], Queue]]:
+) -> list[tuple[Bools, Queue]]:
     """Return the waits of each queue, and the queue: one for each awaited group, one for all if that is unknown."""
-    queues: list[tuple[npt.NDArray[np.bool_], Queue]] = [(waited < 0, heads)]
+    queues: list[tuple[Bools, Queue]] = [(waited < 0, heads)]
     wanted = group[waited[waited >= 0]]
     waited_group = group[np.maximum(waited, 0)] if len(group) else np.zeros(len(waited), dtype=np.uint64)
     for value in np.unique(wanted):

@@ -25,10 +25,9 @@ alternative.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.collective_blocking import blocked_on_collectives, collective_layers
 from stashtrace.analysis.stalls.device_links import (
@@ -79,7 +78,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     inside = is_copy & (direction == CopyDirection.DEVICE_TO_DEVICE)
     peer = is_copy & (direction == CopyDirection.PEER)
 
-    def when(chosen: npt.NDArray[np.bool_]) -> TimeSet:
+    def when(chosen: Bools) -> TimeSet:
         return TimeSet.of(begin[chosen], end[chosen])
 
     computing = when(np.isin(work, (DeviceWork.KERNEL, DeviceWork.MEMSET)) | inside)

@@ -22,10 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import INSIDE
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.collective_blocking import in_flight_heads, transfer_layers
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
@@ -57,7 +56,7 @@ class Exposed:
     links: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
     unsure: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
 
-    def add(self, what: int, begin: Int64, end: Int64, chosen: npt.NDArray[np.bool_]) -> None:
+    def add(self, what: int, begin: Int64, end: Int64, chosen: Bools) -> None:
         """Add the chosen intervals to one cause."""
         self.pieces.setdefault(what, []).append((begin[chosen], end[chosen]))
 
@@ -163,7 +162,7 @@ class DeviceView:
         exposed.unsure.setdefault(LINK, []).append((begin[links], sure[links]))
 
     @staticmethod
-    def _copies(exposed: Exposed, direction: Int64, among: npt.NDArray[np.bool_], pieces: tuple[Int64, ...]) -> None:
+    def _copies(exposed: Exposed, direction: Int64, among: Bools, pieces: tuple[Int64, ...]) -> None:
         """Add copies by their kind of stall. ``pieces``: the stall may begin at the first time, surely at the second.
 
         A copy inside one device is the device's work. A copy of unknown direction may be a stall or not.
@@ -328,7 +327,7 @@ def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
     return TimeSet.united(*parts)
 
 
-def _disjoint(begin: Int64, end: Int64, tag: npt.NDArray[np.int64]) -> LabelledIntervals:
+def _disjoint(begin: Int64, end: Int64, tag: Int64) -> LabelledIntervals:
     """Return tagged pieces without overlaps; the earlier piece keeps the time."""
     if len(begin) == 0:
         return LabelledIntervals(int64([]), int64([]), int64([]))

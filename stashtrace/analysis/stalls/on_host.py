@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of, rows_of
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, rows_of
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_layers, batch_waits, beside_workers
 from stashtrace.analysis.stalls.collective_blocking import (
     Blocked,
@@ -101,7 +101,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     )
 
 
-def _is_among(paths: npt.NDArray[np.int32], some: Int64) -> npt.NDArray[np.bool_]:
+def _is_among(paths: npt.NDArray[np.int32], some: Int64) -> Bools:
     """Return the mask of the paths that are among some; most ranks have no file."""
     return np.isin(paths, some) if len(paths) and len(some) else np.zeros(len(paths), dtype=bool)
 
@@ -281,8 +281,8 @@ class Gaps:
     #: Time on a CPU or waiting for one, at most the length; meaningless where not ``timed``.
     ran_ns: Int64
     #: True where CPU time, or run-queue time, is known on both sides.
-    timed: npt.NDArray[np.bool_]
-    queue_timed: npt.NDArray[np.bool_]
+    timed: Bools
+    queue_timed: Bools
 
 
 @kept_per_thread

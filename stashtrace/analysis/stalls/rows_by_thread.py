@@ -14,7 +14,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.collectives.device_collectives import DeviceCollectives, on_devices
 from stashtrace.analysis.collectives.matching import Matched, match, match_columns
 from stashtrace.analysis.collectives.shares import KEPT, NetworkCuts, network_cuts
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of, value_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, value_at
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.events import TABLES
@@ -201,7 +201,7 @@ class TraceIndex:
         return on_devices(self.trace)
 
     @cached_property
-    def timed_on_device(self) -> npt.NDArray[np.bool_]:
+    def timed_on_device(self) -> Bools:
         """Mask of the collectives with device times."""
         table = self.trace.collectives
         if (table["device_begin_ns"] >= 0).any() or len(self.trace.kernels):

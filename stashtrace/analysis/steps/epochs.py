@@ -12,9 +12,8 @@ import re
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
+from stashtrace.analysis.intervals import Floats, Int64, TimeSet, int64, window_at
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS, UPDATE_KINDS
 from stashtrace.schema import columns as col
@@ -141,9 +140,7 @@ def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
     return samples
 
 
-def step_samples(
-    steps: Table, waits: Table, told: dict[int, LoaderSamples]
-) -> tuple[npt.NDArray[np.float64], LoaderSamples]:
+def step_samples(steps: Table, waits: Table, told: dict[int, LoaderSamples]) -> tuple[Floats, LoaderSamples]:
     """Samples of each step of one rank, and what the loader that it waited for most often says.
 
     ``steps``: ``steps`` of a rank. ``waits``: batch waits of the rank that brought a batch. The samples are as many as

@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64, is_one_of, window_at
+from stashtrace.analysis.intervals import Bools, Int64, int64, is_one_of, window_at
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.analysis.steps.training_loop import FORWARD, QUIET_KINDS, WAIT, Bools, StepColumns, Tokens
+from stashtrace.analysis.steps.training_loop import FORWARD, QUIET_KINDS, WAIT, StepColumns, Tokens
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, DeviceClock, DeviceWork
 from stashtrace.schema.trace import Trace

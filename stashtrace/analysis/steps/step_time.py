@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Floats, Int64, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, is_counted
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
@@ -64,7 +63,7 @@ def step_time_steps(steps: Table) -> Table:
     return counted_of_kinds(steps, kinds_that_count(steps))
 
 
-def step_lengths(counted: Table) -> npt.NDArray[np.float64]:
+def step_lengths(counted: Table) -> Floats:
     """Return the length of each step, the mean over the ranks that made it, in the order of their numbers."""
     by_step = GroupBy(counted["step"])
     return np.asarray(by_step.sum(counted["end_ns"] - counted["begin_ns"]) / np.maximum(by_step.sizes, 1))

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64, is_one_of, window_at
+from stashtrace.analysis.intervals import Bools, Int64, int64, is_one_of, window_at
 from stashtrace.analysis.steps.rank_steps import DeviceSteps, RankSteps, brief_steps, join_as, join_quiet, trains_of
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.steps.training_loop import (
@@ -93,7 +92,7 @@ def step_at_any(trace: Trace, rank: Int64, at_ns: Int64) -> Int64:
         return np.full(len(rank), -1, dtype=np.int64)
 
 
-def in_steps(rows: Table, steps: Table) -> npt.NDArray[np.bool_]:
+def in_steps(rows: Table, steps: Table) -> Bools:
     """Whether the rank and step of each row are those of one of the steps; both tables have these columns."""
     return np.asarray(GroupBy(steps["rank"], steps["step"]).find(rows["rank"], rows["step"]) >= 0, dtype=np.bool_)
 
@@ -180,9 +179,9 @@ def counted_steps(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = 
     return steps if counted.all() else steps.take(counted)
 
 
-def is_counted(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = ()) -> npt.NDArray[np.bool_]:
+def is_counted(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = ()) -> Bools:
     """Return the mask of the rows that :func:`counted_steps` keeps."""
-    kept: npt.NDArray[np.bool_] = np.ones(len(steps), dtype=bool) if warmup else steps["warmup"] == 0
+    kept: Bools = np.ones(len(steps), dtype=bool) if warmup else steps["warmup"] == 0
     if kinds:
         kept = kept & is_one_of(steps["kind"], kinds)
     timed = kept & (steps["thinned"] == 0)
@@ -369,7 +368,7 @@ def _thinned_alike(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
     return np.where(shared, 1, 0) if (~shared & (warmup == 0)).any() else own
 
 
-def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], updates_head: int) -> Int64:
+def _warmup(ordinal: Int64, length_ns: Int64, quiet: Bools, updates_head: int) -> Int64:
     """Mark the edges of the run: updates and validation apart, the slowest rank decides, for all ranks."""
     marks = np.zeros(len(ordinal), dtype=np.int64)
     for chosen, head in ((~quiet, updates_head), (quiet, 0)):

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-Bools = npt.NDArray[np.bool_]
 #: Kinds of steps in which the model is trained, and those that run it without gradients alone.
 UPDATE_KINDS = ("train", "skipped_update", "iteration", "marked")
 QUIET_KINDS = ("validation", "inference")

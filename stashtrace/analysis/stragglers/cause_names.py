@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, rows_of
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.idle_calls import call_names
@@ -280,7 +280,7 @@ class FileCalls:
     path: Int64
     op: Int64
 
-    def take(self, rows: npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> FileCalls:
+    def take(self, rows: npt.NDArray[np.integer] | Bools) -> FileCalls:
         """Return some of the calls."""
         return FileCalls(self.begin[rows], self.end[rows], self.path[rows], self.op[rows])
 

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Floats, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.on_host import compilation_time, outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -31,8 +30,6 @@ from stashtrace.schema.kinds import SpanKind, StallKind, WaitOp
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-
-Floats = npt.NDArray[np.float64]
 
 #: A late rank is compared with at most this many others, spread over the members of the group.
 COMPARED = 15
@@ -319,7 +316,7 @@ def surplus_over_peers(trace: Trace, steps: Table, rank: int, peers: Sequence[in
     return {kind: float(longer.mean()) for kind, longer in by_step.items()}
 
 
-def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, npt.NDArray[np.float64]]:
+def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, Floats]:
     """Return by how much a rank does each kind of time longer than the median of its peers, in each step.
 
     ``compared``: what ``compared_steps`` returns. Returns kind, as ``surplus_over_peers`` does -> ns in each of the

@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import OUTSIDE_STEPS, rank_layers
 from stashtrace.analysis.stalls.collective_blocking import in_flight_heads, own_collectives
 from stashtrace.analysis.stalls.device_links import only_within
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, in_steps, ranks_and_steps, steps
 from stashtrace.analysis.steps.threads import StepThread, threads_without_steps
-from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, Floats, RankTimes, queue_as_work, rank_times
+from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, RankTimes, queue_as_work, rank_times
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
@@ -63,7 +63,7 @@ class Waits:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def take(self, rows: npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> Waits:
+    def take(self, rows: npt.NDArray[np.integer] | Bools) -> Waits:
         """Return some of the waits."""
         return Waits(*(getattr(self, column.name)[rows] for column in fields(self)))
 
@@ -278,7 +278,7 @@ def roots_of(trace: Trace) -> Roots:
     return Roots(waits, longer, *follow(waits, longer))
 
 
-def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], followed: npt.NDArray[np.bool_]) -> Floats:
+def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], followed: Bools) -> Floats:
     """Return by how much the late rank of each wait did each kind of time longer, 0 where less or unknown."""
     rows = np.flatnonzero(followed & np.isin(waits.late, list(threads)))
     times: dict[int, RankTimes] = {}

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import process_values
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.collective_blocking import in_flight_heads
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -56,7 +56,7 @@ class Instances:
     #: Last earlier instance of the same group that all had entered before any rank entered this one, -1 if none.
     anchor: Int64
     #: True if moments of its ranks can be compared; else only lengths of time can.
-    by_clock: npt.NDArray[np.bool_]
+    by_clock: Bools
 
     def __len__(self) -> int:
         return len(self.each)

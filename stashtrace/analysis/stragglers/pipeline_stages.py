@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.schema.groupby import GroupBy
@@ -251,7 +250,7 @@ class _Sent:
     step: Int64
     entered: Int64
     end: Int64
-    sends: npt.NDArray[np.bool_]
+    sends: Bools
 
     @classmethod
     def of(cls, trace: Trace, steps: Table) -> _Sent:

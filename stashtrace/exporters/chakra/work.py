@@ -14,16 +14,13 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import blocks
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
-
-Bools = npt.NDArray[np.bool_]
 
 #: Chakra counts microseconds; durations that round to 0 are left out.
 SHORTEST_NS = 500

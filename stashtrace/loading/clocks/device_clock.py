@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.collectors.decode_context import DeviceTime, TickClock
-from stashtrace.loading.clocks.host_clock import Int64, TickMap, consistent_run, with_ends
+from stashtrace.loading.clocks.host_clock import TickMap, consistent_run, with_ends
+from stashtrace.schema.groupby import Int64
 from stashtrace.schema.kinds import DeviceClock, Severity
 from stashtrace.schema.possible import is_possible
 from stashtrace.schema.trace import LossRow, RawProcess

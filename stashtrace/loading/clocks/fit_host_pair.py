@@ -14,9 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+from stashtrace.schema.groupby import Bools, Floats, Int64
 
 #: Source of a limit.
 COLLECTIVES, PING = 0, 1
@@ -167,7 +165,7 @@ class _Points:
         """Return how far in ns the line is on the wrong side of each limit; negative on the right side."""
         return -self.sign * (self.value - level - slope * self.time)
 
-    def settle(self, pieces: int, slack: float) -> tuple[Band, npt.NDArray[np.int64]] | None:
+    def settle(self, pieces: int, slack: float) -> tuple[Band, Int64] | None:
         """Return the lines between the limits and the index of the limits used; contradicting limits are rejected."""
         level, slope, width = self.rough
         most = _GROSS_RATIO * width + _GROSS_NS + 2 * slack
@@ -188,7 +186,7 @@ class _Points:
             self.alive[against[np.argmax(violation[against])]] = False
         return None
 
-    def _tightest(self, pieces: int) -> npt.NDArray[np.int64]:
+    def _tightest(self, pieces: int) -> Int64:
         """Return the index of the limits nearest to the rough line in each piece of time, above and below it.
 
         Any subset of the limits holds; these constrain the offset most.
@@ -247,7 +245,7 @@ def _modest(count: Int64) -> Int64:
 
 
 def _reach(
-    lines: Band, points: _Points, kept: npt.NDArray[np.int64], at: Floats, bow: float, more_rate: float
+    lines: Band, points: _Points, kept: Int64, at: Floats, bow: float, more_rate: float
 ) -> tuple[Floats, Floats]:
     """Return the lowest and highest offset at each moment.
 
@@ -265,7 +263,7 @@ def _reach(
     return np.minimum(low, high), np.maximum(low, high)
 
 
-def _touching(lines: Band, points: _Points, kept: npt.NDArray[np.int64], bow: float) -> Bools:
+def _touching(lines: Band, points: _Points, kept: Int64, bow: float) -> Bools:
     """Return a mask of the limits that determine the lines: those that a line touches."""
     time, value, upper = points.time[kept], points.value[kept], points.upper[kept]
     away = np.multiply.outer(time, lines.slope)
@@ -376,7 +374,7 @@ def _edges(time: Floats, value: Floats) -> Floats:
     return np.diff(value) / np.diff(time)
 
 
-def _hull(time: Floats, value: Floats) -> npt.NDArray[np.int64]:
+def _hull(time: Floats, value: Floats) -> Int64:
     """Return the index of the corners of the lower convex hull, by time."""
     order = np.lexsort((value, time))
     order = order[np.diff(time[order], prepend=-np.inf) > 0]
@@ -425,7 +423,7 @@ class CommonEnds:
     #: Of the clocks behind the ends.
     error_ns: Int64
     #: True if the times are from devices.
-    on_device: npt.NDArray[np.bool_]
+    on_device: Bools
 
     @property
     def need(self) -> float:

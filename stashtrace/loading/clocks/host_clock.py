@@ -17,10 +17,9 @@ import numpy.typing as npt
 from stashtrace import _native
 from stashtrace.errors import FormatError
 from stashtrace.loading.clocks.fit_host_pair import STRAIGHT, Bend
+from stashtrace.schema.groupby import Int64
 from stashtrace.schema.possible import HIGHEST, is_possible
 from stashtrace.schema.trace import RawProcess
-
-Int64 = npt.NDArray[np.int64]
 
 #: The best reading of each window of this length is kept, or of this many windows of a short run: in shorter pieces,
 #: the noise of readings would look like a change of rate.

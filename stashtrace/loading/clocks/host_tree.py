@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.loading.clocks.fit_host_pair import (
     COLLECTIVES,
@@ -25,9 +24,7 @@ from stashtrace.loading.clocks.fit_host_pair import (
     fit_offset,
 )
 from stashtrace.loading.clocks.meetings import NONE, Meetings
-
-Int64 = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
+from stashtrace.schema.groupby import Floats, Int64
 
 _NAMES = {COLLECTIVES: "collectives", PING: "ping"}
 

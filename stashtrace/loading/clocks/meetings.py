@@ -18,12 +18,10 @@ import numpy.typing as npt
 
 from stashtrace.collectors.decode_context import TickClock
 from stashtrace.loading.clocks.fit_host_pair import COLLECTIVES, PING
+from stashtrace.schema.groupby import Bools, Int64
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, CollectiveSource
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import RawProcess
-
-Int64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: No moment: no host had to wait for it.
 NONE = np.int64(np.iinfo(np.int64).min)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.calibration.robust_line import Floats, least_absolute
 from stashtrace.errors import MissingDataError, guarded
@@ -210,7 +210,7 @@ class _Pieces:
     bytes: Floats
     work_ns: Floats
     shift_ns: Floats
-    last: npt.NDArray[np.bool_]
+    last: Bools
     changed: Int64
     of_message: Int64
 

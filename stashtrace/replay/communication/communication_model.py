@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.calibration.file import Points
@@ -240,7 +239,7 @@ class _Pass:
 
     ready_ns: Floats
     bytes: Int64
-    blocking: npt.NDArray[np.bool_]
+    blocking: Bools
     link: int
 
 
@@ -305,7 +304,7 @@ def tells_bytes(link: LinkFit) -> bool:
     return piece.beta_ns_per_byte > 0 and not piece.beta_ns_per_byte < _SURE * piece.beta_error_ns_per_byte
 
 
-def _compute_clock(messages: Messages, own: Int64, waits: npt.NDArray[np.bool_]) -> Floats:
+def _compute_clock(messages: Messages, own: Int64, waits: Bools) -> Floats:
     """Return when the messages of a pass were ready, in time since its begin without waits for messages."""
     ready, end = messages.ready_ns[own], messages.end_ns[own]
     since = np.maximum(ready[1:] - np.where(waits[:-1], end[:-1], ready[:-1]), 0)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.shares import backends_of_rows
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.threads import step_threads
@@ -115,15 +115,15 @@ class Messages:
     #: When that pass began on the host, -1 outside of any.
     backward_begin_ns: Int64
     #: The message was called before that pass returned, as the buckets of DistributedDataParallel are.
-    within: npt.NDArray[np.bool_]
+    within: Bools
     #: Communicator, as in ``collectives``.
     group_hash: npt.NDArray[np.uint64]
     #: Number within it, as in ``collectives``.
     sequence: Int64
     #: The caller waited for it before it went on to the next.
-    blocking: npt.NDArray[np.bool_]
+    blocking: Bools
     #: Times are those of devices.
-    on_device: npt.NDArray[np.bool_]
+    on_device: Bools
     #: The run has steps.
     has_steps: bool
     #: Recorded facts about buckets and gradients.
@@ -194,7 +194,7 @@ def gradient_messages(trace: Trace) -> Messages:
 
 def _places(
     index: TraceIndex, loops: dict[int, _Loop], table: Table, rows: Int64
-) -> tuple[Int64, Int64, Int64, npt.NDArray[np.bool_], bool]:
+) -> tuple[Int64, Int64, Int64, Bools, bool]:
     """Return step, backward pass and its begin of each message, by the call of its lowest rank.
 
     The last two results are whether the call was inside the pass, and whether the run has steps.
@@ -236,8 +236,8 @@ class _Loop:
 
     begin_ns: Int64
     end_ns: Int64
-    is_backward: npt.NDArray[np.bool_]
-    awaits: npt.NDArray[np.bool_]
+    is_backward: Bools
+    awaits: Bools
 
 
 def _loops(index: TraceIndex) -> dict[int, _Loop]:
@@ -285,7 +285,7 @@ def _ends(index: TraceIndex, calls: Instances, loops: dict[int, _Loop]) -> Int64
     return end
 
 
-def _blocking(index: TraceIndex, calls: Instances, kept: Int64) -> npt.NDArray[np.bool_]:
+def _blocking(index: TraceIndex, calls: Instances, kept: Int64) -> Bools:
     """Return the mask of messages for which their lowest rank waits before it calls the next one."""
     table, waits = index.trace.collectives, index.trace.collective_waits
     rows = calls.row[calls.starts[kept]]
