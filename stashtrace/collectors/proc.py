@@ -48,10 +48,7 @@ _HOST = {
     "page_cache_bytes": ("host_page_cache_bytes", "bytes"),
     "retransmits_count": ("host_tcp_retransmits_count_total", "count"),
 }
-_NET = {
-    "receive_bytes": ("net_receive_bytes_total", "bytes"),
-    "transmit_bytes": ("net_transmit_bytes_total", "bytes"),
-}
+_NET = {"receive_bytes": ("net_receive_bytes_total", "bytes"), "transmit_bytes": ("net_transmit_bytes_total", "bytes")}
 
 
 def decode(raw: RawProcess, context: DecodeContext) -> EventTables:

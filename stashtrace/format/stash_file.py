@@ -355,12 +355,7 @@ class StashFile:
             self._damage("lost_ring_rows", count, advice, collector, self._ring_losses)
 
     def _gap(
-        self,
-        ends: dict[tuple[int, int], int],
-        losses: Counter[_Loss],
-        ring: tuple[int, int],
-        first: int,
-        count: int,
+        self, ends: dict[tuple[int, int], int], losses: Counter[_Loss], ring: tuple[int, int], first: int, count: int
     ) -> None:
         expected = ends.get(ring, 0)
         missing = 0 if self.head.merged else max(first - expected, 0)
@@ -372,14 +367,7 @@ class StashFile:
             self._damage("missing_rows", missing - known, advice, layout.collector if layout else "format", losses)
         ends[ring] = max(expected, first + count)
 
-    def _lose(
-        self,
-        collector: str,
-        reason: str,
-        count: int,
-        advice: str,
-        losses: Counter[_Loss] | None = None,
-    ) -> None:
+    def _lose(self, collector: str, reason: str, count: int, advice: str, losses: Counter[_Loss] | None = None) -> None:
         losses = self._losses if losses is None else losses
         losses[(collector, reason, int(Severity.DATA_LOSS), advice)] += count
 

@@ -145,11 +145,7 @@ class _Job:
     """Rows of one file, with their times on one timeline."""
 
     def __init__(
-        self,
-        numbers: Mapping[str, Floats],
-        names: list[str],
-        sizes: Mapping[str, int],
-        context: ImportContext,
+        self, numbers: Mapping[str, Floats], names: list[str], sizes: Mapping[str, int], context: ImportContext
     ) -> None:
         self._context, self._names, self._sizes = context, names, sizes
         integers = {name: values.astype(np.int64) for name, values in numbers.items()}

@@ -213,11 +213,7 @@ def open_processes(
 
 
 def identify_run(
-    runs: list[RawRun],
-    path: str,
-    start: int | None,
-    ranks: Collection[int] | None,
-    others: Sequence[StashFile] = (),
+    runs: list[RawRun], path: str, start: int | None, ranks: Collection[int] | None, others: Sequence[StashFile] = ()
 ) -> OpenedRun:
     """Identify the processes of opened directories and align their clocks.
 

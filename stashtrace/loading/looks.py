@@ -32,12 +32,7 @@ _MOST_FRAMES = 64
 
 
 def look_at(
-    trace: Trace,
-    path: str,
-    wanted: Mapping[int, int],
-    *,
-    run_id: str | None = None,
-    window_s: float = WINDOW_S,
+    trace: Trace, path: str, wanted: Mapping[int, int], *, run_id: str | None = None, window_s: float = WINDOW_S
 ) -> Trace:
     """Look at processes of a live run; return its trace with what was seen.
 

@@ -105,22 +105,10 @@ class Process:
         """Return the context that the decoders of its rows take."""
         who = self.identity
         identity = ProcessIdentity(
-            self.number,
-            self.facts.pid,
-            who.rank,
-            who.local_rank,
-            who.world_size,
-            who.role,
-            who.worker_id,
-            who.parent,
+            self.number, self.facts.pid, who.rank, who.local_rank, who.world_size, who.role, who.worker_id, who.parent
         )
         return DecodeContext(
-            identity,
-            tracks=tracks,
-            texts=raw.strings,
-            clock=self.clock,
-            wanted=tables,
-            device_times=self.device_times,
+            identity, tracks=tracks, texts=raw.strings, clock=self.clock, wanted=tables, device_times=self.device_times
         )
 
 

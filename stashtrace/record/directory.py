@@ -236,8 +236,7 @@ def claim_run_file(directory: Path, content: Mapping[str, Any]) -> bool:
         raise _write_error(directory, error) from error
     if read_run_file(directory).get("run_id") != content["run_id"]:
         raise CaptureError(
-            f"run directory {directory} already holds a run{_age(directory)}",
-            hint="choose another with `--out DIR`",
+            f"run directory {directory} already holds a run{_age(directory)}", hint="choose another with `--out DIR`"
         )
     return False
 

@@ -183,10 +183,7 @@ def _open(url: str) -> tuple[Any, str]:
 
 @contextlib.contextmanager
 def _raised_as(
-    kind: type[StashtraceError],
-    problem: str,
-    hint: str = _ACCESS_HINT,
-    passes: type[Exception] | tuple[()] = (),
+    kind: type[StashtraceError], problem: str, hint: str = _ACCESS_HINT, passes: type[Exception] | tuple[()] = ()
 ) -> Iterator[None]:
     """Raise whatever fails inside as an error of ours, since each plug-in has its own; ``passes`` goes through."""
     try:

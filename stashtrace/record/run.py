@@ -221,10 +221,7 @@ class _Run:
             environment["STASHTRACE_FOLLOWED"] = "1"
 
     def await_job(
-        self,
-        follow_sockets: Sequence[socket.socket],
-        grace_s: float,
-        on_wait: Callable[[Sequence[int]], None] | None,
+        self, follow_sockets: Sequence[socket.socket], grace_s: float, on_wait: Callable[[Sequence[int]], None] | None
     ) -> None:
         """Start the command and what runs with it; wait until it has ended, and what it leaves behind."""
         self._goal = None if self._options.until_step is None else StepGoal(self._records)

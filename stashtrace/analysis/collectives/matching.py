@@ -232,13 +232,7 @@ def _lead(call: Int64, boot: Int64, each: GroupBy) -> Int64:
 
 
 def _match_blocks(
-    table: Table,
-    rows: Int64,
-    group: Group,
-    recorded: Int64,
-    last_enter: Int64,
-    last_rank: Int64,
-    partial: Bools,
+    table: Table, rows: Int64, group: Group, recorded: Int64, last_enter: Int64, last_rank: Int64, partial: Bools
 ) -> None:
     """Operations of one group by sequence number."""
     if len(rows) == 0:
@@ -297,12 +291,7 @@ def _end_together(table: Table, rows: Int64, each: GroupBy) -> bool:
 
 
 def _doubt_uncommon_ends(
-    table: Table,
-    end: Int64,
-    by_clock: Bools,
-    last_enter: Int64,
-    last_rank: Int64,
-    partial: Bools,
+    table: Table, end: Int64, by_clock: Bools, last_enter: Int64, last_rank: Int64, partial: Bools
 ) -> None:
     """Check that rows matched by their order, in another tool's trace, look like one operation of all its ranks.
 
@@ -320,12 +309,7 @@ def _doubt_uncommon_ends(
 
 
 def _match_pairs(
-    table: Table,
-    rows: Int64,
-    members: Int64,
-    last_enter: Int64,
-    last_rank: Int64,
-    partial: Bools,
+    table: Table, rows: Int64, members: Int64, last_enter: Int64, last_rank: Int64, partial: Bools
 ) -> None:
     """Point to point: the n-th receive of a pair of ranks belongs to its n-th send.
 

@@ -287,12 +287,7 @@ def _release(
 
 
 def _let_go(
-    index: TraceIndex,
-    nodes: ThreadNodes,
-    waits: tuple[Int64, Int64],
-    rows: Int64,
-    transfers: Transfers,
-    parts: Parts,
+    index: TraceIndex, nodes: ThreadNodes, waits: tuple[Int64, Int64], rows: Int64, transfers: Transfers, parts: Parts
 ) -> None:
     wait_begin, wait_end = waits
     goes_on, begin_ns = nodes.next_begun(wait_end)

@@ -21,16 +21,7 @@ READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFI
 WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
 #: Calls whose time Darshan counts as writing, and as metadata; it does not count others (unlink, mkdir, ...).
 _FLUSHES = (IoOp.FSYNC, IoOp.FFLUSH)
-_METADATA = (
-    *OPENS,
-    IoOp.CLOSE,
-    IoOp.FCLOSE,
-    IoOp.LSEEK,
-    IoOp.FSEEK,
-    IoOp.STAT,
-    IoOp.MMAP,
-    IoOp.RENAME,
-)
+_METADATA = (*OPENS, IoOp.CLOSE, IoOp.FCLOSE, IoOp.LSEEK, IoOp.FSEEK, IoOp.STAT, IoOp.MMAP, IoOp.RENAME)
 OTHER, READING, WRITING, METADATA = range(4)
 NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
 

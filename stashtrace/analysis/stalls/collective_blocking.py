@@ -242,11 +242,7 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
     layers: list[Layer] = []
     working = blocked.launching | blocked.on_device
     plain = ~blocked.presumed & ~working
-    for group, alternatives in (
-        (plain, ()),
-        (working, (StallKind.COMPUTE,)),
-        (blocked.presumed, (StallKind.OTHER,)),
-    ):
+    for group, alternatives in ((plain, ()), (working, (StallKind.COMPUTE,)), (blocked.presumed, (StallKind.OTHER,))):
         chosen = is_late & group
         layers.append(Layer(StallKind.STRAGGLER, TimeSet.of(blocked.begin[chosen], late_end[chosen]), alternatives))
     estimated = []

@@ -26,16 +26,7 @@ from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import (
-    Bracket,
-    CopyDirection,
-    DeviceWork,
-    Phase,
-    PhaseFlag,
-    SpanKind,
-    StallKind,
-    TrackKind,
-)
+from stashtrace.schema.kinds import Bracket, CopyDirection, DeviceWork, Phase, PhaseFlag, SpanKind, StallKind, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 

@@ -407,9 +407,7 @@ class TraceIndex:
         return RowsBy(self._process_of_track[self.io.track])
 
 
-def kept_per_thread(
-    compute: Callable[[TraceIndex, StepThread], Result],
-) -> Callable[[TraceIndex, StepThread], Result]:
+def kept_per_thread(compute: Callable[[TraceIndex, StepThread], Result]) -> Callable[[TraceIndex, StepThread], Result]:
     """Decorate a function of only an index and a thread: its result is computed once and kept with the trace.
 
     The result must not refer to the trace, and must not be changed.

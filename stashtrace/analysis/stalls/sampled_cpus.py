@@ -45,10 +45,7 @@ def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu
         busy = values["user"] + values["system"] + values["steal"]
         of_job = sum(ns / seconds for process, ns in _cpu_ns(trace, span).items() if hosts[process] == host)
         cpus[trace.text(host)] = HostCpu(
-            whole / seconds / 1e9,
-            max(busy / seconds - of_job, 0.0) / 1e9,
-            busy / whole,
-            values["steal"] / whole,
+            whole / seconds / 1e9, max(busy / seconds - of_job, 0.0) / 1e9, busy / whole, values["steal"] / whole
         )
     return cpus
 

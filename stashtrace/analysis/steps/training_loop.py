@@ -360,13 +360,7 @@ def _without_updates(begin: Int64, end: Int64, trains: Bools) -> StepColumns:
 
 
 def _with_updates(
-    segment: Int64,
-    unit_begin: Int64,
-    unit_end: Int64,
-    leading: Bools,
-    trains: Bools,
-    train_end: Int64,
-    skipped: Bools,
+    segment: Int64, unit_begin: Int64, unit_end: Int64, leading: Bools, trains: Bools, train_end: Int64, skipped: Bools
 ) -> StepColumns:
     rows = np.flatnonzero(leading)
     following = np.append(unit_begin[1:], np.int64(0))

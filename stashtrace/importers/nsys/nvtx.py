@@ -235,12 +235,7 @@ def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> 
 
 
 def _report_cut_step(
-    table: _Ranges,
-    places: list[int],
-    own: Int64,
-    ordinal: dict[int, int],
-    processes: Processes,
-    context: ImportContext,
+    table: _Ranges, places: list[int], own: Int64, ordinal: dict[int, int], processes: Processes, context: ImportContext
 ) -> None:
     """Report a step after the whole ones ``own`` that was open when the recording ended."""
     process, tid = int(table.process[own[-1]]), int(table.tid[own[-1]])

@@ -69,11 +69,7 @@ class Meetings:
 
 
 def meetings_of(
-    collectives: Table,
-    groups: Table,
-    host_of: Int64,
-    own_error_ns: Int64,
-    error_of: Mapping[tuple[int, int], int],
+    collectives: Table, groups: Table, host_of: Int64, own_error_ns: Int64, error_of: Mapping[tuple[int, int], int]
 ) -> Meetings:
     """Return the meetings in the collectives of a run.
 
