@@ -65,7 +65,13 @@ def traced_environment(
     environment["STASHTRACE_DIR"] = str(Path(run_dir).absolute())
     environment["STASHTRACE_RUN_ID"] = run_id
     if "nccl" in options.recorded_collectors():
-        _take_profiler_slot(environment, preload)
+        # Make our library NCCL's profiler plugin; it passes every event on to the plugin that the job had
+        former = environment.get("NCCL_PROFILER_PLUGIN", "")
+        if former != preload:  # a traced command that traces another keeps its settings
+            environment.pop("STASHTRACE_NCCL_CHAIN", None)
+            if former:
+                environment["STASHTRACE_NCCL_CHAIN"] = former
+        environment["NCCL_PROFILER_PLUGIN"] = preload
     return environment
 
 
@@ -116,16 +122,6 @@ def untraced_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _is_ours(library: str) -> bool:
     return Path(library).name in (LIBRARY_PATH.name, LOOKUP_LIBRARY)
-
-
-def _take_profiler_slot(environment: dict[str, str], library: str) -> None:
-    """Make our library NCCL's profiler plugin; it passes every event on to the plugin that the job had."""
-    former = environment.get("NCCL_PROFILER_PLUGIN", "")
-    if former != library:  # a traced command that traces another keeps its settings
-        environment.pop("STASHTRACE_NCCL_CHAIN", None)
-        if former:
-            environment["STASHTRACE_NCCL_CHAIN"] = former
-    environment["NCCL_PROFILER_PLUGIN"] = library
 
 
 def _prepend(first: str, old: str) -> str:

@@ -118,7 +118,11 @@ def _add_device(
         return time.begin, time.end
 
     late, link = _in_collectives(graph, replayed, places, rank)
-    data = _taken_from_workers(graph, replayed, places, rank)
+    # When a rank's host waited for batches of its workers
+    waits, edge = places.nodes.rows(rank), replayed.binding
+    waits = waits[(graph.resource[waits] == Resource.HOST) & (edge[waits] >= 0) & (places.before[waits] >= 0)]
+    waits = waits[graph.edge_kind[edge[waits]] == EdgeKind.BATCH]
+    data = TimeSet.of(replayed.end_ns[places.before[waits]], replayed.begin_ns[waits])
     layers: list[tuple[str, tuple[Int64, Int64]]] = [
         ("compute", ran(streams, StallKind.COMPUTE)),
         ("late", (late.begin, late.end)),
@@ -155,11 +159,3 @@ def _in_collectives(graph: Graph, replayed: Replayed, places: _Places, rank: int
     left = replayed.begin_ns[graph.target[release[leaves]]]
     all_there = np.clip(replayed.begin_ns[shared], joined, left)
     return TimeSet.of(joined, all_there), TimeSet.of(all_there, left)
-
-
-def _taken_from_workers(graph: Graph, replayed: Replayed, places: _Places, rank: int) -> TimeSet:
-    """Return when a rank's host waited for batches of its workers."""
-    waits, edge = places.nodes.rows(rank), replayed.binding
-    waits = waits[(graph.resource[waits] == Resource.HOST) & (edge[waits] >= 0) & (places.before[waits] >= 0)]
-    waits = waits[graph.edge_kind[edge[waits]] == EdgeKind.BATCH]
-    return TimeSet.of(replayed.end_ns[places.before[waits]], replayed.begin_ns[waits])

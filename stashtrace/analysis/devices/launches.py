@@ -85,15 +85,6 @@ def waiting(launch: Int64, begin: Int64) -> tuple[Int64, Int64]:
     return at[last], depth[last]
 
 
-def found_empty(launch: Int64, begin: Int64, end: Int64) -> Bools:
-    """Return a mask of pieces that were launched while their stream had nothing to do and nothing queued.
-
-    Takes the rows of one stream in order of their begin.
-    """
-    done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, end))[:-1]
-    return np.asarray(done <= launch)
-
-
 @dataclass(frozen=True, slots=True)
 class FullQueue:
     """Calls that wait for a place in the queue of a stream."""
@@ -135,7 +126,10 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
     columns = [stream[c] for c in ("begin_ns", "launch_ns", "end_ns", "return_ns")]
     order = order_by(*columns)
     begin, launch, end, returned = (column[order] for column in columns)
-    empty = found_empty(launch, begin, end)
+    # A mask of pieces that were launched while their stream had nothing to do and nothing queued. Takes the rows of
+    # one stream in order of their begin.
+    done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, end))[:-1]
+    empty = np.asarray(done <= launch)
     at = window_at(begin, windows.begin, windows.end)
     orphans = GroupBy.numbered(at, count).count(launch < 0)
     known = (at >= 0) & (launch >= 0) & first_of_each(launch)

@@ -208,7 +208,7 @@ def _host_uses(host: str, accesses: Accesses, own: Bools, weights: Floats | None
     in_order = np.argsort(first)
     kept = np.empty(len(first), dtype=np.int64)
     kept[in_order] = np.cumsum(size[in_order])
-    important = None if weights is None else most_important_first(weights[path_codes(blocks.values)], first, size)
+    important = None if weights is None else most_important_first(weights[blocks.values >> _BLOCK_BITS], first, size)
     return HostUses(
         host,
         accesses.moved_bytes[rows],
@@ -294,11 +294,6 @@ def _chosen(accesses: Accesses, threshold: int) -> Accesses:
         return accesses
     own = (_mix_bits(accesses.key) >> np.uint64(32)) < threshold
     return Accesses(**{name: getattr(accesses, name)[own] for name in _COLUMNS})
-
-
-def path_codes(key: Int64) -> Int64:
-    """Return the string codes of the files of keys."""
-    return key >> _BLOCK_BITS
 
 
 def _mix_bits(key: Int64) -> npt.NDArray[np.uint64]:

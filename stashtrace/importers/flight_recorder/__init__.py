@@ -207,7 +207,13 @@ def load(source: Source, context: ImportContext) -> None:
             f"{source.path} holds no operation",
             hint="set TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE for an older torch, to 2000",
         )
-    _record_version(dump, name, context)
+    version = str(dump.get("version", ""))
+    context.say("flight_recorder.version", version or "unknown")
+    library = dump.get("comm_lib_version", dump.get("nccl_version"))
+    if isinstance(library, str) and library:
+        context.say("flight_recorder.library", library)
+    if version and not version.startswith(_KNOWN_MAJORS):
+        context.doubt_newer(f"{name} is of version {version}", "2.x")
     rank = _rank_of(source.path, dump)
     world = next((g for g in groups.values() if g.description == "default_pg"), None)
     process = context.process(
@@ -253,16 +259,6 @@ def _rank_of(path: Path, dump: Mapping[Any, Any]) -> int:
         stem = stem.removesuffix(suffix)
     numbers = _NAMED_RANK.findall(stem) or _TRAILING_NUMBER.findall(stem)
     return int(numbers[-1]) if numbers and len(numbers[-1]) < 10 else -1
-
-
-def _record_version(dump: Mapping[Any, Any], name: str, context: ImportContext) -> None:
-    version = str(dump.get("version", ""))
-    context.say("flight_recorder.version", version or "unknown")
-    library = dump.get("comm_lib_version", dump.get("nccl_version"))
-    if isinstance(library, str) and library:
-        context.say("flight_recorder.library", library)
-    if version and not version.startswith(_KNOWN_MAJORS):
-        context.doubt_newer(f"{name} is of version {version}", "2.x")
 
 
 def _report(entries: Sequence[Entry], groups: Mapping[str, Group], process: int, context: ImportContext) -> None:
