@@ -94,9 +94,9 @@ def read_ring(path: str) -> RingImage | None:
         raise FormatError(f"{path} is not a stashtrace ring")
     told_by = header or _RingHeader(0, 0, 0, 0, 0)
     # An empty ring still shows how many rows the .stash must have.
-    told = [ring for ring in rings if ring.first_sequence or ring.row_count or ring.dropped]
+    known = [ring for ring in rings if ring.first_sequence or ring.row_count or ring.dropped]
     errors = (told_by.grow_error, told_by.write_error)
-    return RingImage(told_by.pid, told_by.lost_rows, *errors, told, damaged, header is not None)
+    return RingImage(told_by.pid, told_by.lost_rows, *errors, known, damaged, header is not None)
 
 
 class _RingHeader(NamedTuple):

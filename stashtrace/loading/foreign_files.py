@@ -385,8 +385,8 @@ def held_bytes() -> int:
 
 def free_bytes() -> int | None:
     """Return the free memory in bytes, of the machine or of the container if that is less; None if unknown."""
-    told = _read("/proc/meminfo")
-    available = re.search(r"^MemAvailable:\s+(\d+) kB", told, re.MULTILINE)
+    meminfo = _read("/proc/meminfo")
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     free = [int(available[1]) << 10] if available else []
     for most, used, details in _GROUP_FILES:
         limits = [_read(path).strip() for path in (most, used)]

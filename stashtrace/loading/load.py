@@ -280,8 +280,8 @@ def _first_ns(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunCl
     """Return the begin of the run in ns on the reference's monotonic clock."""
     clocks.count_from(0)
     begins = [process.begin_ns for process in everyone]
-    told = [run.run.get("begin_monotonic_ns") for run in runs if run.run.get("boot_id") == clocks.reference]
-    return min(begins + [begin for begin in told if isinstance(begin, int)])
+    known = [run.run.get("begin_monotonic_ns") for run in runs if run.run.get("boot_id") == clocks.reference]
+    return min(begins + [begin for begin in known if isinstance(begin, int)])
 
 
 def thread_tracks(processes: Sequence[Process], tracks: TrackRegistry | None = None) -> TrackRegistry:
@@ -337,8 +337,8 @@ def load_growing(run: RawRun, others: Sequence[StashFile] = ()) -> GrownRun:
     opened = identify_run([run], run.path, None, None, others)
     if opened.starts and opened.start != opened.starts[-1]:
         opened = identify_run([run], run.path, opened.starts[-1], None, others)
-    told = {id(file) for file in others}
-    ours = [process for process in opened.processes if id(process.file) not in told]
+    known = {id(file) for file in others}
+    ours = [process for process in opened.processes if id(process.file) not in known]
     theirs = opened.processes[len(ours) :]
     # Tracks of this host come first, so that those of others can be left out.
     opened = replace(opened, tracks=thread_tracks(ours, TrackRegistry(opened.strings)))

@@ -145,8 +145,8 @@ def _files_by_process(trace: Trace, files: Sequence[StashFile]) -> dict[int, Sta
     """Return the file of each process; of images of one process, the last one."""
     by_name: dict[tuple[str, str, int], StashFile] = {}
     for file in files:
-        told = file.metadata
-        by_name[str(told.get("host", "")), str(told.get("boot_id", "")), _pid(file)] = file
+        known = file.metadata
+        by_name[str(known.get("host", "")), str(known.get("boot_id", "")), _pid(file)] = file
     found = {}
     for row in trace.processes.rows():
         file_of = by_name.get((trace.text(row["host_code"]), trace.text(row["boot_code"]), row["pid"]))
@@ -156,5 +156,5 @@ def _files_by_process(trace: Trace, files: Sequence[StashFile]) -> dict[int, Sta
 
 
 def _pid(file: StashFile) -> int:
-    told: Any = file.metadata.get("pid", 0)
-    return int(told)
+    known: Any = file.metadata.get("pid", 0)
+    return int(known)

@@ -401,9 +401,9 @@ def copy_host_facts(source: Path, target: Path) -> None:
 
     Errors of the system are raised as they are.
     """
-    for told in sorted(source.glob(host_file("*"))):
-        if not (target / told.name).exists():
-            _copy(told, target / told.name)
+    for known in sorted(source.glob(host_file("*"))):
+        if not (target / known.name).exists():
+            _copy(known, target / known.name)
 
 
 def free_stem(directory: Path, stem: str) -> str:

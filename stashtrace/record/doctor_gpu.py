@@ -191,9 +191,9 @@ def _inventory(environment: Mapping[str, str]) -> Answer:
         return "invisible", "nvidia-ml-py is not installed", meaning
     if "error" in inventory:
         return "invisible", inventory["error"], "a run does not say what PCIe and NVLink it was made on"
-    alike = same_text(inventory)
+    similar = same_text(inventory)
     parts = [f"driver {inventory.get('driver', 'of unknown version')}"]
-    parts += [f"GPU {_numbers(of)}: {text}" if len(alike) > 1 else f"{len(of)} x {text}" for text, of in alike]
+    parts += [f"GPU {_numbers(of)}: {text}" if len(similar) > 1 else f"{len(of)} x {text}" for text, of in similar]
     narrow = narrow_devices(inventory)
     if narrow:
         meaning = f"copies of GPU {_numbers(narrow)} are slower: its PCIe link lacks lanes; reseat it, or ask the host"

@@ -38,24 +38,24 @@ class GroupWitness:
         if not sys.executable:
             return
         asked, self._questions = os.pipe()
-        self._answers, told = os.pipe()
+        self._answers, known = os.pipe()
         files = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
             (os.POSIX_SPAWN_DUP2, 0, 1),
             (os.POSIX_SPAWN_DUP2, 0, 2),
         ]
-        words = [sys.executable, "-I", "-S", __file__, str(asked), str(told)]
+        words = [sys.executable, "-I", "-S", __file__, str(asked), str(known)]
         # The rest of the environment is left out, so that the witness is not traced if we are.
         kept = {name: os.environ[name] for name in _LOADING if name in os.environ}
         try:
             os.set_inheritable(asked, True)
-            os.set_inheritable(told, True)
+            os.set_inheritable(known, True)
             self._pid = os.posix_spawn(words[0], words, kept, file_actions=files, setsigmask=signal.valid_signals())
         except OSError:
             self._pid = 0
         finally:
             os.close(asked)
-            os.close(told)
+            os.close(known)
 
     def sent_to_group(self, number: int, sender: int) -> bool:
         """Return True if ``sender`` (0: the kernel) has sent this signal to the group since the last question."""

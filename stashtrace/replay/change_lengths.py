@@ -425,10 +425,10 @@ def latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
     graph, run, latency = scenario.graph, scenario.run, np.zeros(len(scenario.work))
     op, of_run = (_ops(number) for number in (graph, run))
     carries = run.is_transfer | (run.resource == Resource.STREAM)
-    alike = carries & np.isin(run.kind, graph.kind[chosen]) & (run.work_ns > 0)
+    similar = carries & np.isin(run.kind, graph.kind[chosen]) & (run.work_ns > 0)
     for number in np.unique(op[chosen]).tolist():
         # The fit takes all messages of the operation over these links, not only those that change.
-        low, high = latency_bounds_ns(run, alike & (of_run == number), CollectiveOp(max(number, 0)))
+        low, high = latency_bounds_ns(run, similar & (of_run == number), CollectiveOp(max(number, 0)))
         mine = chosen & (op == number)
         latency[mine] = low + scenario.unknowns.latency * (high - low)
     if len(graph.doubtful) and scenario.unknowns.latency > 0:

@@ -63,9 +63,9 @@ def _woken_ns(graph: Graph) -> Floats:
     order = order_by(step, graph.begin_ns[late])
     late = late[order[GroupBy.runs(step[order]).first]]
     for size in np.unique(graph.moved_bytes[late]).tolist():
-        alike = late[graph.moved_bytes[late] == size]
-        took = graph.work_ns[alike]
-        longer[alike] = np.maximum(np.quantile(took, _QUICK_RATIO) + _TURN_NS / 2 - took, 0.0)
+        similar = late[graph.moved_bytes[late] == size]
+        took = graph.work_ns[similar]
+        longer[similar] = np.maximum(np.quantile(took, _QUICK_RATIO) + _TURN_NS / 2 - took, 0.0)
     return longer
 
 
@@ -206,8 +206,8 @@ def places_in_step(graph: Graph, chosen: Int64) -> Int64:
     source = source[np.isin(graph.rank[source], graph.rank[chosen])]
     each = GroupBy(graph.step[source], graph.rank[source])
     steps = GroupBy(each.keys[0])
-    alike = steps.values[steps.min(each.sizes) == steps.max(each.sizes)]
-    source = source[np.isin(graph.step[source], alike)]
+    similar = steps.values[steps.min(each.sizes) == steps.max(each.sizes)]
+    source = source[np.isin(graph.step[source], similar)]
     own = GroupBy(graph.rank[source], graph.step[source])
     at, first = own.find(graph.rank[chosen], graph.step[chosen]), graph.begin_ns.min()
     span = int(graph.end_ns.max() - first) + 1

@@ -91,8 +91,8 @@ def verdict(graph: Graph, kind: StallKind) -> Verdict:
     company = _company(graph, links, nodes, fixed, _quantiles(moving[nodes], sorts, _QUICK_RATIO))
     took, slower = np.log(moving[nodes]), np.log(moving[nodes] / alone[nodes])
     # Groups may get unequal parts of a link, so each is compared with itself if its transfers differ in company.
-    for alike in (GroupBy(sorts.number, graph.facts.queue[nodes]), sorts):
-        slower_by = [_slower_by(took[rows], slower[rows], company[rows]) for rows in alike if len(rows) >= 2 * _FEW]
+    for similar in (GroupBy(sorts.number, graph.facts.queue[nodes]), sorts):
+        slower_by = [_slower_by(took[rows], slower[rows], company[rows]) for rows in similar if len(rows) >= 2 * _FEW]
         known = [rows for rows in slower_by if rows is not None]
         if known:
             break

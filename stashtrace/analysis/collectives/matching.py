@@ -286,8 +286,8 @@ def _extents(table: Table, end: Int64, rows: Int64, each: GroupBy) -> tuple[Int6
 def _end_together(table: Table, rows: Int64, each: GroupBy) -> bool:
     """Whether each operation, of several ranks, ends at once everywhere and nowhere before the last had entered."""
     enter, first, last, shortest = _extents(table, table["end_ns"], rows, each)
-    alike = (last - first <= np.maximum(shortest * _COMMON_END_RATIO, _COMMON_END_NS)) & (first >= enter)
-    return bool((each.sizes > 1).all() and (table["end_ns"][rows] >= 0).all() and alike.all())
+    similar = (last - first <= np.maximum(shortest * _COMMON_END_RATIO, _COMMON_END_NS)) & (first >= enter)
+    return bool((each.sizes > 1).all() and (table["end_ns"][rows] >= 0).all() and similar.all())
 
 
 def _doubt_uncommon_ends(

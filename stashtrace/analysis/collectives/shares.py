@@ -63,8 +63,8 @@ def network_cuts(trace: Trace, link: Int64, enter_ns: Int64, end_ns: Int64, netw
     count = len(link)
     if len(trace.matched_collectives):
         unknown = dict.fromkeys(KEPT[:3], np.full(count, -1)) | {KEPT[3]: np.zeros(count, dtype=np.int64)}
-        low, point, high, told = known_columns(trace.matched_collectives, trace.collectives, unknown)
-        return NetworkCuts(low, point, high, told > 0)
+        low, point, high, recorded = known_columns(trace.matched_collectives, trace.collectives, unknown)
+        return NetworkCuts(low, point, high, recorded > 0)
     low, point, high = (np.full(count, -1, dtype=np.int64) for _ in range(3))
     mixed, whole = link == MIXED, (end_ns < NEVER) & (enter_ns < NEVER) & (end_ns >= enter_ns)
     proxied = mixed & (network_ns >= 0) & (enter_ns < NEVER)
@@ -111,11 +111,11 @@ def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, F
         if ranks < 2 or op not in CollectiveOp.__members__.values():
             continue
         wanted = table["message_bytes"][rows[chosen]]
-        alike = (table["op_code"] == op) & (sizes == ranks) & (backends == backend)
-        alike &= (moved_ns > 0) & (table["message_bytes"] > 0)
+        similar = (table["op_code"] == op) & (sizes == ranks) & (backends == backend)
+        similar &= (moved_ns > 0) & (table["message_bytes"] > 0)
         times = _share_by_calibration(calibration, op, wanted, ranks, backend)
         if times is None:
-            times = _share_by_fit(table["message_bytes"][alike], moved_ns[alike], wanted)
+            times = _share_by_fit(table["message_bytes"][similar], moved_ns[similar], wanted)
         out[chosen], error[chosen] = times
     return out, error
 

@@ -178,8 +178,8 @@ def _memory_by_name(trace: Trace) -> Int64:
     out = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
     for code in codes[codes >= 0].tolist():
         words = trace.text(code).lower()
-        told = ("pinned" in words) | ("pageable" in words) << 1
-        out[code] = (_UNKNOWN, _PINNED, _PAGEABLE, _BOTH)[told]
+        known = ("pinned" in words) | ("pageable" in words) << 1
+        out[code] = (_UNKNOWN, _PINNED, _PAGEABLE, _BOTH)[known]
     # Names without such a word are looked up as well; no index is above the last copy's code.
     return out
 
@@ -193,8 +193,8 @@ def _from_brackets(trace: Trace, known: Int64) -> list[_Copies]:
     for rows in GroupBy(table["process_id"], table["device_index"]):
         part = table.take(rows)
         flags, direction = part["bracket_flags"], part["copy_code"]
-        told = ((flags & BracketFlag.PINNED) != 0) + 2 * ((flags & BracketFlag.PAGEABLE) != 0)
-        memory = np.where(np.isin(direction, _ON_HOST), told, _NO_HOST)
+        recorded = ((flags & BracketFlag.PINNED) != 0) + 2 * ((flags & BracketFlag.PAGEABLE) != 0)
+        memory = np.where(np.isin(direction, _ON_HOST), recorded, _NO_HOST)
         times = part["begin_ns"], part["end_ns"], direction, int64(memory), part["size_bytes"]
         out.append(_Copies(int(part["rank"][0]), int(part["device_index"][0]), *times, None))
     return out

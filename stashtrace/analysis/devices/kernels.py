@@ -49,23 +49,23 @@ def kernel_times(
     name, work, rank = (kernels[c][rows] for c in ("name_code", "work_code", "rank"))
     lengths = kernels["end_ns"][rows] - kernels["begin_ns"][rows]
     owner = rank if by == "rank" else np.full(len(rows), -1)
-    alike, of_ranks = GroupBy(owner, name, work), GroupBy(owner, name, work, rank)
-    total, total_of_rank = alike.sum(lengths), of_ranks.sum(lengths)
+    similar, of_ranks = GroupBy(owner, name, work), GroupBy(owner, name, work, rank)
+    total, total_of_rank = similar.sum(lengths), of_ranks.sum(lengths)
     ranks = GroupBy(*of_ranks.keys[:3])  # the sums of ranks, numbered as ``alike``; in each the lowest rank comes first
     slowest = ranks.argmax(total_of_rank)
-    owner, name, work = alike.keys
+    owner, name, work = similar.keys
     owners = GroupBy(owner)
     columns = {
         "rank": owner,
         "name_code": name,
         "work": WORK_NAMES[np.clip(work, 0, len(WORK_NAMES) - 1)],
-        "calls_count": alike.sizes,
+        "calls_count": similar.sizes,
         "total_ns": total,
         "share_ratio": total / np.maximum(owners.sum(total)[owners.number], 1),
-        "mean_ns": total // alike.sizes,
-        "median_ns": alike.median(lengths),
-        "min_ns": alike.min(lengths),
-        "max_ns": alike.max(lengths),
+        "mean_ns": total // similar.sizes,
+        "median_ns": similar.median(lengths),
+        "min_ns": similar.min(lengths),
+        "max_ns": similar.max(lengths),
         "ranks_count": ranks.sizes,
         "slowest_rank": of_ranks.keys[3][slowest],
         "slowest_ns": total_of_rank[slowest],
@@ -140,12 +140,12 @@ def _run(trace: Trace, by_step: bool) -> _Run:
     kernels = trace.kernels
     name, work = kernels["name_code"][rows], kernels["work_code"][rows]
     lengths = kernels["end_ns"][rows] - kernels["begin_ns"][rows]
-    alike = GroupBy(name, np.clip(work, 0, len(WORK_NAMES) - 1))
-    cells = GroupBy.cells((sample, alike.number), (len(owner), len(alike)))
-    off = (lengths - (alike.sum(lengths) / alike.sizes)[alike.number]) ** 2
-    spread = alike.sum(off) / np.maximum(alike.sizes - 1, 1)
-    keys = [(trace.text(n), str(WORK_NAMES[w])) for n, w in zip(*(k.tolist() for k in alike.keys), strict=True)]
-    return _Run(keys, cells.sum(lengths), cells.sizes, owner, np.sqrt(spread * alike.sizes) / max(len(owner), 1))
+    similar = GroupBy(name, np.clip(work, 0, len(WORK_NAMES) - 1))
+    cells = GroupBy.cells((sample, similar.number), (len(owner), len(similar)))
+    off = (lengths - (similar.sum(lengths) / similar.sizes)[similar.number]) ** 2
+    spread = similar.sum(off) / np.maximum(similar.sizes - 1, 1)
+    keys = [(trace.text(n), str(WORK_NAMES[w])) for n, w in zip(*(k.tolist() for k in similar.keys), strict=True)]
+    return _Run(keys, cells.sum(lengths), cells.sizes, owner, np.sqrt(spread * similar.sizes) / max(len(owner), 1))
 
 
 def _counted_windows(trace: Trace, windows: Windows) -> Windows:

@@ -132,8 +132,8 @@ def _refuse_apart(devices: list[DeviceRows]) -> None:
     """Raise UsageError where deep mode was on several times: the whole holds time in which nothing was recorded."""
     for device in devices:
         facts, strings = device.trace.metadata, device.trace.strings
-        told = (facts["key_code"] == strings.find(KERNELS_WINDOWS_COUNT)) & (facts["process_id"] == device.process_id)
-        if not any(strings.text(code) not in ("", "1") for code in facts["value_code"][told].tolist()):
+        known = (facts["key_code"] == strings.find(KERNELS_WINDOWS_COUNT)) & (facts["process_id"] == device.process_id)
+        if not any(strings.text(code) not in ("", "1") for code in facts["value_code"][known].tolist()):
             continue
         rank_steps = host_steps(device.trace)
         rank_steps = rank_steps.take(rank_steps["rank"] == device.rank).sort_by("begin_ns")

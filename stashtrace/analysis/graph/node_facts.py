@@ -85,7 +85,7 @@ def facts_of(
     ids, codes = serves(index.batches_of_phase(BatchPhase.WAIT).take(rows), kinds)
     known = loaders.find(ids)
     served[known[known >= 0]] = codes[known >= 0]
-    trace, told = index.trace, told_samples(index.trace)
+    trace, recorded = index.trace, told_samples(index.trace)
     host_codes = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
     host_of = {thread.rank: trace.text(host_codes[thread.process_id]) for thread, _ in ranks}
     moved = np.flatnonzero(graph.is_transfer)
@@ -105,7 +105,9 @@ def facts_of(
         compiles=compiles,
         pickles=pickles,
         serves=served,
-        is_parted=np.array([told.get(one, LoaderSamples()).is_iterable for one in loaders.values.tolist()], dtype=bool),
+        is_parted=np.array(
+            [recorded.get(one, LoaderSamples()).is_iterable for one in loaders.values.tolist()], dtype=bool
+        ),
         cpu_ns=cpu,
         queued_ns=queued,
         op=_column(count, moved, operations["op_code"]),
@@ -118,7 +120,7 @@ def facts_of(
         beside=beside,
         memory_low_ns=memory[0],
         memory_high_ns=memory[1],
-        samples=_samples(index, ranks, graph, told),
+        samples=_samples(index, ranks, graph, recorded),
     )
 
 

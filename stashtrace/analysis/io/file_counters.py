@@ -272,6 +272,6 @@ def _add_totals(trace: Trace, counters: FileCounters) -> None:
     more("metadata_ns", "other_ns")
     more("call_ns", "read_ns", "write_ns", "other_ns")
     more("read_call_ns", "read_ns")
-    told = summed["consecutive_reads_count"] >= 0
-    np.add.at(sums["followed_count"], path[told], summed["consecutive_reads_count"][told])
-    np.add.at(sums["followers_count"], path[told], np.maximum(summed["reads_count"][told] - 1, 0))
+    known = summed["consecutive_reads_count"] >= 0
+    np.add.at(sums["followed_count"], path[known], summed["consecutive_reads_count"][known])
+    np.add.at(sums["followers_count"], path[known], np.maximum(summed["reads_count"][known] - 1, 0))

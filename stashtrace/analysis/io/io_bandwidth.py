@@ -84,11 +84,11 @@ def _row(name: str, layer: _Layer) -> tuple[str | int | float, ...]:
         shared = next(iter(spent.values()))[0]
         for paths, _ in spent.values():
             shared = np.intersect1d(shared, paths, assume_unique=True)
-    told = np.array(sorted(layer.for_all), dtype=np.int64)
+    known = np.array(sorted(layer.for_all), dtype=np.int64)
     own_ns, longest = 0, np.zeros(len(shared), dtype=np.int64)
     for paths, time in spent.values():
         common = np.isin(paths, shared, assume_unique=True)
-        own_ns = max(own_ns, int(time[~common & ~np.isin(paths, told)].sum()))
+        own_ns = max(own_ns, int(time[~common & ~np.isin(paths, known)].sum()))
         longest = np.maximum(longest, time[common])  # both are sorted by path
     shared_ns = int(longest.sum()) + layer.for_all_ns
     total_ns = own_ns + shared_ns

@@ -251,7 +251,7 @@ def beside_workers(
 def _emulated_compute(index: TraceIndex, thread: StepThread) -> TimeSet:
     """Return the annotations of the step thread in which it slept instead of computing."""
     trace, facts = index.trace, index.trace.metadata
-    told = (facts["key_code"] == trace.strings.find(EMULATED)) & (facts["process_id"] == thread.process_id)
+    known = (facts["key_code"] == trace.strings.find(EMULATED)) & (facts["process_id"] == thread.process_id)
     spans, rows = trace.spans, index.spans.rows(thread.track_id)
-    chosen = np.isin(spans["name_code"][rows], facts["value_code"][told]) & (spans["kind_code"][rows] == SpanKind.USER)
+    chosen = np.isin(spans["name_code"][rows], facts["value_code"][known]) & (spans["kind_code"][rows] == SpanKind.USER)
     return TimeSet.of_rows(spans, rows[chosen])

@@ -174,14 +174,14 @@ def job_samples(trace: Trace) -> JobSamples:
     A rank's step has the batches that it waited for inside, its samples are the median over steps and ranks. Nothing is
     said where a loader gives samples one by one, or ranks differ.
     """
-    told = told_samples(trace)
+    known = told_samples(trace)
     every_step = steps(trace)
     train = every_step.take(np.isin(every_step["kind"], UPDATE_KINDS))
     waits = waits_of_steps(trace.batches, train)
     sizes, epoch, every, batch = [], 0, 0, 0
     ranks = np.unique(train["rank"]).tolist()
     for rank in ranks:
-        size, main = _of_rank(train.take(train["rank"] == rank), waits.take(waits["rank"] == rank), told)
+        size, main = _of_rank(train.take(train["rank"] == rank), waits.take(waits["rank"] == rank), known)
         sizes.append(size)
         epoch = epoch + main.epoch if main.epoch and (epoch or rank == ranks[0]) else 0
         every, batch = main.every, main.batch

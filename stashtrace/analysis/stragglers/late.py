@@ -251,9 +251,9 @@ def late_ranks(trace: Trace) -> Table:
             odds = min(1.0, members * chance(times, len(guilty), members))
             total = int(cost[mine].sum())
             cause, part = _main(why.cause[at[mine]], cost[mine])
-            alike = "few" if members * chance(len(guilty), len(guilty), members) >= _BY_CHANCE else "alternates"
-            alike = "once" if len(guilty) == 1 else alike
-            verdict = alike if odds >= _BY_CHANCE else "always" if share > _MOST_STEPS else "often"
+            by_chance = "few" if members * chance(len(guilty), len(guilty), members) >= _BY_CHANCE else "alternates"
+            by_chance = "once" if len(guilty) == 1 else by_chance
+            verdict = by_chance if odds >= _BY_CHANCE else "always" if share > _MOST_STEPS else "often"
             until = alone_end[at[mine]]
             missing = TimeSet.of(until - alone[at[mine]], until).total_ns
             numbers = (len(mine), len(at), times, len(guilty), share, total, missing)
@@ -374,9 +374,9 @@ def _best(transfer: Int64, *keys: npt.NDArray[Any]) -> Int64:
     out = np.full(len(transfer), -1, dtype=np.int64)
     order = order_by(*keys, transfer)
     order = order[transfer[order] >= 0]
-    alike = GroupBy.runs(*(key[order] for key in keys))
-    best = np.where(alike.sizes >= _ENOUGH, order[alike.first + alike.sizes // _BEST_DIVISOR], -1)
-    out[order] = best[alike.number]
+    similar = GroupBy.runs(*(key[order] for key in keys))
+    best = np.where(similar.sizes >= _ENOUGH, order[similar.first + similar.sizes // _BEST_DIVISOR], -1)
+    out[order] = best[similar.number]
     return out
 
 

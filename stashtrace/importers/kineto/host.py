@@ -260,8 +260,8 @@ def _add_spans(rows: FileRows, notes: EventRows, track: Int64) -> None:
     if len(notes):
         compiles = rows.file.matching(notes.name, _COMPILES.search)
         # A note just before says which compilation of a function it is: compile_id=0/2 is the third of the first one.
-        told = rows.file.coded(notes.name, lambda name: int(m[1]) if (m := _COMPILE_ID.search(name)) else 0)
-        before = np.append(0, told[:-1])
+        known = rows.file.coded(notes.name, lambda name: int(m[1]) if (m := _COMPILE_ID.search(name)) else 0)
+        before = np.append(0, known[:-1])
         rows.context.add(
             "spans",
             begin_ns=notes.begin_ns,

@@ -343,8 +343,8 @@ def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
     rates: dict[tuple[str, str], list[float]] = {}
     for raw in core:
         # The nominal ticks per second; 10^9 where the file names no possible rate
-        told = raw.metadata.get("tick_hz")
-        hz = float(told) if isinstance(told, int | float) and _LEAST_HZ <= told <= _MOST_HZ else 1e9
+        known = raw.metadata.get("tick_hz")
+        hz = float(known) if isinstance(known, int | float) and _LEAST_HZ <= known <= _MOST_HZ else 1e9
         rates.setdefault(_domain_of(raw), []).append(hz)
         readings.setdefault(_domain_of(raw), []).extend(_readings_of(raw, hz))
     clocks = {}

@@ -93,8 +93,8 @@ def meetings_of(
     timed = (table["device_begin_ns"] >= 0) & (table["device_end_ns"] >= table["device_begin_ns"])
     error = _errors(process, table["source_code"], timed, error_of)[order] + own_error_ns[host[order]]
     enter = np.where(timed & ~_begun_by_return(table), table["device_begin_ns"], table["call_ns"])[order] - error
-    told = (CollectiveSource.HOST, CollectiveSource.IMPORTED)
-    on_host = np.isin(table["source_code"], told) & (table["end_ns"] >= 0)
+    known = (CollectiveSource.HOST, CollectiveSource.IMPORTED)
+    on_host = np.isin(table["source_code"], known) & (table["end_ns"] >= 0)
     end = np.where(timed, table["device_end_ns"], np.where(on_host, table["end_ns"], NONE))[order]
     end = np.where(end == NONE, end, end + error)
     is_root = _is_root(table, groups)[order]

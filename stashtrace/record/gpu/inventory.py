@@ -188,8 +188,8 @@ def narrow_devices(inventory: Mapping[str, Any]) -> list[int]:
 
 def same_text(inventory: Mapping[str, Any]) -> Sequence[tuple[str, list[int]]]:
     """Return each distinct device in words without its place, and the devices that it describes."""
-    alike: dict[str, list[int]] = {}
+    similar: dict[str, list[int]] = {}
     for device in inventory["devices"]:
         text = device_text({key: value for key, value in device.items() if key != "bus"})
-        alike.setdefault(text, []).append(device["index"])
-    return list(alike.items())
+        similar.setdefault(text, []).append(device["index"])
+    return list(similar.items())

@@ -52,8 +52,8 @@ def inventory(nvml: ModuleType) -> dict[str, Any]:
             }
             for first, second in itertools.combinations(range(len(handles)), 2)
         ]
-        told: dict[str, Any] = _drop_none(facts)
-        return told
+        known: dict[str, Any] = _drop_none(facts)
+        return known
     finally:
         nvml.nvmlShutdown()
 

@@ -130,8 +130,8 @@ class _Kept:
         is_new = runs.all(since_ns >= begun_ns[runs.number])
         of_loader = runs.max(worker), facts.serves[loader], rank
         order = np.lexsort((begun_ns, *of_loader))
-        alike = GroupBy.runs(*(column[order] for column in of_loader))
-        later = np.flatnonzero((alike.position > 0) & is_new[order])
+        similar = GroupBy.runs(*(column[order] for column in of_loader))
+        later = np.flatnonzero((similar.position > 0) & is_new[order])
         kept, before = order[later], order[later - 1]
         is_kept, is_before = (np.isin(np.arange(len(runs)), some) for some in (kept, before))
         # Such a pass starts no workers, and neither it nor the one before it ends any.
