@@ -85,7 +85,7 @@ def claim_file(path: Path, content: str | bytes) -> bool:
 
 
 @contextmanager
-def folder_beside(path: Path) -> Iterator[Path]:
+def folder_next_to(path: Path) -> Iterator[Path]:
     """A new folder next to a target, for its owner alone, which is gone at the end unless it was renamed.
 
     As with files, what a killed process left of the same target is removed first.

@@ -92,11 +92,11 @@ def read_ring(path: str) -> RingImage | None:
         rings, damaged = _rings(source, None if header is None else header.used_bytes)
     if header is None and not rings:
         raise FormatError(f"{path} is not a stashtrace ring")
-    told_by = header or _RingHeader(0, 0, 0, 0, 0)
+    source = header or _RingHeader(0, 0, 0, 0, 0)
     # An empty ring still shows how many rows the .stash must have.
     known = [ring for ring in rings if ring.first_sequence or ring.row_count or ring.dropped]
-    errors = (told_by.grow_error, told_by.write_error)
-    return RingImage(told_by.pid, told_by.lost_rows, *errors, known, damaged, header is not None)
+    errors = (source.grow_error, source.write_error)
+    return RingImage(source.pid, source.lost_rows, *errors, known, damaged, header is not None)
 
 
 class _RingHeader(NamedTuple):

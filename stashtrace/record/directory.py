@@ -143,7 +143,7 @@ def is_part_of_run(name: str) -> bool:
     return name in (RUN_FILE, TIMELINE_FILE, SUMMARY_FILE) or is_left or is_launch or is_list or is_of_follower
 
 
-def remove_told(directory: Path) -> None:
+def remove_reported(directory: Path) -> None:
     """Remove what hosts reported to each other of their ranks: the recording has all of it. Other files there stay."""
     with contextlib.suppress(OSError):
         for path in sorted((directory / HOSTS_FOLDER).iterdir()):
@@ -166,7 +166,7 @@ def _remove_run(path: Path) -> None:
         )
     try:
         remove_left_in(path)
-        remove_told(path)
+        remove_reported(path)
         entries = sorted(path.iterdir())
         other = [file.name for file in entries if not is_part_of_run(file.name) or file.is_dir()]
         if other:

@@ -38,9 +38,9 @@ def without_lateness(scenario: Scenario) -> Scenario:
     if isinstance(graph, PipelineGraph):
         return scenario.with_work(_without_late_operations(graph, scenario.work))
     batches = graph.is_batch
-    work = _without_late_devices(graph, _threads_alike(graph, scenario.work, luck))
-    work = np.where(batches, _batches_alike(graph, scenario.work, luck), work)
-    fetch = np.where(batches, np.minimum(_batches_alike(graph, scenario.fetch, luck), work), scenario.fetch)
+    work = _without_late_devices(graph, _equal_threads(graph, scenario.work, luck))
+    work = np.where(batches, _equal_batches(graph, scenario.work, luck), work)
+    fetch = np.where(batches, np.minimum(_equal_batches(graph, scenario.fetch, luck), work), scenario.fetch)
     if crowded_hosts(graph, transfers=True):
         work = work + luck * _woken_ns(graph)
     return replace(scenario, work=work, fetch=fetch)
@@ -69,7 +69,7 @@ def _woken_ns(graph: Graph) -> Floats:
     return longer
 
 
-def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
+def _equal_threads(graph: Graph, work: Floats, luck: float) -> Floats:
     """Let no rank's thread work longer before a collective than the others that enter it."""
     threads = np.flatnonzero(np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE)) & _has_steps(graph))
     out: Floats = work.copy()
@@ -79,7 +79,7 @@ def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
         return out
     # What one rank does before a send the other one has done before an earlier operation: only whole steps compare.
     to_one_rank = np.append(_is_pair(graph)[transfers.values], False)[following]
-    out = _steps_alike(graph, out, threads[to_one_rank], luck)
+    out = _equal_steps(graph, out, threads[to_one_rank], luck)
     whole = (following >= 0) & ~to_one_rank
     threads, following = threads[whole], following[whole]
     if not len(threads):
@@ -142,7 +142,7 @@ def _of_collectives(graph: Graph, ranks: Int64, transfers: Int64) -> tuple[Float
     return samples / samples.mean(axis=0), ordinal
 
 
-def _batches_alike(graph: Graph, amount: Floats, luck: float) -> Floats:
+def _equal_batches(graph: Graph, amount: Floats, luck: float) -> Floats:
     """Let no rank's n-th batch take longer than those of the others."""
     out: Floats = amount.copy()
     batches = np.flatnonzero(graph.resource == Resource.WORKER)
@@ -194,7 +194,7 @@ def _without_late_devices(graph: Graph, work: Floats) -> Floats:
     by which a rank began its first step later than the others is taken away too.
     """
     chosen = np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST)))
-    return _steps_alike(graph, work, chosen, places=places_in_step(graph, chosen))
+    return _equal_steps(graph, work, chosen, places=places_in_step(graph, chosen))
 
 
 def places_in_step(graph: Graph, chosen: Int64) -> Int64:
@@ -217,7 +217,7 @@ def places_in_step(graph: Graph, chosen: Int64) -> Int64:
     return np.where(at >= 0, before - np.append(own.bounds, 0)[at], 0)
 
 
-def _steps_alike(
+def _equal_steps(
     graph: Graph, work: Floats, chosen: Int64, luck: float = 0.0, *, places: Int64 | None = None
 ) -> Floats:
     """Take the excess of a rank's steps over the others' median away from some nodes, as far as it was late in them.

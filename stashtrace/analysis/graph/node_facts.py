@@ -21,7 +21,7 @@ from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
 from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import host_cpus
-from stashtrace.analysis.steps.epochs import LoaderSamples, serves, step_samples, told_samples
+from stashtrace.analysis.steps.epochs import LoaderSamples, recorded_samples, serves, step_samples
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind
@@ -85,7 +85,7 @@ def facts_of(
     ids, codes = serves(index.batches_of_phase(BatchPhase.WAIT).take(rows), kinds)
     known = loaders.find(ids)
     served[known[known >= 0]] = codes[known >= 0]
-    trace, recorded = index.trace, told_samples(index.trace)
+    trace, recorded = index.trace, recorded_samples(index.trace)
     host_codes = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
     host_of = {thread.rank: trace.text(host_codes[thread.process_id]) for thread, _ in ranks}
     moved = np.flatnonzero(graph.is_transfer)

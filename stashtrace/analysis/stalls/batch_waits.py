@@ -222,14 +222,14 @@ _COMPUTE, _OTHER = StallKind.COMPUTE, StallKind.OTHER
 _LOADING = (StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF)
 
 
-def beside_workers(
+def next_to_workers(
     index: TraceIndex, thread: StepThread, waits: BatchWaits, working: TimeSet, explained: TimeSet
 ) -> list[Layer]:
     """Return layers of the gaps of a thread whose waits were not recorded, and of a sleep in the place of compute.
 
     ``working`` is the time in its phases and annotations. No layers for native traces and without recorded workers.
     """
-    making = index.making_beside(thread)
+    making = index.making_meanwhile(thread)
     if not len(making) or not is_imported(index.trace):
         return []
     # A sleep does not prove compute; during loading, it only proves that the thread did not wait for the loading then.

@@ -91,7 +91,7 @@ def _rank(
     kinds = made.painted_kinds()
     estimated = made.beside.get("estimated", TimeSet.empty()) & kinds.time_of(*_DIVIDED)
     on_host = (_hidden_communication(index, thread, blocked) - kinds.time_of(*LINK_KINDS)).within(begin, end)
-    loading = index.making_beside(thread) - loads - kinds.time_of(StallKind.PREP)
+    loading = index.making_meanwhile(thread) - loads - kinds.time_of(StallKind.PREP)
     return {
         "rank": steps["rank"],
         "step": steps["step"],

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, rows_of
-from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_layers, batch_waits, beside_workers
+from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_layers, batch_waits, next_to_workers
 from stashtrace.analysis.stalls.collective_blocking import (
     Blocked,
     blocked_on_collectives,
@@ -146,10 +146,10 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     works = _operators(index, thread)
     works = works if all_operators else works | stood.busy | stood.annotated
     explained = TimeSet.united(*(layer.time for layer in layers))
-    beside, waited_for = _beside_collectives(index, thread, works, explained)
+    beside, waited_for = _outside_collectives(index, thread, works, explained)
     late = late if not len(waited_for.begin) else waited_for
     explained, layers = _with_layers(explained, layers, beside)
-    beside = beside_workers(index, thread, loads, works, explained)
+    beside = next_to_workers(index, thread, loads, works, explained)
     explained, layers = _with_layers(explained, layers, beside)
     if all_operators:
         layers += operator_layers(index, thread)
@@ -163,7 +163,7 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
             gaps, explained, stood.annotated - stood.busy, has_phases=has_phases, are_compute=are_compute
         )
     if index.has_fact(DEVICE_WORK_NOT_READ, thread.process_id):
-        layers = [_beside_unread_device(layer) for layer in layers]
+        layers = [_with_unread_device(layer) for layer in layers]
     return RankLayers("host", layers, late, beside={"estimated": estimated})
 
 
@@ -174,7 +174,7 @@ def _with_layers(explained: TimeSet, layers: list[Layer], more: list[Layer]) -> 
     return TimeSet.united(explained, *(layer.time for layer in more)), layers + more
 
 
-def _beside_unread_device(layer: Layer) -> Layer:
+def _with_unread_device(layer: Layer) -> Layer:
     """Return a layer of a rank whose device is not seen: the host does not show whether the device worked or waited."""
     return Layer(layer.kind, layer.time, (*layer.alternatives, _OTHER if layer.kind == _COMPUTE else _COMPUTE))
 
@@ -194,7 +194,7 @@ def operator_layers(index: TraceIndex, thread: StepThread) -> list[Layer]:
     ]
 
 
-def _beside_collectives(
+def _outside_collectives(
     index: TraceIndex, thread: StepThread, works: TimeSet, explained: TimeSet
 ) -> tuple[list[Layer], LabelledIntervals]:
     """Return layers of time in which only a host collective ran, in a process whose waits were not recorded.

@@ -312,7 +312,7 @@ class TraceIndex:
         at = batches.find(np.full(len(loader_id), rank), loader_id, batch_index)
         return value_at(batches.last, at, -1)
 
-    def making_beside(self, thread: StepThread) -> TimeSet:
+    def making_meanwhile(self, thread: StepThread) -> TimeSet:
         """Return when any other thread or process made a batch for the rank."""
         table, rows = self.batches_of_phase(BatchPhase.FETCH), self.fetches.rows(thread.rank)
         return TimeSet.of_rows(table, rows[table["track_id"][rows] != thread.track_id])

@@ -128,7 +128,7 @@ class LoaderSamples:
     is_iterable: bool = field(default=False, compare=False)
 
 
-def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
+def recorded_samples(trace: Trace) -> dict[int, LoaderSamples]:
     """Return the samples that the iterators of a run reported, by ``loader_id``; unreadable reports are left out."""
     samples = {}
     for row in facts_with_key(trace, _KEY.fullmatch).rows():
@@ -174,7 +174,7 @@ def job_samples(trace: Trace) -> JobSamples:
     A rank's step has the batches that it waited for inside, its samples are the median over steps and ranks. Nothing is
     said where a loader gives samples one by one, or ranks differ.
     """
-    known = told_samples(trace)
+    known = recorded_samples(trace)
     every_step = steps(trace)
     train = every_step.take(np.isin(every_step["kind"], UPDATE_KINDS))
     waits = waits_of_steps(trace.batches, train)

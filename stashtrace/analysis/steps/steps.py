@@ -164,7 +164,7 @@ def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> 
         "warmup": warmup,
         "matched_code": matched,
         "clock_code": np.repeat([r.clock_code for r in ranks], per_rank),
-        "thinned": _thinned_alike(ordinal, np.concatenate([r.thinned for r in ranks]), warmup),
+        "thinned": _thinned_equally(ordinal, np.concatenate([r.thinned for r in ranks]), warmup),
     }
     return Table(STEPS, columns)
 
@@ -359,7 +359,7 @@ def _leaders_agree(ranks: list[RankSteps], agreement: list[Int64]) -> Int64:
     return np.where(first & (matched < 0), voted[by_step.number], matched)
 
 
-def _thinned_alike(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
+def _thinned_equally(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
     """A step that one rank left out is left out on all: of its collectives not every entry is known.
 
     Strides are powers of two, so steps remain that every rank has; were there none, each rank would keep its own.

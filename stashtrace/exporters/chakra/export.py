@@ -46,7 +46,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.whole_files import folder_beside
+from stashtrace.whole_files import folder_next_to
 
 #: Value of an attribute.
 Value = bool | int | str
@@ -322,7 +322,7 @@ def _write(path: Path, messages: Messages, work: RankWork, talk: Communication) 
     bounds = zip(ranks.tolist(), first.tolist(), np.append(first[1:], len(work)).tolist(), strict=True)
     columns = columns_of(work)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with folder_beside(path) as half:
+    with folder_next_to(path) as half:
         for rank, begin, end in bounds:
             with (half / f"{FILE_STEM}.{rank}.et").open("wb") as out:
                 out.write(messages.head({"rank": rank, "ranks": len(ranks), "writer": f"stashtrace {__version__}"}))
