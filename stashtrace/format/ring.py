@@ -92,11 +92,11 @@ def read_ring(path: str) -> RingImage | None:
         rings, damaged = _rings(source, None if header is None else header.used_bytes)
     if header is None and not rings:
         raise FormatError(f"{path} is not a stashtrace ring")
-    source = header or _RingHeader(0, 0, 0, 0, 0)
+    counts = header or _RingHeader(0, 0, 0, 0, 0)
     # An empty ring still shows how many rows the .stash must have.
     known = [ring for ring in rings if ring.first_sequence or ring.row_count or ring.dropped]
-    errors = (source.grow_error, source.write_error)
-    return RingImage(source.pid, source.lost_rows, *errors, known, damaged, header is not None)
+    errors = (counts.grow_error, counts.write_error)
+    return RingImage(counts.pid, counts.lost_rows, *errors, known, damaged, header is not None)
 
 
 class _RingHeader(NamedTuple):
