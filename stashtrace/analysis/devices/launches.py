@@ -13,17 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.analysis.devices import work
 from stashtrace.analysis.devices.device_tables import LAUNCHES
-from stashtrace.analysis.devices.work import (
-    By,
-    DeviceRows,
-    Keep,
-    Windows,
-    device_rows,
-    joined_columns,
-    one_row_per_window,
-    windows_of,
-)
 from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, window_at
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
@@ -43,7 +34,7 @@ _CLOCKS_AGREE_NS = 2_000
 _LATE = 95
 
 
-def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Table:
+def launches(trace: Trace, *, by: work.By = "rank", last_step: work.Keep = "keep") -> Table:
     """Measure the lead of the host over each stream.
 
     A launch that finds its stream empty is launch bound: its latency is idle time of the stream. Otherwise, large
@@ -65,14 +56,14 @@ def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Tabl
     MissingDataError
         If no kernel was recorded; or no step, where steps are asked for.
     """
-    devices = device_rows(trace, last_step=last_step)
+    devices = work.device_rows(trace, last_step=last_step)
     names = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True))
     pieces = []
-    for device, windows in zip(devices, windows_of(devices, by, last_step), strict=True):
+    for device, windows in zip(devices, work.windows_of(devices, by, last_step), strict=True):
         for stream, rows in GroupBy(device["track_id"]).items():
             own = replace(device, rows=device.rows[rows])
             pieces.append(_columns(own, windows, names.get(stream, 0)))
-    return joined_columns(LAUNCHES, pieces)
+    return work.joined_columns(LAUNCHES, pieces)
 
 
 def waiting(launch: Int64, begin: Int64) -> tuple[Int64, Int64]:
@@ -121,7 +112,7 @@ def full_queue(launch: Int64, returned: Int64, begin: Int64, end: Int64) -> Full
     return FullQueue(int(np.median(ahead)), held, round(usual))
 
 
-def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, Any]:
+def _columns(stream: work.DeviceRows, windows: work.Windows, name_code: int) -> dict[str, Any]:
     count = len(windows.begin)
     columns = [stream[c] for c in ("begin_ns", "launch_ns", "end_ns", "return_ns")]
     order = order_by(*columns)
@@ -139,7 +130,7 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
     call = np.where(returned >= launch, returned - launch, -1)
     moments, depth = waiting(launch, begin)
     return {
-        **one_row_per_window(stream, windows),
+        **work.one_row_per_window(stream, windows),
         "stream_code": np.full(count, name_code),
         "launches_count": by_window.sizes,
         "latency_ns": by_window.quantile(latency, 50, empty=-1),
@@ -161,7 +152,7 @@ def first_of_each(launch: Int64) -> Bools:
     return out
 
 
-def _area(moments: Int64, depth: Int64, windows: Windows) -> Int64:
+def _area(moments: Int64, depth: Int64, windows: work.Windows) -> Int64:
     """Return the integral of the depth over each window, in launches * ns."""
     if not len(moments):
         return np.zeros(len(windows.begin), dtype=np.int64)
@@ -175,7 +166,7 @@ def _area(moments: Int64, depth: Int64, windows: Windows) -> Int64:
     return until(windows.end) - until(windows.begin)
 
 
-def _most(moments: Int64, depth: Int64, windows: Windows) -> Int64:
+def _most(moments: Int64, depth: Int64, windows: work.Windows) -> Int64:
     """Return the largest depth in each window, including the depth at its begin."""
     out = np.zeros(len(windows.begin), dtype=np.int64)
     first = np.maximum(np.searchsorted(moments, windows.begin, side="right") - 1, 0)

@@ -19,15 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stashtrace.analysis.graph import device_nodes
-from stashtrace.analysis.graph.batch_nodes import (
-    Saves,
-    add_batches,
-    arrived_ns,
-    made_by_workers,
-    own_fetches,
-    worker_starts,
-)
+from stashtrace.analysis.graph import batch_nodes, device_nodes
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, ThreadNodes, step_of
 from stashtrace.analysis.graph.node_facts import facts_of
 from stashtrace.analysis.graph.pipeline_graph import build_pipeline, is_pipeline
@@ -154,7 +146,7 @@ def add_event_nodes(index: TraceIndex, thread: StepThread, steps: Table, transfe
     parts.edge(transfers.node[rows], goes_on, EdgeKind.RELEASE, lag)
 
     # The host asks for saves, and it has no nodes here.
-    Saves.of(index, thread, life, life).add(thread, parts)
+    batch_nodes.Saves.of(index, thread, life, life).add(thread, parts)
 
     last, ended_ns = nodes.last_ended(steps["end_ns"])
     parts.end_steps(last, thread.rank, steps, steps["end_ns"] - ended_ns)
@@ -195,31 +187,31 @@ def add_host_nodes(
     """
     loads = batch_waits(index, thread)
     blocked = host_blocked(index, thread)
-    handed = made_by_workers(loads, thread)
+    handed = batch_nodes.made_by_workers(loads, thread)
 
     painted = Painted.of(rank_layers(index, thread).layers)
     known = transfers.node_of(blocked.row) >= 0
     waits = painted.time_of(IN_COLLECTIVES) & TimeSet.of(blocked.begin[known], blocked.end[known])
-    had = arrived_ns(index, loads, handed)
+    had = batch_nodes.arrived_ns(index, loads, handed)
     presumed = _presumed_waits(index, thread, painted, blocked, transfers)
     waits = waits | TimeSet.of(*presumed[:2])
     waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
     explained = painted.time_of([kind for kind in StallKind if kind not in _UNEXPLAINED])
-    saves = Saves.of(index, thread, life, explained)
+    saves = batch_nodes.Saves.of(index, thread, life, explained)
     waits = waits | saves.waits
 
     rows = index.collectives.rows(thread.process_id)
     calls = index.entered_ns[rows]
     phases = outer_phase_rows(index, thread)
     pickling = time_of_spans(index, thread, SpanKind.OBJECTS)
-    made = index.batches_of_phase(BatchPhase.FETCH).take(own_fetches(index, thread))
+    made = index.batches_of_phase(BatchPhase.FETCH).take(batch_nodes.own_fetches(index, thread))
     points = [
         calls,
         steps["end_ns"],
         loads.begin,
         loads.end,
         np.clip(had, loads.begin, loads.end),
-        worker_starts(index, thread).end_ns,
+        batch_nodes.worker_starts(index, thread).end_ns,
         made["begin_ns"],
         made["end_ns"],
         *(index.trace.phases[name][phases] for name in ("begin_ns", "end_ns")),
@@ -245,7 +237,7 @@ def add_host_nodes(
     _, ended, rows = presumed
     goes_on, begin_ns = nodes.next_begun(ended)
     parts.edge(transfers.node[rows], goes_on, EdgeKind.RELEASE, _lag_ns(begin_ns, rows, transfers))
-    add_batches(index, thread, nodes, loads, had, life, parts)
+    batch_nodes.add_batches(index, thread, nodes, loads, had, life, parts)
     saves.add(thread, parts, nodes)
     if len(steps):
         last, ended_ns = nodes.last_ended(steps["end_ns"])

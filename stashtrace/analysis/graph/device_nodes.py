@@ -18,14 +18,7 @@ from functools import cached_property
 import numpy as np
 
 from stashtrace.analysis.devices.launches import full_queue
-from stashtrace.analysis.graph.batch_nodes import (
-    Saves,
-    add_batches,
-    arrived_ns,
-    made_by_workers,
-    own_fetches,
-    worker_starts,
-)
+from stashtrace.analysis.graph import batch_nodes
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, step_of
 from stashtrace.analysis.graph.transfer_nodes import Transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
@@ -147,19 +140,19 @@ class _Rank:
         moments = np.concatenate([self.launches_ns, steps["begin_ns"], steps["end_ns"]])
         until_ns = max(int(moments.max()), begin_ns + 1)
         life = TimeSet.of([begin_ns], [until_ns])
-        handed = made_by_workers(loads, thread)
+        handed = batch_nodes.made_by_workers(loads, thread)
         stood = self._device_waits
         waits = TimeSet.of(stood.begin_ns, stood.end_ns)
-        had = arrived_ns(index, loads, handed)
+        had = batch_nodes.arrived_ns(index, loads, handed)
         waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
         painted = Painted.of(batch_layers(index, thread, loads))
-        saves = Saves.of(index, thread, life, waits | painted.time)
+        saves = batch_nodes.Saves.of(index, thread, life, waits | painted.time)
         waits = waits | saves.waits
         held = self._allocations - waits
         points = [moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns, saves.moments_ns]
         named = time_of_spans(index, thread, SpanKind.COMPILE, SpanKind.OBJECTS)
-        points += [held.begin, held.end, named.begin, named.end, worker_starts(index, thread).end_ns]
-        made = index.batches_of_phase(BatchPhase.FETCH).take(own_fetches(index, thread))
+        points += [held.begin, held.end, named.begin, named.end, batch_nodes.worker_starts(index, thread).end_ns]
+        made = index.batches_of_phase(BatchPhase.FETCH).take(batch_nodes.own_fetches(index, thread))
         points += [made["begin_ns"], made["end_ns"]]
         # The host comes to the end of the last step also where it waited for its device until then.
         free = life - waits
@@ -173,7 +166,7 @@ class _Rank:
         early = cells.begin < (self.launches_ns[0] if len(self.launches_ns) else until_ns)
         kinds = np.where(launching & early, StallKind.OTHER, kinds)
         nodes = cells.add_to(parts, before=self.before, step=step_of(steps, cells.begin), kind=kinds, **common)
-        add_batches(index, thread, nodes, loads, had, life, parts)
+        batch_nodes.add_batches(index, thread, nodes, loads, had, life, parts)
         saves.add(thread, parts, nodes)
         self.host = nodes
 

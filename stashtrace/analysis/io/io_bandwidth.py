@@ -7,17 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stashtrace.analysis.intervals import Bools, Int64
-from stashtrace.analysis.io.calls import (
-    METADATA,
-    OTHER,
-    READING,
-    WRITING,
-    Pieces,
-    moves,
-    of_stdio,
-    process_pieces,
-    time_class,
-)
+from stashtrace.analysis.io import calls
 from stashtrace.analysis.io.file_counters import overlap_free, threads_share
 from stashtrace.analysis.io.io_tables import IO_BANDWIDTH
 from stashtrace.errors import MissingDataError
@@ -67,7 +57,7 @@ def io_bandwidth(trace: Trace) -> Table:
     """
     layers = {name: _Layer() for name in _FIRST_LAYERS}
     count = len(trace.strings)
-    for process, pieces in process_pieces(trace):
+    for process, pieces in calls.process_pieces(trace):
         _add_process(layers, process, pieces, count)
     _add_totals(trace, layers)
     rows = [_row(name, layer) for name, layer in layers.items() if layer.paths]
@@ -114,16 +104,16 @@ def _by_path(parts: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
     return by_path.values, by_path.sum(time)
 
 
-def _add_process(layers: dict[str, _Layer], process: int, pieces: Pieces, count: int) -> None:
+def _add_process(layers: dict[str, _Layer], process: int, pieces: calls.Pieces, count: int) -> None:
     shared = threads_share(pieces, count)
     time = {name: np.zeros(count, dtype=np.int64) for name in layers}
     used = {name: np.zeros(count, dtype=bool) for name in layers}
     kept: list[Table] = []
     for piece in pieces():
-        kind = time_class(piece)
-        chosen = np.flatnonzero((kind != OTHER) & (piece["path_code"] >= 0))
+        kind = calls.time_class(piece)
+        chosen = np.flatnonzero((kind != calls.OTHER) & (piece["path_code"] >= 0))
         piece, kind = piece.take(chosen), kind[chosen]
-        stdio = of_stdio(piece)
+        stdio = calls.of_stdio(piece)
         for name, is_in in (("posix", ~stdio), ("stdio", stdio)):
             if is_in.any():
                 _add_calls(layers[name], piece, is_in, used[name])
@@ -143,7 +133,7 @@ def _add_process(layers: dict[str, _Layer], process: int, pieces: Pieces, count:
 
 def _add_calls(layer: _Layer, piece: Table, own: Bools, used: Bools) -> None:
     used[piece["path_code"][own]] = True
-    moved = own & (moves(piece) != 0)
+    moved = own & (calls.moves(piece) != 0)
     layer.moved_bytes += int(np.maximum(piece["result_bytes"][moved], 0).sum())
     layer.span(int(piece["begin_ns"][own].min()), int(piece["end_ns"][own].max()))
 
@@ -152,9 +142,9 @@ def _add_shared(time: dict[str, Int64], kept: list[Table]) -> None:
     """Add files with several threads; overlapping time counts once, as for Darshan."""
     table = Table.concat(kept[0].schema, kept)
     table = table.take(order_by(table["path_code"], table["begin_ns"]))
-    kind, stdio = time_class(table), of_stdio(table)
+    kind, stdio = calls.time_class(table), calls.of_stdio(table)
     for name, layer in (("posix", ~stdio), ("stdio", stdio)):
-        for code in (READING, WRITING, METADATA):
+        for code in (calls.READING, calls.WRITING, calls.METADATA):
             rows = np.flatnonzero(layer & (kind == code))
             path = table["path_code"][rows].astype(np.int64)
             np.add.at(time[name], path, overlap_free(path, table["begin_ns"][rows], table["end_ns"][rows]))

@@ -10,16 +10,8 @@ import numpy.typing as npt
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, rows_of
+from stashtrace.analysis.stalls import collective_blocking
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_layers, batch_waits, next_to_workers
-from stashtrace.analysis.stalls.collective_blocking import (
-    Blocked,
-    blocked_on_collectives,
-    collective_layers,
-    device_waits,
-    disjoint_rows,
-    in_flight_heads,
-    own_collectives,
-)
 from stashtrace.analysis.stalls.rows_by_thread import (
     READ_OPS,
     LabelledIntervals,
@@ -84,7 +76,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     annotated = TimeSet.of(*_within_steps(index, thread, spans["begin_ns"][named], spans["end_ns"][named]))
     waits, held = trace.waits, index.waits.rows(thread.track_id)
     alien = is_one_of(waits["wait_code"][held], _FOREIGN_WAITS)
-    on_device = device_waits(index, thread)
+    on_device = collective_blocking.device_waits(index, thread)
     return Standing(
         busy,
         annotated,
@@ -125,15 +117,15 @@ def _within_steps(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
 
 
 @kept_per_thread
-def host_blocked(index: TraceIndex, thread: StepThread) -> Blocked:
+def host_blocked(index: TraceIndex, thread: StepThread) -> collective_blocking.Blocked:
     """Return the pieces of time outside batch waits in which the step thread is blocked on collectives."""
-    return blocked_on_collectives(index, thread, batch_waits(index, thread).time)
+    return collective_blocking.blocked_on_collectives(index, thread, batch_waits(index, thread).time)
 
 
 def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     """Return layers of every cause for which the step thread may stand still, of compute, and of the remaining gaps."""
     loads, blocked = batch_waits(index, thread), host_blocked(index, thread)
-    layers, late, estimated = collective_layers(index, blocked)
+    layers, late, estimated = collective_blocking.collective_layers(index, blocked)
     layers += batch_layers(index, thread, loads)
     stood = standing_of(index, thread)
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
@@ -204,18 +196,18 @@ def _outside_collectives(
     return the ranks that it would have waited for.
     """
     nobody = LabelledIntervals(int64([]), int64([]), int64([]))
-    rows, call, end = own_collectives(index, thread)
+    rows, call, end = collective_blocking.own_collectives(index, thread)
     host = (index.trace.collectives["source_code"][rows] == int(CollectiveSource.HOST)) & ~index.timed_on_device[rows]
     if not host.any() or not is_imported(index.trace) or _waits_recorded(index, thread):
         return [], nobody
     rows, call, end = rows[host], call[host], end[host]
-    begin, until, position = in_flight_heads(call, end)
+    begin, until, position = collective_blocking.in_flight_heads(call, end)
     free = TimeSet.of(begin, until) - explained - works
     since, stop, head = free.pieces(begin, until)
     row, no = rows[position[head]], np.zeros(len(head), dtype=bool)
     link = index.in_flight.link[row]
-    blocked = Blocked(since, stop, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
-    layers, late, _ = collective_layers(index, blocked)
+    blocked = collective_blocking.Blocked(since, stop, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
+    layers, late, _ = collective_blocking.collective_layers(index, blocked)
     all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
     unsure = (_PYTHON, _OTHER) if all_operators else (_COMPUTE, _PYTHON, _OTHER)
     return [Layer(x.kind, x.time, (*x.alternatives, *unsure)) for x in layers], late
@@ -296,7 +288,9 @@ def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
     rows = index.phases.rows(thread.track_id)
     rows = rows[(phases["phase_flags"][rows] & int(PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
     rows = rows[~runs_closure(phases, rows)]
-    return disjoint_rows(phases, rows, "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
+    return collective_blocking.disjoint_rows(
+        phases, rows, "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns"
+    )
 
 
 def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits, compiling: TimeSet) -> Gaps:

@@ -18,18 +18,8 @@ from stashtrace.calibration.file import Points
 from stashtrace.calibration.fit_link import Fit, fit_alpha_beta
 from stashtrace.calibration.robust_line import Floats, r_squared
 from stashtrace.errors import MissingDataError
+from stashtrace.replay.communication import overlap
 from stashtrace.replay.communication.messages import DdpFacts, Messages, gradient_messages
-from stashtrace.replay.communication.overlap import (
-    are_made_of,
-    best_merge,
-    divides,
-    merge_caps,
-    merged,
-    ready_by_sizes,
-    rebucketed,
-    rounded_cap,
-    schedule,
-)
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 from stashtrace.schema.trace import Trace
@@ -282,9 +272,9 @@ def _passes(messages: Messages, links: Sequence[LinkFit], of: Int64) -> tuple[Pa
                 link.sum(),
                 model.sum(),
                 observed,
-                schedule(ready, link, blocking=waits, lane=lane).exposed_ns,
-                schedule(ready, model, blocking=waits, lane=lane).exposed_ns if fitted else np.nan,
-                schedule(ready_by_sizes(messages.bytes[chosen], ready[-1]), model, lane=lane).exposed_ns
+                overlap.schedule(ready, link, blocking=waits, lane=lane).exposed_ns,
+                overlap.schedule(ready, model, blocking=waits, lane=lane).exposed_ns if fitted else np.nan,
+                overlap.schedule(overlap.ready_by_sizes(messages.bytes[chosen], ready[-1]), model, lane=lane).exposed_ns
                 if fitted and even
                 else np.nan,
             )
@@ -349,13 +339,16 @@ def _rank_forecasts(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: Ddp
     usable = _usable(typical, _FEW_PASSES)
     if not usable:
         return []
-    known = [each_pass for each_pass in usable if are_made_of(each_pass.bytes, ddp.gradients_bytes)]
+    known = [each_pass for each_pass in usable if overlap.are_made_of(each_pass.bytes, ddp.gradients_bytes)]
     if known:  # other passes are of other gradients, as before the buckets were built again
         usable = known
-        caps, dividing = {rounded_cap(cap, ddp.gradients_bytes) for cap in merge_caps(ddp.gradients_bytes)}, set()
+        caps, dividing = (
+            {overlap.rounded_cap(cap, ddp.gradients_bytes) for cap in overlap.merge_caps(ddp.gradients_bytes)},
+            set(),
+        )
     else:
         middle = sorted(usable, key=lambda each_pass: int(each_pass.bytes.sum()))[len(usable) // 2].bytes
-        merging = {rounded_cap(cap, middle) for cap in merge_caps(middle)}
+        merging = {overlap.rounded_cap(cap, middle) for cap in overlap.merge_caps(middle)}
         caps = {mib for mib in merging if not any(_is_divided(each_pass, mib, ddp) for each_pass in usable)}
         dividing = {mib for mib in _DIVIDING_MIB if any(_is_divided(each_pass, mib, ddp) for each_pass in usable)}
     forecasts = [_forecast(usable, links, mib, ddp) for mib in sorted(caps | dividing)]
@@ -364,7 +357,7 @@ def _rank_forecasts(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: Ddp
 
 def _is_divided(each_pass: _Pass, bucket_mib: float, ddp: DdpFacts) -> bool:
     """Return True if buckets of this size would divide the messages of a pass, of whose gradients nothing is known."""
-    return divides(each_pass.bytes, bucket_mib * 2**20, _bucket_arguments(ddp)["recorded_bytes"])
+    return overlap.divides(each_pass.bytes, bucket_mib * 2**20, _bucket_arguments(ddp)["recorded_bytes"])
 
 
 def _bucket_arguments(ddp: DdpFacts) -> dict[str, Any]:
@@ -390,15 +383,15 @@ def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, ddp
         piece = fit.pieces[0]
         ready, sizes = each_pass.ready_ns, each_pass.bytes.astype(np.float64)
         if mib == -1.0:
-            ready, sizes = merged(ready, sizes, np.array([0]))
+            ready, sizes = overlap.merged(ready, sizes, np.array([0]))
         elif mib == -2.0:
-            starts = best_merge(ready, sizes, piece.alpha_ns, piece.beta_ns_per_byte)
-            ready, sizes = merged(ready, sizes, starts)
+            starts = overlap.best_merge(ready, sizes, piece.alpha_ns, piece.beta_ns_per_byte)
+            ready, sizes = overlap.merged(ready, sizes, starts)
         elif mib > 0:
-            ready, sizes, anywhere = rebucketed(ready, sizes, mib * 2**20, **_bucket_arguments(ddp))
+            ready, sizes, anywhere = overlap.rebucketed(ready, sizes, mib * 2**20, **_bucket_arguments(ddp))
             divided.append(anywhere)
         counts.append(len(sizes))
-        exposed.append(schedule(ready, fit.expected(sizes)[0]).exposed_ns)
+        exposed.append(overlap.schedule(ready, fit.expected(sizes)[0]).exposed_ns)
     split = bool(divided) and float(np.mean(divided)) > 0.5
     return BucketForecast(mib, float(np.median(counts)), float(np.median(exposed)), split)
 
