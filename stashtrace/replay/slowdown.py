@@ -27,14 +27,13 @@ from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, 
 from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
 
-SLOWDOWN = schema(
+SLOWDOWN = col.schema(
     "slowdown",
     "How much faster steps of the job would be if all ranks were equal, and what each cause contributes",
     col.word("cause", "all, gap, rank, slowest_ranks, stage, replica or operation; gap: time that no edge explains"),

@@ -11,23 +11,22 @@ from stashtrace.analysis.intervals import NEVER
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import INTERVAL, RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, ElementType
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-COLLECTIVE_TIMES = schema(
+COLLECTIVE_TIMES = col.schema(
     "collective_times",
     "One row per rank and collective: waiting for the last rank, then moving bytes",
-    RANK,
+    col.RANK,
     col.number("step", "ordinal of the step it was called in, -1 outside", missing=-1),
     col.word("communicator", "name of the group", detail=2),
     col.number("sequence", "number within the group", detail=4),
     col.word("op", "CollectiveOp in lower case"),
-    Column("bytes", "i8", "bytes", "payload of this rank's input"),
+    col.Column("bytes", "i8", "bytes", "payload of this rank's input"),
     col.word("element_type", "type of its elements, of several tensors the first's; empty if unknown", detail=3),
-    *INTERVAL,
+    *col.INTERVAL,
     col.ns("wait_ns", "from the call of this rank to that of the last rank"),
     col.ns("transfer_ns", "from there to the end, queueing included"),
     col.rank("last_rank", "the rank that was waited for, -1 if none", missing=-1),

@@ -22,14 +22,13 @@ from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED
 from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-LOADER_RATES = schema(
+LOADER_RATES = col.schema(
     "loader_rates",
     "What the speed of loading depends on, over the steps without warm-up; a quantity not seen has no row",
     col.rank("rank", "global rank, -1 for what all ranks share", missing=-1),

@@ -19,16 +19,15 @@ from stashtrace.calibration.fit_link import bus_bytes
 from stashtrace.calibration.of_run import calibration_of
 from stashtrace.calibration.robust_line import Floats
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-BANDWIDTH = schema(
+BANDWIDTH = col.schema(
     "bandwidth",
     "Bandwidth of collectives by size, as NCCL's tests define it; needs collectives with begin and end",
-    RANK_OR_ALL,
+    col.RANK_OR_ALL,
     col.word("communicator", "name of the group", detail=2),
     col.word("op", "CollectiveOp in lower case"),
     col.number("group_size", "ranks of the group"),
@@ -136,10 +135,10 @@ def _size_class(size: Floats) -> Int64:
     return np.where(size >= 1, np.int64(1) << np.maximum(exponent.astype(np.int64) - 1, 0), -1)
 
 
-LINK_EFFICIENCY = schema(
+LINK_EFFICIENCY = col.schema(
     "link_efficiency",
     "Transfers of collectives by size, and how fast a calibration says the link can be",
-    RANK_OR_ALL,
+    col.RANK_OR_ALL,
     col.number("step", "ordinal of the step, -1 for all and outside steps", missing=-1),
     col.word("communicator", "name of the group", detail=2),
     col.word("op", "CollectiveOp in lower case"),

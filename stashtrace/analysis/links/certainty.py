@@ -19,16 +19,15 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-TRANSFER_CERTAINTY = schema(
+TRANSFER_CERTAINTY = col.schema(
     "transfer_certainty",
     "Link time of the counted steps of a rank, by whether every rank of the operation is known to have entered by then",
-    RANK,
+    col.RANK,
     col.word(
         "reason",
         "certain; ranks_missing, members_unknown, operation_unknown, matched_by_order, untimed or no_operation: part of"

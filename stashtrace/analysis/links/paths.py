@@ -20,13 +20,12 @@ from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-LINKS = schema(
+LINKS = col.schema(
     "links",
     "Which path carried the bytes of collectives, by regression of sampled counters",
     col.word("communicator", "name of the group", detail=2),

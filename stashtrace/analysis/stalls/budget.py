@@ -27,7 +27,6 @@ from stashtrace.analysis.steps.steps import counted_steps, in_steps, ranks_and_s
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import UsageError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import INTERVAL, RANK, RANK_OR_ALL, Schema, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceClock, DeviceWork, StallKind
 from stashtrace.schema.table import Table
@@ -39,10 +38,10 @@ _CAUSE = (
         "cause_share_ratio", "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1", missing=-1
     ),
 )
-STALLS = schema(
+STALLS = col.schema(
     "stalls",
     "Where the time of each counted step of each rank went; with the warm-up also step -1, outside of steps",
-    RANK,
+    col.RANK,
     col.number("step", "ordinal; -1 for time outside steps", missing=-1),
     col.word("kind", "StallKind in lower case"),
     col.ns("stall_ns", "time of this kind; the kinds of a step sum to its wall time"),
@@ -51,7 +50,7 @@ STALLS = schema(
     col.ns("high_ns", "not more than this"),
     *_CAUSE,
 )
-STRAGGLER_CAUSES = schema(
+STRAGGLER_CAUSES = col.schema(
     "straggler_causes",
     "Whom each counted step of each rank waited for; its rows sum to the straggler row of stalls, exactly",
     col.rank("rank", "global rank that waited"),
@@ -61,10 +60,10 @@ STRAGGLER_CAUSES = schema(
     col.ns("low_ns", "not less than this"),
     col.ns("high_ns", "not more than this; of -1 with what other kinds have and may be a wait"),
 )
-STALLS_COUNTED = schema(
+STALLS_COUNTED = col.schema(
     "stalls_counted",
     "Sums of stalls over the counted steps of a rank, apart by kind of step, method and the rank waited for",
-    RANK,
+    col.RANK,
     col.word("step_kind", "steps.kind"),
     col.word("kind", "StallKind in lower case"),
     col.ns("stall_ns", "time of this kind"),
@@ -74,10 +73,10 @@ STALLS_COUNTED = schema(
     col.rank("cause_rank", "straggler: the rank that this part waited for, -1 otherwise or if unknown", missing=-1),
     col.number("steps_count", "counted steps of the rank and kind of step"),
 )
-STALL_TOTALS = schema(
+STALL_TOTALS = col.schema(
     "stall_totals",
     "Sums of stalls over the steps of a rank, or of all ranks (rank -1)",
-    RANK_OR_ALL,
+    col.RANK_OR_ALL,
     col.word("kind", "StallKind in lower case"),
     col.ns("stall_ns", "time of this kind in all counted steps"),
     col.real("share_ratio", "of the wall time of these steps"),
@@ -87,18 +86,18 @@ STALL_TOTALS = schema(
     *_CAUSE,
     col.number("steps_count", "steps summed"),
 )
-STALL_TOTALS_BY_STEP_KIND = Schema(
+STALL_TOTALS_BY_STEP_KIND = col.Schema(
     "stall_totals_by_step_kind",
     (STALL_TOTALS.columns[0], col.word("step_kind", "steps.kind"), *STALL_TOTALS.columns[1:]),
     "Sums of stalls over the steps of one kind (train, validation, ...) of a rank; shares are of these steps",
 )
-STALL_INTERVALS = schema(
+STALL_INTERVALS = col.schema(
     "stall_intervals",
     "The attribution as intervals on the timeline; those of a rank neither overlap nor leave gaps",
-    RANK,
+    col.RANK,
     col.number("step", "ordinal; -1 for time outside steps", missing=-1),
     col.word("kind", "StallKind in lower case"),
-    *INTERVAL,
+    *col.INTERVAL,
     col.refers("track_id", "tracks.track_id", "the step thread", detail=5),
     col.rank("cause_rank", "straggler: the rank that was late as the interval began, -1 otherwise", missing=-1),
 )

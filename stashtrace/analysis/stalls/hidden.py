@@ -24,16 +24,15 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Bracket, CopyDirection, DeviceWork, Phase, PhaseFlag, SpanKind, StallKind, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-HIDDEN = schema(
+HIDDEN = col.schema(
     "hidden",
     "Work of each step that was hidden behind other work; none of it is part of the budget",
-    RANK,
+    col.RANK,
     col.number("step", "ordinal"),
     col.ns("wall_ns", "length of the step"),
     col.ns("hidden_communication_ns", "a collective in flight while the rank was not blocked on it"),
@@ -237,10 +236,10 @@ def _count_untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int
     return GroupBy.numbered(at, len(begin)).sizes
 
 
-AGREEMENT = schema(
+AGREEMENT = col.schema(
     "agreement",
     "Steps whose kernels were recorded, attributed twice",
-    RANK,
+    col.RANK,
     col.number("step", "ordinal"),
     col.word("kind", "StallKind in lower case"),
     col.ns("kernels_ns", "by kernels"),

@@ -17,16 +17,15 @@ from stashtrace.analysis.intervals import Floats, Int64, TimeSet, int64, window_
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS, UPDATE_KINDS
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, facts_with_key
 
-EPOCH_BEGINS = schema(
+EPOCH_BEGINS = col.schema(
     "epoch_begins",
     "Loaders of a rank by what their batches serve: how often one was begun, and what that cost",
-    RANK,
+    col.RANK,
     col.word("serves", "training, validation or inference"),
     col.number("begins_count", "iterators that gave their first batch within the counted steps"),
     col.ns("wait_ns", "waits between epochs: iterators that ended and were made, and first batches"),

@@ -10,15 +10,14 @@ from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK_OR_NONE, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-FUNCTIONS = schema(
+FUNCTIONS = col.schema(
     "stacks",
     "Python functions of the ranks' threads; each is known to about one sampling period",
-    RANK_OR_NONE,
+    col.RANK_OR_NONE,
     col.refers("track_id", "tracks.track_id", "the thread", detail=5),
     col.text("name_code", "function at file"),
     col.number("line", "on which it was first seen, of the longest time in it"),

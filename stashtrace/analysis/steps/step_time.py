@@ -21,7 +21,6 @@ from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
@@ -91,10 +90,10 @@ def step_time(steps: Table, counted: Table | None = None) -> StepTime:
     return StepTime(float(lengths.mean()), float(np.median(lengths)), len(lengths), len(same) - len(lengths))
 
 
-STEP_KINDS = schema(
+STEP_KINDS = col.schema(
     "step_kinds",
     "How many steps of each kind a rank made and how long they took; a row of rank -1 for all ranks",
-    RANK_OR_ALL,
+    col.RANK_OR_ALL,
     col.word("kind", "steps.kind"),
     col.number("steps_count", "counted steps; of all ranks, steps that any rank made"),
     col.number("warmup_count", "steps left out as warm-up, or because the event budget left them without events"),

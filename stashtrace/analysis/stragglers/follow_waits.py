@@ -30,7 +30,6 @@ from stashtrace.analysis.steps.steps import counted_steps, in_steps, ranks_and_s
 from stashtrace.analysis.steps.threads import StepThread, threads_without_steps
 from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, RankTimes, queue_as_work, rank_times
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.schema.table import Table
@@ -389,7 +388,7 @@ def _each(first: Int64, last: Int64) -> tuple[Int64, Int64]:
     return of, first[of] + np.arange(len(of)) - np.repeat(np.cumsum(many) - many, many)
 
 
-STRAGGLER_ROOTS = schema(
+STRAGGLER_ROOTS = col.schema(
     "straggler_roots",
     "Straggler time by the rank at which the chain of waits ends; those of a rank and step sum to its straggler time",
     col.rank("rank", "global rank that waited"),

@@ -39,14 +39,13 @@ from stashtrace.calibration.file import Calibration
 from stashtrace.calibration.of_run import calibration_of
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
 
-LATE = schema(
+LATE = col.schema(
     "late",
     "Collectives that somebody waited in: who was late, why, and how long the transfer then took",
     col.number("step", "ordinal of the step of the late rank, -1 outside", missing=-1),
@@ -56,7 +55,7 @@ LATE = schema(
     ),
     col.number("sequence", "number within the group", detail=4),
     col.word("op", "CollectiveOp in lower case"),
-    Column("bytes", "i8", "bytes", "payload of one rank's input"),
+    col.Column("bytes", "i8", "bytes", "payload of one rank's input"),
     col.moment("begin_ns", "the first rank entered"),
     col.rank("late_rank", "the rank that was waited for, -1 if unknown", missing=-1),
     col.word("waiting_ranks", "ranks that waited for it, runs folded", detail=1),
@@ -89,12 +88,12 @@ LATE = schema(
         "method", "clock, duration (clocks too far apart), unordered, partial (a row is missing) or hung", detail=7
     ),
 )
-LATE_RANKS = schema(
+LATE_RANKS = col.schema(
     "late_ranks",
     "Ranks that are late repeatedly, per process group",
     col.word("communicator", "name of the group", detail=2),
     col.word("group_kind", "as in late", detail=5),
-    RANK,
+    col.RANK,
     col.number("last_count", "collectives of the group that it entered last"),
     col.number("collectives_count", "collectives of the group that somebody waited in and whose last rank is known"),
     col.number("steps_last_count", "steps in which it cost the others of the group most"),
