@@ -4,7 +4,7 @@
     stashtrace.callbacks.mark_trainer_steps(trainer)                      # Hugging Face transformers
     stashtrace.callbacks.mark_accelerate_steps(accelerator)               # Hugging Face Accelerate
 
-They are for loops in which no torch optimizer steps (a framework's own engine) or where a step is more than one of its
+They are for loops in which no torch optimizer steps (a framework's engine) or where a step is several of its own
 steps: elsewhere stashtrace finds the steps itself. Outside of a traced job they do nothing. The framework is imported
 when its class is asked for, and nothing else is.
 """
@@ -80,7 +80,7 @@ def mark_accelerate_steps(accelerator: Any, *, every_s: float = LOG_EVERY_S) -> 
         if accelerator.is_main_process and accelerator.trackers and (numbers := clock.numbers()):
             accelerator.log(numbers)
 
-    for prepared in accelerator._optimizers[:1]:  # further ones step beside the first, in the same step
+    for prepared in accelerator._optimizers[:1]:  # further ones step with the first, in the same step
         getattr(prepared, "optimizer", prepared).register_step_post_hook(stepped)
 
 

@@ -101,7 +101,7 @@ def is_native_failure(error: BaseException) -> bool:
 
 
 def native_failure(error: Exception) -> CaptureError:
-    """Return what to tell a person whose Python cannot load the native half, by what the loader said.
+    """Return the message for a person whose Python cannot load the native half, by what the loader said.
 
     ``error``: ImportError of ``stashtrace._native``, or OSError of ``libstashtrace.so``.
     """

@@ -184,7 +184,7 @@ def _entry_points(path: tuple[str, ...]) -> tuple[Plugin, ...]:
     for distribution in distributions(path=list(path)):
         package = "a package"
         try:
-            # Most packages have nothing for us, and one file tells.
+            # Most packages have nothing for us, and one file shows.
             text = distribution.read_text("entry_points.txt") or ""
             if not any(group in text for group in kinds):
                 continue

@@ -1,10 +1,10 @@
 """Make files that appear whole or must be new; read regular ones alone, without waiting, up to a size.
 
-The content is written beside the target, under a random name that must be new: a link that another user put there is
+The content is written next to the target, under a random name that must be new: a link that another user put there is
 never followed, and only the owner can read the file before it has its final mode. Where others may rename what lies in
 the folder, it is written into a new folder of ours, which is held by its descriptor. Partial files of a killed process
 are removed by the next one that writes the same target. A new file in the directory of a run, or of a characterization,
-has the mode of that run's or characterization's own file.
+has the mode of that run's or characterization's file.
 
 A folder that a team shares, or that came from elsewhere, may hold a pipe, a device or a link to one under the name of
 a file: opening a pipe waits for a writer, and a device never ends. Such files are read by the functions at the end.
@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-#: Files whose mode a new one beside them follows.
+#: Files whose mode a new one next to them follows.
 _EXAMPLES = ("run.json", "characterization.json")
 #: Bytes of a file that is read as a whole: descriptions of runs, states, baselines, tables of settings. The run.json of
 #: 1,000 processes with the stacks of each has some 100 MB.
@@ -85,8 +85,8 @@ def claim_file(path: Path, content: str | bytes) -> bool:
 
 
 @contextmanager
-def folder_beside(path: Path) -> Iterator[Path]:
-    """A new folder beside a target, for its owner alone, which is gone at the end unless it was renamed.
+def folder_next_to(path: Path) -> Iterator[Path]:
+    """A new folder next to a target, for its owner alone, which is gone at the end unless it was renamed.
 
     As with files, what a killed process left of the same target is removed first.
     """
@@ -152,7 +152,7 @@ def _user_name(number: int) -> str:
 
 @contextmanager
 def _partial(path: Path, tidy: bool = True) -> Iterator[Path]:
-    """A new file beside the target, which is gone at the end unless it was renamed."""
+    """A new file next to the target, which is gone at the end unless it was renamed."""
     if tidy:
         remove_left(path)
     with _new_name(path) as partial:
@@ -208,7 +208,7 @@ def remove_left_in(folder: Path) -> None:
 
 
 def _remove_left(folder: Path, pattern: re.Pattern[str]) -> None:
-    with contextlib.suppress(OSError):  # a folder that cannot be listed is told by who writes into it
+    with contextlib.suppress(OSError):  # a folder that cannot be listed is reported by who writes into it
         for name in os.listdir(folder):
             match = pattern.fullmatch(name)
             if match is None or match[2] != _host() or _is_alive(int(match[1])):

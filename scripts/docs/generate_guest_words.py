@@ -23,7 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SECRET_WORDS = ROOT / "csrc/core/secret_words.h"
 RANK_VARIABLES = ROOT / "csrc/runtime/rank_variables.h"
 DECLARED_SETTINGS = ROOT / "csrc/core/settings.def"
-SETTINGS = ROOT / "stashtrace/record/settings.py"
+SETTINGS = ROOT / "stashtrace/record/options.py"
+#: The lines of options.py between which the settings stand.
+FIRST_LINE = "# Generated from csrc/core/settings.def by scripts/docs/generate_guest_words.py; do not edit.\n"
+LAST_LINE = "# End of what is generated.\n"
 #: Names in C++ and in ``stashtrace/scrubbing.py``.
 _LISTS = {
     "kSecrets": "SECRETS",
@@ -98,7 +101,7 @@ def _header(what: str, namespace: str, lists: Iterable[str], include: str = "") 
 
 
 def settings() -> str:
-    """The settings of the recorder, as Python."""
+    """``record/options.py`` with the settings of the recorder as ``settings.def`` declares them today."""
     declared = DECLARED_SETTINGS.read_text(encoding="utf-8")
     words = {
         name: re.findall(r'WORD\(\w+, "(\w+)"\)', of)
@@ -118,29 +121,11 @@ def settings() -> str:
         else:
             arguments = ['"0"'] if kind == "SWITCH" else ['""']
         lines.append(f'    "STASHTRACE_{name}": Setting({", ".join(arguments)}),\n')
-    return SETTINGS_HEAD + "".join(lines) + "}\n"
+    before, _, rest = SETTINGS.read_text(encoding="utf-8").partition(FIRST_LINE)
+    after = rest.partition(LAST_LINE)[2]
+    return f"{before}{FIRST_LINE}SETTINGS = {{\n{''.join(lines)}}}\n{LAST_LINE}{after}"
 
 
-SETTINGS_HEAD = '''"""Settings of the recorder, by their variables.
-
-Generated from csrc/core/settings.def by scripts/docs/generate_guest_words.py; do not edit.
-"""
-
-from __future__ import annotations
-
-from typing import NamedTuple
-
-
-class Setting(NamedTuple):
-    """What holds without a variable, and its smallest and largest number, or the words that it may be."""
-
-    default: str
-    limits: tuple[int, int] | None = None
-    choices: tuple[str, ...] = ()
-
-
-SETTINGS = {
-'''
 #: What is written -> its text.
 FILES = {SECRET_WORDS: secret_words, RANK_VARIABLES: rank_variables, SETTINGS: settings}
 

@@ -16,6 +16,8 @@ from stashtrace._native import intervals
 from stashtrace.schema.table import Table
 
 Int64 = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
 
 #: Later than any real time: the end of what never ended. Half of int64, so that differences do not overflow.
 NEVER = np.int64(2**62)

@@ -150,7 +150,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.analysis.findings.ending.hang_table:hang",
         "which rank others wait for, since when, what it does",
     ),
-    ("agreement", "stashtrace.analysis.stalls.agreement:agreement", "stalls by brackets beside stalls by kernels"),
+    ("agreement", "stashtrace.analysis.stalls.hidden:agreement", "stalls by brackets beside stalls by kernels"),
     ("stall_intervals", "stashtrace.analysis.stalls.budget:stall_intervals", "the same attribution as intervals"),
 )
 #: What a person asks, and the analyses that answer it; each stands in one place.

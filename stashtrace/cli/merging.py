@@ -24,7 +24,7 @@ from stashtrace.record.directory import (
     TIMELINE_FILE,
     bring_home,
     discard_run_without_records,
-    remove_told,
+    remove_reported,
     trace_files,
 )
 from stashtrace.record.remote import deliver
@@ -294,7 +294,7 @@ def _merge_in_company(outcome: Outcome, screen: Screen, after: AfterMerge | None
                 )
             fold_launchers(directory)
             if complete:
-                remove_told(directory)
+                remove_reported(directory)
             merge_and_report(directory, screen, shown=shown, own_host_only=not complete, after=after)
         if _count_ended_launchers(directory) == seen:  # else a launcher ended meanwhile and left the merge to this one
             return

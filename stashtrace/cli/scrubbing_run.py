@@ -28,7 +28,7 @@ from stashtrace.record.launchers import own_place
 from stashtrace.run_facts import host_file, json_object, valid_facts
 from stashtrace.store import scrub_store as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
-from stashtrace.whole_files import folder_beside, give_mode, read_text, read_whole, whole_file
+from stashtrace.whole_files import folder_next_to, give_mode, read_text, read_whole, whole_file
 
 #: Holds the key and the names to replace while a run is scrubbed in place.
 STATE_FILE = "scrub.unfinished"
@@ -63,7 +63,7 @@ def scrub_to(source: Path, target: Path, *, paths: bool, hosts: bool, progress: 
         raise OutputError(f"cannot write {target}: it exists already", hint=hint)
     if not target.absolute().parent.is_dir():
         raise OutputError(f"cannot write {target}: no such folder", hint=hint)
-    with file_rights(share=False), written_to(target, hint), folder_beside(target) as half:
+    with file_rights(share=False), written_to(target, hint), folder_next_to(target) as half:
         work = _Work(source, half, secrets.token_bytes(32), Survey(), paths, hosts, progress)
         work.run(shown=shlex.quote(target.name))
         made = half if source.is_dir() else next(half.iterdir())

@@ -1,4 +1,4 @@
-"""Decodes spans, instants and counters: user annotations, garbage collection, the probes' own time.
+"""Decodes spans, instants and counters: user annotations, garbage collection, the probes' time.
 
 A step mark and any other instant become spans of no length.
 """

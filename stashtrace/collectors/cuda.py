@@ -46,7 +46,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
 
 
 def _devices(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[str, Any]:
-    # A device is described again when its context is made anew.
+    # A device is described again when its context is made again.
     rows = rows[GroupBy(rows["device_index"]).last]
     fields = ("device_index", "memory_bytes", "multiprocessors_count", "capability_code", "driver_code")
     return {

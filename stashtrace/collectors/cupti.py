@@ -90,7 +90,7 @@ def _streams(rows: npt.NDArray[np.void], raw: RawProcess, streams: list[Stream],
 
 
 def _by_launches(rows: npt.NDArray[np.void], numbered: GroupBy, raw: RawProcess, context: DecodeContext) -> Int64:
-    """Track of the stream behind each of CUPTI's numbers, -1 where no launch tells."""
+    """Track of the stream behind each of CUPTI's numbers, -1 where no launch shows."""
     known = np.full(len(numbered), -1, dtype=np.int64)
     brackets = raw.rows("device_bracket")
     if brackets is None:

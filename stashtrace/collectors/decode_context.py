@@ -299,7 +299,7 @@ def columns_of(rows: npt.NDArray[np.void], *names: str) -> dict[str, npt.NDArray
 
 
 def _stream_name(number: int, flags: int, priority: int) -> str:
-    """Name that tells a stream from the others of its device."""
+    """Name that distinguishes a stream from the others of its device."""
     words = ["compute"] if flags & StreamFlag.CARRIES_COMPUTE else []
     words.append("default stream" if flags & StreamFlag.LEGACY else f"stream {number}")
     words += ["high priority"] if priority < 0 else []

@@ -18,17 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.decode_context import DecodeContext, Int64, Subgroup, for_each
-from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import (
-    Bracket,
-    BracketFlag,
-    CollectiveOp,
-    CollectiveSource,
-    CommEvent,
-    DeviceClock,
-    NcclFlag,
-    Severity,
-)
+from stashtrace.schema import kinds
+from stashtrace.schema.groupby import Bools, GroupBy
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("nccl_comm", "nccl_call", "nccl_task", "nccl_channel", "nccl_proxy", "device_bracket", "stream_info")
@@ -37,10 +28,10 @@ TABLES = ("collectives", "collective_details", "groups", "metadata", "tracks")
 UNSEEN_STATUS = 3
 #: ncclInProgress: launched later by another thread, which is not a failure.
 _IN_PROGRESS = 7
-_MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
-_NAMES = {op: "nccl" + "".join(w.capitalize() for w in op.name.split("_")) for op in CollectiveOp} | {
-    CollectiveOp.ALL_TO_ALL: "ncclAlltoAll",
-    CollectiveOp.RECEIVE: "ncclRecv",
+_MESSAGES = (kinds.CollectiveOp.SEND, kinds.CollectiveOp.RECEIVE)
+_NAMES = {op: "nccl" + "".join(w.capitalize() for w in op.name.split("_")) for op in kinds.CollectiveOp} | {
+    kinds.CollectiveOp.ALL_TO_ALL: "ncclAlltoAll",
+    kinds.CollectiveOp.RECEIVE: "ncclRecv",
 }
 
 
@@ -101,7 +92,7 @@ def _groups(raw: RawProcess, context: DecodeContext) -> dict[int, _Communicator]
         if value == 0:
             continue
         group = groups.setdefault(value, _Communicator(f"nccl {value:x}"))
-        if row["event_code"] in (CommEvent.FINALIZE, CommEvent.DESTROY, CommEvent.ABORT):
+        if row["event_code"] in (kinds.CommEvent.FINALIZE, kinds.CommEvent.DESTROY, kinds.CommEvent.ABORT):
             continue
         group.name = context.text(row["name_id"]) or group.name
         if row["group_rank"] >= 0:
@@ -142,9 +133,9 @@ def _collectives(timed: Timed, groups: dict[int, _Communicator], context: Decode
     def communicator(value: int) -> int:
         return context.communicator_track(value, groups[value].name if value in groups else f"nccl {value:x}")
 
-    failed = ((timed.flags & NcclFlag.FAILED) != 0) | ~np.isin(timed.status, (0, _IN_PROGRESS))
+    failed = ((timed.flags & kinds.NcclFlag.FAILED) != 0) | ~np.isin(timed.status, (0, _IN_PROGRESS))
     known = timed.device_begin_ns >= 0
-    names = context.strings.codes(_NAMES[op] for op in CollectiveOp)
+    names = context.strings.codes(_NAMES[op] for op in kinds.CollectiveOp)
     return {
         "collective_key": np.arange(len(timed), dtype=np.int64),
         "process_id": context.process_id,
@@ -197,8 +188,8 @@ def _number(
 ) -> tuple[npt.NDArray[np.uint64], Int64, Int64]:
     """(group or subgroup, number in it, peer in it) of each row, so that equal ones are one operation on every rank.
 
-    NCCL's own numbers count messages too, which differ between ranks, so messages are taken out again. Numbers of
-    collectives are not counted anew: lost rows leave a gap and shift nothing.
+    NCCL's numbers count messages too, which differ between ranks, so messages are taken out again. Numbers of
+    collectives are not counted again: lost rows leave a gap and shift nothing.
     """
     devices = GroupBy(timed.group_hash, timed.device)
     places = zip(*(column.tolist() for column in devices.keys), strict=True)
@@ -206,22 +197,22 @@ def _number(
     communicators = GroupBy(timed.group_hash, own)
     hashes, comm = communicators.keys[0], communicators.number
     # Puts and signals (OTHER) go to one rank, too, and wake whoever waits for them.
-    message = np.isin(timed.op, (*_MESSAGES, CollectiveOp.OTHER))
+    message = np.isin(timed.op, (*_MESSAGES, kinds.CollectiveOp.OTHER))
     order = np.lexsort((timed.call_ns, timed.sequence, comm))
     before: Int64 = np.cumsum(message[order]) - message[order]
     first = np.searchsorted(comm[order], comm[order])
     sequence = timed.sequence.copy()
     sequence[order] -= before - before[first]
 
-    # Subgroups: 0 the communicator itself, 1 replays of graphs, 2 tasks whose call was not seen beside calls that were,
+    # Subgroups: 0 the communicator itself, 1 replays of graphs, 2 tasks whose call was not seen among calls that were,
     # 3 one-sided operations, from 4 on the pairs of ranks that exchange messages.
     has_calls = communicators.any(timed.called)
-    replayed = (timed.flags & NcclFlag.REPLAYED) != 0
+    replayed = (timed.flags & kinds.NcclFlag.REPLAYED) != 0
     pair = np.isin(timed.op, _MESSAGES) & timed.called & (own >= 0) & (timed.peer >= 0)
-    sends = timed.op == CollectiveOp.SEND
+    sends = timed.op == kinds.CollectiveOp.SEND
     source, target = np.where(sends, own, timed.peer), np.where(sends, timed.peer, own)
     subgroup = np.where(pair, 4 + 2 * timed.peer + sends, np.where(replayed, 1, 0))
-    subgroup = np.where(timed.called & (timed.op == CollectiveOp.OTHER), 3, subgroup)
+    subgroup = np.where(timed.called & (timed.op == kinds.CollectiveOp.OTHER), 3, subgroup)
     subgroup = np.where(~timed.called & ~replayed & (has_calls[comm] | message), 2, subgroup)
     peer = np.where(pair, sends.astype(np.int64), timed.peer)
 
@@ -272,7 +263,7 @@ class Timed:
     status: Int64
     batch_id: Int64
     #: False for a task without a call.
-    called: npt.NDArray[np.bool_]
+    called: Bools
     source: Int64
     device_begin_ns: Int64
     device_end_ns: Int64
@@ -296,7 +287,7 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
         return None
     calls = _empty("nccl_call") if calls is None else calls[np.argsort(calls["call_ticks"], kind="stable")]
     tasks = _empty("nccl_task") if tasks is None else tasks
-    replayed = (tasks["nccl_flags"] & NcclFlag.REPLAYED) != 0
+    replayed = (tasks["nccl_flags"] & kinds.NcclFlag.REPLAYED) != 0
     of_call = np.where(replayed, -1, positions(calls["call_id"], tasks["call_id"]))
     alone = np.flatnonzero(of_call < 0)
     owner = of_call.copy()
@@ -320,9 +311,9 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
     entered = np.minimum(np.maximum(events_begin, np.maximum(return_ns, launched)), events_end)
     begin = np.where(by_plugin, plugin.begin_ns, np.where(events_begin >= 0, entered, -1))
     # Who timed it, or for an untimed one who saw it.
-    source = joined(calls["source_code"], CollectiveSource.PLUGIN)
-    source[(begin >= 0) & ~by_plugin] = int(CollectiveSource.EVENTS)
-    source[by_plugin] = int(CollectiveSource.PLUGIN)
+    source = joined(calls["source_code"], kinds.CollectiveSource.PLUGIN)
+    source[(begin >= 0) & ~by_plugin] = int(kinds.CollectiveSource.EVENTS)
+    source[by_plugin] = int(kinds.CollectiveSource.PLUGIN)
     return Timed(
         call_ns=call_ns,
         return_ns=return_ns,
@@ -338,7 +329,7 @@ def time_rows(raw: RawProcess, context: DecodeContext) -> Timed | None:
         status=joined(calls["status_code"], 0),
         batch_id=joined(calls["batch_id"], 0),
         called=np.arange(count) < len(calls),
-        source=np.maximum(source, int(CollectiveSource.EVENTS)),
+        source=np.maximum(source, int(kinds.CollectiveSource.EVENTS)),
         device_begin_ns=begin,
         device_end_ns=np.where(by_plugin, plugin.end_ns, events_end),
         algorithm_id=plugin.algorithm_id,
@@ -368,7 +359,7 @@ class _Plugin:
     def __init__(self, tasks: npt.NDArray[np.void], owner: Int64, count: int, context: DecodeContext) -> None:
         timed = (tasks["begin_device_ns"] >= 0) & (tasks["end_device_ns"] >= 0) & (tasks["timed_count"] > 0)
         begin, end = (
-            context.device_ns(tasks["device_index"][timed], DeviceClock.GLOBALTIMER, tasks[name][timed])
+            context.device_ns(tasks["device_index"][timed], kinds.DeviceClock.GLOBALTIMER, tasks[name][timed])
             for name in ("begin_device_ns", "end_device_ns")
         )
         placed = (begin >= 0) & (end >= begin)
@@ -400,9 +391,9 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
     brackets = raw.rows("device_bracket")
     if brackets is None or not len(calls):
         return nothing, nothing, nothing
-    brackets = brackets[brackets["bracket_code"] == Bracket.COLLECTIVE]
+    brackets = brackets[brackets["bracket_code"] == kinds.Bracket.COLLECTIVE]
     brackets = brackets[(brackets["begin_device_ns"] != -1) & (brackets["end_device_ns"] != -1)]
-    brackets = brackets[(brackets["bracket_flags"] & BracketFlag.LATE_LAUNCH) == 0]
+    brackets = brackets[(brackets["bracket_flags"] & kinds.BracketFlag.LATE_LAUNCH) == 0]
     if not len(brackets):
         return nothing, nothing, nothing
     at = positions(brackets["correlation_id"], calls["call_id"].astype(np.uint64))
@@ -418,20 +409,20 @@ def _events(calls: npt.NDArray[np.void], raw: RawProcess, context: DecodeContext
     found = at >= 0
     begin, end, launched = nothing.copy(), nothing.copy(), nothing.copy()
     chosen = brackets[at[found]]
-    begin[found] = context.device_ns(chosen["device_index"], DeviceClock.EVENT, chosen["begin_device_ns"])
-    end[found] = context.device_ns(chosen["device_index"], DeviceClock.EVENT, chosen["end_device_ns"])
+    begin[found] = context.device_ns(chosen["device_index"], kinds.DeviceClock.EVENT, chosen["begin_device_ns"])
+    end[found] = context.device_ns(chosen["device_index"], kinds.DeviceClock.EVENT, chosen["end_device_ns"])
     launched[found] = context.to_ns(chosen["return_ticks"])
     usable = (begin >= 0) & (end >= begin)
     # Of a call that blocks, the bracket returns behind its second event, microseconds after the call has launched.
-    late = usable & ((calls["nccl_flags"] & NcclFlag.NON_BLOCKING) != 0)
+    late = usable & ((calls["nccl_flags"] & kinds.NcclFlag.NON_BLOCKING) != 0)
     return np.where(usable, begin, -1), np.where(usable, end, -1), np.where(late, launched, -1)
 
 
-def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) -> npt.NDArray[np.bool_]:
-    """Rows whose stamps of the plugin are outside their own events: NCCL assigned them to the wrong operation."""
+def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) -> Bools:
+    """Rows whose stamps of the plugin are outside their events: NCCL assigned them to the wrong operation."""
     both = (plugin.begin_ns >= 0) & (begin >= 0)
     far = _STRAY_NS
-    for clock in (DeviceClock.EVENT, DeviceClock.GLOBALTIMER):
+    for clock in (kinds.DeviceClock.EVENT, kinds.DeviceClock.GLOBALTIMER):
         far += max((time.error_ns for (_, code), time in context.device_times.items() if code == clock), default=0)
     stray = both & ((plugin.begin_ns > end + far) | (plugin.end_ns < begin - far))
     if stray.any():
@@ -440,12 +431,12 @@ def _stray(plugin: _Plugin, begin: Int64, end: Int64, context: DecodeContext) ->
             "device_stamps_contradict",
             int(stray.sum()),
             "the plugin's times of these lie outside the events around them; the events were used",
-            Severity.ERROR,
+            kinds.Severity.ERROR,
         )
     return stray
 
 
-def _check(by_plugin: npt.NDArray[np.bool_], plugin: _Plugin, begin: Int64, end: Int64) -> str:
+def _check(by_plugin: Bools, plugin: _Plugin, begin: Int64, end: Int64) -> str:
     both = by_plugin & (begin >= 0)
     if not both.any():
         return ""
@@ -473,7 +464,7 @@ def _proxies(
             "proxies_of_others",
             foreign,
             "proxy operations whose collective belongs to another process or was not recorded",
-            Severity.INFO,
+            kinds.Severity.INFO,
         )
     rows, at = rows[at >= 0], at[at >= 0]
     if not len(rows):

@@ -48,10 +48,7 @@ _HOST = {
     "page_cache_bytes": ("host_page_cache_bytes", "bytes"),
     "retransmits_count": ("host_tcp_retransmits_count_total", "count"),
 }
-_NET = {
-    "receive_bytes": ("net_receive_bytes_total", "bytes"),
-    "transmit_bytes": ("net_transmit_bytes_total", "bytes"),
-}
+_NET = {"receive_bytes": ("net_receive_bytes_total", "bytes"), "transmit_bytes": ("net_transmit_bytes_total", "bytes")}
 
 
 def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
@@ -82,7 +79,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
 def _counters(
     rows: npt.NDArray[np.void], fields: dict[str, tuple[str, str]], key: str, context: DecodeContext
 ) -> list[tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]]:
-    """(time, track, value) of the samples of each field; ``key`` tells the series of one field apart."""
+    """(time, track, value) of the samples of each field; ``key`` distinguishes the series of one field."""
     ts = context.to_ns(rows["ticks"])
     series = GroupBy(rows[key] if key else np.zeros(len(rows), dtype=np.uint32))
     parts = []

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.decode_context import DecodeContext, columns_of, for_each
-from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.groupby import GroupBy, Int64
 from stashtrace.schema.kinds import CollectiveSource
 from stashtrace.schema.trace import EventTables, RawProcess, RawRecords
 
@@ -47,7 +47,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
 
 def _collectives(
     calls: RawRecords,
-    order: npt.NDArray[np.int64],
+    order: Int64,
     done: npt.NDArray[np.void] | None,
     groups: dict[int, _Group],
     context: DecodeContext,

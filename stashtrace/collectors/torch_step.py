@@ -1,6 +1,6 @@
 """Decodes phases of training steps into the ``phases`` table.
 
-Phases may nest, as a loss closure inside an optimizer or a recomputed forward inside backward; their flags tell.
+Phases may nest, as a loss closure inside an optimizer or a recomputed forward inside backward; their flags say which.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.collectors.decode_context import DecodeContext, columns_of
+from stashtrace.schema.groupby import Int64
 from stashtrace.schema.trace import EventTables, RawProcess
 
 RECORDS = ("thread_wait",)
@@ -23,7 +24,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     return context.tables(waits=columns)
 
 
-def _holders(raw: RawProcess, context: DecodeContext, rows: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
+def _holders(raw: RawProcess, context: DecodeContext, rows: npt.NDArray[np.void]) -> Int64:
     """Return the thread that held the GIL last at the end of each wait: recorded are the low bits of its number."""
     samples = raw.rows("stack_sample")
     if samples is None or "gil_holder_hash" not in (rows.dtype.names or ()):  # not in every file

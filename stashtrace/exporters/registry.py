@@ -19,16 +19,8 @@ EXPORTERS: tuple[tuple[str, str, str], ...] = (
     ),
     ("csv", "stashtrace.exporters.tables:export_csv", "one table or analysis as CSV"),
     ("parquet", "stashtrace.exporters.tables:export_parquet", "one table or analysis as Parquet (needs pyarrow)"),
-    (
-        "store",
-        "stashtrace.exporters.store:export_store",
-        "all tables as Parquet files by rank (needs pyarrow)",
-    ),
-    (
-        "arrow",
-        "stashtrace.exporters.tables:export_arrow",
-        "one table or analysis as an Arrow file (needs pyarrow)",
-    ),
+    ("store", "stashtrace.exporters.store:export_store", "all tables as Parquet files by rank (needs pyarrow)"),
+    ("arrow", "stashtrace.exporters.tables:export_arrow", "one table or analysis as an Arrow file (needs pyarrow)"),
     (
         "chakra",
         "stashtrace.exporters.chakra.export:export_chakra",

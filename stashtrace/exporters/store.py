@@ -120,9 +120,9 @@ class _Split:
         tables = {n: trace.table(n) for n in names if len(trace.table(n))}
         grouped = {n: RowsBy(_ranks(t, rank_of, rank_of_track)) for n, t in tables.items()}
         for rank in self._ranks:
-            own = {n: t.take(grouped[n].rows(rank)) for n, t in tables.items()}
-            own |= self._io(rank, rank_of)
-            yield rank, _counted_from_0(own)
+            part = {n: t.take(grouped[n].rows(rank)) for n, t in tables.items()}
+            part |= self._io(rank, rank_of)
+            yield rank, _counted_from_0(part)
 
     def _io(self, rank: int, rank_of: dict[int, int]) -> dict[str, Table]:
         processes = [process for process, of in rank_of.items() if of == rank]
@@ -131,8 +131,8 @@ class _Split:
             return {"io": Table.concat(TABLES["io"], list(streamed.pieces(processes)))}
         table = self._trace.io
         tracks = self._trace.tracks
-        own = tracks["track_id"][np.isin(tracks["process_id"], processes)]
-        return {"io": table.take(np.isin(table["track_id"], own))}
+        chosen = tracks["track_id"][np.isin(tracks["process_id"], processes)]
+        return {"io": table.take(np.isin(table["track_id"], chosen))}
 
     def rest(self) -> dict[str, Table]:
         """Return the small tables of the whole trace."""
@@ -201,9 +201,9 @@ def _second_pass(
         matched = matched_among_all(together)
         ends = np.cumsum(counts)
         for rank, count, end in zip(ranks, counts, ends.tolist(), strict=True):
-            own = matched.take(slice(end - count, end))
-            key = own["collective_key"] - (end - count)
-            writer.write(rank, {"matched_collectives": own.replace(collective_key=key)})
+            taken = matched.take(slice(end - count, end))
+            key = taken["collective_key"] - (end - count)
+            writer.write(rank, {"matched_collectives": taken.replace(collective_key=key)})
 
 
 def _steps_of(trace: Trace) -> Sequence[RankSteps]:
@@ -234,8 +234,8 @@ def _number_steps(steps: Sequence[RankSteps], together: Trace) -> Iterator[tuple
         numbered = number_steps(steps, together.collectives, first_recorded_step(together))
         groups = RowsBy(numbered["rank"])
         for rank in groups.values.tolist():
-            own = numbered.take(groups.rows(rank))
-            yield rank, Table(TABLES["numbered_steps"], {name: own[name] for name in own.columns})
+            rank_steps = numbered.take(groups.rows(rank))
+            yield rank, Table(TABLES["numbered_steps"], {name: rank_steps[name] for name in rank_steps.columns})
 
 
 class RanksOfRun:
@@ -268,11 +268,11 @@ class RanksOfRun:
         """Yield each rank (-1: processes without one) with its big tables, in order of ranks."""
         processes = self._run.processes
         for rank in sorted({process.identity.rank for process in processes}):
-            own = decode_processes([p for p in processes if p.identity.rank == rank], self._run.tracks, None)
-            tables = join_rows([one.tables for one in own])
-            io = [piece for one in own for piece in one.io.pieces()]
+            decoded = decode_processes([p for p in processes if p.identity.rank == rank], self._run.tracks, None)
+            tables = join_rows([one.tables for one in decoded])
+            io = [piece for one in decoded for piece in one.io.pieces()]
             tables["io"] = Table.concat(TABLES["io"], io).sort_by("track_id", "begin_ns")
-            self._decoded += own
+            self._decoded += decoded
             self._groups.append(tables.pop("groups"))
             backends = {self.strings.text(code) for code in np.unique(self._groups[-1]["backend_code"]).tolist()}
             if "nccl" in backends:

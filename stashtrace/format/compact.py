@@ -3,7 +3,7 @@
     X.stash + X.ring --> X.stash.tmp (packed, checked, synced) --rename--> X.stash (FLAG_MERGED) --> unlink X.ring
 
 Called by `stashtrace run` and `stashtrace merge`. A crash at any point leaves either the raw files, or
-the merged file beside a ring that readers then ignore; so rows are never lost or doubled, and a second
+the merged file next to a ring that readers then ignore; so rows are never lost or doubled, and a second
 call finishes or does nothing. Memory is bounded by ``_BUFFER_BYTES`` whatever the size of the run.
 """
 
@@ -98,7 +98,7 @@ class _Batch:
         self._written: list[_Rewritten] = []
 
     def add(self, process: StashFile) -> None:
-        """Rewrite one file beside the old one."""
+        """Rewrite one file next to the old one."""
         with self._reporting(process):
             self._written.append(_Rewritten(process))
         if len(self._written) >= _BATCH_FILES or sum(w.size for w in self._written) >= _BATCH_BYTES:
@@ -152,7 +152,7 @@ class _Batch:
 
 
 class _Rewritten:
-    """A file rewritten beside the old one, locked, and read back; not yet in its place.
+    """A file rewritten next to the old one, locked, and read back; not yet in its place.
 
     Raises OSError if there is no room or no permission; BlockingIOError if another merge is at work on this file.
     Raises FormatError if what was written does not read back as what was to be written.

@@ -76,7 +76,7 @@ class FileHead:
 
     @property
     def merged(self) -> bool:
-        """Whether the merge rewrote this file; a ring beside it is then stale."""
+        """Whether the merge rewrote this file; a ring next to it is then stale."""
         return bool(self.flags & FLAG_MERGED)
 
 
@@ -261,7 +261,7 @@ def pack_head(records: Sequence[Mapping[str, Any]], metadata: Mapping[str, Any],
 
 
 def dropped_header(size: int, row_count: int) -> bytes:
-    """Bytes of the header that stands in the place of ``size`` bytes of segments, which held so many rows."""
+    """Bytes of the header that stands in the place of ``size`` bytes of segments, which held this many rows."""
     payload_bytes = size - SEGMENT_HEADER.size
     fields = (SYNC_WORD, DROPPED_RECORD, Codec.RAW, 0, 0, row_count, 0, payload_bytes, 0, 0, 0)
     checked = SEGMENT_HEADER.pack(*fields)[:_CHECKED_BYTES]

@@ -32,10 +32,10 @@ LASTING = frozenset(
         *("group", "group_count", "group_peer", "nccl_comm", "device_info", "stream_info", "stack_frame"),
     }
 )
-#: Readings of clocks stay so much longer than other rows: those before a row are needed to place it in time.
+#: Readings of clocks stay this much longer than other rows: those before a row are needed to place it in time.
 CLOCKS_NS = 20_000_000_000
 _CLOCKS = ("clock_sync", "device_clock")
-#: Rows that were let go of can be read anew from the file for so long.
+#: Rows that were let go of can be read again from the file for this long.
 RECALLED_NS = 120_000_000_000
 #: Records that a training loop may write any number of within a step. Without them a step has less to explain it, but
 #: still its number and its length.
@@ -45,7 +45,7 @@ _BULKY = frozenset(
         *("counter", "instant", "device_call", "device_sample", "kernel", "nccl_channel", "nccl_proxy"),
     }
 )
-#: Smaller ranges stay until more rows beside them are let go of: holes are whole pages.
+#: Smaller ranges stay until more rows next to them are let go of: holes are whole pages.
 _LEAST_HOLE_BYTES = 1 << 14
 #: The length of a segment has 32 bits.
 _LONGEST_BYTES = 1 << 30
@@ -162,7 +162,7 @@ class GrowingFile(StashFile):
         self._whole_texts: dict[int, str] = {}
         #: Of the ranges whose rows were let go of; see :meth:`drop`.
         self._holes = Holes()
-        #: Segments whose rows were let go of, and when each was first seen: the last of them can be read anew.
+        #: Segments whose rows were let go of, and when each was first seen: the last of them can be read again.
         self._let_go: deque[tuple[Segment, int]] = deque()
         #: Rows of texts whose parts are not all there yet.
         self._text_parts: list[npt.NDArray[np.void]] = []
@@ -240,7 +240,7 @@ class GrowingFile(StashFile):
     def recalled(self, since_ns: int) -> GrowingFile:
         """Return the file with the rows besides that were let go of and were not there yet at looks before a time.
 
-        They are read anew. Raises FormatError if the file cannot be read any more.
+        They are read again. Raises FormatError if the file cannot be read any more.
         """
         back = [s for s, seen_ns in self._let_go if seen_ns >= since_ns - self._stays_ns(s)]
         if not back:

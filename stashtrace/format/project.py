@@ -1,6 +1,6 @@
 """From the field table of a file to rows of today's schema: numpy dtypes, projected by field name.
 
-A file carries its own field table, so no code converts old versions. A field that the file lacks reads as 0, a field
+A file carries its field table, so no code converts old versions. A field that the file lacks reads as 0, a field
 that today's schema lacks is left out, and the reader skips and counts records that today's schema does not know.
 """
 

@@ -62,7 +62,7 @@ def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str 
     losses: list[LossRow] = []
     names = _list(path)
     stems = sorted({n.rpartition(".")[0] for n in names if n.endswith((".stash", ".ring"))})
-    # File names begin with the pid, and pids start anew now and then: their order says nothing.
+    # File names begin with the pid, and pids start again now and then: their order says nothing.
     processes = sorted(_open_all(path, stems, strict, losses), key=start_ns)
     run = read_run_facts(path, losses, strict)
     if not processes:

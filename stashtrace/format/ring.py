@@ -5,7 +5,7 @@ in both, and ``stash_file`` drops one of the two by its sequence. A row that is 
 drained before, so the .stash has it.
 
 A lost power supply, a full quota or an interrupted copy leaves a file that ends early or has pages of zeros. A ring's
-header says which rows were published: those that are not there are told apart, so that they can be counted.
+header says which rows were published: those that are not there are distinguished, so that they can be counted.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.errors import FormatError
 from stashtrace.format.container import ByteFile, refuse_newer
+from stashtrace.schema.groupby import Bools
 
 RING_FILE_MAGIC = b"STASHRG\n"
 RING_MAGIC = 0x454E414C
@@ -49,7 +49,7 @@ class Ring:
     row_count: int
     dropped: int
     rows: bytes
-    gone: npt.NDArray[np.bool_] | None = None
+    gone: Bools | None = None
 
     def kept_runs(self, begin: int) -> list[tuple[int, int]]:
         """Ranges of rows from number ``begin`` on that the file holds: (first, number behind the last)."""
@@ -65,7 +65,7 @@ class Ring:
 class RingImage:
     """All rings of a ring file, and the number of places where others must have been.
 
-    Without ``has_header`` the count of ``lost_rows`` is gone. The errors (errno, 0 for none) tell why rows were lost
+    Without ``has_header`` the count of ``lost_rows`` is gone. The errors (errno, 0 for none) show why rows were lost
     that no loss row counts.
     """
 
@@ -92,11 +92,11 @@ def read_ring(path: str) -> RingImage | None:
         rings, damaged = _rings(source, None if header is None else header.used_bytes)
     if header is None and not rings:
         raise FormatError(f"{path} is not a stashtrace ring")
-    told_by = header or _RingHeader(0, 0, 0, 0, 0)
-    # An empty ring still tells how many rows the .stash must have.
-    told = [ring for ring in rings if ring.first_sequence or ring.row_count or ring.dropped]
-    errors = (told_by.grow_error, told_by.write_error)
-    return RingImage(told_by.pid, told_by.lost_rows, *errors, told, damaged, header is not None)
+    counts = header or _RingHeader(0, 0, 0, 0, 0)
+    # An empty ring still shows how many rows the .stash must have.
+    known = [ring for ring in rings if ring.first_sequence or ring.row_count or ring.dropped]
+    errors = (counts.grow_error, counts.write_error)
+    return RingImage(counts.pid, counts.lost_rows, *errors, known, damaged, header is not None)
 
 
 class _RingHeader(NamedTuple):
@@ -191,7 +191,7 @@ def _ring_at(source: ByteFile, offset: int) -> tuple[Ring | None, int] | None:
 
 def _copy(
     source: ByteFile, rows_offset: int, capacity: int, row_bytes: int, consumed: int, count: int
-) -> tuple[bytes, npt.NDArray[np.bool_] | None]:
+) -> tuple[bytes, Bools | None]:
     """Bytes of ``count`` rows from number ``consumed`` on, unwrapped, and which of them are gone."""
     begin = consumed & (capacity - 1)
     head = min(count, capacity - begin)
@@ -201,7 +201,7 @@ def _copy(
     return (first.ljust(head * row_bytes, b"\0") + second if second else first), gone if gone.any() else None
 
 
-def _piece(source: ByteFile, offset: int, count: int, row_bytes: int) -> tuple[bytes, npt.NDArray[np.bool_]]:
+def _piece(source: ByteFile, offset: int, count: int, row_bytes: int) -> tuple[bytes, Bools]:
     """Rows that lie side by side, and which of them are gone: cut off, all zeros, or with a part on a page of zeros.
 
     No row is all zeros, and the rows before a published one on its page were written before it. So a page of zeros on

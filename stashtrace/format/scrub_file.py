@@ -48,8 +48,8 @@ class ScrubbedFile(StashFile):
         before = self.head.metadata.get("scrubbed", [])
         done = [str(name) for name in before] if isinstance(before, list) else []
         self._scrubber = scrubber.after(done)
-        told = {key: value for key, value in self.head.metadata.items() if key not in ("losses", "scrubbed")}
-        self._facts = self._scrubber.facts(told) | {"scrubbed": list(dict.fromkeys([*done, *scrubber.done]))}
+        known = {key: value for key, value in self.head.metadata.items() if key not in ("losses", "scrubbed")}
+        self._facts = self._scrubber.facts(known) | {"scrubbed": list(dict.fromkeys([*done, *scrubber.done]))}
 
     @property
     def metadata(self) -> dict[str, Any]:

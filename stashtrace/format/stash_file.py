@@ -19,18 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import FormatError
+from stashtrace.format import container
 from stashtrace.format.codec import decode
-from stashtrace.format.container import (
-    DROPPED_RECORD,
-    ByteFile,
-    FileHead,
-    Segment,
-    pack_segment,
-    read_head,
-    scan_segments,
-)
 from stashtrace.format.project import Layout, current_layouts, layouts, project
 from stashtrace.format.ring import Ring, RingImage, read_ring
+from stashtrace.schema.groupby import Bools
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import LossRow, RawProcess, RawRecords
 
@@ -57,7 +50,7 @@ class Chunk:
 class StashFile:
     """Head and segment index of one process; rows are read by :meth:`load` and :meth:`chunks`.
 
-    ``path``: the .stash file; the .ring beside it is found by name. ``strict``: raise on damage that otherwise becomes
+    ``path``: the .stash file; the .ring next to it is found by name. ``strict``: raise on damage that otherwise becomes
     a loss row.
     """
 
@@ -67,7 +60,7 @@ class StashFile:
         self.strict = strict
         self._ring: RingImage | None = None
         self._losses: Counter[_Loss] = Counter()
-        #: Those that the .ring tells of, and texts that lack parts.
+        #: Those that the .ring mentions, and texts that lack parts.
         self._ring_losses: Counter[_Loss] = Counter()
         #: Rows that are there and cannot be read; a merge carries them along.
         self._unread: Counter[_Loss] = Counter()
@@ -84,9 +77,9 @@ class StashFile:
             self._ring = read_ring(self.ring_path)
         except FormatError as error:
             ring_error = error
-        with ByteFile(path, appended=True) as source:
-            self.head: FileHead = read_head(source)
-            self.segments, skipped, torn, self._scanned_to = scan_segments(source, self.head.data_offset)
+        with container.ByteFile(path, appended=True) as source:
+            self.head: container.FileHead = container.read_head(source)
+            self.segments, skipped, torn, self._scanned_to = container.scan_segments(source, self.head.data_offset)
             self.size_bytes = source.size
         if self.head.merged:
             self._ring = None
@@ -167,7 +160,7 @@ class StashFile:
 
     def chunks(self, records: Collection[str] | None = None, tids: Collection[int] | None = None) -> Iterator[Chunk]:
         """Rows of the named records and threads, all if None: segments in file order, then the .ring."""
-        with ByteFile(self.path, appended=True) as source:
+        with container.ByteFile(self.path, appended=True) as source:
             for segment in self.segments if tids is None else self._segments_of(tids):
                 layout = self.layouts.get(segment.record_id)
                 if layout is None or (records is not None and layout.name not in records):
@@ -184,12 +177,12 @@ class StashFile:
 
     def foreign_segments(self) -> Iterator[tuple[int, bytes]]:
         """Segments of records that the field table does not describe, as they are: (checksum, bytes)."""
-        with ByteFile(self.path) as source:
+        with container.ByteFile(self.path) as source:
             for s in self.segments:
-                if s.record_id not in self.layouts and s.record_id != DROPPED_RECORD:
+                if s.record_id not in self.layouts and s.record_id != container.DROPPED_RECORD:
                     yield (
                         s.payload_crc32,
-                        pack_segment(
+                        container.pack_segment(
                             source.read(s.payload_offset, s.payload_bytes),
                             record_id=s.record_id,
                             codec=s.codec,
@@ -240,7 +233,7 @@ class StashFile:
 
     # Rows ---------------------------------------------------------------------------------------
 
-    def _segments_of(self, tids: Collection[int]) -> list[Segment]:
+    def _segments_of(self, tids: Collection[int]) -> list[container.Segment]:
         """Segments of these threads in file order, from an index: a file that is read in pieces asks often."""
         if self._by_thread is None:
             self._by_thread = {}
@@ -257,7 +250,9 @@ class StashFile:
                 pieces.setdefault(chunk.layout.name, []).append(chunk)
         return {name: join_chunks(pieces.pop(name), current[name].dtype) for name in list(pieces)}
 
-    def _rows_of(self, source: ByteFile, segment: Segment, layout: Layout) -> npt.NDArray[np.void] | None:
+    def _rows_of(
+        self, source: container.ByteFile, segment: container.Segment, layout: Layout
+    ) -> npt.NDArray[np.void] | None:
         payload = source.read(segment.payload_offset, segment.payload_bytes)
         try:
             if len(payload) != segment.payload_bytes or zlib.crc32(payload) != segment.payload_crc32:
@@ -287,10 +282,10 @@ class StashFile:
 
     # Losses -------------------------------------------------------------------------------------
 
-    def _account_for_segments(self, segments: Iterable[Segment]) -> None:
+    def _account_for_segments(self, segments: Iterable[container.Segment]) -> None:
         """Note where each ring ends in the file; gaps between segments become losses."""
         for segment in segments:
-            if segment.record_id == DROPPED_RECORD:
+            if segment.record_id == container.DROPPED_RECORD:
                 self._dropped_rows += segment.row_count
                 self._losses["core", "dropped_rows", int(Severity.INFO), _DROPPED] += segment.row_count
                 continue
@@ -354,12 +349,7 @@ class StashFile:
             self._damage("lost_ring_rows", count, advice, collector, self._ring_losses)
 
     def _gap(
-        self,
-        ends: dict[tuple[int, int], int],
-        losses: Counter[_Loss],
-        ring: tuple[int, int],
-        first: int,
-        count: int,
+        self, ends: dict[tuple[int, int], int], losses: Counter[_Loss], ring: tuple[int, int], first: int, count: int
     ) -> None:
         expected = ends.get(ring, 0)
         missing = 0 if self.head.merged else max(first - expected, 0)
@@ -371,14 +361,7 @@ class StashFile:
             self._damage("missing_rows", missing - known, advice, layout.collector if layout else "format", losses)
         ends[ring] = max(expected, first + count)
 
-    def _lose(
-        self,
-        collector: str,
-        reason: str,
-        count: int,
-        advice: str,
-        losses: Counter[_Loss] | None = None,
-    ) -> None:
+    def _lose(self, collector: str, reason: str, count: int, advice: str, losses: Counter[_Loss] | None = None) -> None:
         losses = self._losses if losses is None else losses
         losses[(collector, reason, int(Severity.DATA_LOSS), advice)] += count
 
@@ -396,7 +379,7 @@ def joined_texts(rows: npt.NDArray[np.void]) -> tuple[dict[int, bytes], set[int]
     A text that lacks a part is cut there and ends in an ellipsis.
     """
 
-    def columns(chosen: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int, int, bytes]]:
+    def columns(chosen: Bools) -> Iterator[tuple[int, int, int, bytes]]:
         fields = (rows[name][chosen].tolist() for name in ("string_id", "part", "length_bytes", "text"))
         return zip(*fields, strict=True)
 
@@ -442,7 +425,7 @@ def join_chunks(chunks: list[Chunk], dtype: np.dtype[np.void]) -> RawRecords:
     tids = np.repeat(np.array([c.tid for c in chunks], dtype=np.uint32), [len(r) for r in rows])
     if len(rows) == 1:
         return RawRecords(rows[0], tids)
-    # Of structured arrays numpy joins the types anew, pair by pair: that costs 100 times what their bytes do.
+    # Of structured arrays numpy joins the types again, pair by pair: that costs 100 times what their bytes do.
     joined = bytearray().join(np.ascontiguousarray(part).data for part in rows)
     return RawRecords(np.frombuffer(joined, dtype=dtype), tids)
 

@@ -30,7 +30,7 @@ _PARTS = (
     ("bcast", CollectiveOp.BROADCAST),
     ("barrier", CollectiveOp.BARRIER),
     # One kernel for a group of sends and receives: an all-to-all, or messages between any two ranks. Only their times
-    # tell whether its ranks wait for each other (``analysis.collectives.matching``).
+    # say whether its ranks wait for each other (``analysis.collectives.matching``).
     ("sendrecv", CollectiveOp.OTHER),
     ("recv", CollectiveOp.RECEIVE),
     ("send", CollectiveOp.SEND),
@@ -72,7 +72,7 @@ _ELEMENT_BYTES = {name: size for size, names in _ELEMENT_TYPES.items() for name 
 def collective_op(name: str) -> CollectiveOp:
     """Return the operation of a name such as ``nccl:all_reduce``, ``AllReduce``, ``ncclDevKernel_AllReduce_Sum_f32``.
 
-    ``CollectiveOp.OTHER`` if the name tells none.
+    ``CollectiveOp.OTHER`` if the name shows none.
     """
     plain = re.sub(r"[^a-z0-9]", "", plain_kernel_name(name).lower())
     return next((op for part, op in _PARTS if part in plain), CollectiveOp.OTHER)

@@ -1,7 +1,7 @@
 """ImportContext: the processes, tracks, strings and tables that importers fill, and what they share in filling them.
 
-``loading.foreign`` makes one context per load and tells it which file comes next; an importer never sees another file.
-Times stay in the file's own clock; ``loading`` maps them.
+``loading.foreign`` makes one context per load and names the file that comes next; an importer never sees another file.
+Times stay in the file's clock; ``loading`` maps them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ImportedProcess:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A rank that a file holds. Claims tell whether the files of a load are of one job."""
+    """A rank that a file holds. Claims show whether the files of a load are of one job."""
 
     process_id: int
     rank: int
@@ -144,7 +144,7 @@ class ImportContext:
         name : str
             Name for people; made from rank and role if empty.
         rank_from : {"file", "name", "assumed", ""}
-            See :class:`Claim`; empty if ranks of this format do not tell jobs apart.
+            See :class:`Claim`; empty if ranks of this format do not distinguish jobs.
         alone : bool
             True if no other file can hold more of this process.
 
@@ -341,7 +341,7 @@ class ImportContext:
         self.metadata.append((process_id, key, value))
 
     def count_from(self, process_id: int, base_ns: int | None) -> None:
-        """Set the base of a file's own times, which its stamps already include; None if the file has none.
+        """Set the base of a file's times, which its stamps already include; None if the file has none.
 
         Times without a base count from that of the other files of the load.
         """
@@ -367,7 +367,7 @@ class ImportContext:
         self._importer, self._source, self._path = importer, source, path
 
     def take(self) -> EventTables:
-        """Return the tables of the files so far, and start anew with the next file."""
+        """Return the tables of the files so far, and start again with the next file."""
         tables = {name: Table.concat(TABLES[name], pieces) for name, pieces in self._pieces.items()}
         self._pieces = {}
         return EventTables(self.strings, tables)
@@ -392,7 +392,7 @@ class ImportContext:
         return np.full(rows, column.missing, dtype=column.dtype)
 
 
-# Columns that several importers derive alike.
+# Columns that several importers derive in the same way.
 
 #: Calls whose result is a number of bytes.
 TRANSFERS = (

@@ -119,7 +119,7 @@ def add_operations(
         "nccl_flags": given["captured"] * int(NcclFlag.CAPTURED),
         **_by_proxies(given, proxies),
     }
-    # The key of a row is its place after sorting, so the details are sorted alike.
+    # The key of a row is its place after sorting, so the details are sorted in the same way.
     order = np.lexsort((given["number"], call))
     context.add(
         "collectives",
@@ -217,19 +217,19 @@ def _times_by_durations(given: Mapping[str, Int64], rows: Bools, processes: Int6
     owner = processes[given["comm"][rows]]
     begin, end = np.empty(len(duration), dtype=np.int64), np.empty(len(duration), dtype=np.int64)
     for process in np.unique(owner).tolist():
-        own = np.flatnonzero(owner == process)
-        passed = np.cumsum(duration[own])
-        latest = np.minimum.accumulate((written[own] - passed)[::-1])[::-1]
-        end[own] = passed + latest
-        begin[own] = end[own] - duration[own]
+        at = np.flatnonzero(owner == process)
+        passed = np.cumsum(duration[at])
+        latest = np.minimum.accumulate((written[at] - passed)[::-1])[::-1]
+        end[at] = passed + latest
+        begin[at] = end[at] - duration[at]
     return begin, end
 
 
 def _clocks(given: Mapping[str, Int64], traced: Bools, process_id: Int64, context: ImportContext) -> None:
     """Add the error of the times, so that ranks are not ordered by times that were laid out."""
     for process in np.unique(process_id).tolist():
-        own = process_id == process
-        seen, laid = own & traced, own & ~traced
+        chosen = process_id == process
+        seen, laid = chosen & traced, chosen & ~traced
         error = 0
         if seen.any():
             apart = np.abs(given["stop_ns"] - given["start_ns"] - given["duration_ns"])[seen & (given["stop_ns"] > 0)]

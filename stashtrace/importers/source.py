@@ -51,7 +51,7 @@ class _Reader(io.RawIOBase):
         return len(content)
 
     def _next(self, most_bytes: int) -> bytes | memoryview:
-        """Return the next bytes, at most so many; none at the end."""
+        """Return the next bytes, at most this many; none at the end."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ class Source:
         self._advance(count)
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the content from its beginning in pieces; ``cut_reason`` tells if it ends early.
+        """Yield the content from its beginning in pieces; ``cut_reason`` shows if it ends early.
 
         Raises
         ------

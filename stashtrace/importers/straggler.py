@@ -4,7 +4,7 @@
          0     0    0   16 forward-compute      0.321    0.546      0  0     0   0   -> kernels
          0     0    0   16 forward-send         0.867    0.004      0 -1    -1  -1   -> kernels, collectives
 
-``meta-NAME.yaml`` beside it says how many ranks the job had. Times are seconds of a GPU's timers from the begin of
+``meta-NAME.yaml`` next to it says how many ranks the job had. Times are seconds of a GPU's timers from the begin of
 their step, as 32-bit floats. What is read and what cannot be known: ``docs/importers/straggler.md``.
 """
 
@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.errors import ImporterError
 from stashtrace.importers.collective_names import subgroup_hash
 from stashtrace.importers.import_context import Bools, ImportContext, Int64
 from stashtrace.importers.import_limits import OutOfBoundsError
 from stashtrace.importers.source import Source
-from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.groupby import Floats, GroupBy
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, HOST_NOT_RECORDED, PIPELINE_STAGE
 from stashtrace.store.bounded_parquet import parquet_file, read_parquet
@@ -107,7 +106,7 @@ def load(source: Source, context: ImportContext) -> None:
     _Job({name: values[whole] for name, values in numbers.items()}, names, sizes, context).add()
 
 
-def _is_whole(numbers: Mapping[str, npt.NDArray[np.float64]]) -> Bools:
+def _is_whole(numbers: Mapping[str, Floats]) -> Bools:
     """Return which rows have an operation, a place and a time."""
     whole = np.ones(len(numbers["rank"]), dtype=bool)
     for name, values in numbers.items():
@@ -118,7 +117,7 @@ def _is_whole(numbers: Mapping[str, npt.NDArray[np.float64]]) -> Bools:
 
 
 def _sizes(path: Path) -> dict[str, int]:
-    """Return the sizes of the job by dimension, from the file of metadata beside the trace; empty without one."""
+    """Return the sizes of the job by dimension, from the file of metadata next to the trace; empty without one."""
     beside = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml")
     try:
         with open_binary(beside) as file:
@@ -146,11 +145,7 @@ class _Job:
     """Rows of one file, with their times on one timeline."""
 
     def __init__(
-        self,
-        numbers: Mapping[str, npt.NDArray[np.float64]],
-        names: list[str],
-        sizes: Mapping[str, int],
-        context: ImportContext,
+        self, numbers: Mapping[str, Floats], names: list[str], sizes: Mapping[str, int], context: ImportContext
     ) -> None:
         self._context, self._names, self._sizes = context, names, sizes
         integers = {name: values.astype(np.int64) for name, values in numbers.items()}
@@ -158,7 +153,7 @@ class _Job:
         self._dp, self._stage = integers["dp_rank"], integers["stage"]
         begin = np.rint(numbers["start_ts"] * _SECOND_NS).astype(np.int64)
         end = begin + np.rint(numbers["duration"] * _SECOND_NS).astype(np.int64)
-        # Each step counts from its own begin. Steps are laid one after the other: the time between is not recorded.
+        # Each step counts from its begin. Steps are laid one after the other: the time between is not recorded.
         steps = GroupBy(integers["step"])
         self._numbers, self._step = steps.values, steps.number
         offsets = np.append(0, np.cumsum(steps.max(end)))[self._step]

@@ -1,6 +1,6 @@
 """Load files of other tools as one Trace: the importer that recognises a file reads it, and all share one timeline.
 
-If a file cannot be read, only its own rows are lost.
+If a file cannot be read, only its rows are lost.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Progress = Callable[[int, int, str], None]
 #: Progress is reported once per this many files while a folder is listed.
 _COUNTED_AT_ONCE = 1000
 _APART = "put the files of each job into a folder of its own; `stashtrace diff A B` compares two"
-#: Suffixes of files that often lie beside traces; such a file is skipped without a loss row.
+#: Suffixes of files that often lie next to traces; such a file is skipped without a loss row.
 _FOREIGN_SUFFIXES = (".md", ".txt", ".log", ".py", ".toml", ".yaml", ".csv", ".png", ".html")
 
 
@@ -103,7 +103,7 @@ class Imported:
                 if file.suffix not in _FOREIGN_SUFFIXES:
                     self._pass_over(file, error)
                 elif isinstance(error, RefusedFileError):
-                    self.errors.append(error)  # told if nothing else is there
+                    self.errors.append(error)  # reported if nothing else is there
             else:
                 self._import(source, name, importer)
                 parts.append(self.context.take())
@@ -175,9 +175,9 @@ class Imported:
                 stamps = table[name]
                 seen = stamps >= 0
                 for process_id in np.unique(processes[seen]).tolist():
-                    own = stamps[seen & (processes == process_id)]
-                    firsts[process_id] = min(firsts.get(process_id, int(own.min())), int(own.min()))
-                    lasts[process_id] = max(lasts.get(process_id, int(own.max())), int(own.max()))
+                    chosen = stamps[seen & (processes == process_id)]
+                    firsts[process_id] = min(firsts.get(process_id, int(chosen.min())), int(chosen.min()))
+                    lasts[process_id] = max(lasts.get(process_id, int(chosen.max())), int(chosen.max()))
         _number_anew(parts, self.context.renumbered)
         known = self.context.processes
         refuse_several_jobs(self.context, self.paths, {p: (firsts[p], lasts[p]) for p in firsts})
@@ -337,10 +337,10 @@ def _add_bases(parts: Sequence[EventTables], bases_ns: Mapping[int, int | None],
 def _number_anew(parts: Sequence[EventTables], hashes: Collection[int]) -> None:
     """Renumber the collectives of these groups from 0; order and matching across ranks stay as they were."""
     for value in hashes:
-        own = [part.collectives["group_hash"] == np.uint64(value) for part in parts]
-        used = [part.collectives["sequence"][rows] for part, rows in zip(parts, own, strict=True)]
+        chosen = [part.collectives["group_hash"] == np.uint64(value) for part in parts]
+        used = [part.collectives["sequence"][rows] for part, rows in zip(parts, chosen, strict=True)]
         numbers = np.unique(np.concatenate(used))
-        for part, rows in zip(parts, own, strict=True):
+        for part, rows in zip(parts, chosen, strict=True):
             if rows.any():
                 sequence = part.collectives["sequence"].copy()
                 sequence[rows] = np.searchsorted(numbers, sequence[rows])
@@ -415,14 +415,14 @@ def refuse_several_jobs(context: ImportContext, paths: Sequence[str], spans_ns: 
         )
         raise _several_jobs(folder, jobs, _APART)
     for importer in dict.fromkeys(claim.importer for claim in context.claims):
-        own = [claim for claim in context.claims if claim.importer == importer]
-        by_size = _by_size(own)
-        jobs = by_size or _by_rank(own, spans_ns)
+        chosen = [claim for claim in context.claims if claim.importer == importer]
+        by_size = _by_size(chosen)
+        jobs = by_size or _by_rank(chosen, spans_ns)
         if not jobs:
             continue
-        folder = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(c.path) or "." for c in own])
+        folder = paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(c.path) or "." for c in chosen])
         hint = _APART
-        if not by_size and any(claim.rank_from == "assumed" for claim in own):
+        if not by_size and any(claim.rank_from == "assumed" for claim in chosen):
             hint = f"if they are ranks of one job, call the files rank0, rank1, ...; else {hint}"
         raise _several_jobs(folder, jobs, hint)
 
@@ -478,10 +478,10 @@ def _by_rank(claims: Sequence[Claim], spans_ns: Mapping[int, tuple[int, int]]) -
                 )
                 for value in jobs
             ]
-    own = [claim for claim in claims if claim.rank == twice[0]]
-    assumed = ", assumed" if own[0].rank_from == "assumed" else ""
+    chosen = [claim for claim in claims if claim.rank == twice[0]]
+    assumed = ", assumed" if chosen[0].rank_from == "assumed" else ""
     by_process: dict[int, list[str]] = {}
-    for claim in own:
+    for claim in chosen:
         by_process.setdefault(claim.process_id, []).append(claim.path)
     return [(f"rank {twice[0]}{assumed}", list(dict.fromkeys(files))) for files in by_process.values()]
 

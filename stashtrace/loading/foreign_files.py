@@ -169,7 +169,7 @@ def _first_of(formats: Sequence[UnreadFormat], head: bytes) -> UnreadFormat | No
 
 #: In a folder with more files than this, a sample is examined first.
 FEW_FILES = 1000
-#: Suffixes of files that are numerous in data sets and beside jobs; no tool writes traces with such a name.
+#: Suffixes of files that are numerous in data sets and next to jobs; no tool writes traces with such a name.
 NEVER_TRACES = frozenset(
     (
         *(".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".mp4", ".avi", ".mkv", ".wav", ".flac"),
@@ -385,8 +385,8 @@ def held_bytes() -> int:
 
 def free_bytes() -> int | None:
     """Return the free memory in bytes, of the machine or of the container if that is less; None if unknown."""
-    told = _read("/proc/meminfo")
-    available = re.search(r"^MemAvailable:\s+(\d+) kB", told, re.MULTILINE)
+    meminfo = _read("/proc/meminfo")
+    available = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
     free = [int(available[1]) << 10] if available else []
     for most, used, details in _GROUP_FILES:
         limits = [_read(path).strip() for path in (most, used)]

@@ -147,15 +147,15 @@ def refuse_strangers(runs: Sequence[RawRun]) -> None:
     in time.
     """
     ids = {str(f.metadata.get("run_id", "")) for run in runs for f in run.processes}
-    told = _places_of(runs)
-    worlds = {place.world_size for part in told for place in part if place.world_size >= 0}
+    known = _places_of(runs)
+    worlds = {place.world_size for part in known for place in part if place.world_size >= 0}
     names = [str(run.path) for run in runs]
     hint = f"compare them instead: `stashtrace diff {names[0]} {names[-1]}`"
-    if len(ids) > 1 and (any(all(place.rank < 0 for place in part) for part in told) or len(worlds) != 1):
+    if len(ids) > 1 and (any(all(place.rank < 0 for place in part) for part in known) or len(worlds) != 1):
         raise FormatError(f"{_list_text(names)} are not parts of one job: ranks or world sizes do not fit", hint=hint)
-    if any(place.elastic for part in told for place in part):
+    if any(place.elastic for part in known for place in part):
         _refuse_successors(runs, hint)
-    _refuse_twins(runs, told, len(ids) == 1, hint)
+    _refuse_twins(runs, known, len(ids) == 1, hint)
     hours = _largest_gap_ns(runs) / _HOUR_NS
     if hours > _LARGEST_GAP_HOURS:
         raise FormatError(

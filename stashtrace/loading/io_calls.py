@@ -10,16 +10,16 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.loading.decode import IoRows
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.groupby import Bools
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.order import SORT_KEYS
 from stashtrace.schema.table import Array, GrowingTable, Table
 from stashtrace.schema.trace import EventTables, Trace
 
-#: The calls of runs with at most so many are kept in memory: 44 bytes each.
+#: The calls of runs with at most this many are kept in memory: 44 bytes each.
 KEPT_ROWS = 8_000_000
 _BLOCKED = int(IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)
 #: Masks by code (any of 16 bits in a damaged file): calls that are notable, and calls that may be.
@@ -107,7 +107,7 @@ def outline_io(source: IoSource, parts: Iterable[EventTables | Trace], tracks_co
     return outline
 
 
-def _loop_tracks(parts: Iterable[EventTables | Trace], tracks_count: int) -> npt.NDArray[np.bool_]:
+def _loop_tracks(parts: Iterable[EventTables | Trace], tracks_count: int) -> Bools:
     """Return a mask of the tracks that are threads which may drive a training loop."""
     drives = np.zeros(tracks_count, dtype=bool)
     for part in parts:
@@ -120,7 +120,7 @@ def _loop_tracks(parts: Iterable[EventTables | Trace], tracks_count: int) -> npt
 class _Notable(GrowingTable):
     """Notable rows, collected from pieces."""
 
-    def __init__(self, loop_tracks: npt.NDArray[np.bool_]) -> None:
+    def __init__(self, loop_tracks: Bools) -> None:
         super().__init__(TABLES["io"])
         self.loop_tracks = loop_tracks
 
@@ -132,7 +132,7 @@ class _Notable(GrowingTable):
 
 
 def _load(outline: Outline, rows_count: int) -> Table:
-    """Return the io table of at most ``rows_count`` rows; beside it, only one piece is in memory at a time."""
+    """Return the io table of at most ``rows_count`` rows; apart from it, only one piece is in memory at a time."""
     schema = TABLES["io"]
     columns = {c.name: np.empty(rows_count, dtype=c.dtype) for c in schema.columns}
     in_order = _read(outline, columns=columns)
@@ -166,7 +166,7 @@ def _read(outline: Outline, *, notable: _Notable | None = None, columns: dict[st
     return in_order
 
 
-def _is_notable(io: Table, loop_tracks: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _is_notable(io: Table, loop_tracks: Bools) -> Bools:
     op, track = io["op_code"].view(np.uint16), io["track_id"]
     notable = ((io["io_flags"] & _BLOCKED) != 0) | _RECEIVES[op]
     if len(track) and loop_tracks[track[0] : track[-1] + 1].any():

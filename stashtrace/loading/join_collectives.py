@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from stashtrace.collectors.decode_context import DecodeContext, Int64, Subgroup
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.groupby import Bools
 from stashtrace.schema.kinds import CollectiveFlag, CollectiveOp, CollectiveSource, NcclFlag, Severity
 from stashtrace.schema.table import Table
 
@@ -125,7 +126,7 @@ def _nesting(host: Table, device: Table) -> Int64:
     return inside
 
 
-def _parts_of_other_calls(host: Table, device: Table, inside: Int64) -> npt.NDArray[np.bool_]:
+def _parts_of_other_calls(host: Table, device: Table, inside: Int64) -> Bools:
     """Return a mask of the rows of ``device`` that are parts of a torch call of another kind."""
     known = inside >= 0
     out = np.zeros(len(device), dtype=bool)
@@ -151,7 +152,7 @@ def _vote(host: Table, device: Table, inside: Int64, notes: GroupNotes) -> None:
         notes.votes[subgroup.group_hash if subgroup else nccl, torch] += count
 
 
-def _add_torch_facts(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.bool_]) -> Table:
+def _add_torch_facts(host: Table, device: Table, inside: Int64, collapsed: Bools) -> Table:
     """Return the device's rows with the facts that torch recorded of them."""
     rows = np.flatnonzero((inside >= 0) & ~collapsed)
     if not len(rows):
@@ -171,7 +172,7 @@ def _add_torch_facts(host: Table, device: Table, inside: Int64, collapsed: npt.N
     return device.replace(**changes)
 
 
-def _add_times(host: Table, device: Table, inside: Int64, collapsed: npt.NDArray[np.bool_]) -> Table:
+def _add_times(host: Table, device: Table, inside: Int64, collapsed: Bools) -> Table:
     """Return torch's rows with the times of their parts."""
     if not collapsed.any():
         return host

@@ -36,7 +36,7 @@ import numpy as np
 from stashtrace.errors import DataLossWarning, FormatError, StashtraceError, UsageError
 from stashtrace.format.reader import RUN_FILE, RawRun, open_run
 from stashtrace.format.stash_file import StashFile
-from stashtrace.loading import io_calls
+from stashtrace.loading import io_calls, process_identity
 from stashtrace.loading.clocks import device_clock
 from stashtrace.loading.clocks.align_recorded import MEETING_TABLES, align_run
 from stashtrace.loading.clocks.host_clock import RunClocks, host_clocks
@@ -46,14 +46,6 @@ from stashtrace.loading.foreign_files import files_of
 from stashtrace.loading.io_calls import read_io
 from stashtrace.loading.join import join_tables
 from stashtrace.loading.join_collectives import GroupNotes
-from stashtrace.loading.process_identity import (
-    Process,
-    choose_processes,
-    generations,
-    identify_processes,
-    leader,
-    own_first,
-)
 from stashtrace.loading.run_tables import OpenedRun, describe, recorded_window, without_torn_collectives
 from stashtrace.loading.temporary_archives import named, unpacked_paths
 from stashtrace.schema.events import TABLES
@@ -213,11 +205,7 @@ def open_processes(
 
 
 def identify_run(
-    runs: list[RawRun],
-    path: str,
-    start: int | None,
-    ranks: Collection[int] | None,
-    others: Sequence[StashFile] = (),
+    runs: list[RawRun], path: str, start: int | None, ranks: Collection[int] | None, others: Sequence[StashFile] = ()
 ) -> OpenedRun:
     """Identify the processes of opened directories and align their clocks.
 
@@ -228,13 +216,13 @@ def identify_run(
     files = [*own_files, *others]
     core = [file.load(_CORE_RECORDS) for file in files]
     clocks = host_clocks(runs[0].path, core)
-    everyone = identify_processes(files, core, clocks, start, runs[0].run_id)
+    everyone = process_identity.identify_processes(files, core, clocks, start, runs[0].run_id)
     own = everyone[: len(own_files)]
-    clocks.refer_to(leader(own).clock)
+    clocks.refer_to(process_identity.leader(own).clock)
     clock_losses = _align(runs, everyone, clocks) if len(clocks.of_boots()) > 1 else []
     clocks.count_from(_first_ns(runs, own, clocks))
-    processes = own_first(choose_processes(everyone, ranks, path), others)
-    shown, starts = generations([process.identity for process in everyone])
+    processes = process_identity.own_first(process_identity.choose_processes(everyone, ranks, path), others)
+    shown, starts = process_identity.generations([process.identity for process in everyone])
     tracks = thread_tracks(processes)
     processes, device_losses = _with_device_clocks(processes)
     return OpenedRun(
@@ -270,25 +258,25 @@ def _start_of(run_id: str | None) -> int | None:
     return int(number)
 
 
-def _align(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunClocks) -> list[LossRow]:
+def _align(runs: Sequence[RawRun], everyone: Sequence[process_identity.Process], clocks: RunClocks) -> list[LossRow]:
     """Correct the clocks of several hosts by their common operations, decoded on the first guess."""
     clocks.count_from(_first_ns(runs, everyone, clocks))
-    processes = choose_processes(everyone, None, "")
+    processes = process_identity.choose_processes(everyone, None, "")
     tracks = thread_tracks(processes)
     processes, _ = _with_device_clocks(processes)
     decoded = decode_processes(processes, tracks, MEETING_TABLES)
     return align_run(clocks, processes, [one.tables for one in decoded], [one.end_ns for one in decoded])
 
 
-def _first_ns(runs: Sequence[RawRun], everyone: Sequence[Process], clocks: RunClocks) -> int:
+def _first_ns(runs: Sequence[RawRun], everyone: Sequence[process_identity.Process], clocks: RunClocks) -> int:
     """Return the begin of the run in ns on the reference's monotonic clock."""
     clocks.count_from(0)
     begins = [process.begin_ns for process in everyone]
-    told = [run.run.get("begin_monotonic_ns") for run in runs if run.run.get("boot_id") == clocks.reference]
-    return min(begins + [begin for begin in told if isinstance(begin, int)])
+    known = [run.run.get("begin_monotonic_ns") for run in runs if run.run.get("boot_id") == clocks.reference]
+    return min(begins + [begin for begin in known if isinstance(begin, int)])
 
 
-def thread_tracks(processes: Sequence[Process], tracks: TrackRegistry | None = None) -> TrackRegistry:
+def thread_tracks(processes: Sequence[process_identity.Process], tracks: TrackRegistry | None = None) -> TrackRegistry:
     """Register the tracks of all threads first, so that ids do not depend on which tables are loaded.
 
     ``tracks``: where they are added; a new registry by default.
@@ -300,13 +288,15 @@ def thread_tracks(processes: Sequence[Process], tracks: TrackRegistry | None = N
     return tracks
 
 
-def _with_device_clocks(processes: Sequence[Process]) -> tuple[list[Process], list[tuple[int, LossRow]]]:
+def _with_device_clocks(
+    processes: Sequence[process_identity.Process],
+) -> tuple[list[process_identity.Process], list[tuple[int, LossRow]]]:
     """Return the processes with their device clocks, and losses; a host's processes share readings of one device."""
     times, losses = device_clock.device_times((p.core, p.clock, p.clock.boot_id) for p in processes)
     return [replace(p, device_times=own) for p, own in zip(processes, times, strict=True)], losses
 
 
-# What is in memory of a run that still records, and what other hosts tell of their ranks.
+# What is in memory of a run that still records, and what other hosts report of their ranks.
 #
 #     own processes of this host    all tables   -> trace    what the analyses read
 #     ranks of other hosts          a few tables -> joint    with the trace: numbers of steps, collectives matched
@@ -335,25 +325,25 @@ class GrownRun:
 def load_growing(run: RawRun, others: Sequence[StashFile] = ()) -> GrownRun:
     """Load what is in memory of a run that still records, as ``load_trace`` does; nothing is warned of.
 
-    ``run``: of ``format.growing.GrowingRun.look``. ``others``: what other hosts tell of their ranks. Of an elastic job
-    the last start is loaded. Raises FormatError if no process has a clock reading.
+    ``run``: of ``format.growing.GrowingRun.look``. ``others``: what other hosts report of their ranks. Of an elastic
+    job the last start is loaded. Raises FormatError if no process has a clock reading.
     """
     opened = identify_run([run], run.path, None, None, others)
     if opened.starts and opened.start != opened.starts[-1]:
         opened = identify_run([run], run.path, opened.starts[-1], None, others)
-    told = {id(file) for file in others}
-    own = [process for process in opened.processes if id(process.file) not in told]
-    theirs = opened.processes[len(own) :]
+    known = {id(file) for file in others}
+    ours = [process for process in opened.processes if id(process.file) not in known]
+    theirs = opened.processes[len(ours) :]
     # Tracks of this host come first, so that those of others can be left out.
-    opened = replace(opened, tracks=thread_tracks(own, TrackRegistry(opened.strings)))
-    decoded = decode_processes(own, opened.tracks, None)
+    opened = replace(opened, tracks=thread_tracks(ours, TrackRegistry(opened.strings)))
+    decoded = decode_processes(ours, opened.tracks, None)
     tracks_count = len(opened.tracks)
     outline, io = read_io([one.io for one in decoded], [one.tables for one in decoded], tracks_count)
     decoded += decode_processes(theirs, thread_tracks(theirs, opened.tracks), _JOINT_TABLES)
     notes = GroupNotes.of_all(one.notes for one in decoded)
     tables = join_tables([one.tables for one in decoded], None, notes, opened.tracks) | describe(opened, decoded)
     mine = (
-        {name: _of_first(name, table, len(own), tracks_count) for name, table in tables.items()}
+        {name: _of_first(name, table, len(ours), tracks_count) for name, table in tables.items()}
         if theirs
         else dict(tables)
     )

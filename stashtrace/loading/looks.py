@@ -32,12 +32,7 @@ _MOST_FRAMES = 64
 
 
 def look_at(
-    trace: Trace,
-    path: str,
-    wanted: Mapping[int, int],
-    *,
-    run_id: str | None = None,
-    window_s: float = WINDOW_S,
+    trace: Trace, path: str, wanted: Mapping[int, int], *, run_id: str | None = None, window_s: float = WINDOW_S
 ) -> Trace:
     """Look at processes of a live run; return its trace with what was seen.
 
@@ -88,11 +83,11 @@ def _holder(trace: Trace, process: int, tid: int) -> ThreadLook | None:
     rows = np.flatnonzero(samples["process_id"] == process)
     rows = rows[samples["ts_ns"][rows] > samples["ts_ns"][rows].max(initial=0) - _HOLDS_GIL_NS]
     held = rows[(samples["sample_flags"][rows] & int(StackFlag.HOLDS_GIL)) != 0]
-    own = tracks.take((tracks["process_id"] == process) & np.isin(tracks["track_id"], samples["track_id"][held]))
-    if len(held) < _HOLDS_GIL_COUNT or len(own) != 1 or int(own["native_id"][0]) == tid:
+    part = tracks.take((tracks["process_id"] == process) & np.isin(tracks["track_id"], samples["track_id"][held]))
+    if len(held) < _HOLDS_GIL_COUNT or len(part) != 1 or int(part["native_id"][0]) == tid:
         return None
-    other = int(own["native_id"][0])
-    return ThreadLook(other, trace.text(int(own["name_code"][0])), frames=newest_stack(trace, process, other))
+    other = int(part["native_id"][0])
+    return ThreadLook(other, trace.text(int(part["name_code"][0])), frames=newest_stack(trace, process, other))
 
 
 def newest_stack(trace: Trace, process: int, tid: int, since_ns: int = -1) -> tuple[str, ...]:
@@ -101,8 +96,8 @@ def newest_stack(trace: Trace, process: int, tid: int, since_ns: int = -1) -> tu
     ``tid``: as the process itself numbers it. ``since_ns``: an older sample says nothing. Empty if there is none.
     """
     samples, tracks = trace.stack_samples, trace.tracks
-    own = tracks["track_id"][(tracks["process_id"] == process) & (tracks["native_id"] == tid)]
-    rows = np.flatnonzero(np.isin(samples["track_id"], own) & (samples["frame_key"] > 0))
+    chosen = tracks["track_id"][(tracks["process_id"] == process) & (tracks["native_id"] == tid)]
+    rows = np.flatnonzero(np.isin(samples["track_id"], chosen) & (samples["frame_key"] > 0))
     if not len(rows):
         return ()
     row = rows[samples["ts_ns"][rows].argmax()]
@@ -114,8 +109,8 @@ def newest_stack(trace: Trace, process: int, tid: int, since_ns: int = -1) -> tu
 def frames_of(trace: Trace, process: int, frame_key: int) -> tuple[str, ...]:
     """Return a frame and its callers, the innermost first, as ``function at file:line``."""
     table = trace.frames
-    own = np.flatnonzero(table["process_id"] == process)
-    row_of = dict(zip(table["frame_key"][own].tolist(), own.tolist(), strict=True))
+    rows = np.flatnonzero(table["process_id"] == process)
+    row_of = dict(zip(table["frame_key"][rows].tolist(), rows.tolist(), strict=True))
     frames: list[str] = []
     while frame_key in row_of and len(frames) < _MOST_FRAMES:
         row = row_of[frame_key]
@@ -150,8 +145,8 @@ def _files_by_process(trace: Trace, files: Sequence[StashFile]) -> dict[int, Sta
     """Return the file of each process; of images of one process, the last one."""
     by_name: dict[tuple[str, str, int], StashFile] = {}
     for file in files:
-        told = file.metadata
-        by_name[str(told.get("host", "")), str(told.get("boot_id", "")), _pid(file)] = file
+        known = file.metadata
+        by_name[str(known.get("host", "")), str(known.get("boot_id", "")), _pid(file)] = file
     found = {}
     for row in trace.processes.rows():
         file_of = by_name.get((trace.text(row["host_code"]), trace.text(row["boot_code"]), row["pid"]))
@@ -161,5 +156,5 @@ def _files_by_process(trace: Trace, files: Sequence[StashFile]) -> dict[int, Sta
 
 
 def _pid(file: StashFile) -> int:
-    told: Any = file.metadata.get("pid", 0)
-    return int(told)
+    known: Any = file.metadata.get("pid", 0)
+    return int(known)

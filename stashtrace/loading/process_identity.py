@@ -105,22 +105,10 @@ class Process:
         """Return the context that the decoders of its rows take."""
         who = self.identity
         identity = ProcessIdentity(
-            self.number,
-            self.facts.pid,
-            who.rank,
-            who.local_rank,
-            who.world_size,
-            who.role,
-            who.worker_id,
-            who.parent,
+            self.number, self.facts.pid, who.rank, who.local_rank, who.world_size, who.role, who.worker_id, who.parent
         )
         return DecodeContext(
-            identity,
-            tracks=tracks,
-            texts=raw.strings,
-            clock=self.clock,
-            wanted=tables,
-            device_times=self.device_times,
+            identity, tracks=tracks, texts=raw.strings, clock=self.clock, wanted=tables, device_times=self.device_times
         )
 
 
@@ -189,11 +177,11 @@ def choose_processes(processes: Sequence[Process], ranks: Collection[int] | None
 
 
 def own_first(processes: Sequence[Process], others: Sequence[StashFile]) -> list[Process]:
-    """Return chosen processes numbered anew: those whose files are among ``others`` behind all others."""
+    """Return chosen processes numbered again: those whose files are among ``others`` behind all others."""
     if not others:
         return list(processes)
-    told = {id(file) for file in others}
-    ordered = sorted(processes, key=lambda process: id(process.file) in told)
+    known = {id(file) for file in others}
+    ordered = sorted(processes, key=lambda process: id(process.file) in known)
     number = {process.number: new for new, process in enumerate(ordered)}
     return [
         replace(p, number=new, identity=replace(p.identity, parent=number.get(p.identity.parent, -1)))
@@ -226,9 +214,9 @@ def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -
     """
     identities = [Identity(parent=p) for p in _parents(processes)]
     workers = {i for i, p in enumerate(processes) if _is_worker(i, processes, identities)}
-    told = places([p.environment for p in processes], workers)
-    own = [p.said("rank", place.rank) for p, place in zip(processes, told, strict=True)]
-    _count_generations(processes, identities, own, told, workers)
+    known = places([p.environment for p in processes], workers)
+    own = [p.said("rank", place.rank) for p, place in zip(processes, known, strict=True)]
+    _count_generations(processes, identities, own, known, workers)
     chosen = generation if generation is not None else _main_generation(processes, identities)
     for index, identity in enumerate(identities):
         if identity.generation not in (-1, chosen):
@@ -238,8 +226,8 @@ def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -
         facts, identity = processes[index], identities[index]
         identity.role = ProcessRole.RANK
         identity.rank = rank
-        identity.local_rank = facts.said("local_rank", told[index].local_rank)
-        identity.world_size = facts.said("world_size", told[index].world_size)
+        identity.local_rank = facts.said("local_rank", known[index].local_rank)
+        identity.world_size = facts.said("world_size", known[index].world_size)
     for index, identity in enumerate(identities):
         if identity.role is not ProcessRole.RANK:
             _serve(index, identities, processes, own, leaders, workers)
@@ -477,9 +465,9 @@ def places(environments: Sequence[Mapping[str, Any]], aside: Collection[int] = (
     worker may have variables that its rank set for itself.
     """
     for launcher in _LAUNCHERS:
-        told = [_place(launcher, environment) for environment in environments]
-        if any(place.rank >= 0 for index, place in enumerate(told) if index not in aside):
-            return told
+        known = [_place(launcher, environment) for environment in environments]
+        if any(place.rank >= 0 for index, place in enumerate(known) if index not in aside):
+            return known
     return [Place()] * len(environments)
 
 

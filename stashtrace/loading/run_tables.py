@@ -78,13 +78,13 @@ def _process_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
     ends_ns = {d.number: max(d.end_ns, d.io.end_ns) for d in decoded}
     rows = []
     for process in run.processes:
-        told, who, begin = process.file.metadata, process.identity, process.begin_ns
+        known, who, begin = process.file.metadata, process.identity, process.begin_ns
         rows.append(
             (
                 process.number,
-                code(str(told.get("host", ""))),
-                code(str(told.get("boot_id", ""))),
-                code(str(told.get("netns", ""))),
+                code(str(known.get("host", ""))),
+                code(str(known.get("boot_id", ""))),
+                code(str(known.get("netns", ""))),
                 process.facts.pid,
                 who.parent,
                 who.rank,
@@ -145,14 +145,14 @@ def _stack_table(run: OpenedRun) -> Table:
     }
     processes = {(str(p.file.metadata.get("host", "")), p.facts.pid): p for p in run.processes}
     tables = []
-    for told in (one for raw in run.runs for facts in raw.host_facts for one in facts.get(STACKS, ())):
-        process = processes.get((told["host"], told["pid"]))
+    for recorded in (one for raw in run.runs for facts in raw.host_facts for one in facts.get(STACKS, ())):
+        process = processes.get((recorded["host"], recorded["pid"]))
         if process is None:
             continue
-        names, common_ns = run.strings.codes(told["functions"]), process.clock.common_ns
+        names, common_ns = run.strings.codes(recorded["functions"]), process.clock.common_ns
         rows = [
             (common_ns(begin), common_ns(end), track, depth, line, int(names[function]))
-            for tid, begin, end, function, line, depth in told["rows"]
+            for tid, begin, end, function, line, depth in recorded["rows"]
             if (track := track_of.get((process.number, tid))) is not None
         ]
         tables.append(Table.from_rows(schema, rows))
@@ -341,9 +341,9 @@ def _joint_window(run: OpenedRun) -> Window | None:
     clocks, parts = run.clocks.of_boots(), []
     for facts in (facts for raw in run.runs for facts in raw.host_facts):
         clock = clocks.get(str(facts.get("boot_id", "")))
-        told = [step for text in facts.get(WINDOW_STEPS, ()) if (step := Window.read(text, "0")) is not None]
-        if clock is not None and told:
-            parts.append((clock, {step.first_step: step.begins_ns for step in told}))
+        known = [step for text in facts.get(WINDOW_STEPS, ()) if (step := Window.read(text, "0")) is not None]
+        if clock is not None and known:
+            parts.append((clock, {step.first_step: step.begins_ns for step in known}))
     if not parts:
         return None
     first = max(min(steps) for _, steps in parts)

@@ -19,7 +19,7 @@ from stashtrace.errors import ImporterError
 from stashtrace.importers.source import Source
 from stashtrace.importers.unpack_archive import archive_kind, unpack
 from stashtrace.loading.foreign_files import NEVER_TRACES
-from stashtrace.whole_files import folder_beside
+from stashtrace.whole_files import folder_next_to
 
 #: (path of the archive, its device, inode, size and time of change) -> what is in it, and the folder that holds that.
 _KNOWN: dict[tuple[str, tuple[int, ...]], tuple[Path, Path]] = {}
@@ -43,7 +43,7 @@ def unpacked(path: str | os.PathLike[str]) -> str:
     if key not in _KNOWN:
         with ExitStack() as stack:
             root = Path(tempfile.gettempdir(), f"stashtrace-unpacked-{os.geteuid()}")
-            folder = stack.enter_context(folder_beside(root))
+            folder = stack.enter_context(folder_next_to(root))
             if not unpack(archive, kind, folder, _may_be_trace):
                 listing = f"{'tar -tf' if kind == 'tar' else 'unzip -l'} {shlex.quote(str(archive))}"
                 raise ImporterError(

@@ -167,7 +167,7 @@ def install() -> None:
         surroundings.pin_to_share()
     hook = ImportHook(tuple(PROBES), _imported)
     for name in tuple(PROBES):
-        if name in sys.modules:  # by the user's own sitecustomize
+        if name in sys.modules:  # by the user's sitecustomize
             _imported(name, sys.modules[name])
     sys.meta_path.insert(0, hook)
 

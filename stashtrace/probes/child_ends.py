@@ -55,7 +55,7 @@ def note(collector: str, pid: int | None, exit_code: int | None, role: str, send
 def _memory_kills() -> int:
     """Return how many processes of our cgroup, or else of the host, the kernel has ended for want of memory.
 
-    It is -1 where no file tells. The files are those of cgroup v2 (memory.events) and v1 (memory.oom_control), and
+    It is -1 where no file shows. The files are those of cgroup v2 (memory.events) and v1 (memory.oom_control), and
     /proc/vmstat; each has a line ``oom_kill N``, that of the cgroup also where the host had no memory left.
     """
     files = []

@@ -1,12 +1,12 @@
 """A few small messages between hosts, at the start and at the end of a job, by which their clocks are compared.
 
     child    send |--------------------| receive      the parent's two stamps lie between the child's two;
-    parent           receive |-| send                 the shortest of some dozens of exchanges tells most
+    parent           receive |-| send                 the shortest of some dozens of exchanges says most
 
 ``torch.distributed`` calls this when the default group has been made, before it is destroyed, and at the end of the
 process. Nothing happens in between, and nothing at all in a job of one host. One process of each host takes part. They
 meet in the store that torch made for the group: each takes a number, leaves its address under it, and connects to its
-parent in a tree in which each has up to sixteen children. Both sides write their own stamps (``clock_ping`` rows).
+parent in a tree in which each has up to sixteen children. Both sides write their stamps (``clock_ping`` rows).
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Ping:
     def meet(self) -> None:
         """Take a number, connect to the parent and exchange; wait for the children, if their number is known."""
         taken = int(self._store.add(f"{_KEY}/count", 1)) - 1
-        # torchrun's store survives a restart of the ranks, with their keys: numbers begin anew after one of each host.
+        # torchrun's store survives a restart of the ranks, with their keys: numbers begin again after one of each host.
         start, number = divmod(taken, self._hosts) if self._hosts else (0, taken)
         keys = f"{_KEY}/{start}"
         first_child = number * _CHILDREN + 1

@@ -1,4 +1,4 @@
-"""Marks on the device's own clock: where steps end, where phases begin, and how long the loader is waited for.
+"""Marks on the device's clock: where steps end, where phases begin, and how long the loader is waited for.
 
 The step, loader and annotation probes call this on the thread that drives the device. The native half records a timing
 event on the thread's current stream and reads it later; nothing here waits for the device. In a process whose framework

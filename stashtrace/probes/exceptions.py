@@ -29,7 +29,7 @@ _FOREIGN = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}", 
 _SOURCE = re.compile(r"^\[[^\]\s]*:\d+\]\s*")
 _recorded_in = 0
 #: The exception that was being handled when this process was forked: it is none of its own, and is handled to its end,
-#: as by a loader that begins anew after StopIteration.
+#: as by a loader that begins again after StopIteration.
 _inherited: BaseException | None = None
 
 
@@ -148,6 +148,6 @@ def _place(trace: TracebackType | None) -> str:
     if best is None:
         return ""
     code = best.tb_frame.f_code
-    # A path that is cut could not be told from other words any more by who replaces paths.
+    # A path that is cut could not be distinguished from other words any more by who replaces paths.
     file = code.co_filename if len(code.co_filename) <= _PATH else os.path.basename(code.co_filename)[-_PATH:]
     return f"in {code.co_name}, {_scrubbing().scrub_urls(file)}:{best.tb_lineno}"

@@ -177,7 +177,7 @@ def _forked() -> None:
 
 
 class ThreadState(threading.local):
-    """What the probes remember of a thread, so that each can tell where it was called from.
+    """What the probes remember of a thread, so that each knows where it was called from.
 
     A forked child starts with fresh state, since only the forking thread lives on.
 
@@ -244,8 +244,8 @@ class StepWindow:
     step. After the first mark by the user, only marks end steps.
 
     ``steps``: ``"A:B"``, ``"A:"``, ``":B"`` or empty for all. ``control``: says whether to record, in place of the
-    steps (``run --idle``). ``deeper``: told of each step. ``step``: number of steps that have ended. ``open``: whether
-    probes should record now. ``begins``: whether recording begins with this step. ``marked_by_user``: whether
+    steps (``run --idle``). ``deeper``: called for each step. ``step``: number of steps that have ended. ``open``:
+    whether probes should record now. ``begins``: whether recording begins with this step. ``marked_by_user``: whether
     ``stashtrace.step()`` has been called, so that nothing else ends a step.
     """
 
@@ -255,7 +255,7 @@ class StepWindow:
         self._last = int(last) if last.isdecimal() else None
         self._updated = False
         self.marked_by_user = False
-        self._told = -1
+        self._announced = -1
         goal = os.environ.get("STASHTRACE_UNTIL_STEP", "")
         self._goal = int(goal) if goal.isdecimal() else None
         self.step = 0
@@ -338,7 +338,7 @@ class StepWindow:
             if not self.marked_by_user:
                 self.step += 1
                 self._apply()
-        if self._told != self.step:
+        if self._announced != self.step:
             self._tell()
 
     def marked(self) -> None:
@@ -350,7 +350,7 @@ class StepWindow:
 
     def _tell(self) -> None:
         """Tell deep mode, and the launcher if it waits for this step, which step has begun."""
-        self._told = self.step
+        self._announced = self.step
         if self._deeper is not None:
             self._deeper.look(self.step)
         native.kernels_step(self.step)

@@ -43,7 +43,10 @@ def begin() -> None:
         recorder.unavailable(COLLECTOR, "no_stacks", why)
         return
     native.enable_stacks()
-    follow_loops()
+    # Follow the loops that are made from now on, if asyncio has been imported
+    events = sys.modules.get("asyncio.selector_events")
+    if events is not None:
+        replace(COLLECTOR, events.BaseSelectorEventLoop, "__init__", _followed)
     atexit.register(native.disable_stacks)
     _on = True
 
@@ -86,7 +89,10 @@ def watch() -> None:
     thread_state.stack_watched = True
     if _on:
         native.watch_stack(True)
-        follow_running_loop()
+        # Follow the loop that runs in this thread, if there is one
+        events = sys.modules.get("asyncio.events")
+        if events is not None:
+            _follow(events._get_running_loop())
 
 
 def note_garbage(begin_ticks: int) -> None:
@@ -117,20 +123,6 @@ _CHAINS = (("cr_frame", "cr_await"), ("ag_frame", "ag_await"), ("gi_frame", "gi_
 _LOCALS, _ATTRIBUTES = ("fs", "fut", "inner"), ("_tasks",)
 
 
-def follow_loops() -> None:
-    """Follow the loops that are made from now on, if asyncio has been imported."""
-    events = sys.modules.get("asyncio.selector_events")
-    if events is not None:
-        replace(COLLECTOR, events.BaseSelectorEventLoop, "__init__", _followed)
-
-
-def follow_running_loop() -> None:
-    """Follow the loop that runs in this thread, if there is one."""
-    events = sys.modules.get("asyncio.events")
-    if events is not None:
-        _follow(events._get_running_loop())
-
-
 def _followed(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
@@ -142,7 +134,7 @@ def _followed(original: Callable[..., None]) -> Callable[..., None]:
 def _follow(loop: Any) -> None:
     try:
         _time_selector(loop)
-    except Exception as error:  # a selector of the program's own may allow no attribute
+    except Exception as error:  # a selector of the program may allow no attribute
         recorder.failed(COLLECTOR, "event_loop", error)
 
 

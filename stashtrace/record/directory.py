@@ -38,9 +38,9 @@ TRACE_SUFFIXES = (".stash", ".ring")
 _LEFT_SUFFIXES = (".stash.tmp", ".nvml.lock", ".reached")
 #: What the merge adds.
 TIMELINE_FILE, SUMMARY_FILE = "timeline.pftrace.gz", "summary.txt"
-#: What the process that follows a run writes beside its windows; these are never removed with it.
+#: What the process that follows a run writes next to its windows; these are never removed with it.
 _OF_FOLLOWER = ("live-*.json", "live-*.rows", "events-*.jsonl", "capture-*.request", "control-*", host_file("*"))
-#: Folder in which the processes that follow a run tell each other of the ranks of their hosts.
+#: Folder in which the processes that follow a run report the ranks of their hosts to each other.
 HOSTS_FOLDER = "hosts"
 #: Folder of the windows that it seals.
 WINDOWS_FOLDER = "windows"
@@ -143,8 +143,8 @@ def is_part_of_run(name: str) -> bool:
     return name in (RUN_FILE, TIMELINE_FILE, SUMMARY_FILE) or is_left or is_launch or is_list or is_of_follower
 
 
-def remove_told(directory: Path) -> None:
-    """Remove what hosts told each other of their ranks: the recording has all of it. Other files there stay."""
+def remove_reported(directory: Path) -> None:
+    """Remove what hosts reported to each other of their ranks: the recording has all of it. Other files there stay."""
     with contextlib.suppress(OSError):
         for path in sorted((directory / HOSTS_FOLDER).iterdir()):
             if path.name.endswith(TRACE_SUFFIXES) and not path.is_dir():
@@ -166,7 +166,7 @@ def _remove_run(path: Path) -> None:
         )
     try:
         remove_left_in(path)
-        remove_told(path)
+        remove_reported(path)
         entries = sorted(path.iterdir())
         other = [file.name for file in entries if not is_part_of_run(file.name) or file.is_dir()]
         if other:
@@ -236,8 +236,7 @@ def claim_run_file(directory: Path, content: Mapping[str, Any]) -> bool:
         raise _write_error(directory, error) from error
     if read_run_file(directory).get("run_id") != content["run_id"]:
         raise CaptureError(
-            f"run directory {directory} already holds a run{_age(directory)}",
-            hint="choose another with `--out DIR`",
+            f"run directory {directory} already holds a run{_age(directory)}", hint="choose another with `--out DIR`"
         )
     return False
 
@@ -254,7 +253,7 @@ def write_run_file(directory: Path, content: Mapping[str, Any]) -> None:
 
 
 def update_host_facts(directory: Path, host: str, facts: Mapping[str, Any]) -> None:
-    """Add facts to the file of a host in a run or window (``run_facts.host_file``): each follower writes its own alone.
+    """Add facts to the file of a host in a run or window (``run_facts.host_file``): each follower writes only its file.
 
     Errors of the system are raised as they are.
     """
@@ -270,7 +269,7 @@ def was_replaced(directory: Path, began_in: os.stat_result) -> bool:
     try:
         now = os.stat(directory)
     except OSError:
-        return False  # that is told by who writes into it, and so is a file in its place
+        return False  # that is reported by who writes into it, and so is a file in its place
     return stat.S_ISDIR(now.st_mode) and not os.path.samestat(now, began_in)
 
 
@@ -398,13 +397,13 @@ def copy_process(source: Path, target: Path) -> None:
 
 
 def copy_host_facts(source: Path, target: Path) -> None:
-    """Copy what the followers of a run know to another directory of it, but for hosts that have told something there.
+    """Copy what the followers of a run know to another directory of it, except for hosts that have written there.
 
     Errors of the system are raised as they are.
     """
-    for told in sorted(source.glob(host_file("*"))):
-        if not (target / told.name).exists():
-            _copy(told, target / told.name)
+    for known in sorted(source.glob(host_file("*"))):
+        if not (target / known.name).exists():
+            _copy(known, target / known.name)
 
 
 def free_stem(directory: Path, stem: str) -> str:

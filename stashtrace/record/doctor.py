@@ -215,7 +215,7 @@ def _cold_cache() -> Answer:
     return "partly", detail, "a cold run is as cold as its file system allows"
 
 
-#: The kernel tells in whole seconds when it began.
+#: The kernel says in whole seconds when it began.
 _BENT_S = 2.0
 
 

@@ -112,7 +112,7 @@ def probe(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def nccl_candidates() -> list[str]:
-    """Return the places of libnccl in the order of torch and CuPy: the wheel beside them, then the loader's path."""
+    """Return the places of libnccl in the order of torch and CuPy: the wheel next to them, then the loader's path."""
     paths = []
     for package in ("nvidia-nccl-cu13", "nvidia-nccl-cu12"):
         try:
@@ -191,9 +191,9 @@ def _inventory(environment: Mapping[str, str]) -> Answer:
         return "invisible", "nvidia-ml-py is not installed", meaning
     if "error" in inventory:
         return "invisible", inventory["error"], "a run does not say what PCIe and NVLink it was made on"
-    alike = same_text(inventory)
+    similar = same_text(inventory)
     parts = [f"driver {inventory.get('driver', 'of unknown version')}"]
-    parts += [f"GPU {_numbers(of)}: {text}" if len(alike) > 1 else f"{len(of)} x {text}" for text, of in alike]
+    parts += [f"GPU {_numbers(of)}: {text}" if len(similar) > 1 else f"{len(of)} x {text}" for text, of in similar]
     narrow = narrow_devices(inventory)
     if narrow:
         meaning = f"copies of GPU {_numbers(narrow)} are slower: its PCIe link lacks lanes; reseat it, or ask the host"
@@ -214,7 +214,7 @@ _CLOCKS: Answer = (
 
 
 def _nccl_version(libraries: Mapping[str, Any]) -> int:
-    """Return the version of NCCL; not above 0 if there is none, or it does not tell."""
+    """Return the version of NCCL; not above 0 if there is none, or it does not say."""
     return int((libraries.get("nccl") or {}).get("version", 0))
 
 
@@ -336,7 +336,7 @@ def _package(name: str) -> str:
         return ""
     if name != "torch" or "+" in version:
         return version
-    # The metadata of the wheels of PyPI do not tell for which CUDA they were built.
+    # The metadata of the wheels of PyPI do not show for which CUDA they were built.
     file = next((f for f in importlib.metadata.files(name) or [] if f.as_posix() == "torch/version.py"), None)
     text = Path(str(file.locate())).read_text(encoding="utf-8") if file is not None else ""
     cuda = re.search(r"^cuda(?::[^=]*)? *= *'([\d.]+)'", text, re.M)

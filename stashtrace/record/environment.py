@@ -1,8 +1,8 @@
 """The environment that turns an ordinary command into a traced one.
 
 Pure: it takes a mapping and returns a new one; it starts
-nothing and leaves the caller's environment alone. The variables are all that the launcher tells the traced processes;
-values of the user's own stay behind ours.
+nothing and leaves the caller's environment alone. The variables are all that the launcher passes to the traced
+processes; values of the user stay behind ours.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def traced_environment(
     ``base``: environment of the command without tracing; its LD_PRELOAD and PYTHONPATH are kept behind ours, and so is
     a profiler plugin of NCCL that it names. ``options``: what is recorded. ``run_dir``: where the processes write; made
     absolute, since they may change their directory. ``run_id``: hexadecimal name of the run, stored in every file.
-    ``library``: runtime library to preload, the package's own by default. ``package``: a copy of its part for traced
+    ``library``: runtime library to preload, the package's by default. ``package``: a copy of its part for traced
     processes (:func:`copy_guest_part`) that stands for it. Raises UsageError, FormatError as
     :meth:`RecordOptions.to_environment`. Raises CaptureError if the library is missing, or LD_PRELOAD cannot name it.
     """
@@ -65,7 +65,13 @@ def traced_environment(
     environment["STASHTRACE_DIR"] = str(Path(run_dir).absolute())
     environment["STASHTRACE_RUN_ID"] = run_id
     if "nccl" in options.recorded_collectors():
-        _take_profiler_slot(environment, preload)
+        # Make our library NCCL's profiler plugin; it passes every event on to the plugin that the job had
+        former = environment.get("NCCL_PROFILER_PLUGIN", "")
+        if former != preload:  # a traced command that traces another keeps its settings
+            environment.pop("STASHTRACE_NCCL_CHAIN", None)
+            if former:
+                environment["STASHTRACE_NCCL_CHAIN"] = former
+        environment["NCCL_PROFILER_PLUGIN"] = preload
     return environment
 
 
@@ -110,22 +116,12 @@ def without_library(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def untraced_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which nothing of ours records or is told anything."""
+    """Return an environment in which nothing of ours records or is configured."""
     return {k: v for k, v in without_library(environment).items() if not k.startswith("STASHTRACE_")}
 
 
 def _is_ours(library: str) -> bool:
     return Path(library).name in (LIBRARY_PATH.name, LOOKUP_LIBRARY)
-
-
-def _take_profiler_slot(environment: dict[str, str], library: str) -> None:
-    """Make our library NCCL's profiler plugin; it passes every event on to the plugin that the job had."""
-    former = environment.get("NCCL_PROFILER_PLUGIN", "")
-    if former != library:  # a traced command that traces another keeps what it was told
-        environment.pop("STASHTRACE_NCCL_CHAIN", None)
-        if former:
-            environment["STASHTRACE_NCCL_CHAIN"] = former
-    environment["NCCL_PROFILER_PLUGIN"] = library
 
 
 def _prepend(first: str, old: str) -> str:

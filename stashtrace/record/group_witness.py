@@ -1,7 +1,7 @@
 """Find out whether a signal that reached us was sent to our process group, and so reached the job too.
 
 The job runs in our group. A signal to the group (from a terminal, ``kill -- -GROUP``, ``timeout``) reaches the job, a
-signal to us alone does not, and the kernel does not tell us which it was. So we put a second process, the witness, into
+signal to us alone does not, and the kernel does not say which it was. So we put a second process, the witness, into
 the group, with every signal blocked: what is pending there was sent to the group. This does not depend on timing: the
 kernel signals a group while it holds its list of processes, and :meth:`GroupWitness.sent_to_group` waits for that list.
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 #: A signal number and the process that sent it; number 0 ends an answer.
 _ENTRY = struct.Struct("=ii")
-#: Where a Python that is not installed for the whole system finds its own library.
+#: Where a Python that is not installed for the whole system finds its library.
 _LOADING = ("LD_LIBRARY_PATH",)
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S, _POLL_S = 0.02, 1.0, 0.002
 
@@ -38,24 +38,24 @@ class GroupWitness:
         if not sys.executable:
             return
         asked, self._questions = os.pipe()
-        self._answers, told = os.pipe()
+        self._answers, known = os.pipe()
         files = [
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
             (os.POSIX_SPAWN_DUP2, 0, 1),
             (os.POSIX_SPAWN_DUP2, 0, 2),
         ]
-        words = [sys.executable, "-I", "-S", __file__, str(asked), str(told)]
+        words = [sys.executable, "-I", "-S", __file__, str(asked), str(known)]
         # The rest of the environment is left out, so that the witness is not traced if we are.
         kept = {name: os.environ[name] for name in _LOADING if name in os.environ}
         try:
             os.set_inheritable(asked, True)
-            os.set_inheritable(told, True)
+            os.set_inheritable(known, True)
             self._pid = os.posix_spawn(words[0], words, kept, file_actions=files, setsigmask=signal.valid_signals())
         except OSError:
             self._pid = 0
         finally:
             os.close(asked)
-            os.close(told)
+            os.close(known)
 
     def sent_to_group(self, number: int, sender: int) -> bool:
         """Return True if ``sender`` (0: the kernel) has sent this signal to the group since the last question."""

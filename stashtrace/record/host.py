@@ -42,7 +42,7 @@ class MemoryKills:
         self._kills, self._hits = self._count(), [_number(group.hits) for group in self._groups]
 
     def facts(self) -> dict[str, int]:
-        """Return the facts of a run; empty where no process was ended, or nothing tells."""
+        """Return the facts of a run; empty where no process was ended, or nothing shows."""
         count = self._count() - self._kills
         if count <= 0:
             return {}
@@ -51,7 +51,7 @@ class MemoryKills:
         return {MEMORY_KILLS: count, **({MEMORY_LIMIT: min(limits)} if limits else {})}
 
     def _count(self) -> int:
-        """Return the kills in the job's own cgroup, in which those of the cgroups below it are."""
+        """Return the kills in the job's cgroup, in which those of the cgroups below it are."""
         return _number(self._groups[0].kills) if self._groups else -1
 
 
@@ -91,7 +91,7 @@ def _read(file: Path) -> str:
         return ""
 
 
-#: Lines of /proc/cpuinfo that tell a core of aarch64, where the kernel gives numbers in place of a name.
+#: Lines of /proc/cpuinfo that name a core of aarch64, where the kernel gives numbers in place of a name.
 _NUMBERS = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")
 
 
@@ -129,7 +129,7 @@ _FAR = (
     *("nfs", "cifs", "smb", "lustre", "ceph", "gpfs", "beegfs", "glusterfs", "pvfs2", "orangefs", "panfs", "wekafs"),
     *("9p", "afs", "fuse", "virtiofs", "vboxsf", "prl_fs"),
 )
-#: A disk of this host; and the root of a container without privileges, which stands or falls with the job's own files.
+#: A disk of this host; and the root of a container without privileges, which stands or falls with the job's files.
 _NEAR = ("fuseblk", "fuse.overlayfs", "fuse.fuse-overlayfs")
 IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 #: What the rings of one process may take (``docs/internals/native-runtime.md``): with less a recording could soon fail.

@@ -88,7 +88,7 @@ def _slurm(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 def _mpi(environment: Mapping[str, str]) -> tuple[str, int]:
-    """Name and number of processes of an MPI job. Hydra (MPICH, Intel MPI) tells its processes no name of the job."""
+    """Name and number of processes of an MPI job. Hydra (MPICH, Intel MPI) gives its processes no name of the job."""
     for kind, key, sizes in (
         ("mpi", "PMIX_NAMESPACE", ("OMPI_COMM_WORLD_SIZE", "PMIX_SIZE")),
         ("pals", "PALS_APID", ("PALS_SIZE", "PMI_SIZE")),
@@ -260,7 +260,7 @@ def launchers(directory: Path) -> list[dict[str, Any]]:
 
 
 def still_running(directory: Path) -> list[dict[str, Any]]:
-    """Return the launchers that have not ended, as far as this host can tell."""
+    """Return the launchers that have not ended, as far as this host knows."""
     return [facts for facts in launchers(directory) if "exit_code" not in facts and not is_gone(facts)]
 
 
@@ -305,7 +305,7 @@ def folded(run: Mapping[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any
         worst = failed[0] if failed else last
         content |= {"exit_code": worst["exit_code"], "signal": worst.get("signal", 0)}
         content["end_realtime_ns"] = last.get("end_realtime_ns", 0)
-        # The monotonic clocks of hosts are unrelated, so the wall clock tells the length of the run.
+        # The monotonic clocks of hosts are unrelated, so the wall clock shows the length of the run.
         length_ns = content["end_realtime_ns"] - int(content.get("begin_realtime_ns", content["end_realtime_ns"]))
         content["end_monotonic_ns"] = int(content.get("begin_monotonic_ns", 0)) + max(length_ns, 0)
     return content

@@ -13,10 +13,9 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stashtrace.errors import UsageError, native_failure
-from stashtrace.record.settings import SETTINGS, Setting
 from stashtrace.record.staged_files import check_staged_list
 
 if TYPE_CHECKING:
@@ -24,10 +23,45 @@ if TYPE_CHECKING:
 
 #: Deep mode: recorded with ``kernels`` alone.
 KERNEL_COLLECTOR = "cupti"
-#: Batches that ``--synthetic`` keeps: two show whether batches are alike, and fit on a device that holds the current
+#: Batches that ``--synthetic`` keeps: two show whether batches are similar, and fit on a device that holds the current
 #: batch and the next one.
 SYNTHETIC_BATCHES = 2
 _METADATA_KEY = "declaration"
+
+
+class Setting(NamedTuple):
+    """A setting of the recorder: its default, and its smallest and largest number, or the words that it may be."""
+
+    default: str
+    limits: tuple[int, int] | None = None
+    choices: tuple[str, ...] = ()
+
+
+# Generated from csrc/core/settings.def by scripts/docs/generate_guest_words.py; do not edit.
+SETTINGS = {
+    "STASHTRACE_RUN_ID": Setting(""),
+    "STASHTRACE_STEPS": Setting(""),
+    "STASHTRACE_IDLE": Setting("0"),
+    "STASHTRACE_FOLLOWED": Setting("0"),
+    "STASHTRACE_STAGED": Setting(""),
+    "STASHTRACE_COLLECTORS": Setting(""),
+    "STASHTRACE_WAIT_THRESHOLD_NS": Setting("20000", limits=(0, 3_600_000_000_000)),
+    "STASHTRACE_SAMPLE_MS": Setting("100", limits=(1, 3_600_000)),
+    "STASHTRACE_STACK_HZ": Setting("50", limits=(0, 1_000)),
+    "STASHTRACE_NVML_HZ": Setting("10", limits=(0, 1_000)),
+    "STASHTRACE_NVML_LINKS": Setting("0"),
+    "STASHTRACE_RING_BYTES": Setting(""),
+    "STASHTRACE_FORCE_EVENTS": Setting("0"),
+    "STASHTRACE_LOOKUP_HOOK": Setting("0"),
+    "STASHTRACE_EVENT_BUDGET": Setting("10000", limits=(0, 1_000_000_000)),
+    "STASHTRACE_NCCL_SOURCE": Setting("auto", choices=("auto", "plugin", "events")),
+    "STASHTRACE_NCCL_CHAIN": Setting(""),
+    "STASHTRACE_DRAINER": Setting("auto", choices=("auto", "thread", "self", "off")),
+    "STASHTRACE_LOG": Setting("error", choices=("error", "info", "debug")),
+    "STASHTRACE_KERNELS": Setting(""),
+    "STASHTRACE_KERNELS_STEPS": Setting("10:13"),
+}
+# End of what is generated.
 
 
 @functools.cache
@@ -87,7 +121,8 @@ class Declaration:
     listed: Callable[[], Sequence[str]] | None = None
     #: Whether a variable of the caller stays in force when the option is not given.
     inherited: bool = True
-    #: Whether the option works only with ``stashtrace run``, which stays beside the job; ``stashtrace env`` lacks it.
+    #: Whether the option works only with ``stashtrace run``, which stays while the job runs; ``stashtrace env`` lacks
+    #: it.
     needs_launcher: bool = False
     #: Whether the value is written to ``run.json``.
     in_run_file: bool = False
@@ -326,7 +361,7 @@ class RecordOptions:
         """Return a copy of ``base`` with the variables of these options.
 
         If an option is not given, its variable in ``base`` stays or goes, as declared: a traced command that traces
-        another must not pass its own steps on.
+        another must not pass its steps on.
 
         Raises UsageError if a collector is unknown, or ``staged`` cannot be used. Raises FormatError if ``staged`` is
         not a list of staged files. Raises CaptureError if the extension that knows the collectors cannot be loaded.

@@ -83,7 +83,7 @@ def near_path(path: Path) -> Path | None:
 
 
 def _script_of(command: Sequence[str]) -> str:
-    """Return the script that a command names; empty where it cannot be told, or names none."""
+    """Return the script that a command names; empty where it is unknown, or there is none."""
     name, words = Path(command[0]).name, iter(command[1:])
     if _PYTHON_NAME.fullmatch(name):
         for word in words:

@@ -6,14 +6,15 @@ delivered file by file; nothing is read in place.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from stashtrace.errors import CaptureError, FormatError, OutputError, UsageError
+from stashtrace.errors import CaptureError, FormatError, OutputError, StashtraceError, UsageError
 from stashtrace.record.directory import WINDOWS_FOLDER
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -32,11 +33,11 @@ def fetch(url: str, directory: Path, *, wanted: Callable[[str], bool], progress:
 
     ``url``: the remote directory. ``directory``: where the copies go; made if missing. ``wanted``: called with the name
     of each file; returns whether to copy it. ``progress``: see :data:`Progress`. Returns their paths. Raises UsageError
-    if fsspec, or its plug-in for this kind of URL, is not installed. Raises FormatError if no file is wanted, or the
+    as ``check_url`` does. Raises FormatError if no file is wanted, or the
     directory cannot be read.
     """
     files, root = _open(url)
-    try:
+    with _raised_as(FormatError, f"cannot read {url}"):
         listed = _listing(files, root, wanted)
         for number, (remote, below) in enumerate(listed):
             local = directory / below
@@ -44,8 +45,6 @@ def fetch(url: str, directory: Path, *, wanted: Callable[[str], bool], progress:
             files.get_file(remote, str(local))
             if progress is not None:
                 progress(number + 1, len(listed))
-    except Exception as error:  # each plug-in has its own errors
-        raise FormatError(f"cannot read {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
     if not listed:
         raise FormatError(f"{url} holds no trace", hint="give the URL of a run directory; it holds .stash files")
     return [directory / below for _, below in listed]
@@ -54,13 +53,14 @@ def fetch(url: str, directory: Path, *, wanted: Callable[[str], bool], progress:
 def deliver(directory: Path, url: str, *, progress: Progress | None = None) -> int:
     """Copy all files of a local directory, and of its windows, to a remote one; return how many.
 
-    Raises UsageError if fsspec, or its plug-in for this kind of URL, is not installed. Raises CaptureError if the
+    Raises UsageError as ``check_url`` does. Raises CaptureError if the
     remote directory cannot be written.
     """
     files, root = _open(url)
     windows = (directory / WINDOWS_FOLDER).glob("*/*")
     local = sorted(path for path in (*directory.iterdir(), *windows) if path.is_file())
-    try:
+    kept = f"the records are kept in {directory}; {_ACCESS_HINT}"
+    with _raised_as(CaptureError, f"cannot write to {url}", kept):
         files.makedirs(root, exist_ok=True)
         for number, path in enumerate(local):
             target = posixpath.join(root, path.relative_to(directory).as_posix())
@@ -69,56 +69,48 @@ def deliver(directory: Path, url: str, *, progress: Progress | None = None) -> i
             files.put_file(str(path), target)
             if progress is not None:
                 progress(number + 1, len(local))
-    except Exception as error:  # each plug-in has its own errors
-        raise CaptureError(
-            f"cannot write to {url}: {_first_line(error)}", hint=f"the records are kept in {directory}; {_ACCESS_HINT}"
-        ) from error
     return len(local)
 
 
 def read_file(url: str) -> bytes | None:
     """Return the content of one remote file; None if there is no such file.
 
-    Raises UsageError if fsspec, or its plug-in for this kind of URL, is not installed. Raises FormatError if it cannot
+    Raises UsageError as ``check_url`` does. Raises FormatError if it cannot
     be read.
     """
     files, path = _open(url)
     try:
-        content: bytes = files.cat_file(path)
+        with _raised_as(FormatError, f"cannot read {url}", passes=FileNotFoundError):
+            content: bytes = files.cat_file(path)
     except FileNotFoundError:
         return None
-    except Exception as error:  # each plug-in has its own errors
-        raise FormatError(f"cannot read {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
     return content
 
 
 def write_file(url: str, content: bytes) -> None:
     """Write one remote file, and the folders above it where the file system has any.
 
-    Raises UsageError if fsspec, or its plug-in for this kind of URL, is not installed. Raises CaptureError if it cannot
+    Raises UsageError as ``check_url`` does. Raises CaptureError if it cannot
     be written.
     """
     files, path = _open(url)
-    try:
+    with _raised_as(CaptureError, f"cannot write {url}"):
         files.makedirs(posixpath.dirname(path), exist_ok=True)
         files.pipe_file(path, content)
-    except Exception as error:  # each plug-in has its own errors
-        raise CaptureError(f"cannot write {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
 
 
 def list_files(url: str, ending: str) -> list[str]:
     """Return the names of the files in a remote directory that end so, sorted; none if there is no such directory.
 
-    Raises UsageError if fsspec, or its plug-in for this kind of URL, is not installed. Raises FormatError if the
+    Raises UsageError as ``check_url`` does. Raises FormatError if the
     directory cannot be read.
     """
     files, root = _open(url)
     try:
-        listed = files.ls(root, detail=True)
+        with _raised_as(FormatError, f"cannot read {url}", passes=FileNotFoundError):
+            listed = files.ls(root, detail=True)
     except FileNotFoundError:
         return []
-    except Exception as error:  # each plug-in has its own errors
-        raise FormatError(f"cannot read {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
     names = (posixpath.basename(entry["name"]) for entry in listed if entry["type"] == "file")
     return sorted(name for name in names if name.endswith(ending))
 
@@ -130,10 +122,8 @@ def read_files(url: str, names: Sequence[str]) -> dict[str, bytes | str]:
     """
     files, root = _open(url)
     paths = {posixpath.join(root, name): name for name in names}
-    try:
+    with _raised_as(FormatError, f"cannot read {url}"):
         found = files.cat(list(paths), on_error="return") if paths else {}
-    except Exception as error:  # each plug-in has its own errors
-        raise FormatError(f"cannot read {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
     if not isinstance(found, dict):  # of a single one, some plug-ins return the content alone
         found = dict.fromkeys(paths, found)
     contents = {posixpath.basename(path): content for path, content in found.items()}
@@ -149,14 +139,12 @@ def claim_remote_file(url: str, name: str, content: bytes) -> bool:
     files, root = _open(url)
     target = posixpath.join(root, name)
     partial = f"{target}.part-{secrets.token_hex(8)}"
-    try:
+    with _raised_as(OutputError, f"cannot write to {url}"):
         if files.exists(target):
             return False
         files.makedirs(root, exist_ok=True)
         files.pipe_file(partial, content)
         files.mv(partial, target)
-    except Exception as error:  # each plug-in has its own errors
-        raise OutputError(f"cannot write to {url}: {_first_line(error)}", hint=_ACCESS_HINT) from error
     return True
 
 
@@ -184,14 +172,26 @@ def _open(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise UsageError(f"{url} needs the package fsspec", hint="pip install 'stashtrace[remote]'") from error
     try:
-        files, root = fsspec.core.url_to_fs(url)
+        with _raised_as(UsageError, f"{url} is no URL that fsspec can open", passes=ImportError):
+            files, root = fsspec.core.url_to_fs(url)
     except ImportError as error:
         raise UsageError(
             f"{url} needs a plug-in of fsspec: {_first_line(error)}", hint="install it in the environment of fsspec"
         ) from error
-    except Exception as error:  # each plug-in has its own errors
-        raise UsageError(f"{url} is no URL that fsspec can open: {_first_line(error)}", hint=_ACCESS_HINT) from error
     return files, root
+
+
+@contextlib.contextmanager
+def _raised_as(
+    kind: type[StashtraceError], problem: str, hint: str = _ACCESS_HINT, passes: type[Exception] | tuple[()] = ()
+) -> Iterator[None]:
+    """Raise whatever fails inside as an error of ours, since each plug-in has its own; ``passes`` goes through."""
+    try:
+        yield
+    except passes:
+        raise
+    except Exception as error:
+        raise kind(f"{problem}: {_first_line(error)}", hint=hint) from error
 
 
 def _listing(files: Any, root: str, wanted: Callable[[str], bool]) -> list[tuple[str, str]]:

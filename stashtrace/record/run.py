@@ -2,7 +2,7 @@
 
 Called by ``stashtrace run``, which merges the records afterwards. The command runs in our process group, with our stdin
 and stdout, as it would without us. The kernel delivers to it what the terminal sends (Ctrl-C, Ctrl-Z) and what is sent
-to the group; a signal that is sent to us alone we pass on. ``record.group_witness`` tells the two apart. Signals are
+to the group; a signal that is sent to us alone we pass on. ``record.group_witness`` distinguishes the two. Signals are
 taken by ``sigtimedwait``; no handler runs, so that nothing is interrupted halfway. SIGUSR2 asks for a window of a run
 that is followed; the command gets it then only if it has a handler, since else it would be ended by it.
 """
@@ -221,12 +221,9 @@ class _Run:
             environment["STASHTRACE_FOLLOWED"] = "1"
 
     def await_job(
-        self,
-        follow_sockets: Sequence[socket.socket],
-        grace_s: float,
-        on_wait: Callable[[Sequence[int]], None] | None,
+        self, follow_sockets: Sequence[socket.socket], grace_s: float, on_wait: Callable[[Sequence[int]], None] | None
     ) -> None:
-        """Start the command and what runs beside it; wait until it has ended, and what it leaves behind."""
+        """Start the command and what runs with it; wait until it has ended, and what it leaves behind."""
         self._goal = None if self._options.until_step is None else StepGoal(self._records)
         # Beside the job: NVML may take seconds to answer where the driver was not in use before.
         inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None
@@ -272,7 +269,7 @@ class _Run:
         reached = self._goal is not None and self._goal.reached
         if self._goal is not None:
             self._goal.clear()
-        if reached:  # we ended the command as asked, so its own exit code does not count
+        if reached:  # we ended the command as asked, so its exit code does not count
             number = code = 0
             self._facts["until_step"] = self._options.until_step
         self._facts |= {"exit_code": code, "signal": number}
@@ -427,8 +424,8 @@ class _Watch:
 
         def living() -> list[int]:
             pids = living_processes(directory)
-            own = pids if alone else [pid for pid in pids if _is_below_us(pid)]
-            return sorted({*own, *adopted_processes(directory)})
+            ours = pids if alone else [pid for pid in pids if _is_below_us(pid)]
+            return sorted({*ours, *adopted_processes(directory)})
 
         begin_s = time.monotonic()
         was_empty = False
@@ -507,7 +504,7 @@ def _is_in_our_group(pid: int) -> bool:
 
 
 def _has_handler(pid: int, number: int) -> bool:
-    """Return whether a process handles a signal itself; False if that cannot be told."""
+    """Return whether a process handles a signal itself; False if that is unknown."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError:
@@ -563,7 +560,7 @@ def _boot_id() -> str:
         return ""
 
 
-# The end of a run at a given step. A rank that has made so many steps leaves an empty file in the run directory
+# The end of a run at a given step. A rank that has made this many steps leaves an empty file in the run directory
 # (``probes.process``); the name holds the host and the number of its ranks.
 
 #: Ranks are in step, but a file may come late: the others are waited for this long.
@@ -576,7 +573,7 @@ class StepGoal:
     """Finds out when the ranks of this host have made the steps of ``until_step``, and how to end the command.
 
     ``directory``: where the processes of this host write. ``reached``: whether the ranks made their steps and the
-    command was told to end.
+    command was asked to end.
     """
 
     def __init__(self, directory: Path) -> None:

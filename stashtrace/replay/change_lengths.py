@@ -11,7 +11,6 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
 from stashtrace.analysis.intervals import Int64, int64
@@ -121,7 +120,7 @@ def _spent(scenario: Scenario, quantity: str) -> Floats:
     compiles, pickles = (graph.facts.compiles, graph.facts.pickles) if graph.facts is not None else (none, none)
     if quantity in ("compile", "objects"):
         return np.where(compiles if quantity == "compile" else pickles, work, 0.0)
-    if quantity in ("python", "launch"):  # the loop's own code, which can be made quicker
+    if quantity in ("python", "launch"):  # the loop's code, which can be made quicker
         work = np.where(compiles | pickles, 0.0, work)
     resources, kind = _WORK[quantity]
     if quantity == "checkpoint" and (graph.edge_kind == EdgeKind.JOIN).any():
@@ -179,9 +178,9 @@ def _of_timed_devices(scenario: Scenario, change: Change, factor: float, work: F
 LINKS = {"network": StallKind.NETWORK, "interconnect": StallKind.INTERCONNECT}
 #: No more than this many times the recorded ranks are predicted.
 _FARTHEST = 32
-#: Latency can be told from bandwidth if the largest message is this many times the smallest one.
+#: Latency can be distinguished from bandwidth if the largest message is this many times the smallest one.
 _SPREAD = 4.0
-#: Fewer transfers of one kind of operation tell nothing about it.
+#: Fewer transfers of one kind of operation show nothing about it.
 _FEW = 3
 #: This part of the transfers of a size is as quick as the link allows.
 _QUICK_RATIO = 0.1
@@ -262,7 +261,7 @@ def _excess_ns(scenario: Scenario, chosen: Bools) -> Floats:
     return excess
 
 
-def of_sizes(sizes: npt.NDArray[np.float64] | Int64, times: Floats, ratio: float) -> Floats:
+def of_sizes(sizes: Floats | Int64, times: Floats, ratio: float) -> Floats:
     """Return for each time the quantile of all times of its size, interpolated."""
     ascending, by_size = times[order_by(sizes, times)], GroupBy(sizes)
     first, last = by_size.bounds[:-1], by_size.bounds[1:] - 1
@@ -426,10 +425,10 @@ def latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
     graph, run, latency = scenario.graph, scenario.run, np.zeros(len(scenario.work))
     op, of_run = (_ops(number) for number in (graph, run))
     carries = run.is_transfer | (run.resource == Resource.STREAM)
-    alike = carries & np.isin(run.kind, graph.kind[chosen]) & (run.work_ns > 0)
+    similar = carries & np.isin(run.kind, graph.kind[chosen]) & (run.work_ns > 0)
     for number in np.unique(op[chosen]).tolist():
         # The fit takes all messages of the operation over these links, not only those that change.
-        low, high = latency_bounds_ns(run, alike & (of_run == number), CollectiveOp(max(number, 0)))
+        low, high = latency_bounds_ns(run, similar & (of_run == number), CollectiveOp(max(number, 0)))
         mine = chosen & (op == number)
         latency[mine] = low + scenario.unknowns.latency * (high - low)
     if len(graph.doubtful) and scenario.unknowns.latency > 0:
@@ -439,7 +438,7 @@ def latency_ns(scenario: Scenario, chosen: Bools) -> Floats:
     return np.minimum(latency, scenario.work)
 
 
-def _ops(graph: Graph) -> npt.NDArray[np.int64]:
+def _ops(graph: Graph) -> Int64:
     return graph.facts.op if graph.facts is not None else np.zeros(len(graph), dtype=np.int64)
 
 
@@ -490,13 +489,13 @@ def _hops(op: Int64, members: Int64) -> Floats:
 
 def _bits_per_s(graph: Graph, chosen: Bools, moving_ns: Floats) -> float:
     """Return the rate at which these transfers moved the bytes that their algorithm sends over each link."""
-    own = np.flatnonzero(chosen & (graph.moved_bytes > 0) & _in_span(graph))
-    if graph.facts is None or not len(own) or not moving_ns[own].sum():
+    rows = np.flatnonzero(chosen & (graph.moved_bytes > 0) & _in_span(graph))
+    if graph.facts is None or not len(rows) or not moving_ns[rows].sum():
         return math.inf
-    reduced = np.isin(graph.facts.op[own], (CollectiveOp.ALL_REDUCE,))
-    members = np.maximum(graph.facts.members[own], 2)
-    sent = graph.moved_bytes[own] * np.where(reduced, 2 * (members - 1) / members, 1.0)
-    return _BITS * 1e9 * float(sent.sum()) / float(moving_ns[own].sum())
+    reduced = np.isin(graph.facts.op[rows], (CollectiveOp.ALL_REDUCE,))
+    members = np.maximum(graph.facts.members[rows], 2)
+    sent = graph.moved_bytes[rows] * np.where(reduced, 2 * (members - 1) / members, 1.0)
+    return _BITS * 1e9 * float(sent.sum()) / float(moving_ns[rows].sum())
 
 
 def _in_span(graph: Graph) -> Bools:

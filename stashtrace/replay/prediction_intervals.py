@@ -18,12 +18,12 @@ from stashtrace.schema.trace import Trace
 BETWEEN_RUNS = 0.03
 #: Their waits for storage differ by this: in six recordings of two jobs by 6 % and 12 % (standard deviation).
 STORAGE_BETWEEN = 0.1
-#: Neighbouring steps are alike: up to this many in a row count as one, if this many groups of them are left.
+#: Neighbouring steps are similar: up to this many in a row count as one, if this many groups of them are left.
 _BLOCK_STEPS, _BLOCKS = 5, 8
 #: The scatter of fewer steps is unknown. Each is then taken to be this part of a step away from the mean: two of three
 #: recordings behind the table above scatter less.
 FEW_STEPS, _ONE_STEP = 4, 0.1
-#: A step is one of the long ones if it is this part of the longest; so many of them show a period.
+#: A step is one of the long ones if it is this part of the longest; this many of them show a period.
 _LONG_RATIO, _FEWEST_TIMES = 0.3, 3
 #: Two standard errors on each side.
 _ERRORS = 2.0
@@ -52,7 +52,7 @@ def noise_ns(means: Floats, period: int = 0) -> float:
 
 
 def blocks_of(means: Floats, period: int = 0) -> Floats:
-    """Return means of blocks of neighbouring steps, which are alike; of a period, if there are two or more of it."""
+    """Return means of blocks of neighbouring steps, which are similar; of a period, if there are two or more of it."""
     count = len(means)
     size = period if 0 < 2 * period <= count else min(max(count // _BLOCKS, 1), _BLOCK_STEPS)
     blocks = count // size
@@ -85,7 +85,7 @@ class Contention:
         """Return the least and the largest mean step with a change.
 
         The replay with shared CPUs is taken to have the error that it has for the run: as much as before, or in
-        proportion to how long work waits for CPUs then and now. The run tells less about contention that it did not
+        proportion to how long work waits for CPUs then and now. The run shows less about contention that it did not
         have, so the error never doubles. A part of the contention that the change adds or takes away is in doubt.
 
         ``shared_ns``, ``free_ns``: the same two replays with the change.

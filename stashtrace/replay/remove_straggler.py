@@ -11,10 +11,9 @@ import warnings
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Resource
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.replay.scenario import Floats, Scenario
 from stashtrace.replay.sharing import crowded_hosts
 from stashtrace.replay.slowdown import next_transfers
@@ -39,9 +38,9 @@ def without_lateness(scenario: Scenario) -> Scenario:
     if isinstance(graph, PipelineGraph):
         return scenario.with_work(_without_late_operations(graph, scenario.work))
     batches = graph.is_batch
-    work = _without_late_devices(graph, _threads_alike(graph, scenario.work, luck))
-    work = np.where(batches, _batches_alike(graph, scenario.work, luck), work)
-    fetch = np.where(batches, np.minimum(_batches_alike(graph, scenario.fetch, luck), work), scenario.fetch)
+    work = _without_late_devices(graph, _equal_threads(graph, scenario.work, luck))
+    work = np.where(batches, _equal_batches(graph, scenario.work, luck), work)
+    fetch = np.where(batches, np.minimum(_equal_batches(graph, scenario.fetch, luck), work), scenario.fetch)
     if crowded_hosts(graph, transfers=True):
         work = work + luck * _woken_ns(graph)
     return replace(scenario, work=work, fetch=fetch)
@@ -64,13 +63,13 @@ def _woken_ns(graph: Graph) -> Floats:
     order = order_by(step, graph.begin_ns[late])
     late = late[order[GroupBy.runs(step[order]).first]]
     for size in np.unique(graph.moved_bytes[late]).tolist():
-        alike = late[graph.moved_bytes[late] == size]
-        took = graph.work_ns[alike]
-        longer[alike] = np.maximum(np.quantile(took, _QUICK_RATIO) + _TURN_NS / 2 - took, 0.0)
+        similar = late[graph.moved_bytes[late] == size]
+        took = graph.work_ns[similar]
+        longer[similar] = np.maximum(np.quantile(took, _QUICK_RATIO) + _TURN_NS / 2 - took, 0.0)
     return longer
 
 
-def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
+def _equal_threads(graph: Graph, work: Floats, luck: float) -> Floats:
     """Let no rank's thread work longer before a collective than the others that enter it."""
     threads = np.flatnonzero(np.isin(graph.resource, (Resource.STEP_THREAD, Resource.DEVICE)) & _has_steps(graph))
     out: Floats = work.copy()
@@ -80,7 +79,7 @@ def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
         return out
     # What one rank does before a send the other one has done before an earlier operation: only whole steps compare.
     to_one_rank = np.append(_is_pair(graph)[transfers.values], False)[following]
-    out = _steps_alike(graph, out, threads[to_one_rank], luck)
+    out = _equal_steps(graph, out, threads[to_one_rank], luck)
     whole = (following >= 0) & ~to_one_rank
     threads, following = threads[whole], following[whole]
     if not len(threads):
@@ -107,12 +106,12 @@ def _threads_alike(graph: Graph, work: Floats, luck: float) -> Floats:
     return out
 
 
-def _has_steps(graph: Graph) -> npt.NDArray[np.bool_]:
+def _has_steps(graph: Graph) -> Bools:
     """Return the mask of nodes of ranks with steps: one that only serves others has other work than they."""
     return np.isin(graph.rank, np.unique(graph.ends_rank))
 
 
-def _is_pair(graph: Graph) -> npt.NDArray[np.bool_]:
+def _is_pair(graph: Graph) -> Bools:
     """Return the mask of transfers that are a send and its receive."""
     if graph.facts is None:
         return np.zeros(len(graph), dtype=bool)
@@ -135,15 +134,15 @@ def _of_collectives(graph: Graph, ranks: Int64, transfers: Int64) -> tuple[Float
     if facts is None or not (facts.samples > 0).any():
         return samples, ordinal
     for number, rank in enumerate(ranks):
-        own = np.flatnonzero((graph.ends_rank == rank) & (facts.samples > 0))
-        at = GroupBy(graph.ends_step[own]).row_of(step[number])
-        samples[number] = np.where(at >= 0, np.append(facts.samples[own], np.nan)[at], np.nan)
+        rows = np.flatnonzero((graph.ends_rank == rank) & (facts.samples > 0))
+        at = GroupBy(graph.ends_step[rows]).row_of(step[number])
+        samples[number] = np.where(at >= 0, np.append(facts.samples[rows], np.nan)[at], np.nan)
     known_samples = ~np.isnan(samples).any(axis=0)
     samples[:, ~known_samples] = 1.0
     return samples / samples.mean(axis=0), ordinal
 
 
-def _batches_alike(graph: Graph, amount: Floats, luck: float) -> Floats:
+def _equal_batches(graph: Graph, amount: Floats, luck: float) -> Floats:
     """Let no rank's n-th batch take longer than those of the others."""
     out: Floats = amount.copy()
     batches = np.flatnonzero(graph.resource == Resource.WORKER)
@@ -195,7 +194,7 @@ def _without_late_devices(graph: Graph, work: Floats) -> Floats:
     by which a rank began its first step later than the others is taken away too.
     """
     chosen = np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST)))
-    return _steps_alike(graph, work, chosen, places=places_in_step(graph, chosen))
+    return _equal_steps(graph, work, chosen, places=places_in_step(graph, chosen))
 
 
 def places_in_step(graph: Graph, chosen: Int64) -> Int64:
@@ -207,8 +206,8 @@ def places_in_step(graph: Graph, chosen: Int64) -> Int64:
     source = source[np.isin(graph.rank[source], graph.rank[chosen])]
     each = GroupBy(graph.step[source], graph.rank[source])
     steps = GroupBy(each.keys[0])
-    alike = steps.values[steps.min(each.sizes) == steps.max(each.sizes)]
-    source = source[np.isin(graph.step[source], alike)]
+    similar = steps.values[steps.min(each.sizes) == steps.max(each.sizes)]
+    source = source[np.isin(graph.step[source], similar)]
     own = GroupBy(graph.rank[source], graph.step[source])
     at, first = own.find(graph.rank[chosen], graph.step[chosen]), graph.begin_ns.min()
     span = int(graph.end_ns.max() - first) + 1
@@ -218,13 +217,14 @@ def places_in_step(graph: Graph, chosen: Int64) -> Int64:
     return np.where(at >= 0, before - np.append(own.bounds, 0)[at], 0)
 
 
-def _steps_alike(
+def _equal_steps(
     graph: Graph, work: Floats, chosen: Int64, luck: float = 0.0, *, places: Int64 | None = None
 ) -> Floats:
     """Take the excess of a rank's steps over the others' median away from some nodes, as far as it was late in them.
 
     As ``luck`` grows, what a rank does longer in single steps stays, and only what it does longer on average goes.
-    With ``places`` it goes where in a step the rank works longer than the others, else from all of its work alike.
+    With ``places`` it goes where in a step the rank works longer than the others, else from all of its work equally
+    long.
     """
     out: Floats = work.copy()
     ranks, steps = GroupBy(graph.rank[chosen]), GroupBy(graph.step[chosen])
@@ -298,6 +298,6 @@ def _late_ns(graph: Graph, ranks: Int64, steps: Int64) -> Floats:
     entered = np.full((len(entering), len(transfers)), np.nan)
     entered[entering.number, transfers.number] = graph.end_ns[source] - graph.begin_ns.min()
     behind = np.nan_to_num(np.maximum(entered - _of_others(entered), 0.0))[entering.number, transfers.number]
-    own = np.flatnonzero(is_own[source])
-    step, rank = np.searchsorted(steps, graph.step[source[own]]), np.searchsorted(ranks, graph.rank[source[own]])
-    return GroupBy.cells((rank, step), (len(ranks), len(steps))).sum(behind[own])
+    rows = np.flatnonzero(is_own[source])
+    step, rank = np.searchsorted(steps, graph.step[source[rows]]), np.searchsorted(ranks, graph.rank[source[rows]])
+    return GroupBy.cells((rank, step), (len(ranks), len(steps))).sum(behind[rows])

@@ -18,8 +18,8 @@ def step_budget(graph: Graph, replayed: Replayed, steps: Int64) -> dict[str, flo
     """Return the mean nanoseconds of a rank's step by column.
 
     For a rank that its host attributes they add up to the time that its thread was busy or waited. For a rank with
-    kernels they add up to its steps: computation counts first, then transfers and copies beside it, then what the rank
-    waited for.
+    kernels they add up to its steps: computation counts first, then transfers and copies outside of it, then what the
+    rank waited for.
 
     ``steps``: counted steps.
     """
@@ -108,9 +108,9 @@ def _add_device(
     graph: Graph, replayed: Replayed, places: _Places, rank: int, steps: Int64, budget: dict[str, float]
 ) -> None:
     """Paint a rank's streams, then the waits of its host, over its steps."""
-    own = places.nodes.rows(rank)
-    own = own[replayed.end_ns[own] > replayed.begin_ns[own] + graph.gap_ns[own]]
-    streams, host = (own[graph.resource[own] == resource] for resource in (Resource.STREAM, Resource.HOST))
+    rows = places.nodes.rows(rank)
+    rows = rows[replayed.end_ns[rows] > replayed.begin_ns[rows] + graph.gap_ns[rows]]
+    streams, host = (rows[graph.resource[rows] == resource] for resource in (Resource.STREAM, Resource.HOST))
 
     def ran(nodes: Int64, *kinds: StallKind) -> tuple[Int64, Int64]:
         chosen = nodes[np.isin(graph.kind[nodes], kinds)]
@@ -118,7 +118,11 @@ def _add_device(
         return time.begin, time.end
 
     late, link = _in_collectives(graph, replayed, places, rank)
-    data = _taken_from_workers(graph, replayed, places, rank)
+    # When a rank's host waited for batches of its workers
+    waits, edge = places.nodes.rows(rank), replayed.binding
+    waits = waits[(graph.resource[waits] == Resource.HOST) & (edge[waits] >= 0) & (places.before[waits] >= 0)]
+    waits = waits[graph.edge_kind[edge[waits]] == EdgeKind.BATCH]
+    data = TimeSet.of(replayed.end_ns[places.before[waits]], replayed.begin_ns[waits])
     layers: list[tuple[str, tuple[Int64, Int64]]] = [
         ("compute", ran(streams, StallKind.COMPUTE)),
         ("late", (late.begin, late.end)),
@@ -155,11 +159,3 @@ def _in_collectives(graph: Graph, replayed: Replayed, places: _Places, rank: int
     left = replayed.begin_ns[graph.target[release[leaves]]]
     all_there = np.clip(replayed.begin_ns[shared], joined, left)
     return TimeSet.of(joined, all_there), TimeSet.of(all_there, left)
-
-
-def _taken_from_workers(graph: Graph, replayed: Replayed, places: _Places, rank: int) -> TimeSet:
-    """Return when a rank's host waited for batches of its workers."""
-    waits, edge = places.nodes.rows(rank), replayed.binding
-    waits = waits[(graph.resource[waits] == Resource.HOST) & (edge[waits] >= 0) & (places.before[waits] >= 0)]
-    waits = waits[graph.edge_kind[edge[waits]] == EdgeKind.BATCH]
-    return TimeSet.of(replayed.end_ns[places.before[waits]], replayed.begin_ns[waits])

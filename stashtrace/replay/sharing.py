@@ -4,7 +4,7 @@
     group b              [ with a        ][ alone ]     among n transfers at once it gets 1/n of the link
 
 The links of a transfer are not recorded. It is taken to use one port of each member, the same for all groups of that
-rank: one to the network, another one inside its host. The run tells whether groups slow each other down at such a port
+rank: one to the network, another one inside its host. The run shows whether groups slow each other down at such a port
 if transfers of one size moved during others at some times more than at other times; else both is possible.
 """
 
@@ -25,13 +25,13 @@ from stashtrace.replay.scenario import Floats, Links, Scenario, Unknowns, counte
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind
 
-#: Fewer transfers of a size tell nothing about their length.
+#: Fewer transfers of a size show nothing about their length.
 _FEW = 3
 #: This part of the transfers of a size is as quick as the link allows.
 _QUICK_RATIO = 0.1
 #: Transfers with the most company are compared with those with the least: this part of the range at either end.
 _ENDS_RATIO = 1 / 3
-#: Sharing must make the former slower by at least this factor (as a logarithm), else they tell nothing.
+#: Sharing must make the former slower by at least this factor (as a logarithm), else they show nothing.
 _LEAST_SLOWER = 0.2
 #: Two medians of one kind of transfer differ by this without a reason.
 _CHANCE = 0.02
@@ -48,7 +48,7 @@ class Verdict(IntEnum):
 
 
 def shared_kinds(graph: Graph) -> tuple[frozenset[StallKind], ...]:
-    """Return the kinds of links that are shared: one set where the run tells, else the smallest and the largest set.
+    """Return the kinds of links that are shared: one set where the run shows, else the smallest and the largest set.
 
     Only links that transfers of several groups use count.
     """
@@ -70,8 +70,8 @@ def shared_kinds(graph: Graph) -> tuple[frozenset[StallKind], ...]:
 def verdict(graph: Graph, kind: StallKind) -> Verdict:
     """Judge whether transfers over a kind of link were slower in company, by transfers of one operation and size.
 
-    A transfer is in company if others would have moved beside it even if it had been quick: a transfer that is long
-    for another reason meets more others for that.
+    A transfer is in company if others would have moved at the same time even if it had been quick: a transfer that is
+    long for another reason meets more others for that.
     """
     links = Links.of(graph, frozenset({kind}))
     if links is None or graph.facts is None:
@@ -91,8 +91,8 @@ def verdict(graph: Graph, kind: StallKind) -> Verdict:
     company = _company(graph, links, nodes, fixed, _quantiles(moving[nodes], sorts, _QUICK_RATIO))
     took, slower = np.log(moving[nodes]), np.log(moving[nodes] / alone[nodes])
     # Groups may get unequal parts of a link, so each is compared with itself if its transfers differ in company.
-    for alike in (GroupBy(sorts.number, graph.facts.queue[nodes]), sorts):
-        slower_by = [_slower_by(took[rows], slower[rows], company[rows]) for rows in alike if len(rows) >= 2 * _FEW]
+    for similar in (GroupBy(sorts.number, graph.facts.queue[nodes]), sorts):
+        slower_by = [_slower_by(took[rows], slower[rows], company[rows]) for rows in similar if len(rows) >= 2 * _FEW]
         known = [rows for rows in slower_by if rows is not None]
         if known:
             break
@@ -135,7 +135,7 @@ def _slower_by(took: Floats, slower: Floats, company: Floats) -> tuple[float, fl
 
 
 def _company(graph: Graph, links: Links, nodes: Int64, fixed: Int64, usual_ns: Floats) -> Floats:
-    """Return for each of these transfers the part of its usual time in which another group's moved beside it."""
+    """Return for each of these transfers the part of its usual time in which another group's moved at the same time."""
     assert graph.facts is not None
     begin = graph.begin_ns + fixed
     asked, until = np.zeros(len(graph), dtype=bool), begin.copy()
@@ -206,7 +206,7 @@ def moving_ns(scenario: Scenario) -> Int64:
 
 #: Other processes that use less than this of a CPU slow nothing down.
 _USED_BY_OTHERS = 0.25
-#: What a job does beside its nodes never takes more of the CPUs that are left for these.
+#: What a job does outside its nodes never takes more of the CPUs that are left for these.
 _LEAST_LEFT = 0.25
 
 
@@ -222,7 +222,7 @@ def crowded_hosts(
 
     ``workers``: maps the recorded number of workers of a rank to the number that counts. ``transfers``: count the
     thread of each rank that moves its messages as well. ``pace``: steps in the time of one: what the job does in each
-    step beside the nodes of the graph takes so many times as much of the CPUs. ``apart``: as of :func:`cpus_left`.
+    step outside the nodes of the graph takes this many times as much of the CPUs. ``apart``: as of :func:`cpus_left`.
     """
     facts = graph.facts
     if facts is None:
@@ -238,8 +238,8 @@ def crowded_hosts(
 def cpus_left(graph: Graph, apart: float) -> dict[str, float]:
     """Return the CPUs of each host that are left for the nodes of a graph.
 
-    ``apart``: part of what the job does beside its nodes that no node waits for, as a thread of the job that runs while
-    the step thread waits for it.
+    ``apart``: part of what the job does outside its nodes that no node waits for, as a thread of the job that runs
+    while the step thread waits for it.
     """
     if graph.facts is None:
         return {}

@@ -22,20 +22,18 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource, build
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
 
-SLOWDOWN = schema(
+SLOWDOWN = col.schema(
     "slowdown",
     "How much faster steps of the job would be if all ranks were equal, and what each cause contributes",
     col.word("cause", "all, gap, rank, slowest_ranks, stage, replica or operation; gap: time that no edge explains"),
@@ -55,7 +53,6 @@ SLOWDOWN = schema(
     ),
 )
 
-Bools = npt.NDArray[np.bool_]
 
 #: At most this many causes of each kind are replayed: those whose work exceeds that of their peers most.
 _MOST_CAUSES = 64
@@ -70,10 +67,10 @@ _SLOWDOWN, _RECOVERED = SLOWDOWN.names.index("slowdown_ratio"), SLOWDOWN.names.i
 
 
 def slowdown(trace: Trace, *, center: Center = "mean") -> Table:
-    """Replay the job with all ranks alike, and with one rank, stage, replica or operation at a time.
+    """Replay the job with all ranks equal, and with one rank, stage, replica or operation at a time.
 
     Work is compared with its peers: in a pipeline all operations of the same name, else the work of one kind that all
-    members of a collective do before they enter it. If ranks are alike, each piece takes the mean of its peers
+    members of a collective do before they enter it. If ranks are equal, each piece takes the mean of its peers
     (transfers the median): the same work, shared evenly. The first row, ``all``, has the slow-down of the job. At most
     64 causes of each kind are listed, those that exceed their peers most. Columns: table ``slowdown`` of
     ``docs/reference/tables.md``.
@@ -116,7 +113,7 @@ def slowdown_of(graph: Graph, center: Center = "mean", *, least_ratio: float = 0
 
 @dataclass(frozen=True)
 class Ideal:
-    """A graph beside the one in which all ranks are alike.
+    """A graph compared with the one in which all ranks are equal.
 
     ``center``: see :func:`~stashtrace.replay.slowdown.ideal_work_ns`.
     """
@@ -126,7 +123,7 @@ class Ideal:
 
     @cached_property
     def ideal_work_ns(self) -> Int64:
-        """Length of each node if all ranks were alike."""
+        """Length of each node if all ranks were equal."""
         return ideal_work_ns(self.graph, self.center)
 
     @cached_property
@@ -163,12 +160,12 @@ class Ideal:
 
     @cached_property
     def ideal_step_ns(self) -> float:
-        """Mean step with all ranks alike, without gaps."""
+        """Mean step with all ranks equal, without gaps."""
         return float(self.steps_ns(self.ideal_work_ns).mean())
 
     @property
     def slowdown_ratio(self) -> float:
-        """S of the study: how many times longer the job's steps are than with all ranks alike."""
+        """S of the study: how many times longer the job's steps are than with all ranks equal."""
         return self.step_ns / max(self.ideal_step_ns, 1.0)
 
     def only_step_ns(self, chosen: Bools) -> float:
@@ -191,8 +188,8 @@ class Ideal:
 
     def excess_ns(self, chosen: Bools) -> float:
         """Return by how much the work of the chosen nodes exceeds that of their peers, in a mean step."""
-        own = chosen & self._counted_nodes
-        return float((self.graph.work_ns - self.ideal_work_ns)[own].sum()) / len(self.steps)
+        is_in = chosen & self._counted_nodes
+        return float((self.graph.work_ns - self.ideal_work_ns)[is_in].sum()) / len(self.steps)
 
     @property
     def gap_ns(self) -> float:
@@ -348,13 +345,12 @@ def _distinct(values: Int64) -> list[int]:
     return distinct
 
 
-Floats = npt.NDArray[np.float64]
 #: For work. Transfers always take the median, since their outliers are waits that were not recorded.
 Center = Literal["mean", "median"]
 
 
 def ideal_work_ns(graph: Graph, center: Center = "mean") -> Int64:
-    """Return the length of each node if all ranks were alike.
+    """Return the length of each node if all ranks were equal.
 
     ``center``: with the mean, the same work is shared evenly; with the median, a slow rank is left out. Returns ns by
     node. Nodes without peers keep their length. Raises UsageError for another center.

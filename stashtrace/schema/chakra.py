@@ -81,10 +81,7 @@ MESSAGES: dict[str, dict[str, Field]] = {
         "bool_val": Field(27, "bool", choice="value"),
         "string_val": Field(29, "string", choice="value"),
     },
-    "GlobalMetadata": {
-        "version": Field(1, "string"),
-        "attr": Field(2, "AttributeProto", repeated=True),
-    },
+    "GlobalMetadata": {"version": Field(1, "string"), "attr": Field(2, "AttributeProto", repeated=True)},
     "Node": {
         "id": Field(1, "uint64"),
         "name": Field(2, "string"),

@@ -137,8 +137,8 @@ class Schema:
         object.__setattr__(self, "dtypes", {c.name: np.dtype(c.dtype) for c in self.columns})
         object.__setattr__(self, "moments", tuple(c.name for c in self.columns if c.role == "moment"))
         keys = {c.name: c.of for c in self.columns if isinstance(c.of, str) and c.of}
-        own = {c.name: f"{self.name}.{c.name}" for c in self.columns if c.role == "key"}
-        object.__setattr__(self, "keys", keys | own)
+        chosen = {c.name: f"{self.name}.{c.name}" for c in self.columns if c.role == "key"}
+        object.__setattr__(self, "keys", keys | chosen)
 
 
 def schema(name: str, doc: str, *columns: Column) -> Schema:
@@ -189,7 +189,7 @@ def real(name: str, doc: str, missing: int = 0, detail: int = 0, title: str = ""
 
 
 def word(name: str, doc: str, width: int = 16, detail: int = 0, title: str = "", role: Role = "") -> Column:
-    """Return a column of texts in place; numpy's type has room for so many characters, tables make it wider."""
+    """Return a column of texts in place; numpy's type has room for this many characters, tables make it wider."""
     return Column(name, f"U{width}", "", doc, role, detail=detail, title=title)
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from stashtrace.schema import columns as col
 from stashtrace.schema import kinds
-from stashtrace.schema.columns import INTERVAL, PROCESS_ID, RANK, RANK_OR_NONE, TRACK_ID, Column, Schema, schema
 
-PROCESSES = schema(
+PROCESSES = col.schema(
     "processes",
     "One row per traced process image",
     col.key("process_id", "row number, unique in the trace", detail=6),
-    Column("host_code", "i8", "", "host name", role="host"),
+    col.Column("host_code", "i8", "", "host name", role="host"),
     col.text("boot_code", "boot id and time namespace, the clock domain"),
     col.text("netns_code", "network namespace"),
     col.number("pid", "process id on its host"),
@@ -21,96 +20,96 @@ PROCESSES = schema(
     col.rank("rank", "global rank, -1 if none; workers carry the rank they serve", missing=-1),
     col.number("local_rank", "rank within the host, -1 if none", missing=-1),
     col.rank("world_size", "ranks of the job, -1 if unknown", missing=-1),
-    Column("role_code", "i8", "", "", of=kinds.ProcessRole),
+    col.Column("role_code", "i8", "", "", of=kinds.ProcessRole),
     col.identity("worker_id", "DataLoader worker number, -1 if none", missing=-1),
     col.text("name_code", "what a person calls it"),
-    *INTERVAL,
+    *col.INTERVAL,
 )
-TRACKS = schema(
+TRACKS = col.schema(
     "tracks",
     "A line of the timeline: thread, communicator, stream, counter",
     col.key("track_id", "row number, unique in the trace", detail=5),
-    PROCESS_ID,
-    Column("kind_code", "i8", "", "", of=kinds.TrackKind),
+    col.PROCESS_ID,
+    col.Column("kind_code", "i8", "", "", of=kinds.TrackKind),
     col.identity("native_id", "thread id, stream id, ...; 0 if none, -1 of an unknown one"),
-    Column("role_code", "i8", "", "of threads; 0 of other tracks", of=kinds.ThreadRole),
+    col.Column("role_code", "i8", "", "of threads; 0 of other tracks", of=kinds.ThreadRole),
     col.text("name_code", ""),
     col.text("unit_code", "unit of a counter, empty otherwise"),
 )
-SPANS = schema(
+SPANS = col.schema(
     "spans",
     "User annotations, garbage collection, time of the probes; step marks have begin_ns == end_ns",
     col.key("span_id", "row number, unique in the table"),
-    *INTERVAL,
-    TRACK_ID,
-    Column("kind_code", "i8", "", "", of=kinds.SpanKind),
+    *col.INTERVAL,
+    col.TRACK_ID,
+    col.Column("kind_code", "i8", "", "", of=kinds.SpanKind),
     col.text("name_code", ""),
     col.identity("correlation_id", "joins records of one cause, 0 if none"),
     col.number("value", "step: its number; else as the kind says"),
 )
-STACKS = schema(
+STACKS = col.schema(
     "stacks",
     "Python functions that threads were in, from samples of the steps that were recorded deeper",
-    *INTERVAL,
-    TRACK_ID,
+    *col.INTERVAL,
+    col.TRACK_ID,
     col.number("depth", "0 for the outermost"),
     col.number("line", "on which it was first seen"),
     col.text("name_code", "function at file"),
 )
-PHASES = schema(
+PHASES = col.schema(
     "phases",
     "Forward, backward, optimizer, checkpoint",
-    *INTERVAL,
-    TRACK_ID,
-    PROCESS_ID,
-    Column("phase_code", "i8", "", "", of=kinds.Phase),
-    Column("phase_flags", "i8", "", "", of=kinds.PhaseFlag),
+    *col.INTERVAL,
+    col.TRACK_ID,
+    col.PROCESS_ID,
+    col.Column("phase_code", "i8", "", "", of=kinds.Phase),
+    col.Column("phase_flags", "i8", "", "", of=kinds.PhaseFlag),
     col.text("name_code", "class of the module, optimizer, ..."),
     col.ns("begin_cpu_ns", "thread CPU time at begin, -1 if unknown", missing=-1),
     col.ns("end_cpu_ns", "thread CPU time at end, -1 if unknown", missing=-1),
     col.ns("begin_runqueue_ns", "time runnable but not running at begin, -1 if unknown", missing=-1),
     col.ns("end_runqueue_ns", "time runnable but not running at end, -1 if unknown", missing=-1),
 )
-BATCHES = schema(
+BATCHES = col.schema(
     "batches",
     "Phases in the life of DataLoader batches",
-    *INTERVAL,
+    *col.INTERVAL,
     col.refers("track_id", "tracks.track_id", "the recording thread", detail=5),
     col.refers("process_id", "processes.process_id", "the recording process", detail=6),
     col.rank("rank", "rank that is served, -1 if none", missing=-1),
-    Column("loader_id", "u8", "", "one per iterator, same in main process and workers", role="id"),
+    col.Column("loader_id", "u8", "", "one per iterator, same in main process and workers", role="id"),
     col.number("batch_index", "the loader's index of the batch, -1 if none", missing=-1),
     col.identity("worker_id", "who made the batch, -1 for the main process, -2 if unseen", missing=-1),
-    Column("phase_code", "i8", "", "", of=kinds.BatchPhase),
+    col.Column("phase_code", "i8", "", "", of=kinds.BatchPhase),
     col.ns("cpu_ns", "CPU time of the thread inside, -1 if unknown", missing=-1),
     col.ns("runqueue_ns", "runnable but not running inside, -1 if unknown", missing=-1),
     col.number("major_faults_count", "page faults that waited for storage, inside"),
     col.number("block_inputs_count", "ru_inblock growth of the thread, inside"),
 )
-IO = schema(
+IO = col.schema(
     "io",
     "One row per I/O call; sorted by track_id, then begin_ns",
-    *INTERVAL,
-    Column("track_id", "i4", "", "", of="tracks.track_id", detail=5),
-    Column("path_code", "i4", "", "path, empty if unknown", role="path"),
-    Column("op_code", "i2", "", "", of=kinds.IoOp),
-    Column("io_flags", "i2", "", "", of=kinds.IoFlag),
-    Column("offset_bytes", "i8", "bytes", "file offset, -1 if unknown", role="position", missing=-1),
+    *col.INTERVAL,
+    col.Column("track_id", "i4", "", "", of="tracks.track_id", detail=5),
+    col.Column("path_code", "i4", "", "path, empty if unknown", role="path"),
+    col.Column("op_code", "i2", "", "", of=kinds.IoOp),
+    col.Column("io_flags", "i2", "", "", of=kinds.IoFlag),
+    col.Column("offset_bytes", "i8", "bytes", "file offset, -1 if unknown", role="position", missing=-1),
     col.nbytes("result_bytes", "bytes moved or 0, or minus errno"),
 )
-WAITS = schema(
+WAITS = col.schema(
     "waits",
     "Blocking waits of watched threads, above the recording threshold",
-    *INTERVAL,
-    TRACK_ID,
-    PROCESS_ID,
-    Column("wait_code", "i8", "", "", of=kinds.WaitOp),
+    *col.INTERVAL,
+    col.TRACK_ID,
+    col.PROCESS_ID,
+    col.Column("wait_code", "i8", "", "", of=kinds.WaitOp),
     col.refers("gil_track_id", "tracks.track_id", "a sampled thread that held the GIL last when it ended, else -1"),
 )
-FRAMES = schema(
+FRAMES = col.schema(
     "frames",
     "Frames of Python code at one of their instructions, each below its callers",
-    PROCESS_ID,
+    col.PROCESS_ID,
     col.identity("frame_key", "number within the process, never 0"),
     col.identity("caller_key", "frame_key of the calling frame, 0 of the outermost"),
     col.text("name_code", "qualified name of the function"),
@@ -118,64 +117,64 @@ FRAMES = schema(
     col.number("line", "of the instruction, -1 if unknown", missing=-1),
     col.number("first_line", "of the function"),
 )
-STACK_SAMPLES = schema(
+STACK_SAMPLES = col.schema(
     "stack_samples",
     "What watched threads were executing at random moments",
     col.moment("ts_ns", "when"),
     col.refers("track_id", "tracks.track_id", "the sampled thread", detail=5),
-    PROCESS_ID,
+    col.PROCESS_ID,
     col.identity("frame_key", "frames.frame_key of the innermost frame, 0 if it could not be read"),
-    Column("sample_flags", "i8", "", "", of=kinds.StackFlag),
+    col.Column("sample_flags", "i8", "", "", of=kinds.StackFlag),
 )
-STACK_SPANS = schema(
+STACK_SPANS = col.schema(
     "stack_spans",
     "Who made a call that took long",
-    *INTERVAL,
-    TRACK_ID,
-    PROCESS_ID,
+    *col.INTERVAL,
+    col.TRACK_ID,
+    col.PROCESS_ID,
     col.identity("frame_key", "frames.frame_key of the innermost frame, which made the call"),
-    Column("cause_code", "i8", "", "", of=kinds.StackCause),
+    col.Column("cause_code", "i8", "", "", of=kinds.StackCause),
 )
-COLLECTIVES = schema(
+COLLECTIVES = col.schema(
     "collectives",
     "One row per rank and collective; host side (call, return) and backend side (begin, end)",
     col.key("collective_key", "row number; other ranks' rows have the same group and sequence"),
-    PROCESS_ID,
-    RANK,
+    col.PROCESS_ID,
+    col.RANK,
     col.refers("track_id", "tracks.track_id", "the calling thread", detail=5),
     col.refers("communicator_track_id", "tracks.track_id", "the communicator, -1 if none", missing=-1),
-    Column("group_hash", "u8", "", "same on every rank of the group", role="id"),
+    col.Column("group_hash", "u8", "", "same on every rank of the group", role="id"),
     col.number("sequence", "number within the group", detail=4),
-    Column("op_code", "i8", "", "", of=kinds.CollectiveOp),
+    col.Column("op_code", "i8", "", "", of=kinds.CollectiveOp),
     col.text("name_code", "operator as called"),
     col.nbytes("message_bytes", "payload of this rank's input"),
     col.number("peer_rank", "root or peer within the group, -1 if none", missing=-1),
-    Column("collective_flags", "i8", "", "", of=kinds.CollectiveFlag),
-    Column("element_code", "i8", "", "of this rank's tensors; of several the first", of=kinds.ElementType),
+    col.Column("collective_flags", "i8", "", "", of=kinds.CollectiveFlag),
+    col.Column("element_code", "i8", "", "of this rank's tensors; of several the first", of=kinds.ElementType),
     col.moment("call_ns", "the caller entered"),
     col.moment("return_ns", "the launching call returned, -1 if unseen", missing=-1),
     col.moment("begin_ns", "the backend began, -1 if unseen", missing=-1),
     col.moment("end_ns", "the backend finished, -1 if never seen", missing=-1),
-    Column("status_code", "i8", "", "0 fine, 1 failed, 2 end seen late by a wait, 3 end unseen", role="code"),
-    Column("source_code", "i8", "", "who timed it", of=kinds.CollectiveSource),
+    col.Column("status_code", "i8", "", "0 fine, 1 failed, 2 end seen late by a wait, 3 end unseen", role="code"),
+    col.Column("source_code", "i8", "", "who timed it", of=kinds.CollectiveSource),
     col.moment("device_begin_ns", "the device entered it, -1 if untimed", missing=-1),
     col.moment("device_end_ns", "the device left it, -1 if untimed", missing=-1),
     col.refers("stream_track_id", "tracks.track_id", "the stream it was given, -1 if none or unknown", missing=-1),
 )
-COLLECTIVE_WAITS = schema(
+COLLECTIVE_WAITS = col.schema(
     "collective_waits",
     "A thread blocked on a collective (Work.wait)",
-    *INTERVAL,
-    TRACK_ID,
-    PROCESS_ID,
+    *col.INTERVAL,
+    col.TRACK_ID,
+    col.PROCESS_ID,
     col.refers("collective_key", "collectives.collective_key", "-1 if unknown", missing=-1),
 )
-GROUPS = schema(
+GROUPS = col.schema(
     "groups",
     "One row per rank and process group",
-    PROCESS_ID,
-    RANK,
-    Column("group_hash", "u8", "", "same on every rank of the group", role="id"),
+    col.PROCESS_ID,
+    col.RANK,
+    col.Column("group_hash", "u8", "", "same on every rank of the group", role="id"),
     col.text("name_code", ""),
     col.text("backend_code", "gloo, nccl, ..."),
     col.text("members_code", "global ranks, comma separated, in group order"),
@@ -186,44 +185,44 @@ GROUPS = schema(
     col.number("crosses_hosts", "1 if its traffic leaves a host, 0 if not, -1 if unknown", missing=-1),
     col.text("locality_code", "the evidence for crosses_hosts"),
 )
-COUNTERS = schema(
+COUNTERS = col.schema(
     "counters",
     "Sampled values; the track names the quantity and its unit",
     col.moment("ts_ns", "when"),
-    TRACK_ID,
+    col.TRACK_ID,
     col.real("value", "in the track's unit; cumulative ones end in _total"),
 )
-FLOWS = schema(
+FLOWS = col.schema(
     "flows",
     "Arrows; source and destination are an instant on a track",
-    Column("kind_code", "i8", "", "", of=kinds.FlowKind),
+    col.Column("kind_code", "i8", "", "", of=kinds.FlowKind),
     col.refers("source_track_id", "tracks.track_id"),
     col.moment("source_ns", "inside the source span"),
     col.refers("destination_track_id", "tracks.track_id"),
     col.moment("destination_ns", "inside the destination span"),
 )
-LOSSES = schema(
+LOSSES = col.schema(
     "losses",
     "What could not be recorded or read",
     col.refers("process_id", "processes.process_id", "-1 if the whole run", missing=-1, detail=6),
     col.text("collector_code", "collector or 'format'"),
     col.text("name_code", "snake_case reason"),
-    Column("severity_code", "i8", "", "", of=kinds.Severity),
+    col.Column("severity_code", "i8", "", "", of=kinds.Severity),
     col.number("lost_count", "records, events or bytes as the name says"),
     col.text("advice_code", "one sentence for the user"),
 )
-ALIGNMENT = schema(
+ALIGNMENT = col.schema(
     "alignment",
     "What the merge of clocks is worth",
     col.text("boot_code", "clock domain"),
     col.text("reference_code", "clock domain it is mapped to"),
     col.ns("offset_ns", "added to this domain's monotonic clock at the origin of the common clock"),
-    Column("drift_ppb", "i8", "ppb", "mean rate at which that changes, 1e-9"),
+    col.Column("drift_ppb", "i8", "ppb", "mean rate at which that changes, 1e-9"),
     col.ns("error_ns", "half-width of the interval that holds the true offset, during the whole run"),
     col.ns("touch_error_ns", "the same between the first and last meeting, -1 if unknown", missing=-1),
     col.text("method_code", "same_clock, realtime, collectives, ping, collectives+ping; assumed", detail=7),
 )
-METADATA = schema(
+METADATA = col.schema(
     "metadata",
     "Facts about processes: versions, command line, environment",
     col.refers("process_id", "processes.process_id", "-1 for the run", missing=-1, detail=6),
@@ -236,11 +235,11 @@ METADATA = schema(
 #
 # Device times are mapped to the run's common clock; what that mapping is worth stands in ``device_clocks``.
 
-DEVICES = schema(
+DEVICES = col.schema(
     "devices",
     "One row per process and device that it uses",
-    PROCESS_ID,
-    RANK_OR_NONE,
+    col.PROCESS_ID,
+    col.RANK_OR_NONE,
     col.number("device_index", "CUDA ordinal within the process"),
     col.refers("track_id", "tracks.track_id", "the device", detail=5),
     col.text("uuid_code", "the same device has the same in every process"),
@@ -249,35 +248,35 @@ DEVICES = schema(
     col.text("bus_code", "PCI address"),
     col.nbytes("memory_bytes", "total, -1 if unknown", missing=-1),
     col.number("multiprocessors_count", "-1 if unknown", missing=-1),
-    Column("capability_code", "i8", "", "10 * major + minor", role="code"),
-    Column("driver_code", "i8", "", "as cuDriverGetVersion", role="code"),
+    col.Column("capability_code", "i8", "", "10 * major + minor", role="code"),
+    col.Column("driver_code", "i8", "", "as cuDriverGetVersion", role="code"),
 )
-STREAMS = schema(
+STREAMS = col.schema(
     "streams",
     "Streams that were seen",
     col.refers("track_id", "tracks.track_id", "the stream", detail=5),
-    PROCESS_ID,
-    RANK_OR_NONE,
+    col.PROCESS_ID,
+    col.RANK_OR_NONE,
     col.number("device_index", "CUDA ordinal within the process"),
-    Column("stream_flags", "i8", "", "", of=kinds.StreamFlag),
+    col.Column("stream_flags", "i8", "", "", of=kinds.StreamFlag),
     col.number("priority_index", "as CUDA says it"),
 )
-DEVICE_CLOCKS = schema(
+DEVICE_CLOCKS = col.schema(
     "device_clocks",
     "How well each clock of a device is known",
     col.refers("process_id", "processes.process_id", "whose anchors these are", detail=6),
     col.number("device_index", "CUDA ordinal within the process"),
-    Column("clock_code", "i8", "", "", of=kinds.DeviceClock),
+    col.Column("clock_code", "i8", "", "", of=kinds.DeviceClock),
     col.number("anchors_count", "readings used"),
     col.ns("error_ns", "largest half-width of the readings used, and what interpolation adds"),
-    Column("drift_ppb", "i8", "ppb", "rate against the host, 1e-9"),
+    col.Column("drift_ppb", "i8", "ppb", "rate against the host, 1e-9"),
 )
-DEVICE_BRACKETS = schema(
+DEVICE_BRACKETS = col.schema(
     "device_brackets",
     "Two timing events around something on a stream, and the host's side of it",
     col.identity("bracket_id", "unique in the process"),
-    PROCESS_ID,
-    RANK_OR_NONE,
+    col.PROCESS_ID,
+    col.RANK_OR_NONE,
     col.number("device_index", "CUDA ordinal within the process"),
     col.refers("track_id", "tracks.track_id", "the stream", detail=5),
     col.refers("thread_track_id", "tracks.track_id", "the thread that called"),
@@ -286,57 +285,57 @@ DEVICE_BRACKETS = schema(
     col.moment("awaited_ns", "stream_wait: end of the awaited work, -1 if untimed", missing=-1),
     col.moment("call_ns", "host: first event recorded, or call entered"),
     col.moment("return_ns", "host: call left, or second event recorded"),
-    Column("bracket_code", "i8", "", "", of=kinds.Bracket),
-    Column("awaited_code", "i8", "", "", of=kinds.Awaited),
-    Column("bracket_flags", "i8", "", "", of=kinds.BracketFlag),
-    Column(
+    col.Column("bracket_code", "i8", "", "", of=kinds.Bracket),
+    col.Column("awaited_code", "i8", "", "", of=kinds.Awaited),
+    col.Column("bracket_flags", "i8", "", "", of=kinds.BracketFlag),
+    col.Column(
         "copy_code", "i8", "", "of the copy, or of that which a stream_wait was for; 0 if none", of=kinds.CopyDirection
     ),
     col.nbytes("size_bytes", "copy: bytes"),
     col.identity("correlation_id", "batch index, step, call_id, awaited bracket_id; see the record"),
 )
-DEVICE_CALLS = schema(
+DEVICE_CALLS = col.schema(
     "device_calls",
     "Blocking and allocating calls of the driver or runtime, on the host",
-    *INTERVAL,
+    *col.INTERVAL,
     col.refers("track_id", "tracks.track_id", "the thread", detail=5),
-    PROCESS_ID,
-    RANK_OR_NONE,
+    col.PROCESS_ID,
+    col.RANK_OR_NONE,
     col.refers("stream_track_id", "tracks.track_id", "the stream, -1 if none", missing=-1),
     col.number("device_index", "-1 if unknown", missing=-1),
-    Column("call_code", "i8", "", "", of=kinds.DeviceCall),
-    Column("status_code", "i8", "", "result, 0 fine", role="code"),
+    col.Column("call_code", "i8", "", "", of=kinds.DeviceCall),
+    col.Column("status_code", "i8", "", "result, 0 fine", role="code"),
     col.nbytes("size_bytes", "allocation or copy"),
     col.text("name_code", "function called, as hipFree; empty if only its DeviceCall is known"),
 )
-KERNELS = schema(
+KERNELS = col.schema(
     "kernels",
     "Everything that ran on a device, in deep mode or imported",
-    *INTERVAL,
-    PROCESS_ID,
-    RANK_OR_NONE,
+    *col.INTERVAL,
+    col.PROCESS_ID,
+    col.RANK_OR_NONE,
     col.number("device_index", "CUDA ordinal within the process"),
     col.refers("track_id", "tracks.track_id", "the stream", detail=5),
     col.refers("thread_track_id", "tracks.track_id", "the launching thread, -1 if unknown", missing=-1),
     col.moment("launch_ns", "host: launching call entered, -1 if unknown", missing=-1),
     col.moment("return_ns", "host: it returned, -1 if unknown", missing=-1),
     col.text("name_code", "kernel, or kind of copy"),
-    Column("work_code", "i8", "", "", of=kinds.DeviceWork),
-    Column("copy_code", "i8", "", "0 if no copy", of=kinds.CopyDirection),
+    col.Column("work_code", "i8", "", "", of=kinds.DeviceWork),
+    col.Column("copy_code", "i8", "", "0 if no copy", of=kinds.CopyDirection),
     col.nbytes("size_bytes", "copy or memset"),
     col.identity("correlation_id", "joins launch and work"),
     col.identity("graph_key", "graph node, 0 if not from a graph"),
 )
-COLLECTIVE_DETAILS = schema(
+COLLECTIVE_DETAILS = col.schema(
     "collective_details",
     "What NCCL's profiler plugin or its arguments record of a collective beyond its times",
     col.refers("collective_key", "collectives.collective_key"),
-    PROCESS_ID,
+    col.PROCESS_ID,
     col.text("algorithm_code", "RING, TREE, NVLS, ...; empty if unknown"),
     col.text("protocol_code", "LL, LL128, SIMPLE; empty if unknown"),
     col.number("channels_count", "channels used, 0 if unknown"),
     col.number("timed_count", "of these, with both device stamps"),
-    Column("nccl_flags", "i8", "", "", of=kinds.NcclFlag),
+    col.Column("nccl_flags", "i8", "", "", of=kinds.NcclFlag),
     col.identity("batch_key", "equal for the operations of one group of this process, 0 if alone"),
     col.ns("network_ns", "a send or receive of it was in flight, -1 if no proxy was seen", missing=-1),
     col.nbytes("transfer_bytes", "moved by its proxies, -1 if none was seen", missing=-1),
@@ -351,36 +350,36 @@ COLLECTIVE_DETAILS = schema(
 DEVICE_TABLES = (DEVICES, STREAMS, DEVICE_CLOCKS, DEVICE_BRACKETS, DEVICE_CALLS, KERNELS, COLLECTIVE_DETAILS)
 
 
-# What only all ranks together can tell, as tables beside the rows of each rank.
+# What only all ranks together show, as tables parallel to the rows of each rank.
 #
 # A store that is partitioned by rank keeps them, so that one rank's partition is attributed as within its whole run.
 
-STEPS = schema(
+STEPS = col.schema(
     "steps",
     "One row per rank and step",
-    RANK,
+    col.RANK,
     col.number("step", "ordinal from 0, the same step on every rank"),
-    *INTERVAL,
-    PROCESS_ID,
+    *col.INTERVAL,
+    col.PROCESS_ID,
     col.refers("track_id", "tracks.track_id", "the step thread", detail=5),
     col.number("sub_steps_count", "micro-batches"),
     col.word("kind", "train, skipped_update, validation, iteration (rollout and its updates), inference or marked"),
     col.number("warmup", "1 if left out of summaries by default"),
-    Column(
+    col.Column(
         "matched_code", "i8", "", "1 other ranks have its collectives in this step, 0 not all, -1 none", role="code"
     ),
-    Column("clock_code", "i8", "", "clock of its begin and end, 0 for the host's", of=kinds.DeviceClock),
+    col.Column("clock_code", "i8", "", "clock of its begin and end, 0 for the host's", of=kinds.DeviceClock),
     col.number("thinned", "1 if the event budget left it without timing events: totals pass over it", detail=6),
 )
-NUMBERED_STEPS = Schema(
+NUMBERED_STEPS = col.Schema(
     "numbered_steps", STEPS.columns, "Steps as numbered among all ranks; empty unless loaded from a store of partitions"
 )
-MATCHED_COLLECTIVES = schema(
+MATCHED_COLLECTIVES = col.schema(
     "matched_collectives",
     "Collectives as matched among all ranks; empty unless loaded from a store of partitions",
     col.refers("collective_key", "collectives.collective_key"),
-    PROCESS_ID,
-    RANK,
+    col.PROCESS_ID,
+    col.RANK,
     col.moment("resolved_end_ns", "end on this rank, estimated where it was not seen"),
     col.moment("last_enter_ns", "when the last rank entered that this row had to wait for"),
     col.rank("last_rank", "that rank, -1 if it waits for nobody", missing=-1),
@@ -409,13 +408,13 @@ CROSS_RANK_TABLES = (NUMBERED_STEPS, MATCHED_COLLECTIVES)
 
 # The tables that importers alone fill.
 
-IO_TOTALS = schema(
+IO_TOTALS = col.schema(
     "io_totals",
     "Calls of a process on a file of which only the sum was recorded; none of them has a row in io",
     col.moment("begin_ns", "the first of them began, -1 if unknown", missing=-1),
     col.moment("end_ns", "the last of them ended, -1 if unknown", missing=-1),
-    PROCESS_ID,
-    Column("path_code", "i8", "", "path, empty if unknown", role="path"),
+    col.PROCESS_ID,
+    col.Column("path_code", "i8", "", "path, empty if unknown", role="path"),
     col.text("layer_code", "posix, stdio or mpi-io"),
     col.number("opens_count", "opens", detail=3),
     col.number("reads_count", "read calls"),
@@ -429,10 +428,10 @@ IO_TOTALS = schema(
     col.ns("slowest_process_ns", "a row of all processes: time of the slowest of them, -1 if unknown", missing=-1),
 )
 
-EXECUTION_NODES = schema(
+EXECUTION_NODES = col.schema(
     "execution_nodes",
     "Nodes of execution traces in the order written: what was called with how much data, without times",
-    PROCESS_ID,
+    col.PROCESS_ID,
     col.rank("rank", "global rank, -1 if unknown", missing=-1),
     col.identity("node_id", "unique in the process"),
     col.identity("parent_node_id", "node_id of the caller, -1 if unknown", missing=-1),
@@ -445,16 +444,16 @@ EXECUTION_NODES = schema(
     col.nbytes("input_bytes", "tensors given, views counted as long as they are"),
     col.nbytes("output_bytes", "tensors returned"),
     col.ns("duration_ns", "as a simulator is to take it, -1 if unknown", missing=-1),
-    Column("op_code", "i8", "", "-1 if no collective", missing=-1, of=kinds.CollectiveOp),
+    col.Column("op_code", "i8", "", "-1 if no collective", missing=-1, of=kinds.CollectiveOp),
     col.number("collective_sequence", "number that torch gave the collective, -1 if none", missing=-1),
     col.text("group_code", "process group of the collective"),
     col.number("group_size", "ranks of the group, -1 if unknown", missing=-1),
 )
 
-EXECUTION_DEPENDENCIES = schema(
+EXECUTION_DEPENDENCIES = col.schema(
     "execution_dependencies",
     "What nodes of Chakra's execution traces wait for: the data dependencies",
-    PROCESS_ID,
+    col.PROCESS_ID,
     col.rank("rank", "global rank, -1 if unknown", missing=-1),
     col.identity("node_id", "execution_nodes.node_id of the one that waits"),
     col.identity("needed_node_id", "execution_nodes.node_id of the one that it waits for"),
@@ -465,7 +464,7 @@ IMPORTED_TABLES = (IO_TOTALS, EXECUTION_NODES, EXECUTION_DEPENDENCIES)
 
 
 #: Every table of EventTables and Trace, by attribute name.
-TABLES: dict[str, Schema] = {
+TABLES: dict[str, col.Schema] = {
     s.name: s
     for s in (
         PROCESSES,

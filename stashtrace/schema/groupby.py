@@ -24,13 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-#: Integers of a smaller range are told apart by their distance from the smallest, without sorting.
+#: Integers of a smaller range are distinguished by their distance from the smallest, without sorting.
 _WIDEST_RANGE = 2**31
 #: Keys of several columns are packed into integers below this.
 _LARGEST_CODE = 2**62
-#: Numbering takes a table of all codes, not sorting, if there are at most so many for each row, and so many more.
+#: Numbering takes a table of all codes, not sorting, if there are at most this many for each row, and this many more.
 _CODES_PER_ROW, _CODES_BESIDE = 4, 2048
 
 

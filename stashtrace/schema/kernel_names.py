@@ -3,7 +3,7 @@
 Kernels of NCCL, RCCL and MSCCL follow a naming scheme. The others are listed by name: torch's symmetric memory
 (``multimem_all_reduce_kernel`` and similar ones, NVSHMEM), the all-reduces of vLLM, SGLang, AITER, FlashInfer and
 TensorRT-LLM, and DeepEP. A fused kernel (all-reduce with a norm) counts as communication as a whole, since its parts
-cannot be told apart.
+cannot be distinguished.
 """
 
 from __future__ import annotations

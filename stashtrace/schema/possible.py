@@ -8,9 +8,9 @@ no code is negative. Importers have the same bound (``importers.import_limits``)
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.schema.columns import Schema
+from stashtrace.schema.groupby import Bools, Int64
 from stashtrace.schema.table import Table
 
 #: Numbers and moments end here: 2^62 ns since 1970 is the year 2116. The difference of any two fits 64 bits.
@@ -37,7 +37,7 @@ def rank_number(text: str) -> int:
     return number if number < MOST_RANKS else -1
 
 
-def is_possible(values: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def is_possible(values: Int64) -> Bools:
     """Mask of the numbers within :data:`HIGHEST`."""
     return (values >= -HIGHEST) & (values <= HIGHEST)
 
@@ -47,7 +47,7 @@ def without_impossible(table: Table) -> tuple[Table, int]:
 
     A negative code in a narrow column is one that did not fit into it, so its meaning is lost.
     """
-    bad: npt.NDArray[np.bool_] | None = None
+    bad: Bools | None = None
     for name, lowest, highest in _bounds(table.schema) if len(table) else ():
         values = table[name]
         # Nearly every column passes here, without a temporary array.

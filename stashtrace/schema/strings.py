@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.schema.groupby import Int64
 from stashtrace.schema.possible import rank_number
 
 
@@ -29,7 +30,7 @@ class StringPool:
             self._texts.append(text if text.isascii() else text.encode("utf-8", "replace").decode())
         return code
 
-    def codes(self, texts: Iterable[str]) -> npt.NDArray[np.int64]:
+    def codes(self, texts: Iterable[str]) -> Int64:
         """Codes of many texts, adding new ones."""
         listed = texts if isinstance(texts, list) else list(texts)
         known = list(map(self._codes.get, listed))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 #: Characters of a line and of a cell of the preview.
 _PREVIEW_WIDTH, _CELL_WIDTH = 100, 40
-#: Columns that grow get room for at least so many more rows.
+#: Columns that grow get room for at least this many more rows.
 _ROOM_ROWS = 1 << 12
 
 

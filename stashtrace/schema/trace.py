@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.schema.events import TABLES
+from stashtrace.schema.groupby import Int64
 from stashtrace.schema.notebook import Heading, Words, lazy_function, rows_html
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
@@ -32,7 +33,7 @@ LossRow = tuple[str, str, int, int, str]
 class RawRecords:
     """All rows of one record type of one process, grouped by thread in the order written."""
 
-    #: Fields as in today's ``records.def``, projected by name from the file's own field table.
+    #: Fields as in today's ``records.def``, projected by name from the file's field table.
     rows: npt.NDArray[np.void]
     #: Kernel thread id of each row.
     tid: npt.NDArray[np.uint32]
@@ -127,7 +128,7 @@ class IoOutline(Protocol):
     #: Calls in all.
     rows_count: int
     #: Calls of each track, by track id.
-    counts: npt.NDArray[np.int64]
+    counts: Int64
     #: Earliest begin and latest end; 0 if there is no call.
     begin_ns: int
     end_ns: int
@@ -223,7 +224,7 @@ class Trace(_Tables):
         return super().table(name)
 
     @property
-    def ranks(self) -> npt.NDArray[np.int64]:
+    def ranks(self) -> Int64:
         """Global ranks present, ascending."""
         ranks = np.unique(self.processes["rank"])
         return ranks[ranks >= 0]
@@ -236,7 +237,7 @@ class Trace(_Tables):
 
     @property
     def io_outline(self) -> IoOutline | None:
-        """Facts about the I/O calls beside their table; None for a trace that was made in memory."""
+        """Facts about the I/O calls that are not in their table; None for a trace that was made in memory."""
         return self._io_outline
 
     @property
@@ -342,7 +343,7 @@ class Trace(_Tables):
         StashtraceError
             If the package ``perfetto`` cannot be used, or the program cannot be had or does not start.
         UsageError
-            If ``bin_path`` is no file, is given beside ``config``, or the timeline does not know an option.
+            If ``bin_path`` is no file, is given with ``config``, or the timeline does not know an option.
         MissingDataError
             If the trace has no times.
         """
@@ -377,8 +378,8 @@ def facts_with_key(trace: Trace, is_asked: Callable[[str], object]) -> Table:
 
 def run_facts(trace: Trace) -> dict[str, str]:
     """Return the contents of ``run.json``."""
-    own = trace.metadata.take(trace.metadata["process_id"] == -1)
-    return {trace.text(row["key_code"]): trace.text(row["value_code"]) for row in own.rows()}
+    part = trace.metadata.take(trace.metadata["process_id"] == -1)
+    return {trace.text(row["key_code"]): trace.text(row["value_code"]) for row in part.rows()}
 
 
 # Keys of ``metadata`` that importers write and analyses read.

@@ -21,7 +21,7 @@ OWN_FILES = {
     "stashtrace/whole_files.py": "it is the place",
     "stashtrace/cli/__init__.py": "the null device",
     "stashtrace/cli/commands/check.py": "appends to the file that GitHub gives a job",
-    "stashtrace/exporters/chakra/export.py": "into a new folder of folder_beside",
+    "stashtrace/exporters/chakra/export.py": "into a new folder of folder_next_to",
     "stashtrace/exporters/tables.py": "writers that are given the path of complete_file",
     "stashtrace/format/compact.py": "opens a fixed name again, and looks whose it is",
     "stashtrace/importers/darshan/child.py": "a pipe to its parent",
@@ -38,7 +38,7 @@ OWN_FILES = {
     "stashtrace/trackers/answers.py": "a folder that tempfile made",
 }
 #: What gives a path that is new and ours.
-MAKERS = {"whole_file", "complete_file", "folder_beside", "stack.enter_context"}
+MAKERS = {"whole_file", "complete_file", "folder_next_to", "stack.enter_context"}
 WRITERS = {"write_text", "write_bytes", "touch", "copy", "copy2", "copyfile", "copytree", "mkfifo", "memmap", "savez"}
 ENDINGS = (".part", ".tmp", ".draft", ".partial")
 FILES = sorted(p for p in source_files("stashtrace") if p.suffix == ".py")

@@ -21,7 +21,7 @@ from stashtrace.errors import CaptureError
 from stashtrace.lab import stage_files as staging
 from stashtrace.lab.stage_files import stage
 from stashtrace.record.directory import prepare_directory
-from stashtrace.whole_files import claim_file, folder_beside, new_log, whole_file
+from stashtrace.whole_files import claim_file, folder_next_to, new_log, whole_file
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_another_user_replaces_what_is_being_written(shared: Path, victim: Path)
         assert as_another_user(put_links(shared, victim)) == "None"
         partial.write_text("page")
     assert (shared / "page.html").read_text() == "page"
-    with folder_beside(shared / "made") as made:
+    with folder_next_to(shared / "made") as made:
         assert as_another_user(put_links(shared, victim.parent)) == "None"
         (made / "part").write_text("part")
         assert os.stat(made).st_mode & 0o777 == 0o700
@@ -104,7 +104,7 @@ def test_nothing_is_left_where_others_rename(tmp_path: Path) -> None:
         partial.write_text("x")
     with pytest.raises(RuntimeError), whole_file(tmp_path / "y"):
         raise RuntimeError
-    with folder_beside(tmp_path / "z") as folder:
+    with folder_next_to(tmp_path / "z") as folder:
         (folder / "half").touch()
     assert os.listdir(tmp_path) == ["x"]
 

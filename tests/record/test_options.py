@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import FormatError, UsageError
-from stashtrace.record.options import DECLARATIONS, RecordOptions
-from stashtrace.record.settings import SETTINGS
+from stashtrace.record.options import DECLARATIONS, SETTINGS, RecordOptions
 from stashtrace.record.staged_files import write_staged_list
 
 ROOT = Path(__file__).resolve().parents[2]

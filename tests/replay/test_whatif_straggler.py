@@ -12,7 +12,7 @@ from builders import MS, US, TraceBuilder
 from wait_chains import on, through_a_server
 
 from stashtrace.analysis.graph import Graph, Resource, build
-from stashtrace.analysis.steps.epochs import told_samples
+from stashtrace.analysis.steps.epochs import recorded_samples
 from stashtrace.replay import Answer, Change, what_if
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.trace import Trace
@@ -147,7 +147,7 @@ def test_a_rank_with_more_samples_is_not_late() -> None:
 
 def test_samples_that_cannot_be_read_count_as_not_told() -> None:
     trace = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 32}, told="{} many")
-    assert told_samples(trace) == {}
+    assert recorded_samples(trace) == {}
     assert without(build(trace)).high_ns / MS == pytest.approx(8, abs=0.1)
 
 

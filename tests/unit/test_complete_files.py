@@ -17,7 +17,7 @@ from stashtrace.cli.print_results import open_output
 from stashtrace.errors import OutputError, StashtraceError
 from stashtrace.output_files import complete_file
 from stashtrace.record.directory import bring_home
-from stashtrace.whole_files import claim_file, folder_beside
+from stashtrace.whole_files import claim_file, folder_next_to
 
 _WRITER = """
 import sys
@@ -210,8 +210,8 @@ def test_many_copies_list_their_folder_once(tmp_path: Path, monkeypatch: pytest.
 _FILLER = """
 import sys
 from pathlib import Path
-from stashtrace.whole_files import folder_beside
-with folder_beside(Path(sys.argv[1])) as folder:
+from stashtrace.whole_files import folder_next_to
+with folder_next_to(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("half")
     print(folder, flush=True)
     sys.stdin.read()
@@ -235,7 +235,7 @@ def test_a_folder_that_a_killed_process_left_goes_with_the_next(tmp_path: Path) 
     of_my_own = tmp_path / "x.part12-of-my-own"
     of_my_own.mkdir()
     assert (left / "half").exists()
-    with folder_beside(tmp_path / "x") as folder:
+    with folder_next_to(tmp_path / "x") as folder:
         assert mode(folder) == 0o700
         assert not left.exists()
         assert (growing / "half").exists()

@@ -11,23 +11,22 @@ from stashtrace.analysis.intervals import NEVER
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import INTERVAL, RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, ElementType
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-COLLECTIVE_TIMES = schema(
+COLLECTIVE_TIMES = col.schema(
     "collective_times",
     "One row per rank and collective: waiting for the last rank, then moving bytes",
-    RANK,
+    col.RANK,
     col.number("step", "ordinal of the step it was called in, -1 outside", missing=-1),
     col.word("communicator", "name of the group", detail=2),
     col.number("sequence", "number within the group", detail=4),
     col.word("op", "CollectiveOp in lower case"),
-    Column("bytes", "i8", "bytes", "payload of this rank's input"),
+    col.Column("bytes", "i8", "bytes", "payload of this rank's input"),
     col.word("element_type", "type of its elements, of several tensors the first's; empty if unknown", detail=3),
-    *INTERVAL,
+    *col.INTERVAL,
     col.ns("wait_ns", "from the call of this rank to that of the last rank"),
     col.ns("transfer_ns", "from there to the end, queueing included"),
     col.rank("last_rank", "the rank that was waited for, -1 if none", missing=-1),
@@ -39,10 +38,10 @@ def collectives(trace: Trace) -> Table:
     """Split every collective of every rank into wait and transfer.
 
     Operations in which nobody can end before everybody has entered: ``wait = last enter - own enter``, ``transfer = end
-    - last enter``, clipped to the rank's own interval. Rooted ones wait for the root's data only (or the root for all),
+    - last enter``, clipped to the rank's interval. Rooted ones wait for the root's data only (or the root for all),
     a receive for its send. This includes what was hidden behind compute; the exposed part is in ``stalls``. Where the
     clocks of the ranks are not good enough for an operation, the shortest duration of all ranks is the transfer
-    (``method`` duration). Where ranks of different hosts entered closer together than their clocks can tell,
+    (``method`` duration). Where ranks of different hosts entered closer together than their clocks can resolve,
     ``last_rank`` is -1. An operation that never ended lasts until its process does. Times of an operation that a device
     was seen to run are the device's. Columns: table ``collective_times`` of ``docs/reference/tables.md``.
 

@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import Matched, match, operations
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import CollectiveSource, DeviceClock, DeviceWork
 from stashtrace.schema.trace import Trace
@@ -24,7 +23,7 @@ from stashtrace.schema.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class DeviceCollectives:
-    """Columns beside ``trace.collectives``, row by row."""
+    """Columns parallel to ``trace.collectives``."""
 
     #: First and last moment on the device, queueing behind earlier work left out; -1 if untimed.
     begin_ns: Int64
@@ -32,9 +31,9 @@ class DeviceCollectives:
     #: When this rank could begin to move bytes.
     enter_ns: Int64
     #: True where the operation was given to a device.
-    given: npt.NDArray[np.bool_]
+    given: Bools
     #: True where its device times are known.
-    timed: npt.NDArray[np.bool_]
+    timed: Bools
     #: A send or receive of it was in flight, -1 if unknown.
     network_ns: Int64
     #: Who waited for whom, by device clocks.
@@ -63,7 +62,7 @@ def on_devices(trace: Trace) -> DeviceCollectives:
     given |= from_kernel
     timed = known | from_kernel
     begin[~timed], end[~timed] = -1, -1
-    # A kernel's own begin is its entry. An event may lie before the launch: the call was still on its way.
+    # A kernel's begin is its entry. An event may lie before the launch: the call was still on its way.
     launched = np.where(source == CollectiveSource.EVENTS, table["return_ns"], -1)
     launched[from_kernel] = -1
     enter = np.clip(np.maximum(begin, launched), begin, np.maximum(end, begin))
@@ -83,7 +82,7 @@ def on_devices(trace: Trace) -> DeviceCollectives:
     return DeviceCollectives(begin, end, enter, given, timed, _network(trace), matched)
 
 
-def with_untimed(trace: Trace, untimed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def with_untimed(trace: Trace, untimed: Bools) -> Bools:
     """Mask of rows whose operation lacks the device times of a rank: that rank entered later than its host called."""
     if not untimed.any():
         return untimed
@@ -91,14 +90,14 @@ def with_untimed(trace: Trace, untimed: npt.NDArray[np.bool_]) -> npt.NDArray[np
     return each.any(untimed)[each.number]
 
 
-def _on_nccl(trace: Trace) -> npt.NDArray[np.bool_]:
+def _on_nccl(trace: Trace) -> Bools:
     """Mask of the rows of ``groups`` whose only backend is NCCL."""
     codes = trace.groups["backend_code"]
     nccl = [code for code in np.unique(codes).tolist() if trace.text(code) == "nccl"]
     return np.isin(codes, nccl)
 
 
-def _from_kernels(trace: Trace, begin: Int64, end: Int64, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+def _from_kernels(trace: Trace, begin: Int64, end: Int64, wanted: Bools) -> Bools:
     """Times of untimed rows from the kernels that their calls launched; which rows got them."""
     table, kernels = trace.collectives, trace.kernels
     timed = np.zeros(len(table), dtype=bool)
@@ -119,7 +118,7 @@ def _from_kernels(trace: Trace, begin: Int64, end: Int64, wanted: npt.NDArray[np
     return timed
 
 
-def _clock_errors(trace: Trace, clock: Int64, timed: npt.NDArray[np.bool_]) -> Int64:
+def _clock_errors(trace: Trace, clock: Int64, timed: Bools) -> Int64:
     """Error of the device clock behind each row; at least 1 where the times are a device's."""
     worst: dict[tuple[int, int], int] = {}
     columns = (trace.device_clocks[c].tolist() for c in ("process_id", "clock_code", "error_ns"))

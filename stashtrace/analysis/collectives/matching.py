@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import NEVER, Int64, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, int64
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, ProcessRole
 from stashtrace.schema.strings import ranks_of
@@ -28,7 +28,7 @@ _CLOCK_SLACK_NS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Columns beside ``trace.collectives``, row by row."""
+    """Columns parallel to ``trace.collectives``."""
 
     #: End on this rank; estimated from later ends where it was not seen, ``NEVER`` if nothing speaks for an end.
     end_ns: Int64
@@ -39,15 +39,15 @@ class Matched:
     #: True if it ended and somebody unseen, or not known to belong to it, may have entered later: a member's row is
     #: missing, how many members there are is not known, what the operation waits for is not (``OTHER``, a root or a
     #: peer that nobody names), or the rows of an imported trace that were put together do not end together.
-    partial: npt.NDArray[np.bool_]
+    partial: Bools
     #: INSIDE, ACROSS or MIXED, of the row's group.
     link: Int64
     #: False if the ranks' clocks are too far apart for this operation: then ``last_enter_ns`` is the own end minus the
     #: shortest duration of all ranks, and ``last_rank`` the rank that has it.
-    by_clock: npt.NDArray[np.bool_]
-    #: False if a rank with another clock entered so soon before the last one that the clocks cannot tell which of them
-    #: was last; true where ``by_clock`` is not, since durations tell then.
-    ordered: npt.NDArray[np.bool_]
+    by_clock: Bools
+    #: False if a rank with another clock entered so soon before the last one that the clocks cannot show which of them
+    #: was last; true where ``by_clock`` is not, since durations decide then.
+    ordered: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: boo
     """Match the rows of ``trace.collectives`` across ranks.
 
     ``device_error_ns`` is what the clock behind each row's times adds to the error of its host's clock. A trace that
-    holds some ranks of a store brings along what was matched among all of them; ``by_devices`` tells which half.
+    holds some ranks of a store brings along what was matched among all of them; ``by_devices`` shows which half.
     """
     table = trace.collectives
     if len(trace.matched_collectives):
@@ -168,7 +168,7 @@ def known_matches(known: Table, collectives: Table, by_devices: bool) -> Matched
 
 
 def known_columns(known: Table, collectives: Table, names: dict[str, Int64]) -> list[Int64]:
-    """Columns of ``matched_collectives`` beside these rows; the given values where it does not know a row."""
+    """Columns of ``matched_collectives`` for these rows; the given values where it does not know a row."""
     row = GroupBy(known["collective_key"]).row_of(collectives["collective_key"])
     return [int64(np.where(row >= 0, known[name][row], rest)) for name, rest in names.items()]
 
@@ -204,9 +204,7 @@ def contact_errors(trace: Trace) -> Int64:
     return int64(np.where(touch > 0, touch, trace.alignment["error_ns"]))
 
 
-def _trusted(
-    trace: Trace, end: Int64, device_error_ns: Int64 | None
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+def _trusted(trace: Trace, end: Int64, device_error_ns: Int64 | None) -> tuple[Bools, Bools]:
     """Per row: whether the error of the clocks is below half of the shortest duration, and whether it leaves no doubt
     who entered last. Of one clock both are always true."""
     table = trace.collectives
@@ -234,13 +232,7 @@ def _lead(call: Int64, boot: Int64, each: GroupBy) -> Int64:
 
 
 def _match_blocks(
-    table: Table,
-    rows: Int64,
-    group: Group,
-    recorded: Int64,
-    last_enter: Int64,
-    last_rank: Int64,
-    partial: npt.NDArray[np.bool_],
+    table: Table, rows: Int64, group: Group, recorded: Int64, last_enter: Int64, last_rank: Int64, partial: Bools
 ) -> None:
     """Operations of one group by sequence number."""
     if len(rows) == 0:
@@ -294,17 +286,12 @@ def _extents(table: Table, end: Int64, rows: Int64, each: GroupBy) -> tuple[Int6
 def _end_together(table: Table, rows: Int64, each: GroupBy) -> bool:
     """Whether each operation, of several ranks, ends at once everywhere and nowhere before the last had entered."""
     enter, first, last, shortest = _extents(table, table["end_ns"], rows, each)
-    alike = (last - first <= np.maximum(shortest * _COMMON_END_RATIO, _COMMON_END_NS)) & (first >= enter)
-    return bool((each.sizes > 1).all() and (table["end_ns"][rows] >= 0).all() and alike.all())
+    similar = (last - first <= np.maximum(shortest * _COMMON_END_RATIO, _COMMON_END_NS)) & (first >= enter)
+    return bool((each.sizes > 1).all() and (table["end_ns"][rows] >= 0).all() and similar.all())
 
 
 def _doubt_uncommon_ends(
-    table: Table,
-    end: Int64,
-    by_clock: npt.NDArray[np.bool_],
-    last_enter: Int64,
-    last_rank: Int64,
-    partial: npt.NDArray[np.bool_],
+    table: Table, end: Int64, by_clock: Bools, last_enter: Int64, last_rank: Int64, partial: Bools
 ) -> None:
     """Check that rows matched by their order, in another tool's trace, look like one operation of all its ranks.
 
@@ -322,18 +309,14 @@ def _doubt_uncommon_ends(
 
 
 def _match_pairs(
-    table: Table,
-    rows: Int64,
-    members: Int64,
-    last_enter: Int64,
-    last_rank: Int64,
-    partial: npt.NDArray[np.bool_],
+    table: Table, rows: Int64, members: Int64, last_enter: Int64, last_rank: Int64, partial: Bools
 ) -> None:
     """Point to point: the n-th receive of a pair of ranks belongs to its n-th send.
 
     A send waits for its receiver only where it ended after the receiver had entered: others leave their bytes and go.
 
-    A pair with a group of its own may number its messages alike on both sides, also those that were not recorded.
+    A pair with a group of its own may number its messages the same way on both sides, also those that were not
+    recorded.
     """
     partial[rows] = table["end_ns"][rows] >= 0  # until the other side of the pair is found
     rows = rows[order_by(table["sequence"][rows], table["call_ns"][rows])]
@@ -369,7 +352,7 @@ def _match_pairs(
 
 
 def _pairs_by_number(number: Int64, sent: Int64, received: Int64) -> tuple[Int64, Int64] | None:
-    """Receives and the sends that they belong to; None where the sides do not number alike."""
+    """Receives and the sends that they belong to; None where the sides do not number the same way."""
     if any(len(np.unique(number[side])) < len(side) for side in (sent, received)):
         return None
     _, at_sent, at_received = np.intersect1d(number[sent], number[received], assume_unique=True, return_indices=True)

@@ -6,13 +6,12 @@ import numpy as np
 
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-OPERATORS = schema(
+OPERATORS = col.schema(
     "operators",
     "What execution traces say of each operator, and of each kind of collective of a group",
     col.rank("rank", "global rank, -1 if unknown", missing=-1),
@@ -29,7 +28,7 @@ OPERATORS = schema(
 def operators(trace: Trace) -> Table:
     """Count the calls of each operator and add up the bytes of their tensors, most bytes first.
 
-    A collective is one row for each operation and process group. An operator that calls others is counted beside them,
+    A collective is one row for each operation and process group. An operator that calls others is counted as well,
     so the bytes of different rows overlap. Columns: table ``operators`` of ``docs/reference/tables.md``.
 
     Parameters

@@ -5,7 +5,7 @@
         |---- network ----|-- interconnect ----|
 
 The estimate is the time of the same operation and size between as many ranks as share a host in the group: by the
-machine's calibration (``stashtrace calibrate``), else by the run's own collectives that stay inside a host. Where
+machine's calibration (``stashtrace calibrate``), else by the run's collectives that stay inside a host. Where
 neither knows it, nothing is cut.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import INSIDE, MIXED, group_table, known_columns, places
-from stashtrace.analysis.intervals import NEVER, Int64, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, int64
 from stashtrace.calibration.file import Calibration, find_calibration, host_names
 from stashtrace.calibration.fit_link import fit_alpha_beta
 from stashtrace.calibration.robust_line import Floats
@@ -42,14 +42,14 @@ KEPT = ("network_low_ns", "network_point_ns", "network_high_ns", "network_estima
 
 @dataclass(frozen=True, slots=True)
 class NetworkCuts:
-    """Columns beside ``trace.collectives``, row by row."""
+    """Columns parallel to ``trace.collectives``."""
 
     #: When the network's part is over: not before, as the budget takes it, at the latest; -1 where nobody knows.
     low_ns: Int64
     point_ns: Int64
     high_ns: Int64
     #: True where proxies did not say it.
-    estimated: npt.NDArray[np.bool_]
+    estimated: Bools
 
 
 def network_cuts(trace: Trace, link: Int64, enter_ns: Int64, end_ns: Int64, network_ns: Int64) -> NetworkCuts:
@@ -62,8 +62,8 @@ def network_cuts(trace: Trace, link: Int64, enter_ns: Int64, end_ns: Int64, netw
     count = len(link)
     if len(trace.matched_collectives):
         unknown = dict.fromkeys(KEPT[:3], np.full(count, -1)) | {KEPT[3]: np.zeros(count, dtype=np.int64)}
-        low, point, high, told = known_columns(trace.matched_collectives, trace.collectives, unknown)
-        return NetworkCuts(low, point, high, told > 0)
+        low, point, high, recorded = known_columns(trace.matched_collectives, trace.collectives, unknown)
+        return NetworkCuts(low, point, high, recorded > 0)
     low, point, high = (np.full(count, -1, dtype=np.int64) for _ in range(3))
     mixed, whole = link == MIXED, (end_ns < NEVER) & (enter_ns < NEVER) & (end_ns >= enter_ns)
     proxied = mixed & (network_ns >= 0) & (enter_ns < NEVER)
@@ -110,17 +110,17 @@ def _inside_times(trace: Trace, rows: Int64, moved_ns: Int64) -> tuple[Floats, F
         if ranks < 2 or op not in CollectiveOp.__members__.values():
             continue
         wanted = table["message_bytes"][rows[chosen]]
-        alike = (table["op_code"] == op) & (sizes == ranks) & (backends == backend)
-        alike &= (moved_ns > 0) & (table["message_bytes"] > 0)
+        similar = (table["op_code"] == op) & (sizes == ranks) & (backends == backend)
+        similar &= (moved_ns > 0) & (table["message_bytes"] > 0)
         times = _share_by_calibration(calibration, op, wanted, ranks, backend)
         if times is None:
-            times = _share_by_fit(table["message_bytes"][alike], moved_ns[alike], wanted)
+            times = _share_by_fit(table["message_bytes"][similar], moved_ns[similar], wanted)
         out[chosen], error[chosen] = times
     return out, error
 
 
 def _calibration(trace: Trace) -> Calibration | None:
-    """The calibration beside the run, unless it is another machine's or damaged."""
+    """The calibration next to the run, unless it is another machine's or damaged."""
     try:
         calibration = find_calibration(trace.path.split(os.pathsep)) if trace.path else None
     except FormatError:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.analysis.steps.epochs import JobSamples, LoaderSamples, job_samples, told_samples, workers_count
+from stashtrace.analysis.steps.epochs import JobSamples, LoaderSamples, job_samples, recorded_samples, workers_count
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -84,7 +84,7 @@ def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str]
     ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
     world = int(ranks["world_size"].max(initial=-1))
     workers = processes.take((processes["role_code"] == ProcessRole.WORKER) & (processes["rank"] >= 0))
-    loaders = told_samples(trace).values()
+    loaders = recorded_samples(trace).values()
     samples = JobSamples() if counted is None else job_samples(trace)
     # Without an entry in ``devices``, the recorder's own look at the machine says whether there is none.
     devices_known = len(devices) > 0

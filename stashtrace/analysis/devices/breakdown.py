@@ -15,17 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.analysis.devices import work
 from stashtrace.analysis.devices.device_tables import BREAKDOWN, COPY_TIMES, IDLE
-from stashtrace.analysis.devices.work import (
-    By,
-    DeviceRows,
-    Keep,
-    Windows,
-    device_rows,
-    joined_columns,
-    one_row_per_window,
-    windows_of,
-)
 from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
@@ -38,7 +29,9 @@ COMPUTE = (DeviceWork.KERNEL, DeviceWork.GRAPH)
 _COPIES = (DeviceWork.COPY, DeviceWork.MEMSET)
 
 
-def breakdown(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Keep = "keep") -> Table:
+def breakdown(
+    trace: Trace, *, by: work.By = "rank", orphans: work.Keep = "keep", last_step: work.Keep = "keep"
+) -> Table:
     """Divide the time of each device into compute, communication, copies and idle.
 
     Intervals are united, never added: work that ran at once on several streams counts once. ``busy + idle = window``
@@ -63,12 +56,12 @@ def breakdown(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_ste
     MissingDataError
         If no kernel was recorded; or no step, where steps are asked for.
     """
-    devices = device_rows(trace, orphans=orphans, last_step=last_step)
-    windows = windows_of(devices, by, last_step)
-    return joined_columns(BREAKDOWN, [device_columns(d, w, by) for d, w in zip(devices, windows, strict=True)])
+    devices = work.device_rows(trace, orphans=orphans, last_step=last_step)
+    windows = work.windows_of(devices, by, last_step)
+    return work.joined_columns(BREAKDOWN, [device_columns(d, w, by) for d, w in zip(devices, windows, strict=True)])
 
 
-def device_columns(device: DeviceRows, windows: Windows, by: By) -> dict[str, Any]:
+def device_columns(device: work.DeviceRows, windows: work.Windows, by: work.By) -> dict[str, Any]:
     """Return the columns of one device, a row per window; ``by="rank"`` also counts batch waits outside its window."""
     compute, communication = device.time(*COMPUTE), device.time(DeviceWork.COMMUNICATION)
     copies, fills = device.time(*_COPIES), device.time(DeviceWork.MEMSET)
@@ -86,7 +79,7 @@ def device_columns(device: DeviceRows, windows: Windows, by: By) -> dict[str, An
         at[device["begin_ns"] < windows.begin[at]] = -1
     by_window = GroupBy.numbered(at, len(windows.begin))
     return {
-        **one_row_per_window(device, windows),
+        **work.one_row_per_window(device, windows),
         "window_ns": length,
         "busy_ns": ran,
         "idle_ns": length - ran,
@@ -126,7 +119,7 @@ class _Copies:
     working: TimeSet | None
 
 
-def copies(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") -> Table:
+def copies(trace: Trace, *, orphans: work.Keep = "keep", last_step: work.Keep = "keep") -> Table:
     """Sum up copies between host and device, on a device and between devices.
 
     Pageable host memory is copied through a pinned buffer of the driver, at a fraction of the link's rate, and blocks
@@ -157,10 +150,10 @@ def copies(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") ->
     return Table.from_rows(COPY_TIMES, sorted(rows, key=lambda row: (row[0], row[1], -row[6])))
 
 
-def _from_kernels(trace: Trace, orphans: Keep, last_step: Keep) -> list[_Copies]:
+def _from_kernels(trace: Trace, orphans: work.Keep, last_step: work.Keep) -> list[_Copies]:
     out = []
     memory_of = _memory_by_name(trace)
-    for device in device_rows(trace, orphans=orphans, last_step=last_step):
+    for device in work.device_rows(trace, orphans=orphans, last_step=last_step):
         working = device.time(*COMPUTE, DeviceWork.COMMUNICATION)
         chosen = device["work_code"] == DeviceWork.COPY
         direction, name = device["copy_code"][chosen], device["name_code"][chosen]
@@ -178,8 +171,8 @@ def _memory_by_name(trace: Trace) -> Int64:
     out = np.zeros(int(codes.max(initial=0)) + 1, dtype=np.int64)
     for code in codes[codes >= 0].tolist():
         words = trace.text(code).lower()
-        told = ("pinned" in words) | ("pageable" in words) << 1
-        out[code] = (_UNKNOWN, _PINNED, _PAGEABLE, _BOTH)[told]
+        known = ("pinned" in words) | ("pageable" in words) << 1
+        out[code] = (_UNKNOWN, _PINNED, _PAGEABLE, _BOTH)[known]
     # Names without such a word are looked up as well; no index is above the last copy's code.
     return out
 
@@ -191,12 +184,12 @@ def _from_brackets(trace: Trace, known: Int64) -> list[_Copies]:
     table = brackets.take(timed & ~np.isin(brackets["process_id"], known))
     out = []
     for rows in GroupBy(table["process_id"], table["device_index"]):
-        own = table.take(rows)
-        flags, direction = own["bracket_flags"], own["copy_code"]
-        told = ((flags & BracketFlag.PINNED) != 0) + 2 * ((flags & BracketFlag.PAGEABLE) != 0)
-        memory = np.where(np.isin(direction, _ON_HOST), told, _NO_HOST)
-        times = own["begin_ns"], own["end_ns"], direction, int64(memory), own["size_bytes"]
-        out.append(_Copies(int(own["rank"][0]), int(own["device_index"][0]), *times, None))
+        part = table.take(rows)
+        flags, direction = part["bracket_flags"], part["copy_code"]
+        recorded = ((flags & BracketFlag.PINNED) != 0) + 2 * ((flags & BracketFlag.PAGEABLE) != 0)
+        memory = np.where(np.isin(direction, _ON_HOST), recorded, _NO_HOST)
+        times = part["begin_ns"], part["end_ns"], direction, int64(memory), part["size_bytes"]
+        out.append(_Copies(int(part["rank"][0]), int(part["device_index"][0]), *times, None))
     return out
 
 
@@ -233,12 +226,12 @@ def _row(copied: _Copies, chosen: Int64, method: str) -> tuple[object, ...]:
 CAUSES = ("input", "sync", "host", "launch", "kernel_wait", "unknown")
 
 
-def idle(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Keep = "keep") -> Table:
+def idle(trace: Trace, *, by: work.By = "rank", orphans: work.Keep = "keep", last_step: work.Keep = "keep") -> Table:
     """Divide the idle time of each device by what it waited for.
 
     ``input``: the host waited for a batch and had launched nothing. ``sync``: the host stood in a blocking call of the
     driver; or such a call had drained the device and the host had not launched again, for at most the duration of that
-    call: without it, the host would have been ahead by so much. ``host``: the host did something else before it
+    call: without it, the host would have been ahead by this much. ``host``: the host did something else before it
     launched the next work. ``launch``: that launch was under way, up to the begin on the device.
     ``kernel_wait``: the next work had been launched before the device ran dry but did not begin: it waited for an
     event, or for the device to change from one kernel to the next. ``unknown``: the launch of the next work was not
@@ -261,13 +254,13 @@ def idle(trace: Trace, *, by: By = "rank", orphans: Keep = "keep", last_step: Ke
     MissingDataError
         If no kernel was recorded; or no step, where steps are asked for.
     """
-    devices = device_rows(trace, orphans=orphans, last_step=last_step)
+    devices = work.device_rows(trace, orphans=orphans, last_step=last_step)
     calls = RowsBy(trace.device_calls["process_id"])
-    windows = windows_of(devices, by, last_step)
-    return joined_columns(IDLE, [_columns(d, w, calls) for d, w in zip(devices, windows, strict=True)])
+    windows = work.windows_of(devices, by, last_step)
+    return work.joined_columns(IDLE, [_columns(d, w, calls) for d, w in zip(devices, windows, strict=True)])
 
 
-def idle_causes(device: DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -> dict[str, TimeSet]:
+def idle_causes(device: work.DeviceRows, calls: RowsBy, begin_ns: int, end_ns: int) -> dict[str, TimeSet]:
     """Return a device's idle time from ``begin_ns`` to ``end_ns`` by cause; ``calls``: device_calls by process."""
     begin, end, launch = device["begin_ns"], device["end_ns"], device["launch_ns"]
     lasting = end > begin
@@ -321,7 +314,7 @@ def _chosen(begin: Int64, end: Int64, chosen: Any) -> TimeSet:
     return TimeSet(int64(begin[chosen]), int64(end[chosen]))
 
 
-def _columns(device: DeviceRows, windows: Windows, calls: RowsBy) -> dict[str, Any]:
+def _columns(device: work.DeviceRows, windows: work.Windows, calls: RowsBy) -> dict[str, Any]:
     count = len(windows.begin)
     first = int(windows.begin.min()) if count else 0
     last = int(windows.end.max()) if count else 0

@@ -39,7 +39,7 @@ class GpuJob:
 
 
 def gpu_jobs(trace: Trace) -> list[GpuJob]:
-    """Return the devices whose job the site told, in the order of ``devices``."""
+    """Return the devices whose job the site named, in the order of ``devices``."""
     facts: dict[int, dict[str, str]] = defaultdict(dict)
     for row in facts_with_key(trace, lambda key: key.startswith(f"{FACT} ") or key in _OWN_JOB).rows():
         facts[row["process_id"]][trace.text(row["key_code"])] = trace.text(row["value_code"])

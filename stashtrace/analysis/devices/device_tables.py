@@ -6,14 +6,13 @@ The analyses need the ``kernels`` table (deep mode, or imported), unless a schem
 from __future__ import annotations
 
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK_OR_ALL, RANK_OR_NONE, schema
 
 _WHO = (
-    RANK_OR_NONE,
+    col.RANK_OR_NONE,
     col.number("step", "ordinal; -1 for the whole recording", missing=-1),
     col.number("device_index", "CUDA ordinal within the process"),
 )
-BREAKDOWN = schema(
+BREAKDOWN = col.schema(
     "breakdown",
     "What each device did: busy_ns + idle_ns = window_ns, compute_ns + both exposed_* of work = busy_ns",
     *_WHO,
@@ -34,7 +33,7 @@ BREAKDOWN = schema(
         "orphans_count", "of these, launched before the recording began, or by a call that was not recorded", detail=2
     ),
 )
-IDLE = schema(
+IDLE = col.schema(
     "idle",
     "Why the devices idled; each instant has one cause, the causes of a row's window sum to its idle time",
     *_WHO,
@@ -44,7 +43,7 @@ IDLE = schema(
     col.number("pieces_count", "stretches"),
     col.ns("longest_ns", "the longest of them"),
 )
-LAUNCHES = schema(
+LAUNCHES = col.schema(
     "launches",
     "How far the host was ahead of each stream",
     *_WHO,
@@ -60,10 +59,10 @@ LAUNCHES = schema(
     col.ns("full_queue_ns", "1,024 or more were waiting: the next launch blocks its thread"),
     col.number("orphans_count", "pieces of work without a launch, left out of everything else", detail=2),
 )
-COPY_TIMES = schema(
+COPY_TIMES = col.schema(
     "copies",
     "Copies by direction; from kernels, or from brackets where a process has no kernels",
-    RANK_OR_NONE,
+    col.RANK_OR_NONE,
     col.number("device_index", "CUDA ordinal within the process"),
     col.word("direction", "CopyDirection in lower case"),
     col.word("host_memory", "pinned, pageable, both, none (no host involved) or unknown"),
@@ -77,10 +76,10 @@ COPY_TIMES = schema(
     col.nbytes("median_bytes", "size, median, -1 if unknown", missing=-1),
     col.word("method", "kernels or brackets", detail=7),
 )
-KERNEL_TIMES = schema(
+KERNEL_TIMES = col.schema(
     "kernel_times",
     "What ran on the devices, by name",
-    RANK_OR_ALL,
+    col.RANK_OR_ALL,
     col.text("name_code", "kernel, or kind of copy"),
     col.word("work", "DeviceWork in lower case"),
     col.number("calls_count", "times it ran"),
@@ -94,7 +93,7 @@ KERNEL_TIMES = schema(
     col.rank("slowest_rank", "rank that spent most in it, -1 if there are no ranks", missing=-1),
     col.ns("slowest_ns", "what that rank spent in it"),
 )
-KERNEL_DIFF = schema(
+KERNEL_DIFF = col.schema(
     "kernel_diff",
     "Two runs by kernel: time per step and rank before and after, largest change first",
     col.word("name", "kernel, or kind of copy; the first row, all, sums them up"),

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.devices.device_tables import KERNEL_DIFF, KERNEL_TIMES
 from stashtrace.analysis.devices.work import DeviceRows, Keep, Windows, device_rows, one_of, windows_of
-from stashtrace.analysis.intervals import Int64, int64, window_at
+from stashtrace.analysis.intervals import Floats, Int64, int64, window_at
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -50,23 +49,23 @@ def kernel_times(
     name, work, rank = (kernels[c][rows] for c in ("name_code", "work_code", "rank"))
     lengths = kernels["end_ns"][rows] - kernels["begin_ns"][rows]
     owner = rank if by == "rank" else np.full(len(rows), -1)
-    alike, of_ranks = GroupBy(owner, name, work), GroupBy(owner, name, work, rank)
-    total, total_of_rank = alike.sum(lengths), of_ranks.sum(lengths)
+    similar, of_ranks = GroupBy(owner, name, work), GroupBy(owner, name, work, rank)
+    total, total_of_rank = similar.sum(lengths), of_ranks.sum(lengths)
     ranks = GroupBy(*of_ranks.keys[:3])  # the sums of ranks, numbered as ``alike``; in each the lowest rank comes first
     slowest = ranks.argmax(total_of_rank)
-    owner, name, work = alike.keys
+    owner, name, work = similar.keys
     owners = GroupBy(owner)
     columns = {
         "rank": owner,
         "name_code": name,
         "work": WORK_NAMES[np.clip(work, 0, len(WORK_NAMES) - 1)],
-        "calls_count": alike.sizes,
+        "calls_count": similar.sizes,
         "total_ns": total,
         "share_ratio": total / np.maximum(owners.sum(total)[owners.number], 1),
-        "mean_ns": total // alike.sizes,
-        "median_ns": alike.median(lengths),
-        "min_ns": alike.min(lengths),
-        "max_ns": alike.max(lengths),
+        "mean_ns": total // similar.sizes,
+        "median_ns": similar.median(lengths),
+        "min_ns": similar.min(lengths),
+        "max_ns": similar.max(lengths),
         "ranks_count": ranks.sizes,
         "slowest_rank": of_ranks.keys[3][slowest],
         "slowest_ns": total_of_rank[slowest],
@@ -77,7 +76,6 @@ def kernel_times(
 
 # kernel_diff: two runs compared kernel by kernel: slower, new and missing kernels. For ``stashtrace diff``.
 
-Floats = npt.NDArray[np.float64]
 #: A change counts if it is this many standard errors, and this share of all work.
 _SIGNIFICANT, _WORTH_NAMING = 3.0, 0.001
 ALL = "all"
@@ -142,12 +140,12 @@ def _run(trace: Trace, by_step: bool) -> _Run:
     kernels = trace.kernels
     name, work = kernels["name_code"][rows], kernels["work_code"][rows]
     lengths = kernels["end_ns"][rows] - kernels["begin_ns"][rows]
-    alike = GroupBy(name, np.clip(work, 0, len(WORK_NAMES) - 1))
-    cells = GroupBy.cells((sample, alike.number), (len(owner), len(alike)))
-    off = (lengths - (alike.sum(lengths) / alike.sizes)[alike.number]) ** 2
-    spread = alike.sum(off) / np.maximum(alike.sizes - 1, 1)
-    keys = [(trace.text(n), str(WORK_NAMES[w])) for n, w in zip(*(k.tolist() for k in alike.keys), strict=True)]
-    return _Run(keys, cells.sum(lengths), cells.sizes, owner, np.sqrt(spread * alike.sizes) / max(len(owner), 1))
+    similar = GroupBy(name, np.clip(work, 0, len(WORK_NAMES) - 1))
+    cells = GroupBy.cells((sample, similar.number), (len(owner), len(similar)))
+    off = (lengths - (similar.sum(lengths) / similar.sizes)[similar.number]) ** 2
+    spread = similar.sum(off) / np.maximum(similar.sizes - 1, 1)
+    keys = [(trace.text(n), str(WORK_NAMES[w])) for n, w in zip(*(k.tolist() for k in similar.keys), strict=True)]
+    return _Run(keys, cells.sum(lengths), cells.sizes, owner, np.sqrt(spread * similar.sizes) / max(len(owner), 1))
 
 
 def _counted_windows(trace: Trace, windows: Windows) -> Windows:
@@ -200,7 +198,7 @@ def _summary(run: _Run, chosen: list[int]) -> tuple[int, float, int, float]:
     samples, calls = len(sums), int(counts.sum())
     by_device = GroupBy(run.owner)
     free = samples - len(by_device)
-    if free > 0:  # ranks differ from one another alike in both runs, so that is not noise
+    if free > 0:  # ranks differ from one another in the same way in both runs, so that is not noise
         means = by_device.sum(sums) / by_device.sizes
         error = float(np.sqrt(((sums - means[by_device.number]) ** 2).sum() / free / samples))
     else:

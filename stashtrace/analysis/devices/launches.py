@@ -13,19 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.analysis.devices import work
 from stashtrace.analysis.devices.device_tables import LAUNCHES
-from stashtrace.analysis.devices.work import (
-    Bools,
-    By,
-    DeviceRows,
-    Keep,
-    Windows,
-    device_rows,
-    joined_columns,
-    one_row_per_window,
-    windows_of,
-)
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, window_at
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -33,18 +23,18 @@ from stashtrace.schema.trace import Trace
 #: Launches that CUDA and HIP take before the next one blocks its thread.
 FULL_QUEUE = 1024
 #: A queue may be full with fewer launches, where events and other entries that are not seen take places of it. It is
-#: taken to be full where at least so many launches were waiting, as many as this part of the most that ever were...
+#: taken to be full where at least this many launches were waiting, as many as this part of the most that ever were...
 FEWEST_WAITING, _FULL_RATIO = 256, 0.98
-#: ... if the calls that found it so were held: took so many times as long as those that found it this far from full.
+#: ... if the calls that found it so were held: took this many times as long as those that found it this far from full.
 _HELD_TIMES, _FAR_RATIO = 1.5, 0.9
-#: At least so many of them, and at least this part.
+#: At least this many of them, and at least this part.
 _FEWEST_HELD, _HELD_RATIO = 3, 0.5
 #: A call may return this long before the end that the device notes.
 _CLOCKS_AGREE_NS = 2_000
 _LATE = 95
 
 
-def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Table:
+def launches(trace: Trace, *, by: work.By = "rank", last_step: work.Keep = "keep") -> Table:
     """Measure the lead of the host over each stream.
 
     A launch that finds its stream empty is launch bound: its latency is idle time of the stream. Otherwise, large
@@ -66,14 +56,14 @@ def launches(trace: Trace, *, by: By = "rank", last_step: Keep = "keep") -> Tabl
     MissingDataError
         If no kernel was recorded; or no step, where steps are asked for.
     """
-    devices = device_rows(trace, last_step=last_step)
+    devices = work.device_rows(trace, last_step=last_step)
     names = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["name_code"].tolist(), strict=True))
     pieces = []
-    for device, windows in zip(devices, windows_of(devices, by, last_step), strict=True):
+    for device, windows in zip(devices, work.windows_of(devices, by, last_step), strict=True):
         for stream, rows in GroupBy(device["track_id"]).items():
             own = replace(device, rows=device.rows[rows])
             pieces.append(_columns(own, windows, names.get(stream, 0)))
-    return joined_columns(LAUNCHES, pieces)
+    return work.joined_columns(LAUNCHES, pieces)
 
 
 def waiting(launch: Int64, begin: Int64) -> tuple[Int64, Int64]:
@@ -86,20 +76,11 @@ def waiting(launch: Int64, begin: Int64) -> tuple[Int64, Int64]:
     return at[last], depth[last]
 
 
-def found_empty(launch: Int64, begin: Int64, end: Int64) -> Bools:
-    """Return a mask of pieces that were launched while their stream had nothing to do and nothing queued.
-
-    Takes the rows of one stream in order of their begin.
-    """
-    done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, end))[:-1]
-    return np.asarray(done <= launch)
-
-
 @dataclass(frozen=True, slots=True)
 class FullQueue:
     """Calls that wait for a place in the queue of a stream."""
 
-    #: A launch waits for the end of the work that was launched so many launches before it.
+    #: A launch waits for the end of the work that was launched this many launches before it.
     ahead_count: int
     #: Launches whose calls were held up, as places in the order of launches.
     held: Int64
@@ -131,12 +112,15 @@ def full_queue(launch: Int64, returned: Int64, begin: Int64, end: Int64) -> Full
     return FullQueue(int(np.median(ahead)), held, round(usual))
 
 
-def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, Any]:
+def _columns(stream: work.DeviceRows, windows: work.Windows, name_code: int) -> dict[str, Any]:
     count = len(windows.begin)
     columns = [stream[c] for c in ("begin_ns", "launch_ns", "end_ns", "return_ns")]
     order = order_by(*columns)
     begin, launch, end, returned = (column[order] for column in columns)
-    empty = found_empty(launch, begin, end)
+    # A mask of pieces that were launched while their stream had nothing to do and nothing queued. Takes the rows of
+    # one stream in order of their begin.
+    done = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, end))[:-1]
+    empty = np.asarray(done <= launch)
     at = window_at(begin, windows.begin, windows.end)
     orphans = GroupBy.numbered(at, count).count(launch < 0)
     known = (at >= 0) & (launch >= 0) & first_of_each(launch)
@@ -146,7 +130,7 @@ def _columns(stream: DeviceRows, windows: Windows, name_code: int) -> dict[str, 
     call = np.where(returned >= launch, returned - launch, -1)
     moments, depth = waiting(launch, begin)
     return {
-        **one_row_per_window(stream, windows),
+        **work.one_row_per_window(stream, windows),
         "stream_code": np.full(count, name_code),
         "launches_count": by_window.sizes,
         "latency_ns": by_window.quantile(latency, 50, empty=-1),
@@ -168,7 +152,7 @@ def first_of_each(launch: Int64) -> Bools:
     return out
 
 
-def _area(moments: Int64, depth: Int64, windows: Windows) -> Int64:
+def _area(moments: Int64, depth: Int64, windows: work.Windows) -> Int64:
     """Return the integral of the depth over each window, in launches * ns."""
     if not len(moments):
         return np.zeros(len(windows.begin), dtype=np.int64)
@@ -182,7 +166,7 @@ def _area(moments: Int64, depth: Int64, windows: Windows) -> Int64:
     return until(windows.end) - until(windows.begin)
 
 
-def _most(moments: Int64, depth: Int64, windows: Windows) -> Int64:
+def _most(moments: Int64, depth: Int64, windows: work.Windows) -> Int64:
     """Return the largest depth in each window, including the depth at its begin."""
     out = np.zeros(len(windows.begin), dtype=np.int64)
     first = np.maximum(np.searchsorted(moments, windows.begin, side="right") - 1, 0)

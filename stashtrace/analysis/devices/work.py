@@ -24,7 +24,6 @@ from stashtrace.schema.trace import KERNELS_WINDOWS_COUNT, Trace
 
 Keep = Literal["keep", "drop"]
 By = Literal["rank", "step"]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +94,10 @@ def device_rows(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep
     waits_of = RowsBy(batches["process_id"])
     devices = []
     for of_device in GroupBy(kernels["process_id"][rows], kernels["device_index"][rows]):
-        own = rows[of_device]
-        rank, process, device_index = (int(kernels[name][own[0]]) for name in ("rank", "process_id", "device_index"))
+        chosen = rows[of_device]
+        rank, process, device_index = (int(kernels[name][chosen[0]]) for name in ("rank", "process_id", "device_index"))
         waits = TimeSet.of_rows(batches, waits_of.rows(process))
-        devices.append(DeviceRows(trace, rank, process, device_index, own, waits))
+        devices.append(DeviceRows(trace, rank, process, device_index, chosen, waits))
     devices.sort(key=lambda device: (device.rank, device.process_id, device.device_index))
     return _without_last_step(trace, devices) if last_step == "drop" else devices
 
@@ -122,10 +121,10 @@ def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> l
     by_rank = RowsBy(every_step["rank"])
     windows = []
     for device in devices:
-        own = every_step.take(by_rank.rows(device.rank))
-        if last_step == "drop" and len(own) > 1:
-            own = own.take(slice(0, -1))
-        windows.append(Windows(own["step"], own["begin_ns"], own["end_ns"]))
+        rank_steps = every_step.take(by_rank.rows(device.rank))
+        if last_step == "drop" and len(rank_steps) > 1:
+            rank_steps = rank_steps.take(slice(0, -1))
+        windows.append(Windows(rank_steps["step"], rank_steps["begin_ns"], rank_steps["end_ns"]))
     return windows
 
 
@@ -133,13 +132,13 @@ def _refuse_apart(devices: list[DeviceRows]) -> None:
     """Raise UsageError where deep mode was on several times: the whole holds time in which nothing was recorded."""
     for device in devices:
         facts, strings = device.trace.metadata, device.trace.strings
-        told = (facts["key_code"] == strings.find(KERNELS_WINDOWS_COUNT)) & (facts["process_id"] == device.process_id)
-        if not any(strings.text(code) not in ("", "1") for code in facts["value_code"][told].tolist()):
+        known = (facts["key_code"] == strings.find(KERNELS_WINDOWS_COUNT)) & (facts["process_id"] == device.process_id)
+        if not any(strings.text(code) not in ("", "1") for code in facts["value_code"][known].tolist()):
             continue
-        own = host_steps(device.trace)
-        own = own.take(own["rank"] == device.rank).sort_by("begin_ns")
+        rank_steps = host_steps(device.trace)
+        rank_steps = rank_steps.take(rank_steps["rank"] == device.rank).sort_by("begin_ns")
         begins = np.sort(device["begin_ns"])
-        counts = np.searchsorted(begins, own["end_ns"]) - np.searchsorted(begins, own["begin_ns"])
+        counts = np.searchsorted(begins, rank_steps["end_ns"]) - np.searchsorted(begins, rank_steps["begin_ns"])
         busy = np.flatnonzero(counts)
         if (np.diff(busy) > 1).any():
             raise UsageError(
@@ -158,9 +157,9 @@ def _without_last_step(trace: Trace, devices: list[DeviceRows]) -> list[DeviceRo
     by_rank = RowsBy(host["rank"])
     out = []
     for device in devices:
-        own = by_rank.rows(device.rank)
-        if len(own) > 1:
-            until = int(host["begin_ns"][own].max())
+        rows = by_rank.rows(device.rank)
+        if len(rows) > 1:
+            until = int(host["begin_ns"][rows].max())
             launch = device["launch_ns"]
             kept = device.rows[np.where(launch >= 0, launch, device["begin_ns"]) < until]
             waits = TimeSet.of(device.waits.begin, np.minimum(device.waits.end, until))

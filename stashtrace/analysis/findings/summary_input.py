@@ -21,10 +21,9 @@ from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.trust import Trust, trust
 from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes_of
 from stashtrace.analysis.intervals import TimeSet
-from stashtrace.analysis.stalls.agreement import AGREEMENT, agreement
 from stashtrace.analysis.stalls.budget import bounds_of_groups
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
-from stashtrace.analysis.stalls.hidden import HIDDEN, hidden
+from stashtrace.analysis.stalls.hidden import AGREEMENT, HIDDEN, agreement, hidden
 from stashtrace.analysis.steps.step_time import counted_of_kinds, kinds_that_count, step_kinds, step_time_steps
 from stashtrace.analysis.steps.steps import counted_steps, in_steps
 from stashtrace.analysis.steps.steps import steps as find_steps

@@ -14,11 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph.graph_parts import Parts, ThreadNodes
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batch_waits import BatchWaits
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
@@ -34,19 +33,19 @@ _HELD_NS = 1_000_000
 #: Reading an index that is there takes less than this. Workers that have to wait do so before this part of their
 #: batches.
 _WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
-#: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
+#: Batches that DataLoader asks each worker for in advance, unless it is set otherwise.
 _PREFETCH = 2
 #: The next index goes out at most this long before the loop has its batch: pinning and unpickling lie between.
 _ASKED_NS = 5_000_000
 
 
-def made_by_workers(loads: BatchWaits, thread: StepThread) -> npt.NDArray[np.bool_]:
+def made_by_workers(loads: BatchWaits, thread: StepThread) -> Bools:
     """Return which waits of a thread are for batches that another process made."""
     made = (loads.made_by >= 0) & (loads.made_by != thread.process_id) & (loads.made_ns < NEVER)
     return np.asarray(made)
 
 
-def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: npt.NDArray[np.bool_]) -> Int64:
+def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: Bools) -> Int64:
     """Return when the thread had each batch: from then on it was no longer blocked, but unpacked the batch.
 
     A worker that holds the interpreter's lock for its next batch hands over the last one when that is done: this is no
@@ -100,8 +99,8 @@ def add_batches(
     before = np.concatenate([[0], end[:-1]])
     fetch_ns = np.zeros(len(order), dtype=np.int64)
     for worker in np.unique(process).tolist():
-        io, own = index.io, index.io_by_process.rows(worker)
-        storage = own[io.is_storage[own]]
+        io, rows = index.io, index.io_by_process.rows(worker)
+        storage = rows[io.is_storage[rows]]
         mine = process == worker
         fetch_ns[mine] = TimeSet.of(io.begin[storage], io.end[storage]).within(begin[mine], end[mine])
     batches = parts.add(
@@ -180,17 +179,17 @@ class _Loader:
         return cls(rows, number, begin, end, takes, had, made, asked)
 
 
-def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64, same: npt.NDArray[np.bool_]) -> Int64:
+def _idle_before(index: TraceIndex, process: Int64, before: Int64, begin: Int64, same: Bools) -> Int64:
     """Return how long each worker waited for the index of a batch since the batch before."""
     table = index.batches_of_phase(BatchPhase.INDEX_WAIT)
     idle = np.zeros(len(begin), dtype=np.int64)
     for worker in np.unique(process).tolist():
-        own = index.index_waits.rows(worker)
+        rows = index.index_waits.rows(worker)
         mine = np.flatnonzero((process == worker) & same)
-        if not len(own):  # its waits were not recorded: it was idle for as long as it made nothing
+        if not len(rows):  # its waits were not recorded: it was idle for as long as it made nothing
             idle[mine] = np.maximum(begin[mine] - before[mine], 0)
             continue
-        time = TimeSet.of(table["begin_ns"][own], table["end_ns"][own])
+        time = TimeSet.of(table["begin_ns"][rows], table["end_ns"][rows])
         idle[mine] = time.within(np.minimum(before[mine], begin[mine]), begin[mine])
     return idle
 
@@ -203,9 +202,7 @@ def _take(nodes: ThreadNodes, batches: Int64, loader: _Loader, parts: Parts) -> 
     parts.edge(np.where(made >= 0, batches[made], -1), goes_on, EdgeKind.BATCH, had - loader.end[made])
 
 
-def _ask(
-    nodes: ThreadNodes, batches: Int64, loader: _Loader, idle: Int64, started: npt.NDArray[np.bool_], parts: Parts
-) -> None:
+def _ask(nodes: ThreadNodes, batches: Int64, loader: _Loader, idle: Int64, started: Bools, parts: Parts) -> None:
     """A worker begins a batch after it was asked for it; a new worker begins its first after the thread started it."""
     begin, asked = loader.begin, loader.asked
     waiting = (idle > _IDLE_NS) | (started & (asked < 0))
@@ -235,8 +232,8 @@ def _latest(number: Int64, until: Int64, numbers: Int64, moments: Int64) -> Int6
 def own_fetches(index: TraceIndex, thread: StepThread) -> Int64:
     """Return the rows, among the fetches, of the batches that a thread makes itself, in order."""
     fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
-    own = rows[fetches["track_id"][rows] == thread.track_id]
-    return int64(own[np.argsort(fetches["begin_ns"][own], kind="stable")])
+    chosen = rows[fetches["track_id"][rows] == thread.track_id]
+    return int64(chosen[np.argsort(fetches["begin_ns"][chosen], kind="stable")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,9 +337,9 @@ class Saves:
         rows = rows[np.argsort(phases["begin_ns"][rows], kind="stable")]
         begin, end = phases["begin_ns"][rows], phases["end_ns"][rows]
 
-        waits, own = index.trace.waits, index.waits.rows(thread.track_id)
-        own = own[np.isin(waits["wait_code"][own], _JOINS)]
-        stood_begin, stood_end = waits["begin_ns"][own], waits["end_ns"][own]
+        waits, places = index.trace.waits, index.waits.rows(thread.track_id)
+        places = places[np.isin(waits["wait_code"][places], _JOINS)]
+        stood_begin, stood_end = waits["begin_ns"][places], waits["end_ns"][places]
         order = np.argsort(end, kind="stable")
         at = np.searchsorted(end[order], stood_end, side="right") - 1  # the last save that was done by then
         save = order[np.maximum(at, 0)]

@@ -19,15 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stashtrace.analysis.graph import device_nodes
-from stashtrace.analysis.graph.batch_nodes import (
-    Saves,
-    add_batches,
-    arrived_ns,
-    made_by_workers,
-    own_fetches,
-    worker_starts,
-)
+from stashtrace.analysis.graph import batch_nodes, device_nodes
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, ThreadNodes, step_of
 from stashtrace.analysis.graph.node_facts import facts_of
 from stashtrace.analysis.graph.pipeline_graph import build_pipeline, is_pipeline
@@ -69,27 +61,27 @@ def build(trace: Trace, *, reads: bool = True) -> Graph:
     if is_pipeline(trace):
         return build_pipeline(index)
     parts = Parts()
-    ranks = [(thread, own) for thread, own in ranks_and_steps(index.origin, index.steps) if len(own)]
+    ranks = [(thread, steps) for thread, steps in ranks_and_steps(index.origin, index.steps) if len(steps)]
     if not ranks:
         raise MissingDataError("no rank has a step")
     shared = transfers(index, parts)
-    cut = [(thread, *_with_kernels(index, thread, own.sort_by("begin_ns"))) for thread, own in ranks]
-    origin_ns = min(int(own["begin_ns"][0]) for _, own, _ in cut)
-    for thread, own, has_kernels in cut:
+    cut = [(thread, *_with_kernels(index, thread, steps.sort_by("begin_ns"))) for thread, steps in ranks]
+    origin_ns = min(int(steps["begin_ns"][0]) for _, steps, _ in cut)
+    for thread, steps, has_kernels in cut:
         if has_kernels:
-            device_nodes.add_rank(index, thread, own, shared, origin_ns, parts)
-        elif (own["clock_code"] != 0).any():
-            add_event_nodes(index, thread, own, shared, parts)
+            device_nodes.add_rank(index, thread, steps, shared, origin_ns, parts)
+        elif (steps["clock_code"] != 0).any():
+            add_event_nodes(index, thread, steps, shared, parts)
         else:
-            add_host_nodes(index, thread, own, TimeSet.of(own["begin_ns"][:1], own["end_ns"][-1:]), shared, parts)
-    last_ns = max(int(own["end_ns"][-1]) for _, own, _ in cut)
+            add_host_nodes(index, thread, steps, TimeSet.of(steps["begin_ns"][:1], steps["end_ns"][-1:]), shared, parts)
+    last_ns = max(int(steps["end_ns"][-1]) for _, steps, _ in cut)
     for thread in threads_without_steps(index.origin):  # waits of others may lead through it
         life = TimeSet.of([max(thread.begin_ns, origin_ns)], [min(thread.end_ns, last_ns)])
         add_host_nodes(index, thread, index.steps.take(slice(0)), life, shared, parts)
     stages = stages_of(trace, index.steps)
     graph = _counting_steps_with_peers(parts.graph())
     graph = replace(graph, stage_of=stages.of_rank if stages is not None else {})
-    return replace(graph, facts=facts_of(index, [(thread, own) for thread, own, _ in cut], graph, reads=reads))
+    return replace(graph, facts=facts_of(index, [(thread, steps) for thread, steps, _ in cut], graph, reads=reads))
 
 
 def _counting_steps_with_peers(graph: Graph) -> Graph:
@@ -108,7 +100,7 @@ def _with_kernels(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[
     return (steps.take(np.flatnonzero(inside)), True) if inside.any() else (steps, False)
 
 
-#: A wait for a collective ends this soon after the collective, by the collective's own events.
+#: A wait for a collective ends this soon after the collective, by the collective's events.
 _SOON_NS = 50_000
 
 
@@ -117,16 +109,16 @@ def add_event_nodes(index: TraceIndex, thread: StepThread, steps: Table, transfe
     life = TimeSet.of([int(steps["begin_ns"][0])], [int(steps["end_ns"][-1])])
     layers = rank_layers(index, thread).layers
     painted = Painted.of(layers)
-    own = index.collectives.rows(thread.process_id)
-    own = own[index.on_devices.timed[own] & (transfers.node[own] >= 0)]
-    done = index.in_flight.end_ns[own]
-    own, done = own[np.argsort(done, kind="stable")], np.sort(done)
+    at = index.collectives.rows(thread.process_id)
+    at = at[index.on_devices.timed[at] & (transfers.node[at] >= 0)]
+    done = index.in_flight.end_ns[at]
+    at, done = at[np.argsort(done, kind="stable")], np.sort(done)
 
     stopped = painted.time_of(IN_COLLECTIVES)
     row = _ended_by(done, stopped.end)
     known = row >= 0
     waits = TimeSet(stopped.begin[known], stopped.end[known])
-    joined = index.entered_ns[own]
+    joined = index.entered_ns[at]
     ran = life - waits
     working = joined[ran.within(joined - 1, joined) > 0]
     cells = Cells.of(ran, painted, np.concatenate([working, steps["end_ns"]]), working)
@@ -144,17 +136,17 @@ def add_event_nodes(index: TraceIndex, thread: StepThread, steps: Table, transfe
     )
     # A collective that was joined while the streams waited had the collective before it to wait for.
     before, _ = nodes.last_ended(joined)
-    parts.edge(before, transfers.node[own], EdgeKind.MEMBER)
+    parts.edge(before, transfers.node[at], EdgeKind.MEMBER)
 
     asked_end, asked_row = _asked_for(index, thread, done)
     resumed = np.concatenate([waits.end, asked_end])
-    rows = own[np.concatenate([row[known], asked_row])]
+    rows = at[np.concatenate([row[known], asked_row])]
     goes_on, begin_ns = nodes.next_begun(resumed)
     lag = np.clip(np.minimum(begin_ns, resumed) - transfers.end_ns[rows], 0, _SOON_NS)
     parts.edge(transfers.node[rows], goes_on, EdgeKind.RELEASE, lag)
 
     # The host asks for saves, and it has no nodes here.
-    Saves.of(index, thread, life, life).add(thread, parts)
+    batch_nodes.Saves.of(index, thread, life, life).add(thread, parts)
 
     last, ended_ns = nodes.last_ended(steps["end_ns"])
     parts.end_steps(last, thread.rank, steps, steps["end_ns"] - ended_ns)
@@ -172,7 +164,7 @@ def _ended_by(done: Int64, moments: Int64) -> Int64:
 
 
 def _asked_for(index: TraceIndex, thread: StepThread, done: Int64) -> tuple[Int64, Int64]:
-    """Return when the streams were told to wait for collectives, whether or not they had to, and for which one."""
+    """Return when the host asked the streams to wait for collectives, whether or not they had to, and for which one."""
     table, rows = index.trace.device_brackets, index.brackets.rows(thread.process_id)
     waits = (table["bracket_code"][rows] == Bracket.STREAM_WAIT) & (table["awaited_code"][rows] == Awaited.COLLECTIVE)
     rows = rows[waits & (table["end_ns"][rows] >= 0) & (table["awaited_ns"][rows] >= 0)]
@@ -195,31 +187,31 @@ def add_host_nodes(
     """
     loads = batch_waits(index, thread)
     blocked = host_blocked(index, thread)
-    handed = made_by_workers(loads, thread)
+    handed = batch_nodes.made_by_workers(loads, thread)
 
     painted = Painted.of(rank_layers(index, thread).layers)
     known = transfers.node_of(blocked.row) >= 0
     waits = painted.time_of(IN_COLLECTIVES) & TimeSet.of(blocked.begin[known], blocked.end[known])
-    had = arrived_ns(index, loads, handed)
+    had = batch_nodes.arrived_ns(index, loads, handed)
     presumed = _presumed_waits(index, thread, painted, blocked, transfers)
     waits = waits | TimeSet.of(*presumed[:2])
     waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
     explained = painted.time_of([kind for kind in StallKind if kind not in _UNEXPLAINED])
-    saves = Saves.of(index, thread, life, explained)
+    saves = batch_nodes.Saves.of(index, thread, life, explained)
     waits = waits | saves.waits
 
     rows = index.collectives.rows(thread.process_id)
     calls = index.entered_ns[rows]
     phases = outer_phase_rows(index, thread)
     pickling = time_of_spans(index, thread, SpanKind.OBJECTS)
-    made = index.batches_of_phase(BatchPhase.FETCH).take(own_fetches(index, thread))
+    made = index.batches_of_phase(BatchPhase.FETCH).take(batch_nodes.own_fetches(index, thread))
     points = [
         calls,
         steps["end_ns"],
         loads.begin,
         loads.end,
         np.clip(had, loads.begin, loads.end),
-        worker_starts(index, thread).end_ns,
+        batch_nodes.worker_starts(index, thread).end_ns,
         made["begin_ns"],
         made["end_ns"],
         *(index.trace.phases[name][phases] for name in ("begin_ns", "end_ns")),
@@ -245,7 +237,7 @@ def add_host_nodes(
     _, ended, rows = presumed
     goes_on, begin_ns = nodes.next_begun(ended)
     parts.edge(transfers.node[rows], goes_on, EdgeKind.RELEASE, _lag_ns(begin_ns, rows, transfers))
-    add_batches(index, thread, nodes, loads, had, life, parts)
+    batch_nodes.add_batches(index, thread, nodes, loads, had, life, parts)
     saves.add(thread, parts, nodes)
     if len(steps):
         last, ended_ns = nodes.last_ended(steps["end_ns"])
@@ -274,25 +266,20 @@ def _release(
     known = transfers.node_of(blocked.row) >= 0
     _let_go(index, nodes, (blocked.begin[known], blocked.end[known]), blocked.row[known], transfers, parts)
     waits, mine = index.trace.collective_waits, index.collective_waits.rows(thread.track_id)
-    own = index.collectives.rows(thread.process_id)
-    if not len(own):
+    rows = index.collectives.rows(thread.process_id)
+    if not len(rows):
         return
-    keys = index.trace.collectives["collective_key"][own]
+    keys = index.trace.collectives["collective_key"][rows]
     order = np.argsort(keys, kind="stable")
     wanted = waits["collective_key"][mine]
     at = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
     asked = keys[at] == wanted
     asked_for = waits["begin_ns"][mine[asked]], waits["end_ns"][mine[asked]]
-    _let_go(index, nodes, asked_for, int64(own[at[asked]]), transfers, parts)
+    _let_go(index, nodes, asked_for, int64(rows[at[asked]]), transfers, parts)
 
 
 def _let_go(
-    index: TraceIndex,
-    nodes: ThreadNodes,
-    waits: tuple[Int64, Int64],
-    rows: Int64,
-    transfers: Transfers,
-    parts: Parts,
+    index: TraceIndex, nodes: ThreadNodes, waits: tuple[Int64, Int64], rows: Int64, transfers: Transfers, parts: Parts
 ) -> None:
     wait_begin, wait_end = waits
     goes_on, begin_ns = nodes.next_begun(wait_end)
@@ -307,6 +294,6 @@ def _let_go(
 
 
 def _lag_ns(begin_ns: Int64, rows: Int64, transfers: Transfers) -> Int64:
-    """Return how long after its transfer a member goes on: what is later than its own part is nobody's doing."""
+    """Return how long after its transfer a member goes on: what is later than its part is nobody's doing."""
     own_ns = transfers.own_end_ns[rows] - transfers.end_ns[rows]
     return int64(np.minimum(begin_ns - transfers.end_ns[rows], np.maximum(own_ns, 0)))

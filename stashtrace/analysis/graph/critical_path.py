@@ -13,12 +13,11 @@ from enum import IntEnum
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import contact_errors
 from stashtrace.analysis.graph.work_graph import NO_SLACK, Graph, Int8, Int32, Replayed, Resource
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
@@ -190,7 +189,7 @@ class Pieces:
 
 
 def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
-    """Find work beside the path that the run may have waited for: its slack is within the error of the clocks."""
+    """Find work next to the path that the run may have waited for: its slack is within the error of the clocks."""
     graph, slack = course.graph, course.slack_ns
     beside = np.ones(len(graph), dtype=bool)
     beside[course.path] = False
@@ -210,7 +209,7 @@ def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
 
 @dataclass(frozen=True, slots=True)
 class Overlaps:
-    """Pieces of the path, nodes beside it, and the time that both share."""
+    """Pieces of the path, nodes next to it, and the time that both share."""
 
     piece: Int64
     node: Int64
@@ -222,8 +221,8 @@ class Overlaps:
         """Length of the shared time."""
         return self.end_ns - self.begin_ns
 
-    def ambiguous(self, pieces: Pieces) -> npt.NDArray[np.bool_]:
-        """Return the pieces beside which such work ran for at least half of their time."""
+    def ambiguous(self, pieces: Pieces) -> Bools:
+        """Return the pieces during which such work ran for at least half of their time."""
         shared = TimeSet.of(self.begin_ns, self.end_ns).within(pieces.begin_ns, pieces.end_ns)
         return (shared > 0) & (2 * shared >= pieces.held_ns)
 

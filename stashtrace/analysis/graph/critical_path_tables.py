@@ -22,7 +22,6 @@ from stashtrace.analysis.graph.work_graph import Graph, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import INTERVAL, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
@@ -34,7 +33,7 @@ _KIND = col.word("kind", "StallKind in lower case; of gaps and delays other, lau
 _NAME = col.word(
     "name", "function or phase, blocking call, worker, operation and its number in the step; gap; else the edge"
 )
-CRITICAL_PATH = schema(
+CRITICAL_PATH = col.schema(
     "critical_path",
     "The critical path over all ranks, first stretch first; each begins where the one before ends",
     col.number("order", "number of the stretch, from 0"),
@@ -43,15 +42,15 @@ CRITICAL_PATH = schema(
     _RESOURCE,
     _KIND,
     _NAME,
-    *INTERVAL,
+    *col.INTERVAL,
     col.ns("held_ns", "time for which it holds the path; those of a step sum to the length of the step"),
     col.ns("fetch_ns", "of a batch: its maker was blocked in storage; above half of it the kind is fetch"),
     col.number("ambiguous", "1 if another path is as long within the error of the clocks"),
-    col.rank("rival_rank", "then: rank of that work, -1 if it is a transfer or there is none", missing=-1),
-    col.word("rival_kind", "then: its kind; empty if there is none"),
-    col.ns("rival_slack_ns", "then: by how much that path is shorter as measured, -1 if there is none", missing=-1),
+    col.rank("rival_rank", "if so: rank of the work on that path, -1 if it is a transfer or there is none", missing=-1),
+    col.word("rival_kind", "if so: its kind; empty if there is none"),
+    col.ns("rival_slack_ns", "if so: by how much that path is shorter as measured, -1 if there is none", missing=-1),
 )
-CRITICAL_SHARE = schema(
+CRITICAL_SHARE = col.schema(
     "critical_share",
     "Share of the critical path over the counted steps, the largest first",
     _RANK,
@@ -65,7 +64,7 @@ CRITICAL_SHARE = schema(
     col.number("path_steps_count", "counted steps in which it is on the path"),
     col.number("steps_count", "counted steps"),
 )
-SLACK = schema(
+SLACK = col.schema(
     "slack",
     "By how much each piece of work could end later and the run end no later",
     _RANK,
@@ -73,7 +72,7 @@ SLACK = schema(
     _RESOURCE,
     _KIND,
     col.refers("process_id", "processes.process_id", "-1 for transfers", missing=-1, detail=6),
-    *INTERVAL,
+    *col.INTERVAL,
     col.ns(
         "slack_ns", "0 on the critical path, -1 if nothing that the end of the run waits for waits for it", missing=-1
     ),
@@ -140,7 +139,7 @@ def critical_share(trace: Trace) -> Table:
 
     A share is a ratio of times, so it can be compared between ranks and runs. Clocks matter where the path turns from
     one rank to another: the rank that came last is chosen, and where the error of the clocks leaves that open the time
-    is in ``ambiguous_ratio`` as well. A stretch of a thread is as long as its own clock says. Columns: table
+    is in ``ambiguous_ratio`` as well. A stretch of a thread is as long as its clock says. Columns: table
     ``critical_share`` of ``docs/reference/tables.md``.
 
     Parameters
@@ -230,7 +229,7 @@ def _stretches(index: TraceIndex, course: Course) -> Table:
     node, shared = beside.node[mine], beside.shared_ns[mine]
     rivals_of_row = GroupBy(rows.number[beside.piece[mine]], graph.rank[node], graph.kind[node])
     row, other_rank, other_kind = rivals_of_row.keys
-    chosen = GroupBy(row).argmax(rivals_of_row.sum(shared))  # the one that ran beside it longest
+    chosen = GroupBy(row).argmax(rivals_of_row.sum(shared))  # the one that ran at the same time longest
     rival_rank[row[chosen]], rival_kind[row[chosen]] = other_rank[chosen], other_kind[chosen]
     rival_slack[row[chosen]] = rivals_of_row.min(course.slack_ns[node])[chosen]
     texts = np.array(whole.texts or [""])

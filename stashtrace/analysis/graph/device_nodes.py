@@ -16,21 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.devices.launches import full_queue
-from stashtrace.analysis.graph.batch_nodes import (
-    Saves,
-    add_batches,
-    arrived_ns,
-    made_by_workers,
-    own_fetches,
-    worker_starts,
-)
+from stashtrace.analysis.graph import batch_nodes
 from stashtrace.analysis.graph.graph_parts import Cells, Painted, Parts, step_of
 from stashtrace.analysis.graph.transfer_nodes import Transfers
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.on_host import time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -48,8 +40,6 @@ from stashtrace.schema.kinds import (
     StallKind,
 )
 from stashtrace.schema.table import Table
-
-Bools = npt.NDArray[np.bool_]
 
 #: Work that begins no later than this after the end of another stream's work may have waited for it.
 _HANDED_OVER_NS = 20_000
@@ -150,19 +140,19 @@ class _Rank:
         moments = np.concatenate([self.launches_ns, steps["begin_ns"], steps["end_ns"]])
         until_ns = max(int(moments.max()), begin_ns + 1)
         life = TimeSet.of([begin_ns], [until_ns])
-        handed = made_by_workers(loads, thread)
+        handed = batch_nodes.made_by_workers(loads, thread)
         stood = self._device_waits
         waits = TimeSet.of(stood.begin_ns, stood.end_ns)
-        had = arrived_ns(index, loads, handed)
+        had = batch_nodes.arrived_ns(index, loads, handed)
         waits = waits | TimeSet.of(loads.begin[handed], np.minimum(had, loads.end)[handed])
         painted = Painted.of(batch_layers(index, thread, loads))
-        saves = Saves.of(index, thread, life, waits | painted.time)
+        saves = batch_nodes.Saves.of(index, thread, life, waits | painted.time)
         waits = waits | saves.waits
         held = self._allocations - waits
         points = [moments, loads.begin, loads.end, np.clip(had, loads.begin, loads.end), stood.end_ns, saves.moments_ns]
         named = time_of_spans(index, thread, SpanKind.COMPILE, SpanKind.OBJECTS)
-        points += [held.begin, held.end, named.begin, named.end, worker_starts(index, thread).end_ns]
-        made = index.batches_of_phase(BatchPhase.FETCH).take(own_fetches(index, thread))
+        points += [held.begin, held.end, named.begin, named.end, batch_nodes.worker_starts(index, thread).end_ns]
+        made = index.batches_of_phase(BatchPhase.FETCH).take(batch_nodes.own_fetches(index, thread))
         points += [made["begin_ns"], made["end_ns"]]
         # The host comes to the end of the last step also where it waited for its device until then.
         free = life - waits
@@ -176,7 +166,7 @@ class _Rank:
         early = cells.begin < (self.launches_ns[0] if len(self.launches_ns) else until_ns)
         kinds = np.where(launching & early, StallKind.OTHER, kinds)
         nodes = cells.add_to(parts, before=self.before, step=step_of(steps, cells.begin), kind=kinds, **common)
-        add_batches(index, thread, nodes, loads, had, life, parts)
+        batch_nodes.add_batches(index, thread, nodes, loads, had, life, parts)
         saves.add(thread, parts, nodes)
         self.host = nodes
 
@@ -451,12 +441,12 @@ def _collective_of(index: TraceIndex, thread: StepThread, rows: Int64) -> Int64:
     """Return the collective that each communicating kernel carries out, by its stream and time; -1 for none."""
     kernels, table, seen = index.trace.kernels, index.trace.collectives, index.on_devices
     collective = np.full(len(rows), -1, dtype=np.int64)
-    own = index.collectives.rows(thread.process_id)
-    own = own[seen.timed[own]]
+    places = index.collectives.rows(thread.process_id)
+    places = places[seen.timed[places]]
     talks = np.flatnonzero(kernels["work_code"][rows] == DeviceWork.COMMUNICATION)
     for stream in np.unique(kernels["track_id"][rows[talks]]).tolist():
         mine = talks[kernels["track_id"][rows[talks]] == stream]
-        given = own[np.isin(table["stream_track_id"][own], (stream, -1))]
+        given = places[np.isin(table["stream_track_id"][places], (stream, -1))]
         if not len(given):
             continue
         given = given[np.argsort(seen.begin_ns[given], kind="stable")]

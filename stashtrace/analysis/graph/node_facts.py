@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph.batch_nodes import own_fetches, worker_starts
 from stashtrace.analysis.graph.work_graph import Facts, Resource
-from stashtrace.analysis.intervals import Int64, int64, window_at
+from stashtrace.analysis.intervals import Bools, Floats, Int64, int64, window_at
 from stashtrace.analysis.stalls.cpu_waits import Handoffs, handoffs
 from stashtrace.analysis.stalls.on_host import outer_phase_rows, time_of_spans
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stalls.sampled_cpus import host_cpus
-from stashtrace.analysis.steps.epochs import LoaderSamples, serves, step_samples, told_samples
+from stashtrace.analysis.steps.epochs import LoaderSamples, recorded_samples, serves, step_samples
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import BatchPhase, SpanKind, StallKind
@@ -69,15 +69,15 @@ def facts_of(
     waited: list[tuple[Int64, npt.NDArray[np.str_]]] = []
     for thread, steps in ranks:
         _run(index, thread, graph, running[by_rank.rows(thread.rank)], cpu, queued)
-        own = on_host[by_process.rows(thread.process_id)]
-        compiles[_inside(index, thread, graph, own, SpanKind.COMPILE)] = True
-        pickles[_inside(index, thread, graph, own, SpanKind.OBJECTS)] = True
-        nodes, of = _own_batches(index, thread, graph, own)
+        at = on_host[by_process.rows(thread.process_id)]
+        compiles[_inside(index, thread, graph, at, SpanKind.COMPILE)] = True
+        pickles[_inside(index, thread, graph, at, SpanKind.OBJECTS)] = True
+        nodes, of = _own_batches(index, thread, graph, at)
         if len(nodes):
             loader[nodes], batch[nodes] = number_of[of], fetches["batch_index"][of]
             _share_out(graph, nodes, fetches.take(of), GroupBy(of), cpu, queued)
-        _wait_for_cpus(handoffs(index, thread), graph, own[graph.kind[own] == StallKind.HANDOFF], queued)
-        nodes, of = _starting(index, thread, graph, own, loaders)
+        _wait_for_cpus(handoffs(index, thread), graph, at[graph.kind[at] == StallKind.HANDOFF], queued)
+        nodes, of = _starting(index, thread, graph, at, loaders)
         loader[nodes], starts[nodes] = of, True
         waited.append(_waits_in_steps(index, thread, steps))
 
@@ -85,7 +85,7 @@ def facts_of(
     ids, codes = serves(index.batches_of_phase(BatchPhase.WAIT).take(rows), kinds)
     known = loaders.find(ids)
     served[known[known >= 0]] = codes[known >= 0]
-    trace, told = index.trace, told_samples(index.trace)
+    trace, recorded = index.trace, recorded_samples(index.trace)
     host_codes = dict(zip(trace.processes["process_id"].tolist(), trace.processes["host_code"].tolist(), strict=True))
     host_of = {thread.rank: trace.text(host_codes[thread.process_id]) for thread, _ in ranks}
     moved = np.flatnonzero(graph.is_transfer)
@@ -105,7 +105,9 @@ def facts_of(
         compiles=compiles,
         pickles=pickles,
         serves=served,
-        is_parted=np.array([told.get(one, LoaderSamples()).is_iterable for one in loaders.values.tolist()], dtype=bool),
+        is_parted=np.array(
+            [recorded.get(one, LoaderSamples()).is_iterable for one in loaders.values.tolist()], dtype=bool
+        ),
         cpu_ns=cpu,
         queued_ns=queued,
         op=_column(count, moved, operations["op_code"]),
@@ -118,7 +120,7 @@ def facts_of(
         beside=beside,
         memory_low_ns=memory[0],
         memory_high_ns=memory[1],
-        samples=_samples(index, ranks, graph, told),
+        samples=_samples(index, ranks, graph, recorded),
     )
 
 
@@ -159,10 +161,10 @@ def _starting(
 
 def _waits_in_steps(index: TraceIndex, thread: StepThread, steps: Table) -> tuple[Int64, npt.NDArray[np.str_]]:
     """Return the waits for batches of a rank in its steps, as rows, and the kinds of these steps."""
-    own, rows = steps.sort_by("begin_ns"), index.batch_waits.rows(thread.track_id)
+    rank_steps, rows = steps.sort_by("begin_ns"), index.batch_waits.rows(thread.track_id)
     begin = index.batches_of_phase(BatchPhase.WAIT)["begin_ns"][rows]
-    at = window_at(begin, own["begin_ns"], own["end_ns"])
-    return rows[at >= 0], own["kind"][at[at >= 0]]
+    at = window_at(begin, rank_steps["begin_ns"], rank_steps["end_ns"])
+    return rows[at >= 0], rank_steps["kind"][at[at >= 0]]
 
 
 def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: Int64, queued_ns: Int64) -> None:
@@ -280,12 +282,12 @@ def _samples(
     for thread, steps in ranks:
         mine = index.batch_waits.rows(thread.track_id)
         mine = mine[waits["batch_index"][mine] >= 0]
-        own = steps.sort_by("begin_ns")
-        samples, _ = step_samples(own, waits.take(mine), told)
+        rank_steps = steps.sort_by("begin_ns")
+        samples, _ = step_samples(rank_steps, waits.take(mine), told)
         if not len(samples):
             continue
         ends = by_rank.rows(thread.rank)
-        at = GroupBy(own["step"]).row_of(graph.ends_step[ends])
+        at = GroupBy(rank_steps["step"]).row_of(graph.ends_step[ends])
         column[ends[at >= 0]] = samples[at[at >= 0]]
     return column
 
@@ -294,16 +296,14 @@ def _samples(
 _ENOUGH = 20
 #: Bounds: these parts of the reads of a size took less time per byte.
 _QUICK_RATIO, _SLOW_RATIO = 0.1, 0.75
-#: Reads whose sizes are at most so many powers of two apart are similar.
+#: Reads whose sizes are at most this many powers of two apart are similar.
 _OCTAVES = 1
-#: At most so many calls of a run are examined.
+#: At most this many calls of a run are examined.
 _MOST_ROWS = 8_000_000
 _NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE | IoFlag.DIRECT)
 
 
-def memory_bounds_ns(
-    index: TraceIndex, process: Int64, begin: Int64, end: Int64
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def memory_bounds_ns(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Floats, Floats]:
     """Return the least and largest time that the waiting reads of each batch would have taken from memory.
 
     ``process``, ``begin``, ``end``: of batches that workers made. A process makes one batch at a time. Returns in ns,
@@ -324,19 +324,17 @@ def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) 
     rows, batches = [], []
     for number, mine in GroupBy(process).items():
         mine = mine[np.argsort(begin[mine], kind="stable")]
-        own = index.io_by_process.rows(number)
-        own = own[index.io.is_storage[own] & index.io.is_read[own] & (index.io.result[own] > 0)]
-        at = np.searchsorted(begin[mine], index.io.begin[own], side="right") - 1
-        inside = (at >= 0) & (index.io.end[own] <= end[mine][at])
-        rows.append(own[inside])
+        places = index.io_by_process.rows(number)
+        places = places[index.io.is_storage[places] & index.io.is_read[places] & (index.io.result[places] > 0)]
+        at = np.searchsorted(begin[mine], index.io.begin[places], side="right") - 1
+        inside = (at >= 0) & (index.io.end[places] <= end[mine][at])
+        rows.append(places[inside])
         batches.append(mine[at[inside]])
     none = np.empty(0, dtype=np.int64)
     return np.concatenate([none, *rows]), np.concatenate([none, *batches])
 
 
-def _by_size(
-    index: TraceIndex, size: Int64, tracks: npt.NDArray[np.int32]
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _by_size(index: TraceIndex, size: Int64, tracks: npt.NDArray[np.int32]) -> tuple[Floats, Floats]:
     """Return the least and largest time in ns that a byte of each read takes from memory."""
     octaves = GroupBy(_octave(size))
     read_octave, per_byte, own = _quiet_reads(index, octaves.values, tracks)
@@ -349,9 +347,7 @@ def _by_size(
     return quick[octaves.number], slow[octaves.number]
 
 
-def _quiet_reads(
-    index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32]
-) -> tuple[Int64, npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+def _quiet_reads(index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32]) -> tuple[Int64, Floats, Bools]:
     """Return octave of size, ns per byte and a mask of reads by these threads, of file reads that did not wait."""
     columns = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=bool))]
     looked = 0

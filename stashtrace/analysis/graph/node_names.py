@@ -1,6 +1,6 @@
 """Names of what nodes did: the function or phase of a thread, the operation of a transfer, the worker of a batch.
 
-Only pieces of the critical path get names: they are few beside the nodes.
+Only pieces of the critical path get names: they are few compared to the nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.graph.critical_path import Part, Pieces
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
@@ -47,7 +47,7 @@ class Named:
 
     pieces: Pieces
     #: Pieces that are work of their node, not gaps or lags of no node.
-    occupies: npt.NDArray[np.bool_]
+    occupies: Bools
     #: ``StallKind``.
     kind: Int64
     #: Index in ``texts``.
@@ -122,9 +122,9 @@ def storage_ns(index: TraceIndex, process: Int64, begin_ns: Int64, end_ns: Int64
     """Return how long the process of each interval was blocked in storage within it; 0 for the process -1."""
     blocked_ns = np.zeros(len(process), dtype=np.int64)
     for number in np.unique(process[process >= 0]).tolist():
-        mine, io, own = process == number, index.io, index.io_by_process.rows(number)
-        own = own[io.is_storage[own]]
-        blocked_ns[mine] = TimeSet.of(io.begin[own], io.end[own]).within(begin_ns[mine], end_ns[mine])
+        mine, io, rows = process == number, index.io, index.io_by_process.rows(number)
+        rows = rows[io.is_storage[rows]]
+        blocked_ns[mine] = TimeSet.of(io.begin[rows], io.end[rows]).within(begin_ns[mine], end_ns[mine])
     return blocked_ns
 
 
@@ -169,10 +169,10 @@ def _owner(graph: Graph, nodes: Int64) -> Int64:
     return int64(np.where(process >= 0, graph.resource[nodes] * _PROCESSES + process, -1))
 
 
-def _inside(graph: Graph, pieces: Pieces, labels: _Labels, moments: Int64) -> npt.NDArray[np.bool_]:
+def _inside(graph: Graph, pieces: Pieces, labels: _Labels, moments: Int64) -> Bools:
     """Return which moments lie in work of the nodes that the labels are for."""
     at = pieces.at(moments)
-    inside: npt.NDArray[np.bool_] = (_owner(graph, pieces.node[at]) == labels.owner) & (pieces.part[at] == Part.WORK)
+    inside: Bools = (_owner(graph, pieces.node[at]) == labels.owner) & (pieces.part[at] == Part.WORK)
     inside &= (at >= 0) & (moments < pieces.end_ns[at])
     return inside
 

@@ -5,7 +5,7 @@
     meeting                           '->(*)-'                     '->(*)--'
 
 A collective is one node for each member that enters it, the meeting of all members, and one leg for each member, from
-the last arrival to the member's own end. Waits follow from the edges. Loops run over ranks, never over operations.
+the last arrival to the member's end. Waits follow from the edges. Loops run over ranks, never over operations.
 """
 
 from __future__ import annotations
@@ -14,19 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.graph.graph_parts import Parts
 from stashtrace.analysis.graph.work_graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stragglers.pipeline_stages import stated_numbers
 from stashtrace.errors import MissingDataError
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, DeviceWork, StallKind
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, PIPELINE_STAGE, Trace
-
-Bools = npt.NDArray[np.bool_]
 
 #: Timers of two streams of one device agree to this.
 _SAME_MOMENT_NS = 1_000_000
@@ -322,7 +319,7 @@ def _cross_borders(chain: _Chain, steps: _Steps, process: int, parts: Parts) -> 
 
 
 def _holds_up(begin: Int64, end: Int64, entry: Bools, talks: Bools) -> Bools:
-    """Return which operations hold up a rank's compute stream: computation, and collectives beside no computation."""
+    """Return which operations hold up a rank's compute stream: computation, and collectives during no computation."""
     rows = np.flatnonzero(~talks)
     own_begin, own_end, enters = begin[rows], end[rows], entry[rows]
     computed = np.maximum.accumulate(np.where(enters, 0, own_end))
@@ -335,7 +332,7 @@ def _holds_up(begin: Int64, end: Int64, entry: Bools, talks: Bools) -> Bools:
 
 
 def _post(chain: _Chain, steps: _Steps, begin: Int64, step: Int64, node: Int64, parts: Parts) -> None:
-    """Work beside the compute stream was launched after what the compute stream had done by then."""
+    """Work outside the compute stream was launched after what the compute stream had done by then."""
     ended = np.maximum.accumulate(chain.end)
     at = np.searchsorted(ended, begin + _SAME_MOMENT_NS, side="right") - 1
     # Index -1 stands for an item before the first.
@@ -393,7 +390,7 @@ def _let_go(
     beside: Int64,
     parts: Parts,
 ) -> None:
-    """A collective beside the compute stream is awaited by what uses its result.
+    """A collective outside the compute stream is awaited by what uses its result.
 
     Gathered parameters are used by the next forward computation, reduced gradients by what follows the last
     micro-batch.

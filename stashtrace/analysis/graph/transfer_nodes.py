@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.graph.graph_parts import Parts
 from stashtrace.analysis.graph.work_graph import EdgeKind, Resource
-from stashtrace.analysis.intervals import NEVER, Int64, value_at
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, value_at
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp, StallKind
@@ -30,7 +29,7 @@ class Transfers:
 
     #: Node of each row's transfer, -1 if there is none.
     node: Int64
-    #: When the node ends: with the first member that was done, a message with its receive; and the row's own member.
+    #: When the node ends: with the first member that was done, a message with its receive; and the row's member.
     end_ns: Int64
     own_end_ns: Int64
 
@@ -82,7 +81,7 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     return Transfers(node, end_of, matched.end_ns)
 
 
-def _is_asked_late(index: TraceIndex) -> npt.NDArray[np.bool_]:
+def _is_asked_late(index: TraceIndex) -> Bools:
     """Return True for rows of ``collectives`` whose end was seen when a thread asked for it, which it did too late.
 
     Of a send or a receive a backend may note the end only then: the message had arrived before.
@@ -98,7 +97,7 @@ def _is_asked_late(index: TraceIndex) -> npt.NDArray[np.bool_]:
     return late
 
 
-def _times_without_late_looks(enter: Int64, done: Int64, moved_bytes: Int64, is_late: npt.NDArray[np.bool_]) -> Int64:
+def _times_without_late_looks(enter: Int64, done: Int64, moved_bytes: Int64, is_late: Bools) -> Int64:
     """Return when messages were done; where that was seen too late, after what others of their size took at most."""
     known = np.flatnonzero(~is_late)
     if not len(known) or not is_late.any():
@@ -111,9 +110,9 @@ def _times_without_late_looks(enter: Int64, done: Int64, moved_bytes: Int64, is_
 
 
 def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
-    """Return the queue of each row of ``collectives``, and its number there: those of one operation have both alike.
+    """Return the queue of each row of ``collectives``, and its number there: rows of one operation share both.
 
-    That is the group and its own number, but where two ranks of a group send in both directions each direction is a
+    That is the group and its number, but where two ranks of a group send in both directions each direction is a
     queue of its own: NCCL numbers all sends and receives of a rank in their order, which the other side need not share.
     """
     table = index.trace.collectives
@@ -126,9 +125,9 @@ def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
         return queue, number
     members = group_table(index.trace)
     peer = np.full(len(rows), -1, dtype=np.int64)
-    for value, own in GroupBy(table["group_hash"][rows]).items():
-        ranks, place = members[value].members, table["peer_rank"][rows[own]]
-        peer[own] = np.append(ranks, -1)[np.minimum(place, len(ranks))]
+    for value, at in GroupBy(table["group_hash"][rows]).items():
+        ranks, place = members[value].members, table["peer_rank"][rows[at]]
+        peer[at] = np.append(ranks, -1)[np.minimum(place, len(ranks))]
     sends, rank = table["op_code"][rows] == CollectiveOp.SEND, table["rank"][rows]
     source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     directions = GroupBy(queue[rows], source, target)
@@ -141,7 +140,7 @@ def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
     return queue, number
 
 
-def _complete_pairs(table: Table, queue: Int64, number: Int64) -> npt.NDArray[np.bool_]:
+def _complete_pairs(table: Table, queue: Int64, number: Int64) -> Bools:
     """Return False for sends and receives whose queue and number do not name one message between two ranks."""
     paired = np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     complete = ~paired

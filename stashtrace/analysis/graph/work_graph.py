@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import graph as native
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.schema.groupby import GroupBy
 
 Int32 = npt.NDArray[np.int32]
@@ -111,10 +111,10 @@ class Graph:
     ends_step: Int64
     ends_lag_ns: Int64
     #: Steps that are not warm-up.
-    ends_counted: npt.NDArray[np.bool_]
+    ends_counted: Bools
     #: Transfers that may hold a wait, since a member that was not recorded may have entered later; and time of devices
     #: timed by events that the host may have paced. Empty if there is none.
-    doubtful: npt.NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, dtype=bool))
+    doubtful: Bools = field(default_factory=lambda: np.empty(0, dtype=bool))
     #: When these steps began, as measured; empty if unknown.
     ends_begin_ns: Int64 = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     #: Node whose end is the begin of the rank's first step, -1 if there is none; empty if no rank has one.
@@ -133,17 +133,17 @@ class Graph:
         return self.end_ns - self.begin_ns
 
     @property
-    def is_thread(self) -> npt.NDArray[np.bool_]:
+    def is_thread(self) -> Bools:
         """Mask of the work of step threads."""
         return np.asarray(self.resource == Resource.STEP_THREAD)
 
     @property
-    def is_batch(self) -> npt.NDArray[np.bool_]:
+    def is_batch(self) -> Bools:
         """Mask of the batches that workers made."""
         return np.asarray(self.resource == Resource.WORKER)
 
     @property
-    def is_transfer(self) -> npt.NDArray[np.bool_]:
+    def is_transfer(self) -> Bools:
         """Mask of the transfers."""
         return np.asarray(self.resource == Resource.TRANSFER)
 
@@ -175,10 +175,10 @@ class Graph:
         }
 
     @cached_property
-    def decided(self) -> npt.NDArray[np.bool_]:
+    def decided(self) -> Bools:
         """Mask of the edges that stand for a choice made at run time. All other edges hold in every run of the job.
 
-        A replay makes the choice anew: of such edges into one node, the one whose source ends last binds it
+        A replay makes the choice again: of such edges into one node, the one whose source ends last binds it
         (``Replayed.binding``), whichever did so in the recording.
         """
         decided = np.zeros(len(self.source), dtype=bool)
@@ -245,7 +245,7 @@ class Graph:
         return lengths
 
     @cached_property
-    def _step_bounds(self) -> tuple[npt.NDArray[np.bool_], Int64]:
+    def _step_bounds(self) -> tuple[Bools, Int64]:
         """Which steps follow another one of their rank, and the measured time between these two."""
         same = self.ends_rank[1:] == self.ends_rank[:-1]
         if not len(self.ends_begin_ns):

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.io.calls import READING, Bools, Follower, moves, process_pieces, time_class
+from stashtrace.analysis.intervals import Bools, Floats, Int64
+from stashtrace.analysis.io.calls import READING, Follower, moves, process_pieces, time_class
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files
 from stashtrace.analysis.io.files import below
 from stashtrace.analysis.io.io_tables import IO_CACHE, IO_REUSE
@@ -24,7 +24,6 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_of
 
-Floats = npt.NDArray[np.float64]
 #: Without a size the curve has this many points.
 _POINTS = 20
 
@@ -148,14 +147,14 @@ def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = Non
         scaled = np.where(uses.distance_bytes < 0, -1.0, uses.distance_bytes / uses.sampled_ratio)
         power = np.where(scaled < 0, -1, np.ceil(np.log2(np.maximum(scaled, 1)))).astype(np.int64)
         for exponent in np.unique(power).tolist():
-            own = power == exponent
+            chosen = power == exponent
             rows.append(
                 (
                     uses.host,
                     -1 if exponent < 0 else (1 << exponent >> 1) + 1 if exponent else 1,
                     -1 if exponent < 0 else 1 << exponent,
-                    round(np.count_nonzero(own) / uses.sampled_ratio),
-                    round(int(uses.moved_bytes[own].sum()) / uses.sampled_ratio),
+                    round(np.count_nonzero(chosen) / uses.sampled_ratio),
+                    round(int(uses.moved_bytes[chosen].sum()) / uses.sampled_ratio),
                     uses.sampled_ratio,
                 )
             )
@@ -200,7 +199,7 @@ def _uses(
     return [_host_uses(trace.text(host), accesses, accesses.host_code == host, weights) for host in hosts.tolist()]
 
 
-def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_], weights: Floats | None) -> HostUses:
+def _host_uses(host: str, accesses: Accesses, own: Bools, weights: Floats | None) -> HostUses:
     rows = np.flatnonzero(own)
     rows = rows[np.argsort(accesses.begin_ns[rows], kind="stable")]
     blocks = GroupBy(accesses.key[rows])
@@ -209,7 +208,7 @@ def _host_uses(host: str, accesses: Accesses, own: npt.NDArray[np.bool_], weight
     in_order = np.argsort(first)
     kept = np.empty(len(first), dtype=np.int64)
     kept[in_order] = np.cumsum(size[in_order])
-    important = None if weights is None else most_important_first(weights[path_codes(blocks.values)], first, size)
+    important = None if weights is None else most_important_first(weights[blocks.values >> _BLOCK_BITS], first, size)
     return HostUses(
         host,
         accesses.moved_bytes[rows],
@@ -295,11 +294,6 @@ def _chosen(accesses: Accesses, threshold: int) -> Accesses:
         return accesses
     own = (_mix_bits(accesses.key) >> np.uint64(32)) < threshold
     return Accesses(**{name: getattr(accesses, name)[own] for name in _COLUMNS})
-
-
-def path_codes(key: Int64) -> Int64:
-    """Return the string codes of the files of keys."""
-    return key >> _BLOCK_BITS
 
 
 def _mix_bits(key: Int64) -> npt.NDArray[np.uint64]:
@@ -398,7 +392,7 @@ def weights_of(importance: Importance) -> dict[str, float]:
     return weights
 
 
-def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
+def ranks_of(trace: Trace, importance: Importance) -> Floats:
     """Return the weights by string code of the path; minus infinity for paths without a weight.
 
     Raises MissingDataError if no path of the run has a weight.
@@ -416,7 +410,7 @@ def ranks_of(trace: Trace, importance: Importance) -> npt.NDArray[np.float64]:
     return weight_of
 
 
-def most_important_first(weight: npt.NDArray[np.float64], first: Int64, size: Int64) -> Int64:
+def most_important_first(weight: Floats, first: Int64, size: Int64) -> Int64:
     """Return the bytes to hold each block and all more important ones; of equals, the block read first goes first."""
     order = order_by(-weight, first)
     needed = np.empty(len(size), dtype=np.int64)

@@ -9,29 +9,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-Bools = npt.NDArray[np.bool_]
 Codes = npt.NDArray[np.int8]
 OPENS = (IoOp.OPEN, IoOp.FOPEN)
 READS = (IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE)
 WRITES = (IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE)
 #: Calls whose time Darshan counts as writing, and as metadata; it does not count others (unlink, mkdir, ...).
 _FLUSHES = (IoOp.FSYNC, IoOp.FFLUSH)
-_METADATA = (
-    *OPENS,
-    IoOp.CLOSE,
-    IoOp.FCLOSE,
-    IoOp.LSEEK,
-    IoOp.FSEEK,
-    IoOp.STAT,
-    IoOp.MMAP,
-    IoOp.RENAME,
-)
+_METADATA = (*OPENS, IoOp.CLOSE, IoOp.FCLOSE, IoOp.LSEEK, IoOp.FSEEK, IoOp.STAT, IoOp.MMAP, IoOp.RENAME)
 OTHER, READING, WRITING, METADATA = range(4)
 NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
 
@@ -155,8 +145,8 @@ class Follower:
         if newest != self._track:
             self._end[self._known], self._seen[self._known] = -1, False
             self._known, self._track = np.empty(0, dtype=np.int64), newest
-        own = np.flatnonzero(track == newest)
-        lasts = own[GroupBy.runs(path[own]).last]
+        rows = np.flatnonzero(track == newest)
+        lasts = rows[GroupBy.runs(path[rows]).last]
         self._end[path[lasts]] = end[lasts]
-        self._seen[path[own[call[own]]]] = True
+        self._seen[path[rows[call[rows]]]] = True
         self._known = np.union1d(self._known, path[lasts])

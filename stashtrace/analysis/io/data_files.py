@@ -6,8 +6,8 @@ import re
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from stashtrace.analysis.intervals import Bools
 from stashtrace.errors import UsageError
 from stashtrace.schema.trace import Trace
 
@@ -60,7 +60,7 @@ def is_data_file(path: str, under: str | None = None) -> bool:
     return place is None or (under is not None and _PLACES.match(under.rstrip("/") + "/") is not None)
 
 
-def data_files(trace: Trace, files: Files = "data", under: str | None = None) -> npt.NDArray[np.bool_]:
+def data_files(trace: Trace, files: Files = "data", under: str | None = None) -> Bools:
     """Return a mask of the files that count, by path code.
 
     Raises UsageError if ``files`` is neither ``data`` nor ``all``.

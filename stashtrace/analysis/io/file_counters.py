@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.analysis.io.calls import (
     METADATA,
     OPENS,
     READING,
     WRITING,
-    Bools,
     Followed,
     Follower,
     Pieces,
@@ -148,7 +147,7 @@ def overlap_free(path: Int64, begin: Int64, end: Int64) -> Int64:
     if not len(path):
         return np.empty(0, dtype=np.int64)
     group = np.cumsum(np.append(False, path[1:] != path[:-1]))
-    by_end = np.argsort(end, kind="stable")  # their places, unlike the times, fit beside the number of a file
+    by_end = np.argsort(end, kind="stable")  # their places, unlike the times, fit next to the number of a file
     place = np.empty(len(end), dtype=np.int64)
     place[by_end] = np.arange(len(end))
     before = end[by_end[np.maximum.accumulate(place + group * len(end)) - group * len(end)]]
@@ -173,9 +172,9 @@ def _count_process(counters: FileCounters, pieces: Pieces) -> None:
         counters.add("call_ns", path, length)
         counters.add("blocked_ns", path[waited], length[waited])
         for code, name in ((READING, "read"), (WRITING, "write")):
-            own = move == code
-            counters.add(f"{name}s_count", path[own])
-            counters.add(f"{name}_bytes", path[own], result[own])
+            chosen = move == code
+            counters.add(f"{name}s_count", path[chosen])
+            counters.add(f"{name}_bytes", path[chosen], result[chosen])
         counters.add("read_call_ns", path[move == READING], length[move == READING])
         stored = waited & (kind != 0)
         counters.add("blocked_count", path[stored & (kind != WRITING)])
@@ -187,8 +186,8 @@ def _count_process(counters: FileCounters, pieces: Pieces) -> None:
         _follow(counters, piece, by_thread, move, shared)
         alone = ~shared[path]
         for code, name in ((READING, "read_ns"), (WRITING, "write_ns"), (METADATA, "metadata_ns")):
-            own = alone & (kind == code)
-            counters.add(name, path[own], length[own])
+            chosen = alone & (kind == code)
+            counters.add(name, path[chosen], length[chosen])
         common = np.flatnonzero(~alone & (kind != 0))
         if len(common):
             kept.append(piece.take(common))
@@ -201,8 +200,8 @@ def _add_shapes(counters: FileCounters, piece: Table, move: npt.NDArray[np.int8]
     path, result, offset = piece["path_code"].astype(np.int64), piece["result_bytes"], piece["offset_bytes"]
     good = (move != 0) & (result >= 0) & (kind != 0)
     for code, bins in ((READING, counters.read_bins), (WRITING, counters.write_bins)):
-        own = good & (move == code)
-        cell = path[own] * len(BIN_NAMES) + np.searchsorted(np.array(BIN_ENDS), result[own], side="left")
+        chosen = good & (move == code)
+        cell = path[chosen] * len(BIN_NAMES) + np.searchsorted(np.array(BIN_ENDS), result[chosen], side="left")
         np.add.at(bins, cell, 1)
     counters.add("empty_reads_count", path[good & (move == READING) & (result == 0)])
     some = good & (result > 0)
@@ -249,8 +248,8 @@ def _count_shared(counters: FileCounters, kept: list[Table]) -> None:
     table = table.take(order_by(table["path_code"], table["begin_ns"]))
     move, kind, path = moves(table), time_class(table), table["path_code"].astype(np.int64)
     for code, name in ((READING, "read_ns"), (WRITING, "write_ns"), (METADATA, "metadata_ns")):
-        own = kind == code
-        counters.add(name, path[own], overlap_free(path[own], table["begin_ns"][own], table["end_ns"][own]))
+        chosen = kind == code
+        counters.add(name, path[chosen], overlap_free(path[chosen], table["begin_ns"][chosen], table["end_ns"][chosen]))
     for code, name in ((READING, "reads"), (WRITING, "writes")):
         followed = _followed(table, Follower(counters.count), move == code, one_reader=True)
         _add_order(counters, name, followed, np.ones(len(followed.path), dtype=bool))
@@ -273,6 +272,6 @@ def _add_totals(trace: Trace, counters: FileCounters) -> None:
     more("metadata_ns", "other_ns")
     more("call_ns", "read_ns", "write_ns", "other_ns")
     more("read_call_ns", "read_ns")
-    told = summed["consecutive_reads_count"] >= 0
-    np.add.at(sums["followed_count"], path[told], summed["consecutive_reads_count"][told])
-    np.add.at(sums["followers_count"], path[told], np.maximum(summed["reads_count"][told] - 1, 0))
+    known = summed["consecutive_reads_count"] >= 0
+    np.add.at(sums["followed_count"], path[known], summed["consecutive_reads_count"][known])
+    np.add.at(sums["followers_count"], path[known], np.maximum(summed["reads_count"][known] - 1, 0))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Floats, Int64
 from stashtrace.analysis.io.data_files import is_pseudo_file
 from stashtrace.analysis.io.file_counters import BIN_ENDS, BIN_NAMES, FileCounters, count_files
 from stashtrace.analysis.io.io_tables import IO_ADVICE, IO_PATTERNS, IO_SIZES, IO_TIMES
@@ -96,7 +96,7 @@ def io_patterns(trace: Trace, *, per: Per = "file", under: str | None = None) ->
             columns[f"{order}_{word}_ratio"] = _ratio(total(f"{order}_{word}_count"), located)
     spent = columns["read_ns"] + columns["write_ns"] + columns["metadata_ns"]
     moved = total("read_bytes") + total("write_bytes")
-    rate: npt.NDArray[np.float64] = np.where(spent > 0, moved * 1e9 / np.maximum(spent, 1), 0.0)
+    rate: Floats = np.where(spent > 0, moved * 1e9 / np.maximum(spent, 1), 0.0)
     columns |= _common_sizes(counters, by_row, used)
     table = Table(IO_PATTERNS, {"path": names, "moved_bytes_per_s": rate, **columns})
     return table.take(np.argsort(-spent, kind="stable"))
@@ -164,7 +164,7 @@ def groups(
     return by_parent.values.astype(str), by_parent, used
 
 
-def below(trace: Trace, path: Int64, under: str) -> npt.NDArray[np.bool_]:
+def below(trace: Trace, path: Int64, under: str) -> Bools:
     """Return a mask of the path codes that lie below a directory."""
     prefix = under.rstrip("/") + "/"
     return np.array([trace.text(code).startswith(prefix) for code in path.tolist()], dtype=bool)
@@ -188,7 +188,7 @@ def _times(trace: Trace, per: Per) -> Table:
     return table.take(order_by(-table["blocked_ns"], -table["call_ns"]))
 
 
-def _ratio(part: Int64, whole: Int64) -> npt.NDArray[np.float64]:
+def _ratio(part: Int64, whole: Int64) -> Floats:
     return np.where(whole > 0, part / np.maximum(whole, 1), -1.0)
 
 
@@ -197,17 +197,17 @@ def _common_sizes(counters: FileCounters, by_row: GroupBy, used: Int64) -> dict[
     path, size, calls = counters.sizes()
     row_of = np.full(counters.count, -1, dtype=np.int64)
     row_of[used] = by_row.number
-    own = row_of[path] >= 0
-    pairs = GroupBy(row_of[path[own]], size[own])
-    (row, size), calls = pairs.keys, pairs.sum(calls[own])
+    chosen = row_of[path] >= 0
+    pairs = GroupBy(row_of[path[chosen]], size[chosen])
+    (row, size), calls = pairs.keys, pairs.sum(calls[chosen])
     order = order_by(row, -calls, size)
     row, size, calls = row[order], size[order], calls[order]
     place = GroupBy.runs(row).position
     columns: dict[str, Int64] = {}
     for number in range(_PLACES):
-        own = place == number
+        chosen = place == number
         sizes, counts = np.full(len(by_row), -1, dtype=np.int64), np.zeros(len(by_row), dtype=np.int64)
-        sizes[row[own]], counts[row[own]] = size[own], calls[own]
+        sizes[row[chosen]], counts[row[chosen]] = size[chosen], calls[chosen]
         columns |= {f"access{number + 1}_bytes": sizes, f"access{number + 1}_count": counts}
     return columns
 
@@ -227,7 +227,7 @@ EMPTY_FROM = 0.3
 METADATA_FROM = 0.2
 REOPENED_FROM = 4.0
 SMALL_FILE_BYTES = 1 << 20
-#: Advice on read amplification starts at so many reads of each byte in a pass over the data, and so many bytes.
+#: Advice on read amplification starts at this many reads of each byte in a pass over the data, and this many bytes.
 AMPLIFIED_FROM = 2.0
 AMPLIFIED_BYTES = 64 << 20
 

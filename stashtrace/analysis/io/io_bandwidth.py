@@ -6,19 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from stashtrace.analysis.intervals import Int64
-from stashtrace.analysis.io.calls import (
-    METADATA,
-    OTHER,
-    READING,
-    WRITING,
-    Bools,
-    Pieces,
-    moves,
-    of_stdio,
-    process_pieces,
-    time_class,
-)
+from stashtrace.analysis.intervals import Bools, Int64
+from stashtrace.analysis.io import calls
 from stashtrace.analysis.io.file_counters import overlap_free, threads_share
 from stashtrace.analysis.io.io_tables import IO_BANDWIDTH
 from stashtrace.errors import MissingDataError
@@ -68,7 +57,7 @@ def io_bandwidth(trace: Trace) -> Table:
     """
     layers = {name: _Layer() for name in _FIRST_LAYERS}
     count = len(trace.strings)
-    for process, pieces in process_pieces(trace):
+    for process, pieces in calls.process_pieces(trace):
         _add_process(layers, process, pieces, count)
     _add_totals(trace, layers)
     rows = [_row(name, layer) for name, layer in layers.items() if layer.paths]
@@ -85,11 +74,11 @@ def _row(name: str, layer: _Layer) -> tuple[str | int | float, ...]:
         shared = next(iter(spent.values()))[0]
         for paths, _ in spent.values():
             shared = np.intersect1d(shared, paths, assume_unique=True)
-    told = np.array(sorted(layer.for_all), dtype=np.int64)
+    known = np.array(sorted(layer.for_all), dtype=np.int64)
     own_ns, longest = 0, np.zeros(len(shared), dtype=np.int64)
     for paths, time in spent.values():
         common = np.isin(paths, shared, assume_unique=True)
-        own_ns = max(own_ns, int(time[~common & ~np.isin(paths, told)].sum()))
+        own_ns = max(own_ns, int(time[~common & ~np.isin(paths, known)].sum()))
         longest = np.maximum(longest, time[common])  # both are sorted by path
     shared_ns = int(longest.sum()) + layer.for_all_ns
     total_ns = own_ns + shared_ns
@@ -115,22 +104,22 @@ def _by_path(parts: list[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
     return by_path.values, by_path.sum(time)
 
 
-def _add_process(layers: dict[str, _Layer], process: int, pieces: Pieces, count: int) -> None:
+def _add_process(layers: dict[str, _Layer], process: int, pieces: calls.Pieces, count: int) -> None:
     shared = threads_share(pieces, count)
     time = {name: np.zeros(count, dtype=np.int64) for name in layers}
     used = {name: np.zeros(count, dtype=bool) for name in layers}
     kept: list[Table] = []
     for piece in pieces():
-        kind = time_class(piece)
-        chosen = np.flatnonzero((kind != OTHER) & (piece["path_code"] >= 0))
+        kind = calls.time_class(piece)
+        chosen = np.flatnonzero((kind != calls.OTHER) & (piece["path_code"] >= 0))
         piece, kind = piece.take(chosen), kind[chosen]
-        stdio = of_stdio(piece)
-        for name, own in (("posix", ~stdio), ("stdio", stdio)):
-            if own.any():
-                _add_calls(layers[name], piece, own, used[name])
+        stdio = calls.of_stdio(piece)
+        for name, is_in in (("posix", ~stdio), ("stdio", stdio)):
+            if is_in.any():
+                _add_calls(layers[name], piece, is_in, used[name])
         alone = ~shared[piece["path_code"]]
-        for name, own in (("posix", ~stdio & alone), ("stdio", stdio & alone)):
-            np.add.at(time[name], piece["path_code"][own], (piece["end_ns"] - piece["begin_ns"])[own])
+        for name, is_in in (("posix", ~stdio & alone), ("stdio", stdio & alone)):
+            np.add.at(time[name], piece["path_code"][is_in], (piece["end_ns"] - piece["begin_ns"])[is_in])
         if not alone.all():
             kept.append(piece.take(~alone))
     if kept:
@@ -144,7 +133,7 @@ def _add_process(layers: dict[str, _Layer], process: int, pieces: Pieces, count:
 
 def _add_calls(layer: _Layer, piece: Table, own: Bools, used: Bools) -> None:
     used[piece["path_code"][own]] = True
-    moved = own & (moves(piece) != 0)
+    moved = own & (calls.moves(piece) != 0)
     layer.moved_bytes += int(np.maximum(piece["result_bytes"][moved], 0).sum())
     layer.span(int(piece["begin_ns"][own].min()), int(piece["end_ns"][own].max()))
 
@@ -153,9 +142,9 @@ def _add_shared(time: dict[str, Int64], kept: list[Table]) -> None:
     """Add files with several threads; overlapping time counts once, as for Darshan."""
     table = Table.concat(kept[0].schema, kept)
     table = table.take(order_by(table["path_code"], table["begin_ns"]))
-    kind, stdio = time_class(table), of_stdio(table)
+    kind, stdio = calls.time_class(table), calls.of_stdio(table)
     for name, layer in (("posix", ~stdio), ("stdio", stdio)):
-        for code in (READING, WRITING, METADATA):
+        for code in (calls.READING, calls.WRITING, calls.METADATA):
             rows = np.flatnonzero(layer & (kind == code))
             path = table["path_code"][rows].astype(np.int64)
             np.add.at(time[name], path, overlap_free(path, table["begin_ns"][rows], table["end_ns"][rows]))
@@ -176,12 +165,12 @@ def _add_totals(trace: Trace, layers: dict[str, _Layer]) -> None:
             layer.span(int(timed["begin_ns"].min()), int(timed["end_ns"].max()))
         spent = rows["read_ns"] + rows["write_ns"] + rows["other_ns"]
         for process in np.unique(rows["process_id"]).tolist():
-            own = rows["process_id"] == process
+            chosen = rows["process_id"] == process
             if name_of.get(process, "").startswith("all "):
-                slowest = rows["slowest_process_ns"][own]
-                layer.for_all.update(rows["path_code"][own].tolist())
+                slowest = rows["slowest_process_ns"][chosen]
+                layer.for_all.update(rows["path_code"][chosen].tolist())
                 layer.for_all_ns += int(np.maximum(slowest, 0).sum())
                 layer.known &= bool((slowest >= 0).all())
             else:
-                parts = (rows["path_code"][own].astype(np.int64), spent[own])
+                parts = (rows["path_code"][chosen].astype(np.int64), spent[chosen])
                 layer.processes.setdefault(process, []).append(parts)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
 
 _PATH = col.word("path", "file, or directory; empty if the path was not known, or of the whole run")
 _HOST = col.word("host", "whose page cache: processes of one host share it")
 
-IO_TIMES = schema(
+IO_TIMES = col.schema(
     "io_times",
     "Calls on each file or directory",
     col.word("path", "file, or directory; empty if the path was not known"),
@@ -25,7 +24,7 @@ IO_TIMES = schema(
     ),
     col.real("read_bytes_per_s", "bytes read by the time inside read calls, 0 if none"),
 )
-IO_PATTERNS = schema(
+IO_PATTERNS = col.schema(
     "io_patterns",
     "How files are read and written, in Darshan's counters; a process's threads count as one reader",
     _PATH,
@@ -59,7 +58,7 @@ IO_PATTERNS = schema(
     col.ns("metadata_ns", "inside opens, closes, seeks, stats, maps and renames, likewise"),
     col.real("moved_bytes_per_s", "bytes read and written by the three times added, 0 if none"),
 )
-IO_SIZES = schema(
+IO_SIZES = col.schema(
     "io_sizes",
     "How large reads and writes were, in Darshan's ten bins; bins without a call are left out",
     _PATH,
@@ -69,9 +68,9 @@ IO_SIZES = schema(
     col.nbytes("high_bytes", "largest size of the bin, -1 of the last", missing=-1),
     col.number("calls_count", "calls that moved this much"),
 )
-IO_BANDWIDTH = schema(
+IO_BANDWIDTH = col.schema(
     "io_bandwidth",
-    "Bandwidth of each layer by Darshan's definition, and by the clock on the wall",
+    "Bandwidth of each layer by Darshan's definition, and by wall-clock time",
     col.word("layer", "posix, stdio or mpi-io"),
     col.number("processes_count", "processes that moved or opened something; Darshan's ranks"),
     col.number("files_count", "files"),
@@ -83,7 +82,7 @@ IO_BANDWIDTH = schema(
     col.ns("wall_ns", "first call to last; -1 if unknown", missing=-1),
     col.real("wall_bytes_per_s", "moved_bytes by this, as tf-Darshan has it; -1 if unknown", missing=-1),
 )
-IO_ADVICE = schema(
+IO_ADVICE = col.schema(
     "io_advice",
     "What to change about the reading of files, most time first",
     col.word("path", "directory"),
@@ -93,7 +92,7 @@ IO_ADVICE = schema(
     col.ns("saving_ns", "at most, inside calls, all threads added; -1 if nothing can be said", missing=-1),
     col.word("advice", "a sentence with the figures, and the thresholds that they passed"),
 )
-IO_STAGING = schema(
+IO_STAGING = col.schema(
     "io_staging",
     "Which files to put on a fast tier: most time saved by byte first, until it is full",
     col.word("path", "file"),
@@ -109,7 +108,7 @@ IO_STAGING = schema(
     col.ns("bound_ns", "no choice of files for this tier gains more", detail=2),
     col.word("method", "where both costs come from: measured or stated, then calibration or stated", detail=7),
 )
-IO_REUSE = schema(
+IO_REUSE = col.schema(
     "io_reuse",
     "Reuse distances: how much other data was read between two reads of the same",
     _HOST,
@@ -119,7 +118,7 @@ IO_REUSE = schema(
     col.nbytes("read_bytes", "bytes of them"),
     col.real("sampled_ratio", "share of blocks looked at; 1 is exact", detail=1),
 )
-IO_CACHE = schema(
+IO_CACHE = col.schema(
     "io_cache",
     "What a cache of some size would have served, by bytes, beginning empty",
     _HOST,

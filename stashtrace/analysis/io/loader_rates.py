@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
-from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READS, Bools, process_of_track
+from stashtrace.analysis.intervals import Bools, Floats, Int64, TimeSet, int64, window_at
+from stashtrace.analysis.io.calls import NOT_FILES, OPENS, READS, process_of_track
 from stashtrace.analysis.io.data_files import data_files
 from stashtrace.analysis.io.ranges import DistinctBytes, batch_of, loader_passes
 from stashtrace.analysis.registry import analyze
@@ -23,14 +22,13 @@ from stashtrace.analysis.stalls.rows_by_thread import IO_WAITED
 from stashtrace.analysis.steps.epochs import workers_count
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import BatchPhase
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-LOADER_RATES = schema(
+LOADER_RATES = col.schema(
     "loader_rates",
     "What the speed of loading depends on, over the steps without warm-up; a quantity not seen has no row",
     col.rank("rank", "global rank, -1 for what all ranks share", missing=-1),
@@ -57,7 +55,6 @@ _TOGETHER_RATIO = 0.05
 #: A read that begins at most this far after the last one finds pages that the kernel read ahead (read_ahead_kb is 128).
 _READ_AHEAD_BYTES = 128 << 10
 
-Floats = npt.NDArray[np.float64]
 Row = tuple[int, str, float, float, float, float, float, int, str]
 
 
@@ -83,12 +80,12 @@ def loader_rates(trace: Trace) -> Table:
     batches: list[_Batches] = []
     wanted = data_files(trace)
     for rank in np.unique(counted["rank"]).tolist():
-        own = counted.take(counted["rank"] == rank)
-        made = _batches(trace, own, wanted)
+        rank_steps = counted.take(counted["rank"] == rank)
+        made = _batches(trace, rank_steps, wanted)
         if made is None:
             continue
         batches.append(made)
-        rows += _rank_rows(trace, rank, own, stalls.take(stalls["rank"] == rank), made)
+        rows += _rank_rows(trace, rank, rank_steps, stalls.take(stalls["rank"] == rank), made)
     if not batches:
         raise MissingDataError(
             "no batch was made within the counted steps",
@@ -207,8 +204,8 @@ def _reads_elsewhere(trace: Trace, made: Table, rows: Int64) -> Int64:
     rows = rows[~np.isin(io["track_id"][rows], made["track_id"])]
     owner, meanwhile = process_of_track(trace)[io["track_id"][rows]], [rows[:0]]
     for process, batches in GroupBy(made["process_id"]).items():
-        own, time = rows[owner == process], TimeSet.of_rows(made, batches)
-        meanwhile.append(own[window_at(io["begin_ns"][own], time.begin, time.end) >= 0])
+        chosen, time = rows[owner == process], TimeSet.of_rows(made, batches)
+        meanwhile.append(chosen[window_at(io["begin_ns"][chosen], time.begin, time.end) >= 0])
     return np.concatenate(meanwhile)
 
 
@@ -299,12 +296,12 @@ def _data_set(trace: Trace, batches: list[_Batches], read_bytes: int) -> list[Ro
 
 
 def _storage(batches: list[_Batches], size: Int64, taken: Int64) -> list[Row]:
-    """Return the rate of one reader beside the job's own readers, and of all together; each host has its storage."""
+    """Return the rate of one reader among the job's readers, and of all together; each host has its storage."""
     together_bytes = together_ns = busy_ns = calls_ns = 0.0
     for host in {b.host for b in batches}:
-        own = [b for b in batches if b.host == host]
+        chosen = [b for b in batches if b.host == host]
         begin, end, amount = (
-            np.concatenate([getattr(b, name) for b in own]) for name in ("calls_begin", "calls_end", "calls_bytes")
+            np.concatenate([getattr(b, name) for b in chosen]) for name in ("calls_begin", "calls_end", "calls_bytes")
         )
         length = np.maximum(end - begin, 1).astype(np.float64)
         edges = np.unique(np.concatenate([begin, end]))

@@ -162,10 +162,10 @@ def loader_passes(trace: Trace) -> dict[int, int]:
     fetches = trace.batches.take(trace.batches["phase_code"] == BatchPhase.FETCH)
     passes: dict[int, int] = {}
     for rank in np.unique(fetches["rank"]).tolist():
-        own = fetches.take(fetches["rank"] == rank).sort_by("begin_ns")
-        first = GroupBy(own["loader_id"]).first
+        part = fetches.take(fetches["rank"] == rank).sort_by("begin_ns")
+        first = GroupBy(part["loader_id"]).first
         # An iteration that was under way when the recording began does not begin with batch 0.
-        passes[rank] = max(int((own["batch_index"] == 0).sum() + (own["batch_index"][first] > 0).sum()), 1)
+        passes[rank] = max(int((part["batch_index"] == 0).sum() + (part["batch_index"][first] > 0).sum()), 1)
     return passes
 
 

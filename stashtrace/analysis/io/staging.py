@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Bools, Int64
 from stashtrace.analysis.io.calls import OPENS
 from stashtrace.analysis.io.data_files import FILES_HINT, Files, data_files, is_pseudo_file
 from stashtrace.analysis.io.file_counters import count_files
@@ -21,7 +20,6 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_of, bytes_per_s_of, ns_of
 
-Floats = npt.NDArray[np.float64]
 _READ = "random_read"
 
 
@@ -129,7 +127,7 @@ def io_staging(
     return table.take(np.argsort(~staged, kind="stable"))
 
 
-def choose(size: Int64, gain: Int64, room: int | None) -> tuple[npt.NDArray[np.bool_], int]:
+def choose(size: Int64, gain: Int64, room: int | None) -> tuple[Bools, int]:
     """Return (mask of chosen files, all with a gain; bound on any choice's gain), for files by falling gain per byte.
 
     Examples

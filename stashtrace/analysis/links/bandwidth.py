@@ -18,16 +18,15 @@ from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.calibration.fit_link import bus_bytes
 from stashtrace.calibration.robust_line import Floats
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-BANDWIDTH = schema(
+BANDWIDTH = col.schema(
     "bandwidth",
     "Bandwidth of collectives by size, as NCCL's tests define it; needs collectives with begin and end",
-    RANK_OR_ALL,
+    col.RANK_OR_ALL,
     col.word("communicator", "name of the group", detail=2),
     col.word("op", "CollectiveOp in lower case"),
     col.number("group_size", "ranks of the group"),
@@ -56,7 +55,7 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
     reduce, send and receive 1. The size of an all-gather is the input of all ranks together. Barriers, and operations
     of an unknown kind, have neither and are left out.
 
-    The time of an operation begins when its own rank enters it. So it includes waiting for late ranks, as in tools that
+    The time of an operation begins when its rank enters it. So it includes waiting for late ranks, as in tools that
     divide by the length of the kernel; NCCL's tests start all ranks together. ``transfer`` begins with the entry of the
     last rank, where that is known; with one recorded rank, both are the same. Columns: table ``bandwidth`` of
     ``docs/reference/tables.md``.
@@ -83,13 +82,13 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
     size, carried = _bytes_carried(times["op"], sizes, times["bytes"])
     duration = times["end_ns"] - times["begin_ns"]
     rank = times["rank"] if by == "rank" else np.full(len(times), -1)
-    alike = GroupBy(rank, times["communicator"], times["op"], sizes, _size_class(size))
-    rank, communicator, op, group_size, size_class = alike.keys
+    similar = GroupBy(rank, times["communicator"], times["op"], sizes, _size_class(size))
+    rank, communicator, op, group_size, size_class = similar.keys
     known = size_class >= 0
-    total, taken, transfer = alike.sum(size), alike.sum(duration), times["transfer_ns"]
+    total, taken, transfer = similar.sum(size), similar.sum(duration), times["transfer_ns"]
     # If a rank left when the last one entered, by the ranks' clocks, its time says nothing about the link.
-    moved = alike.sum(np.where(transfer > 0, carried, 0.0))
-    best = alike.max(np.where(transfer > 0, carried / np.maximum(transfer, 1), 0.0))
+    moved = similar.sum(np.where(transfer > 0, carried, 0.0))
+    best = similar.max(np.where(transfer > 0, carried / np.maximum(transfer, 1), 0.0))
     return Table(
         BANDWIDTH,
         {
@@ -98,13 +97,13 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
             "op": op,
             "group_size": group_size,
             "size_class_bytes": size_class,
-            "calls_count": alike.sizes,
+            "calls_count": similar.sizes,
             "total_bytes": np.where(known, np.rint(total), -1).astype(np.int64),
-            "duration_ns": alike.median(duration),
-            "transfer_ns": alike.median(transfer),
+            "duration_ns": similar.median(duration),
+            "transfer_ns": similar.median(transfer),
             "algorithm_bytes_per_s": np.where(known, total / taken, 0.0) * 1e9,
-            "bus_bytes_per_s": np.where(known, alike.sum(carried) / taken, 0.0) * 1e9,
-            "transfer_bus_bytes_per_s": np.where(known, moved / np.maximum(alike.sum(transfer), 1), 0.0) * 1e9,
+            "bus_bytes_per_s": np.where(known, similar.sum(carried) / taken, 0.0) * 1e9,
+            "transfer_bus_bytes_per_s": np.where(known, moved / np.maximum(similar.sum(transfer), 1), 0.0) * 1e9,
             "best_bus_bytes_per_s": np.where(known, best, 0.0) * 1e9,
         },
     )
@@ -113,9 +112,9 @@ def bandwidth(trace: Trace, *, by: Literal["run", "rank"] = "run") -> Table:
 def _group_sizes(trace: Trace) -> Int64:
     """Return the number of ranks of each row's group: the recorded size, or the known members if they are more."""
     groups = trace.groups
-    told = dict(zip(groups["group_hash"].tolist(), groups["group_size"].tolist(), strict=True))
+    recorded = dict(zip(groups["group_hash"].tolist(), groups["group_size"].tolist(), strict=True))
     known = group_table(trace)
-    return GroupBy(trace.collectives["group_hash"]).map(lambda g: max(told.get(g, 0), len(known[g].members)))
+    return GroupBy(trace.collectives["group_hash"]).map(lambda g: max(recorded.get(g, 0), len(known[g].members)))
 
 
 def _bytes_carried(op: npt.NDArray[np.str_], ranks: Int64, message: Int64) -> tuple[Floats, Floats]:
@@ -135,10 +134,10 @@ def _size_class(size: Floats) -> Int64:
     return np.where(size >= 1, np.int64(1) << np.maximum(exponent.astype(np.int64) - 1, 0), -1)
 
 
-LINK_EFFICIENCY = schema(
+LINK_EFFICIENCY = col.schema(
     "link_efficiency",
     "Transfers of collectives by size, and how fast a calibration says the link can be",
-    RANK_OR_ALL,
+    col.RANK_OR_ALL,
     col.number("step", "ordinal of the step, -1 for all and outside steps", missing=-1),
     col.word("communicator", "name of the group", detail=2),
     col.word("op", "CollectiveOp in lower case"),
@@ -160,7 +159,7 @@ _CALIBRATED, _EXTRAPOLATED, _CROSSES, _UNCALIBRATED, _NONE = range(len(METHODS))
 
 @dataclass(frozen=True, slots=True)
 class ExpectedTransfers:
-    """Columns beside ``trace.collectives``, row by row."""
+    """Columns parallel to ``trace.collectives``."""
 
     #: Expected transfer time and its standard error, -1 where unknown.
     expected_ns: Floats
@@ -262,10 +261,10 @@ def _sizes_and_links(trace: Trace) -> tuple[Int64, Int64]:
 def _sum_rows(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, error: Floats, method: Int64) -> Table:
     if len(transfer) == 0:
         return Table.empty(LINK_EFFICIENCY)
-    alike = GroupBy(*keys.values())
-    median = alike.median(transfer)
-    first = alike.argmin(transfer)
-    chosen = dict(zip(keys, alike.keys, strict=True))
+    similar = GroupBy(*keys.values())
+    median = similar.median(transfer)
+    first = similar.argmin(transfer)
+    chosen = dict(zip(keys, similar.keys, strict=True))
     known = expected[first] > 0
     messages = zip(*(chosen[n].tolist() for n in ("op", "group_size", "message_bytes")), strict=True)
     carried = np.array([bus_bytes(*message) for message in messages], dtype=np.float64)
@@ -273,12 +272,12 @@ def _sum_rows(keys: dict[str, np.ndarray], transfer: Int64, expected: Floats, er
         LINK_EFFICIENCY,
         {
             **chosen,
-            "calls_count": alike.sizes,
+            "calls_count": similar.sizes,
             "transfer_ns": median,
             "bus_bytes_per_s": np.where(median > 0, carried / np.maximum(median, 1) * 1e9, 0.0),
             "expected_ns": np.where(known, np.rint(expected[first]), -1).astype(np.int64),
             "error_ns": np.where(known, np.rint(error[first]), -1).astype(np.int64),
             "efficiency_ratio": np.where(known & (median > 0), expected[first] / np.maximum(median, 1), -1.0),
-            "method": np.array(METHODS)[alike.max(method)],
+            "method": np.array(METHODS)[similar.max(method)],
         },
     )

@@ -19,16 +19,15 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-TRANSFER_CERTAINTY = schema(
+TRANSFER_CERTAINTY = col.schema(
     "transfer_certainty",
     "Link time of the counted steps of a rank, by whether every rank of the operation is known to have entered by then",
-    RANK,
+    col.RANK,
     col.word(
         "reason",
         "certain; ranks_missing, members_unknown, operation_unknown, matched_by_order, untimed or no_operation: part of"
@@ -74,8 +73,8 @@ def transfer_certainty(trace: Trace, *, warmup: bool = False) -> Table:
     reason, by_rank = _reasons(index), RowsBy(counted["rank"])
     rows: list[tuple[object, ...]] = []
     for thread, _ in ranks_and_steps(index.origin, index.steps):
-        own = counted.take(by_rank.rows(thread.rank))
-        rows += _of_rank(index, thread, TimeSet.of_rows(own), reason)
+        steps = counted.take(by_rank.rows(thread.rank))
+        rows += _of_rank(index, thread, TimeSet.of_rows(steps), reason)
     return Table.from_rows(TRANSFER_CERTAINTY, rows)
 
 
@@ -88,13 +87,13 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet, reason: Int
     end = np.minimum(matched.end_ns[rows], thread.end_ns)
     named: list[tuple[str, int, int]] = []
     for code, name in enumerate(REASONS):
-        own = (reason[rows] == code) & (end > begin)
-        if not own.any():
+        chosen = (reason[rows] == code) & (end > begin)
+        if not chosen.any():
             continue
-        moving = TimeSet.of(begin[own], end[own])
+        moving = TimeSet.of(begin[chosen], end[chosen])
         spent = link & moving
         link = link - moving
-        count = int(np.count_nonzero(window.within(begin[own], end[own]) > 0))
+        count = int(np.count_nonzero(window.within(begin[chosen], end[chosen]) > 0))
         named.append((name, spent.total_ns, count))
     named.append((NO_OPERATION, link.total_ns, 0))
     total = max(sum(ns for _, ns, _ in named), 1)

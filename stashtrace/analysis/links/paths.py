@@ -17,16 +17,15 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import group_table, match
 from stashtrace.analysis.devices.device_identity import counted_gpu
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64, TimeSet, int64
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-LINKS = schema(
+LINKS = col.schema(
     "links",
     "Which path carried the bytes of collectives, by regression of sampled counters",
     col.word("communicator", "name of the group", detail=2),
@@ -44,7 +43,7 @@ LINKS = schema(
 
 #: Classes of a place that get a share of their own; those with fewer expected bytes share one, which is not reported.
 _MOST_CLASSES = 8
-#: A class needs so many windows with some of its bytes; a fit needs so many windows more than it has unknowns.
+#: A class needs this many windows with some of its bytes; a fit needs this many windows more than it has unknowns.
 _FEWEST_WINDOWS = 5
 #: Part of a class that the other classes do not explain: below this, its share is not separable from theirs.
 _LEAST_OWN = 0.05
@@ -90,11 +89,11 @@ def links(trace: Trace) -> Table:
     some windows (Newey-West).
 
     ``confidence`` is good (standard error up to 0.05), fair (up to 0.2) or weak; ``upper bound`` where the class fills
-    every window alike, so that it cannot be separated from a steady background and all traffic counts as its own (more
-    samples a second help); ``not enough samples`` where too few windows hold it; ``not separable`` where it always
-    occurs with another class. Shares of a class add up to 1 if every path was sampled and NCCL moved the bytes that the
-    factors give; PCIe includes the hop to a NIC, so the shares of both may be near 1. Columns: table ``links`` of
-    ``docs/reference/tables.md``.
+    every window in the same way, so that it cannot be separated from a steady background and all traffic counts as its
+    own (more samples a second help); ``not enough samples`` where too few windows hold it; ``not separable`` where it
+    always occurs with another class. Shares of a class add up to 1 if every path was sampled and NCCL moved the bytes
+    that the factors give; PCIe includes the hop to a NIC, so the shares of both may be near 1. Columns: table ``links``
+    of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -245,7 +244,7 @@ def _combine(each: _Share) -> tuple[float, float, str]:
 # A *place* is a device (by UUID) or a host; a *path* is NVLink or PCIe of a device, an RDMA
 # port or a network interface of a host. Bytes of a path are the mean of both directions, and so are expected bytes.
 
-Doubles = npt.NDArray[np.float64]
+Doubles = Floats
 
 _DEVICE = re.compile(r"gpu_(nvlink|pcie)_(transmit|receive)_bytes_total\.([^:]+)(?::(\d+))?$")
 _HOST = re.compile(r"(rdma|net)_(transmit|receive)_bytes_total\.(.+)$")
@@ -342,10 +341,10 @@ class Expected:
     devices: list[str]
     hosts: list[str]
 
-    def at(self, place: Place) -> npt.NDArray[np.bool_]:
+    def at(self, place: Place) -> Bools:
         """Return a mask of the collectives that a place took part in."""
         names, column = (self.devices, self.device) if place.kind == "gpu" else (self.hosts, self.host)
-        chosen: npt.NDArray[np.bool_] = column == (names.index(place.name) if place.name in names else -2)
+        chosen: Bools = column == (names.index(place.name) if place.name in names else -2)
         return chosen
 
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, value_at
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, value_at
 from stashtrace.analysis.stalls.collective_blocking import disjoint_rows
 from stashtrace.analysis.stalls.rows_by_thread import IoRows, Layer, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
@@ -60,7 +59,7 @@ class BatchWaits:
 def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
     """Return the waits of a step thread, each joined with the making of its batch by (rank, loader_id, batch_index).
 
-    A wait without a batch (creation or end of the iterator) is the step thread's own work on the loader.
+    A wait without a batch (creation or end of the iterator) is the step thread's work on the loader.
     """
     waits = index.batches_of_phase(BatchPhase.WAIT)
     rows = index.batch_waits.rows(thread.track_id)
@@ -106,8 +105,8 @@ def batch_layers(index: TraceIndex, thread: StepThread, waits: BatchWaits) -> li
     unmade = ~unknown & (waits.made_by != thread.process_id) & (waits.made_ns == NEVER)
     # A batch that the step thread made itself has no hand-off: the rest of the wait (pinning) prepares it as well.
     handed = ~unknown & (waits.made_by != thread.process_id)
-    own = ~unknown & ~handed
-    before = TimeSet.of(waits.begin[~unknown], np.where(own, waits.end, ready)[~unknown])
+    chosen = ~unknown & ~handed
+    before = TimeSet.of(waits.begin[~unknown], np.where(chosen, waits.end, ready)[~unknown])
     parts = _Parts()
     for process in np.unique(waits.made_by[~unknown]).tolist():  # few: its workers, or itself
         made = waits.made_by == process
@@ -134,8 +133,8 @@ def _main_track(index: TraceIndex, process: int) -> int:
 
 def blocked_in_storage(index: TraceIndex, process: int, track: int, making: TimeSet) -> TimeSet:
     """Return when a thread was blocked in storage itself; receives count while it made batches."""
-    io, own = index.io, index.io_by_process.rows(process)
-    return _blocked_by(io, own[io.track[own] == track], making)
+    io, rows = index.io, index.io_by_process.rows(process)
+    return _blocked_by(io, rows[io.track[rows] == track], making)
 
 
 def _blocked_by(io: IoRows, own: Int64, making: TimeSet) -> TimeSet:
@@ -150,9 +149,9 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     rows = index.fetches_by_process.rows(process)
     making = TimeSet.of_rows(fetches, rows)
 
-    io, own = index.io, index.io_by_process.rows(process)
-    of_main = io.track[own] == main_track
-    main, side = (_blocked_by(io, own[of], making) for of in (of_main, ~of_main))
+    io, at = index.io, index.io_by_process.rows(process)
+    of_main = io.track[at] == main_track
+    main, side = (_blocked_by(io, at[of], making) for of in (of_main, ~of_main))
     thread_waits, wait_rows = index.trace.waits, index.waits.rows(main_track)
     wait_begin, wait_end = (thread_waits[name][wait_rows] for name in ("begin_ns", "end_ns"))
     asleep = main | TimeSet.of(wait_begin, wait_end)
@@ -184,9 +183,7 @@ def _divide(index: TraceIndex, process: int, main_track: int, before: TimeSet, p
     _page_faults(before - sure - side, begin, end, np.maximum(estimate, 0), end - begin - known - helped, parts)
 
 
-def _reads_of_threads(
-    before: TimeSet, side: TimeSet, begin: Int64, end: Int64, believed: npt.NDArray[np.bool_], parts: _Parts
-) -> None:
+def _reads_of_threads(before: TimeSet, side: TimeSet, begin: Int64, end: Int64, believed: Bools, parts: _Parts) -> None:
     """Add times when other threads of the worker were blocked in storage; that its main thread waited is a guess."""
     if len(side) == 0:
         return
@@ -210,7 +207,7 @@ def _page_faults(free: TimeSet, begin: Int64, end: Int64, estimate: Int64, room:
     parts.perhaps_fetch.append(TimeSet.of(piece_begin + share, piece_begin + most))
 
 
-# Time of a step thread beside workers that make batches, in traces of other tools that do not show all its waits.
+# Time of a step thread with workers that make batches, in traces of other tools that do not show all its waits.
 #
 #     workers      [ batch ][ batch ][ batch ]....[ batch ]
 #     step thread  [ compute ]       [ compute ]       [ compute ]         no wait for a batch was recorded
@@ -225,17 +222,17 @@ _COMPUTE, _OTHER = StallKind.COMPUTE, StallKind.OTHER
 _LOADING = (StallKind.FETCH, StallKind.PREP, StallKind.HANDOFF)
 
 
-def beside_workers(
+def next_to_workers(
     index: TraceIndex, thread: StepThread, waits: BatchWaits, working: TimeSet, explained: TimeSet
 ) -> list[Layer]:
     """Return layers of the gaps of a thread whose waits were not recorded, and of a sleep in the place of compute.
 
     ``working`` is the time in its phases and annotations. No layers for native traces and without recorded workers.
     """
-    making = index.making_beside(thread)
+    making = index.making_meanwhile(thread)
     if not len(making) or not is_imported(index.trace):
         return []
-    # A sleep does not prove compute; beside loading, it only proves that the thread did not wait for the loading then.
+    # A sleep does not prove compute; during loading, it only proves that the thread did not wait for the loading then.
     emulated = (_emulated_compute(index, thread) & making) - explained
     layers = [Layer(_COMPUTE, emulated, (_OTHER,))]
     if len(waits.begin):
@@ -254,7 +251,7 @@ def beside_workers(
 def _emulated_compute(index: TraceIndex, thread: StepThread) -> TimeSet:
     """Return the annotations of the step thread in which it slept instead of computing."""
     trace, facts = index.trace, index.trace.metadata
-    told = (facts["key_code"] == trace.strings.find(EMULATED)) & (facts["process_id"] == thread.process_id)
+    known = (facts["key_code"] == trace.strings.find(EMULATED)) & (facts["process_id"] == thread.process_id)
     spans, rows = trace.spans, index.spans.rows(thread.track_id)
-    chosen = np.isin(spans["name_code"][rows], facts["value_code"][told]) & (spans["kind_code"][rows] == SpanKind.USER)
+    chosen = np.isin(spans["name_code"][rows], facts["value_code"][known]) & (spans["kind_code"][rows] == SpanKind.USER)
     return TimeSet.of_rows(spans, rows[chosen])

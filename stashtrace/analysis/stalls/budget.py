@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.device_layers import bracket_layers, kernel_layers
 from stashtrace.analysis.stalls.device_links import only_within
 from stashtrace.analysis.stalls.on_host import host_layers
@@ -27,7 +27,6 @@ from stashtrace.analysis.steps.steps import counted_steps, in_steps, ranks_and_s
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.errors import UsageError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import INTERVAL, RANK, RANK_OR_ALL, Schema, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceClock, DeviceWork, StallKind
 from stashtrace.schema.table import Table
@@ -39,10 +38,10 @@ _CAUSE = (
         "cause_share_ratio", "straggler: part of stall_ns that waited for cause_rank; -1 if that is -1", missing=-1
     ),
 )
-STALLS = schema(
+STALLS = col.schema(
     "stalls",
     "Where the time of each counted step of each rank went; with the warm-up also step -1, outside of steps",
-    RANK,
+    col.RANK,
     col.number("step", "ordinal; -1 for time outside steps", missing=-1),
     col.word("kind", "StallKind in lower case"),
     col.ns("stall_ns", "time of this kind; the kinds of a step sum to its wall time"),
@@ -51,7 +50,7 @@ STALLS = schema(
     col.ns("high_ns", "not more than this"),
     *_CAUSE,
 )
-STRAGGLER_CAUSES = schema(
+STRAGGLER_CAUSES = col.schema(
     "straggler_causes",
     "Whom each counted step of each rank waited for; its rows sum to the straggler row of stalls, exactly",
     col.rank("rank", "global rank that waited"),
@@ -61,10 +60,10 @@ STRAGGLER_CAUSES = schema(
     col.ns("low_ns", "not less than this"),
     col.ns("high_ns", "not more than this; of -1 with what other kinds have and may be a wait"),
 )
-STALLS_COUNTED = schema(
+STALLS_COUNTED = col.schema(
     "stalls_counted",
     "Sums of stalls over the counted steps of a rank, apart by kind of step, method and the rank waited for",
-    RANK,
+    col.RANK,
     col.word("step_kind", "steps.kind"),
     col.word("kind", "StallKind in lower case"),
     col.ns("stall_ns", "time of this kind"),
@@ -74,10 +73,10 @@ STALLS_COUNTED = schema(
     col.rank("cause_rank", "straggler: the rank that this part waited for, -1 otherwise or if unknown", missing=-1),
     col.number("steps_count", "counted steps of the rank and kind of step"),
 )
-STALL_TOTALS = schema(
+STALL_TOTALS = col.schema(
     "stall_totals",
     "Sums of stalls over the steps of a rank, or of all ranks (rank -1)",
-    RANK_OR_ALL,
+    col.RANK_OR_ALL,
     col.word("kind", "StallKind in lower case"),
     col.ns("stall_ns", "time of this kind in all counted steps"),
     col.real("share_ratio", "of the wall time of these steps"),
@@ -87,18 +86,18 @@ STALL_TOTALS = schema(
     *_CAUSE,
     col.number("steps_count", "steps summed"),
 )
-STALL_TOTALS_BY_STEP_KIND = Schema(
+STALL_TOTALS_BY_STEP_KIND = col.Schema(
     "stall_totals_by_step_kind",
     (STALL_TOTALS.columns[0], col.word("step_kind", "steps.kind"), *STALL_TOTALS.columns[1:]),
     "Sums of stalls over the steps of one kind (train, validation, ...) of a rank; shares are of these steps",
 )
-STALL_INTERVALS = schema(
+STALL_INTERVALS = col.schema(
     "stall_intervals",
     "The attribution as intervals on the timeline; those of a rank neither overlap nor leave gaps",
-    RANK,
+    col.RANK,
     col.number("step", "ordinal; -1 for time outside steps", missing=-1),
     col.word("kind", "StallKind in lower case"),
-    *INTERVAL,
+    *col.INTERVAL,
     col.refers("track_id", "tracks.track_id", "the step thread", detail=5),
     col.rank("cause_rank", "straggler: the rank that was late as the interval began, -1 otherwise", missing=-1),
 )
@@ -177,7 +176,7 @@ def bounds_of_groups(
 ) -> dict[int, dict[str, tuple[int, int]]]:
     """Return bounds of sums of kinds over some steps, by rank and name of the sum.
 
-    Tighter than the sums of the kinds' own bounds: an alternative between fetch and prep does not affect their sum.
+    Tighter than the sums of the kinds' bounds: an alternative between fetch and prep does not affect their sum.
 
     ``trace``: needs steps. ``steps``: rows of ``steps``. ``groups``: name -> stall kinds in lower case. Returns rank ->
     name -> (lower, upper) bound in ns.
@@ -185,10 +184,12 @@ def bounds_of_groups(
     members = {name: {StallKind[kind.upper()] for kind in kinds} for name, kinds in groups.items()}
     index = TraceIndex(trace)
     bounds: dict[int, dict[str, tuple[int, int]]] = {}
-    for thread, own in ranks_and_steps(index.origin, steps):
+    for thread, rank_steps in ranks_and_steps(index.origin, steps):
         layers = [*rank_layers(index, thread).layers, Layer(StallKind.OTHER, TimeSet.empty())]
-        own = own.take(own["end_ns"] > own["begin_ns"]).sort_by("begin_ns")
-        matrix = intervals.attribute([(x.time.begin, x.time.end) for x in layers[:-1]], own["begin_ns"], own["end_ns"])
+        rank_steps = rank_steps.take(rank_steps["end_ns"] > rank_steps["begin_ns"]).sort_by("begin_ns")
+        matrix = intervals.attribute(
+            [(x.time.begin, x.time.end) for x in layers[:-1]], rank_steps["begin_ns"], rank_steps["end_ns"]
+        )
         spent = [
             (ns, {layer.kind, *layer.alternatives})
             for ns, layer in zip(matrix.sum(axis=0).tolist(), layers, strict=True)
@@ -257,7 +258,7 @@ def coded_intervals(trace: Trace) -> dict[str, Int64]:
     return {name: np.concatenate(parts.pop(name)) for name in STALL_INTERVALS.names}  # no row is held twice
 
 
-def _names(kinds: npt.NDArray[np.int64]) -> npt.NDArray[np.str_]:
+def _names(kinds: Int64) -> npt.NDArray[np.str_]:
     texts = np.empty(max(_KINDS) + 1, dtype="U16")
     for kind in _KINDS:
         texts[kind] = kind.name.lower()
@@ -377,12 +378,12 @@ class _Divided:
         amounts = {name: self.causes[name] for name in ("cause_rank", "stall_ns", "low_ns", "high_ns")}
         return {"rank": self.rank[of], "step": self.step[of], **amounts}
 
-    def _wanted(self) -> npt.NDArray[np.bool_]:
+    def _wanted(self) -> Bools:
         wanted = np.asarray(self.high > 0, dtype=np.bool_)
         wanted[:, list(_ALWAYS)] = True
         return wanted
 
-    def _kinds(self, wanted: npt.NDArray[np.bool_]) -> tuple[dict[str, npt.NDArray[Any]], Int64, Int64]:
+    def _kinds(self, wanted: Bools) -> tuple[dict[str, npt.NDArray[Any]], Int64, Int64]:
         """Return the columns of the wanted kinds, and for each row its row in the matrices and its kind's number."""
         at, kind = np.nonzero(wanted)
         columns: dict[str, npt.NDArray[Any]] = {
@@ -436,7 +437,7 @@ def _waits_for_ranks(made: RankLayers, windows: TimeSet, row: Int64) -> tuple[In
 
 
 def _causes(
-    waits: tuple[Int64, Int64, Int64, npt.NDArray[np.bool_]], stall_ns: Int64, low_ns: Int64, high_ns: Int64
+    waits: tuple[Int64, Int64, Int64, Bools], stall_ns: Int64, low_ns: Int64, high_ns: Int64
 ) -> dict[str, Int64]:
     """Return the straggler time of each row by the awaited rank; with -1 for an unknown one, all sums agree.
 
@@ -581,23 +582,23 @@ def device_windows(index: TraceIndex, thread: StepThread) -> dict[str, TimeSet]:
     """Return the steps that each of kernels and brackets can attribute, maybe both; empty for a rank without device."""
     if thread.rank not in index.ranks_on_device:
         return {}
-    own = index.steps_of(thread.rank)
-    own = own.take(own["clock_code"] != 0)
+    steps = index.steps_of(thread.rank)
+    steps = steps.take(steps["clock_code"] != 0)
     windows = {}
-    if (own["clock_code"] == DeviceClock.EVENT).any():
-        windows["brackets"] = TimeSet.of_rows(own)
+    if (steps["clock_code"] == DeviceClock.EVENT).any():
+        windows["brackets"] = TimeSet.of_rows(steps)
     kernels, rows = index.trace.kernels, index.kernels.rows(thread.process_id)
     rows = rows[kernels["work_code"][rows] != DeviceWork.SYNCHRONIZATION]
     if len(rows):
         begins = np.sort(kernels["begin_ns"][rows])
-        counts = np.searchsorted(begins, own["end_ns"]) - np.searchsorted(begins, own["begin_ns"])
+        counts = np.searchsorted(begins, steps["end_ns"]) - np.searchsorted(begins, steps["begin_ns"])
         with_kernels = np.flatnonzero(counts)
         if len(with_kernels):
             typical = float(np.median(counts[with_kernels]))
             # Without brackets, all steps with kernels count: the edges of an imported recording are not in doubt.
             least = _WHOLE_STEP_RATIO * typical if "brackets" in windows else 1
             whole = with_kernels[counts[with_kernels] >= least]
-            windows["kernels"] = TimeSet.of_rows(own, whole)
+            windows["kernels"] = TimeSet.of_rows(steps, whole)
     return windows
 
 
@@ -610,7 +611,7 @@ def rank_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
 
 @kept_per_thread
 def _combine_methods(index: TraceIndex, thread: StepThread) -> RankLayers:
-    """Return each method's layers inside its own windows; these are disjoint, so their order does not matter."""
+    """Return each method's layers inside its windows; these are disjoint, so their order does not matter."""
     windows = device_windows(index, thread)
     left = TimeSet.of([thread.begin_ns], [thread.end_ns])
     layers: list[Layer] = []

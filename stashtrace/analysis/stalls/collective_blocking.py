@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import ACROSS, INSIDE, MIXED
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64, is_one_of
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64, is_one_of
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -42,11 +42,11 @@ class Blocked:
     #: Link of the group.
     link: Int64
     #: In the call that starts a collective: blocked, kept off the CPU by the backend's threads, or at work.
-    launching: npt.NDArray[np.bool_]
+    launching: Bools
     #: No wait was recorded, but nothing after the call either: the thread is taken to hang in it.
-    presumed: npt.NDArray[np.bool_]
+    presumed: Bools
     #: The collective is in flight on the device, which may compute at the same time.
-    on_device: npt.NDArray[np.bool_]
+    on_device: Bools
 
     @property
     def time(self) -> TimeSet:
@@ -131,10 +131,10 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
     explicit = TimeSet.of(wait_begin, wait_end)
 
     thread_waits = index.trace.waits
-    own = index.waits.rows(thread.track_id)
-    own = own[is_one_of(thread_waits["wait_code"][own], BACKEND_WAITS)]
+    at = index.waits.rows(thread.track_id)
+    at = at[is_one_of(thread_waits["wait_code"][at], BACKEND_WAITS)]
     on_device = device_waits(index, thread) - batch_waits - explicit
-    silent = TimeSet.of_rows(thread_waits, own) - batch_waits - explicit - on_device
+    silent = TimeSet.of_rows(thread_waits, at) - batch_waits - explicit - on_device
     calls = _launching(index, thread, rows) - batch_waits - explicit - silent - on_device
     of_host, of_device = (_heads_of(chosen, call, end, heads) for chosen in (~timed, timed))
     for time, queue in ((silent, of_host), (on_device, of_device), (calls, of_host)):
@@ -168,14 +168,14 @@ def blocked_on_collectives(index: TraceIndex, thread: StepThread, batch_waits: T
 def _launching(index: TraceIndex, thread: StepThread, rows: Int64) -> TimeSet:
     """Return when the step thread was inside calls that start a collective."""
     table = index.trace.collectives
-    own = rows[(table["track_id"][rows] == thread.track_id) & (table["return_ns"][rows] > table["call_ns"][rows])]
-    return TimeSet.of(table["call_ns"][own], table["return_ns"][own])
+    chosen = rows[(table["track_id"][rows] == thread.track_id) & (table["return_ns"][rows] > table["call_ns"][rows])]
+    return TimeSet.of(table["call_ns"][chosen], table["return_ns"][chosen])
 
 
 Queue = tuple[Int64, Int64, Int64]
 
 
-def _heads_of(chosen: npt.NDArray[np.bool_], call: Int64, end: Int64, heads: Queue) -> Queue:
+def _heads_of(chosen: Bools, call: Int64, end: Int64, heads: Queue) -> Queue:
     """Return the queue of some of the rank's collectives. ``heads``: that of all."""
     if chosen.all():
         return heads
@@ -186,9 +186,9 @@ def _heads_of(chosen: npt.NDArray[np.bool_], call: Int64, end: Int64, heads: Que
 
 def _queues(
     group: npt.NDArray[np.uint64], waited: Int64, call: Int64, end: Int64, heads: Queue
-) -> list[tuple[npt.NDArray[np.bool_], Queue]]:
+) -> list[tuple[Bools, Queue]]:
     """Return the waits of each queue, and the queue: one for each awaited group, one for all if that is unknown."""
-    queues: list[tuple[npt.NDArray[np.bool_], Queue]] = [(waited < 0, heads)]
+    queues: list[tuple[Bools, Queue]] = [(waited < 0, heads)]
     wanted = group[waited[waited >= 0]]
     waited_group = group[np.maximum(waited, 0)] if len(group) else np.zeros(len(waited), dtype=np.uint64)
     for value in np.unique(wanted):
@@ -242,11 +242,7 @@ def collective_layers(index: TraceIndex, blocked: Blocked) -> tuple[list[Layer],
     layers: list[Layer] = []
     working = blocked.launching | blocked.on_device
     plain = ~blocked.presumed & ~working
-    for group, alternatives in (
-        (plain, ()),
-        (working, (StallKind.COMPUTE,)),
-        (blocked.presumed, (StallKind.OTHER,)),
-    ):
+    for group, alternatives in ((plain, ()), (working, (StallKind.COMPUTE,)), (blocked.presumed, (StallKind.OTHER,))):
         chosen = is_late & group
         layers.append(Layer(StallKind.STRAGGLER, TimeSet.of(blocked.begin[chosen], late_end[chosen]), alternatives))
     estimated = []

@@ -104,7 +104,7 @@ class Handoffs:
 def handoffs(index: TraceIndex, thread: StepThread) -> Handoffs:
     """Return the hand-offs of batches to a step thread, and how long each waited for a CPU.
 
-    The step thread sleeps until a batch arrives, so its own wait for a CPU lies in the hand-off. The threads of workers
+    The step thread sleeps until a batch arrives, so its wait for a CPU lies in the hand-off. The threads of workers
     are sampled: each batch has their mean.
     """
     waits = batch_waits(index, thread)

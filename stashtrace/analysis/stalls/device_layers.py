@@ -25,10 +25,9 @@ alternative.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.intervals import Int64, TimeSet
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.collective_blocking import blocked_on_collectives, collective_layers
 from stashtrace.analysis.stalls.device_links import (
@@ -79,7 +78,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     inside = is_copy & (direction == CopyDirection.DEVICE_TO_DEVICE)
     peer = is_copy & (direction == CopyDirection.PEER)
 
-    def when(chosen: npt.NDArray[np.bool_]) -> TimeSet:
+    def when(chosen: Bools) -> TimeSet:
         return TimeSet.of(begin[chosen], end[chosen])
 
     computing = when(np.isin(work, (DeviceWork.KERNEL, DeviceWork.MEMSET)) | inside)
@@ -192,9 +191,9 @@ def _in_blocking_calls(index: TraceIndex, thread: StepThread, idle: TimeSet) -> 
     inside = [TimeSet(idle.begin[ran_dry], idle.end[ran_dry])]
     launcher = np.append(index.trace.kernels["thread_track_id"], -1)[_next_work(index, thread, idle)]
     for track in np.unique(launcher[~ran_dry & (launcher >= 0)]).tolist():
-        own = rows[calls["track_id"][rows] == track]
+        chosen = rows[calls["track_id"][rows] == track]
         late = ~ran_dry & (launcher == track)
-        inside.append(TimeSet.of_rows(calls, own) & TimeSet(idle.begin[late], idle.end[late]))
+        inside.append(TimeSet.of_rows(calls, chosen) & TimeSet(idle.begin[late], idle.end[late]))
     return TimeSet.united(*inside)
 
 
@@ -208,7 +207,7 @@ def _host_elsewhere(index: TraceIndex, thread: StepThread, idle: TimeSet) -> Tim
 
 
 def _host_collectives(index: TraceIndex, thread: StepThread) -> list[Layer]:
-    """Return layers of operations on the host (gloo beside NCCL): if they block the step thread, the device idles."""
+    """Return layers of operations on the host (gloo next to NCCL): if they block the step thread, the device idles."""
     table, given = index.trace.collectives, index.on_devices.given
     backends = index.trace.groups
     nccl = backends["group_hash"][backends["backend_code"] == index.trace.strings.find("nccl")]
@@ -365,9 +364,9 @@ def _time_after_draining(index: TraceIndex, thread: StepThread, view: DeviceView
         drains = code == DeviceCall.DEVICE_SYNCHRONIZE
     blocking = TimeSet.of_rows(calls, rows[drains])
     returned = np.sort(calls["end_ns"][rows[bound]])
-    own = view.timed.take(np.isin(view.timed["track_id"], view.compute))
-    recorded = np.concatenate([own["call_ns"], own["return_ns"]])
-    reached = np.concatenate([own["begin_ns"], own["end_ns"]])
+    part = view.timed.take(np.isin(view.timed["track_id"], view.compute))
+    recorded = np.concatenate([part["call_ns"], part["return_ns"]])
+    reached = np.concatenate([part["begin_ns"], part["end_ns"]])
     order = np.argsort(recorded, kind="stable")
     recorded, reached = recorded[order], reached[order]
     at = np.searchsorted(recorded, returned)

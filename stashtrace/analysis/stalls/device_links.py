@@ -22,10 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import INSIDE
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.collective_blocking import in_flight_heads, transfer_layers
 from stashtrace.analysis.stalls.rows_by_thread import LabelledIntervals, Layer, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
@@ -57,7 +56,7 @@ class Exposed:
     links: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
     unsure: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
 
-    def add(self, what: int, begin: Int64, end: Int64, chosen: npt.NDArray[np.bool_]) -> None:
+    def add(self, what: int, begin: Int64, end: Int64, chosen: Bools) -> None:
         """Add the chosen intervals to one cause."""
         self.pieces.setdefault(what, []).append((begin[chosen], end[chosen]))
 
@@ -99,12 +98,12 @@ class DeviceView:
         self.timed = brackets.take(usable & ((brackets["bracket_flags"] & _USELESS) == 0))
         self.error_ns = self._error()
         by_stream = RowsBy(self.timed["track_id"])
-        own = {stream: self.timed.take(by_stream.rows(stream)) for stream in self._compute_streams()}
-        own = {stream: table for stream, table in own.items() if len(table)}
-        self.compute = list(own)
-        self.exposed = {stream: self._exposed(stream, table) for stream, table in own.items()}
-        self.life = {s: (int(t["begin_ns"].min()), int(t["end_ns"].max())) for s, t in own.items()}
-        self.loaded = TimeSet.united(*(self._loaded(table) for table in own.values()))
+        tables = {stream: self.timed.take(by_stream.rows(stream)) for stream in self._compute_streams()}
+        tables = {stream: table for stream, table in tables.items() if len(table)}
+        self.compute = list(tables)
+        self.exposed = {stream: self._exposed(stream, table) for stream, table in tables.items()}
+        self.life = {s: (int(t["begin_ns"].min()), int(t["end_ns"].max())) for s, t in tables.items()}
+        self.loaded = TimeSet.united(*(self._loaded(table) for table in tables.values()))
 
     def _compute_streams(self) -> list[int]:
         streams = self._index.trace.streams
@@ -128,8 +127,8 @@ class DeviceView:
         self._copies(exposed, table["copy_code"], code == Bracket.COPY, (begin, begin, end))
         exposed.add(GRAPH, begin, end, code == Bracket.GRAPH)
         exposed.add(HOST, begin, end, code == Bracket.HOST_FUNCTION)
-        own = code == Bracket.COLLECTIVE
-        exposed.links.setdefault(stream, []).append((begin[own], end[own]))
+        chosen = code == Bracket.COLLECTIVE
+        exposed.links.setdefault(stream, []).append((begin[chosen], end[chosen]))
         rows, given = self._index.collectives.rows(self.process_id), self._index.on_devices
         rows = rows[given.timed[rows] & (self._index.trace.collectives["stream_track_id"][rows] == stream)]
         exposed.links[stream].append((given.begin_ns[rows], given.end_ns[rows]))
@@ -163,10 +162,10 @@ class DeviceView:
         exposed.unsure.setdefault(LINK, []).append((begin[links], sure[links]))
 
     @staticmethod
-    def _copies(exposed: Exposed, direction: Int64, among: npt.NDArray[np.bool_], pieces: tuple[Int64, ...]) -> None:
+    def _copies(exposed: Exposed, direction: Int64, among: Bools, pieces: tuple[Int64, ...]) -> None:
         """Add copies by their kind of stall. ``pieces``: the stall may begin at the first time, surely at the second.
 
-        A copy inside one device is the device's own work. A copy of unknown direction may be a stall or not.
+        A copy inside one device is the device's work. A copy of unknown direction may be a stall or not.
         """
         begin, sure, stop = pieces
         peer = direction == CopyDirection.PEER
@@ -194,10 +193,10 @@ class DeviceView:
             given = np.unique(self._index.trace.collectives["stream_track_id"][rows])
             busy = [self.busy_on(int(track)) for track in given[given >= 0]]
             return functools.reduce(operator.and_, busy) if busy else TimeSet.empty()
-        own = self.timed.take(self.timed["track_id"] == stream)
-        waiting = (own["bracket_code"] == Bracket.STREAM_WAIT) & (own["awaited_code"] != Awaited.COMPUTE)
-        waits = own.take(waiting | (own["bracket_code"] == Bracket.HOST_FUNCTION))
-        return self._loaded(own) - TimeSet.of_rows(waits)
+        part = self.timed.take(self.timed["track_id"] == stream)
+        waiting = (part["bracket_code"] == Bracket.STREAM_WAIT) & (part["awaited_code"] != Awaited.COMPUTE)
+        waits = part.take(waiting | (part["bracket_code"] == Bracket.HOST_FUNCTION))
+        return self._loaded(part) - TimeSet.of_rows(waits)
 
     @property
     def working(self) -> TimeSet:
@@ -216,14 +215,14 @@ class DeviceView:
         if awaited:
             wanted &= np.isin(self._all["awaited_code"], awaited)
         call = self._all["call_ns"][gone & wanted]
-        own = self.timed.take(np.isin(self.timed["track_id"], self.compute))
-        if not len(call) or not len(own):
+        part = self.timed.take(np.isin(self.timed["track_id"], self.compute))
+        if not len(call) or not len(part):
             return TimeSet.empty()
-        order = np.argsort(own["call_ns"], kind="stable")
-        at = np.searchsorted(own["call_ns"][order], call)
-        ends = np.maximum.accumulate(own["end_ns"][order])
+        order = np.argsort(part["call_ns"], kind="stable")
+        at = np.searchsorted(part["call_ns"][order], call)
+        ends = np.maximum.accumulate(part["end_ns"][order])
         before = np.where(at > 0, ends[np.maximum(at - 1, 0)], call)
-        after = np.where(at < len(order), own["begin_ns"][order][np.minimum(at, len(order) - 1)], before)
+        after = np.where(at < len(order), part["begin_ns"][order][np.minimum(at, len(order) - 1)], before)
         return TimeSet.of(before, after)
 
 
@@ -254,15 +253,15 @@ def link_layers(
     meanwhile, it was work on a side stream; elsewhere the host may not have launched the collective yet.
     """
     devices, table = index.on_devices, index.trace.collectives
-    own = index.collectives.rows(thread.process_id)
-    own = own[devices.timed[own]]
+    at = index.collectives.rows(thread.process_id)
+    at = at[devices.timed[at]]
     parts: list[tuple[Int64, Int64, Int64]] = []
     outside: list[TimeSet] = []
     worked: list[TimeSet] = []
     untimed = bool((devices.given & ~devices.timed)[index.collectives.rows(thread.process_id)].any())
     for stream, time in exposed.items():
-        rows = own[table["stream_track_id"][own] == stream]
-        rows = rows if len(rows) else own
+        rows = at[table["stream_track_id"][at] == stream]
+        rows = rows if len(rows) else at
         begin, end, position = in_flight_heads(devices.begin_ns[rows], devices.end_ns[rows])
         cut = time.pieces(begin, end)
         parts.append((cut[0], cut[1], rows[position[cut[2]]]))
@@ -278,7 +277,7 @@ def link_layers(
         return LinkTime([], LabelledIntervals(int64([]), int64([]), int64([])), TimeSet.empty())
     begin, end, row = (int64(np.concatenate(c)) for c in zip(*parts, strict=True))
     known = row >= 0
-    default = int(devices.matched.link[own[0]]) if len(own) else INSIDE
+    default = int(devices.matched.link[at[0]]) if len(at) else INSIDE
     bare = TimeSet.of(begin[~known], end[~known])
     begin, end, row = begin[known], end[known], row[known]
     layers, late, estimated = _divide(index, begin, end, row)
@@ -311,11 +310,11 @@ def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
     It is part of the link's time, that of the earlier collective.
     """
     devices, table = index.on_devices, index.trace.collectives
-    own = index.collectives.rows(view.process_id)
-    own = own[devices.timed[own]]
+    at = index.collectives.rows(view.process_id)
+    at = at[devices.timed[at]]
     parts: list[TimeSet] = []
     for stream in sorted({s for x in view.exposed.values() for s in x.links} - {ANY_STREAM}):
-        rows = own[table["stream_track_id"][own] == stream]
+        rows = at[table["stream_track_id"][at] == stream]
         begin, end, position = in_flight_heads(devices.begin_ns[rows], devices.end_ns[rows])
         if not len(begin):
             continue
@@ -328,7 +327,7 @@ def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
     return TimeSet.united(*parts)
 
 
-def _disjoint(begin: Int64, end: Int64, tag: npt.NDArray[np.int64]) -> LabelledIntervals:
+def _disjoint(begin: Int64, end: Int64, tag: Int64) -> LabelledIntervals:
     """Return tagged pieces without overlaps; the earlier piece keeps the time."""
     if len(begin) == 0:
         return LabelledIntervals(int64([]), int64([]), int64([]))

@@ -1,4 +1,8 @@
-"""hidden: work hidden behind the step, CPU contention, garbage collection. Shown beside the budget, not in it."""
+"""hidden, agreement: work hidden behind the step, CPU contention, garbage collection; and how far two methods differ.
+
+They are shown next to the budget, not in it. ``agreement`` attributes the same steps by their kernels and by brackets
+alone.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.matching import Matched
 from stashtrace.analysis.intervals import Int64, TimeSet, int64, window_at
 from stashtrace.analysis.stalls.batch_waits import batch_waits
-from stashtrace.analysis.stalls.budget import device_windows, rank_layers
+from stashtrace.analysis.stalls.budget import by_method, device_windows, rank_layers, rank_table
 from stashtrace.analysis.stalls.collective_blocking import Blocked, own_collectives
 from stashtrace.analysis.stalls.cpu_waits import growth_in, queued_in
 from stashtrace.analysis.stalls.device_links import LINK_KINDS
@@ -20,25 +24,15 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
-from stashtrace.schema.kinds import (
-    Bracket,
-    CopyDirection,
-    DeviceWork,
-    Phase,
-    PhaseFlag,
-    SpanKind,
-    StallKind,
-    TrackKind,
-)
+from stashtrace.schema.kinds import Bracket, CopyDirection, DeviceWork, Phase, PhaseFlag, SpanKind, StallKind, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-HIDDEN = schema(
+HIDDEN = col.schema(
     "hidden",
     "Work of each step that was hidden behind other work; none of it is part of the budget",
-    RANK,
+    col.RANK,
     col.number("step", "ordinal"),
     col.ns("wall_ns", "length of the step"),
     col.ns("hidden_communication_ns", "a collective in flight while the rank was not blocked on it"),
@@ -61,7 +55,7 @@ _HOST_CPU = ("host_user_ns_total", "host_system_ns_total", "host_idle_ns_total",
 
 
 def hidden(trace: Trace) -> Table:
-    """Measure what each step did beside its stalls.
+    """Measure work of each step that was hidden behind other work.
 
     Hidden work is the time that it overlapped with something else: it costs nothing now, and would become a stall if
     what hides it became faster. ``cpu_contention_ns`` is run-queue time of the step thread, part of ``compute`` (or of
@@ -79,7 +73,7 @@ def hidden(trace: Trace) -> Table:
     """
     index = TraceIndex(trace)
     steal, saves = _Steal(trace), _Saves(trace)
-    ranks = [_rank(index, thread, own, steal, saves) for thread, own in ranks_and_steps(trace, index.steps)]
+    ranks = [_rank(index, thread, steps, steal, saves) for thread, steps in ranks_and_steps(trace, index.steps)]
     if not ranks:
         return Table.empty(HIDDEN)
     return Table(HIDDEN, {name: np.concatenate([columns[name] for columns in ranks]) for name in HIDDEN.names})
@@ -90,13 +84,13 @@ def _rank(
 ) -> dict[str, npt.NDArray[Any]]:
     trace, begin, end = index.trace, steps["begin_ns"], steps["end_ns"]
     loads, blocked = batch_waits(index, thread).time, host_blocked(index, thread)
-    spans, own = trace.spans, index.spans.rows(thread.track_id)
-    own = own[spans["kind_code"][own] == int(SpanKind.GC)]
+    spans, rows = trace.spans, index.spans.rows(thread.track_id)
+    rows = rows[spans["kind_code"][rows] == int(SpanKind.GC)]
     device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
     kinds = made.painted_kinds()
     estimated = made.beside.get("estimated", TimeSet.empty()) & kinds.time_of(*_DIVIDED)
     on_host = (_hidden_communication(index, thread, blocked) - kinds.time_of(*LINK_KINDS)).within(begin, end)
-    loading = index.making_beside(thread) - loads - kinds.time_of(StallKind.PREP)
+    loading = index.making_meanwhile(thread) - loads - kinds.time_of(StallKind.PREP)
     return {
         "rank": steps["rank"],
         "step": steps["step"],
@@ -106,7 +100,7 @@ def _rank(
         "hidden_checkpoint_ns": saves.hidden(thread).within(begin, end),
         "cpu_contention_ns": queued_in(index, thread, begin, end),
         "steal_ratio": steal.ratio(thread.process_id, begin, end),
-        "gc_ns": TimeSet.of_rows(spans, own).within(begin, end),
+        "gc_ns": TimeSet.of_rows(spans, rows).within(begin, end),
         "queued_ns": device.queued_ns if device.present else _time_queued(index.in_flight, blocked).within(begin, end),
         "hidden_copy_ns": device.hidden_copy_ns,
         "host_paced_ns": device.host_paced_ns,
@@ -131,13 +125,13 @@ class _Saves:
         self._by_process = RowsBy(self._table["process_id"])
 
     def hidden(self, thread: StepThread) -> TimeSet:
-        """Return when the rank saved only in threads beside its step thread."""
+        """Return when the rank saved only in threads other than its step thread."""
         rows = self._by_process.rows(thread.process_id)
         if not len(rows):
             return TimeSet.empty()
-        own = self._table.take(rows)
-        aside = (own["track_id"] != thread.track_id) | ((own["phase_flags"] & int(PhaseFlag.BACKGROUND)) != 0)
-        begin, end = own["begin_ns"], own["end_ns"]
+        part = self._table.take(rows)
+        aside = (part["track_id"] != thread.track_id) | ((part["phase_flags"] & int(PhaseFlag.BACKGROUND)) != 0)
+        begin, end = part["begin_ns"], part["end_ns"]
         return TimeSet.of(begin[aside], end[aside]) - TimeSet.of(begin[~aside], end[~aside])
 
 
@@ -180,9 +174,9 @@ class _Steal:
         return np.where(total > 0, growth[_STEAL] / np.maximum(total, 1), -1.0)
 
 
-# What a rank's device did beside its stalls, per window: hidden work, and work that no bracket recorded.
+# What a rank's device did that is no stall, per window: hidden work, and work that no bracket recorded.
 
-#: Copies that do not leave the device: its own work.
+#: Copies that do not leave the device: its work.
 _INSIDE = (CopyDirection.DEVICE_TO_DEVICE,)
 
 
@@ -227,9 +221,9 @@ def _copying(index: TraceIndex, thread: StepThread) -> TimeSet:
     brackets, rows = index.trace.device_brackets, index.brackets.rows(thread.process_id)
     rows = rows[(brackets["bracket_code"][rows] == Bracket.COPY) & (brackets["begin_ns"][rows] >= 0)]
     rows = rows[~np.isin(brackets["copy_code"][rows], _INSIDE)]
-    kernels, own = index.trace.kernels, index.kernels.rows(thread.process_id)
-    own = own[(kernels["work_code"][own] == DeviceWork.COPY) & ~np.isin(kernels["copy_code"][own], _INSIDE)]
-    return TimeSet.of_rows(brackets, rows) | TimeSet.of_rows(kernels, own)
+    kernels, at = index.trace.kernels, index.kernels.rows(thread.process_id)
+    at = at[(kernels["work_code"][at] == DeviceWork.COPY) & ~np.isin(kernels["copy_code"][at], _INSIDE)]
+    return TimeSet.of_rows(brackets, rows) | TimeSet.of_rows(kernels, at)
 
 
 def _count_untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int64) -> Int64:
@@ -240,3 +234,68 @@ def _count_untimed(index: TraceIndex, thread: StepThread, begin: Int64, end: Int
         return np.zeros(len(begin), dtype=np.int64)
     at = window_at(index.trace.collectives["call_ns"][rows], begin, end)
     return GroupBy.numbered(at, len(begin)).sizes
+
+
+AGREEMENT = col.schema(
+    "agreement",
+    "Steps whose kernels were recorded, attributed twice",
+    col.RANK,
+    col.number("step", "ordinal"),
+    col.word("kind", "StallKind in lower case"),
+    col.ns("kernels_ns", "by kernels"),
+    col.ns("brackets_ns", "by brackets"),
+    col.ns("low_ns", "by brackets, not less than this"),
+    col.ns("high_ns", "by brackets, not more than this"),
+    col.real("difference_ratio", "brackets minus kernels, of the step"),
+)
+
+_Row = tuple[int, int, str, int, int, int, int, float]
+
+
+def agreement(trace: Trace) -> Table:
+    """Compare what brackets say of a step with what its kernels say.
+
+    Brackets are the mode that stays on; kernels, recorded for a window of steps, are its check. A step that has only
+    one of the two is not in the table, and a kind that neither names has no row. ``low_ns`` and ``high_ns`` are the
+    bounds from the brackets; the value from the kernels should lie between them. Columns: table ``agreement`` of
+    ``docs/reference/tables.md``.
+
+    Parameters
+    ----------
+    trace : Trace
+        Needs steps; of a run without deep mode the table is empty.
+
+    Raises
+    ------
+    MissingDataError
+        If no rank has steps.
+    """
+    index = TraceIndex(trace)
+    rows: list[_Row] = []
+    for thread, rank_steps in ranks_and_steps(trace, index.steps):
+        windows = device_windows(index, thread)
+        both = windows.get("kernels", TimeSet.empty()) & windows.get("brackets", TimeSet.empty())
+        length = rank_steps["end_ns"] - rank_steps["begin_ns"]
+        steps = rank_steps.take((length > 0) & (both.within(rank_steps["begin_ns"], rank_steps["end_ns"]) == length))
+        if len(steps):
+            walls = dict(zip(steps["step"].tolist(), (steps["end_ns"] - steps["begin_ns"]).tolist(), strict=True))
+            exact, bounded = (
+                _by_step(rank_table(by_method(index, thread, method), thread, steps)) for method in METHODS_COMPARED
+            )
+            for step, wall in walls.items():
+                for kind in (k.name.lower() for k in StallKind):
+                    by_kernels = exact.get((step, kind), (0, 0, 0))[0]
+                    point, low, high = bounded.get((step, kind), (0, 0, 0))
+                    if by_kernels or high:
+                        difference = (point - by_kernels) / wall
+                        rows.append((thread.rank, step, kind, by_kernels, point, low, high, difference))
+    return Table.from_rows(AGREEMENT, rows)
+
+
+#: The reference method, and the method that is checked.
+METHODS_COMPARED = ("kernels", "brackets")
+
+
+def _by_step(table: Table) -> dict[tuple[int, str], tuple[int, int, int]]:
+    columns = (table[c].tolist() for c in ("step", "kind", "stall_ns", "low_ns", "high_ns"))
+    return {(step, kind): (point, low, high) for step, kind, point, low, high in zip(*columns, strict=True)}

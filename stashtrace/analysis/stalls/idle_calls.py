@@ -20,18 +20,17 @@ from stashtrace.analysis.stalls.rows_by_thread import RankLayers, TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import DeviceCall, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, cached_on_trace
 
-IDLE_CALLS = schema(
+IDLE_CALLS = col.schema(
     "idle_calls",
     "Calls of the driver or runtime during which a device stood idle, over the counted steps; longest first",
-    RANK,
+    col.RANK,
     col.word("call", "name of the function, as hipFree; DeviceCall in lower case where only that is known", width=48),
-    Column("call_code", "i8", "", "", of=DeviceCall),
+    col.Column("call_code", "i8", "", "", of=DeviceCall),
     col.refers("track_id", "tracks.track_id", "the thread that called, -1 if unknown", missing=-1, detail=5),
     col.number("calls_count", "calls that touch the counted steps"),
     col.ns("inside_ns", "time that the thread stood in them, inside the counted steps"),
@@ -60,8 +59,8 @@ def idle_calls(trace: Trace, *, warmup: bool = False) -> Table:
     counted = counted_steps(index.steps, warmup=warmup)
     tables = []
     for thread, _ in ranks_and_steps(index.origin, index.steps):
-        own = counted.take(counted["rank"] == thread.rank)
-        tables.append(_of_rank(index, thread, TimeSet.of_rows(own)))
+        steps = counted.take(counted["rank"] == thread.rank)
+        tables.append(_of_rank(index, thread, TimeSet.of_rows(steps)))
     return Table.concat(IDLE_CALLS, tables)
 
 

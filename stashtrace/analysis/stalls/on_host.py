@@ -9,17 +9,9 @@ import numpy.typing as npt
 
 from stashtrace._native import intervals
 from stashtrace.analysis.collectives.matching import is_imported
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of, rows_of
-from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_layers, batch_waits, beside_workers
-from stashtrace.analysis.stalls.collective_blocking import (
-    Blocked,
-    blocked_on_collectives,
-    collective_layers,
-    device_waits,
-    disjoint_rows,
-    in_flight_heads,
-    own_collectives,
-)
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, rows_of
+from stashtrace.analysis.stalls import collective_blocking
+from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_layers, batch_waits, next_to_workers
 from stashtrace.analysis.stalls.rows_by_thread import (
     READ_OPS,
     LabelledIntervals,
@@ -44,7 +36,7 @@ _WRITE_OPS = (IoOp.WRITE, IoOp.WRITEV, IoOp.PWRITE, IoOp.PWRITEV, IoOp.FWRITE)
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Time of the step thread in and between its work, from its own records."""
+    """Time of the step thread in and between its work, from its records."""
 
     #: Inside forward, backward or optimizer; inside annotations.
     busy: TimeSet
@@ -71,28 +63,28 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     saves, works = is_one_of(code, CHECKPOINT_PHASES), is_one_of(code, _COMPUTE_PHASES)
     saving = TimeSet.of(begin[saves], end[saves])
 
-    io, own = index.io, index.io_by_track.rows(thread.track_id)
+    io, at = index.io, index.io_by_track.rows(thread.track_id)
     saved, outputs = _paths_written(index, thread, saving)
     # Who opens a file to write it reads nothing: that the old one is cut to nothing may take as long as a write.
-    opens_output = io.is_open[own] & _is_among(io.path[own], outputs)
-    reads = io.is_storage[own] & io.is_read[own] & ~opens_output
-    commits = io.is_storage[own] & ~reads & _is_among(io.path[own], saved)
-    foreign = io.is_blocked[own] & ~reads & ~commits
+    opens_output = io.is_open[at] & _is_among(io.path[at], outputs)
+    reads = io.is_storage[at] & io.is_read[at] & ~opens_output
+    commits = io.is_storage[at] & ~reads & _is_among(io.path[at], saved)
+    foreign = io.is_blocked[at] & ~reads & ~commits
     busy = TimeSet.of(begin[works], end[works])
     spans, named = trace.spans, index.spans.rows(thread.track_id)
     named = named[spans["kind_code"][named] == int(SpanKind.USER)]
     annotated = TimeSet.of(*_within_steps(index, thread, spans["begin_ns"][named], spans["end_ns"][named]))
     waits, held = trace.waits, index.waits.rows(thread.track_id)
     alien = is_one_of(waits["wait_code"][held], _FOREIGN_WAITS)
-    on_device = device_waits(index, thread)
+    on_device = collective_blocking.device_waits(index, thread)
     return Standing(
         busy,
         annotated,
-        saving | TimeSet.of(io.begin[own[commits]], io.end[own[commits]]),
-        TimeSet.of(io.begin[own[reads]], io.end[own[reads]]),
+        saving | TimeSet.of(io.begin[at[commits]], io.end[at[commits]]),
+        TimeSet.of(io.begin[at[reads]], io.end[at[reads]]),
         TimeSet.of(
-            np.concatenate([waits["begin_ns"][held[alien]], io.begin[own[foreign]]]),
-            np.concatenate([waits["end_ns"][held[alien]], io.end[own[foreign]]]),
+            np.concatenate([waits["begin_ns"][held[alien]], io.begin[at[foreign]]]),
+            np.concatenate([waits["end_ns"][held[alien]], io.end[at[foreign]]]),
         )
         - on_device,
         TimeSet.of_rows(waits, held[~alien]) - busy - annotated - on_device,
@@ -101,7 +93,7 @@ def standing_of(index: TraceIndex, thread: StepThread) -> Standing:
     )
 
 
-def _is_among(paths: npt.NDArray[np.int32], some: Int64) -> npt.NDArray[np.bool_]:
+def _is_among(paths: npt.NDArray[np.int32], some: Int64) -> Bools:
     """Return the mask of the paths that are among some; most ranks have no file."""
     return np.isin(paths, some) if len(paths) and len(some) else np.zeros(len(paths), dtype=bool)
 
@@ -125,15 +117,15 @@ def _within_steps(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
 
 
 @kept_per_thread
-def host_blocked(index: TraceIndex, thread: StepThread) -> Blocked:
+def host_blocked(index: TraceIndex, thread: StepThread) -> collective_blocking.Blocked:
     """Return the pieces of time outside batch waits in which the step thread is blocked on collectives."""
-    return blocked_on_collectives(index, thread, batch_waits(index, thread).time)
+    return collective_blocking.blocked_on_collectives(index, thread, batch_waits(index, thread).time)
 
 
 def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     """Return layers of every cause for which the step thread may stand still, of compute, and of the remaining gaps."""
     loads, blocked = batch_waits(index, thread), host_blocked(index, thread)
-    layers, late, estimated = collective_layers(index, blocked)
+    layers, late, estimated = collective_blocking.collective_layers(index, blocked)
     layers += batch_layers(index, thread, loads)
     stood = standing_of(index, thread)
     layers.append(Layer(StallKind.CHECKPOINT, stood.saving))
@@ -146,10 +138,10 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     works = _operators(index, thread)
     works = works if all_operators else works | stood.busy | stood.annotated
     explained = TimeSet.united(*(layer.time for layer in layers))
-    beside, waited_for = _beside_collectives(index, thread, works, explained)
+    beside, waited_for = _outside_collectives(index, thread, works, explained)
     late = late if not len(waited_for.begin) else waited_for
     explained, layers = _with_layers(explained, layers, beside)
-    beside = beside_workers(index, thread, loads, works, explained)
+    beside = next_to_workers(index, thread, loads, works, explained)
     explained, layers = _with_layers(explained, layers, beside)
     if all_operators:
         layers += operator_layers(index, thread)
@@ -163,7 +155,7 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
             gaps, explained, stood.annotated - stood.busy, has_phases=has_phases, are_compute=are_compute
         )
     if index.has_fact(DEVICE_WORK_NOT_READ, thread.process_id):
-        layers = [_beside_unread_device(layer) for layer in layers]
+        layers = [_with_unread_device(layer) for layer in layers]
     return RankLayers("host", layers, late, beside={"estimated": estimated})
 
 
@@ -174,7 +166,7 @@ def _with_layers(explained: TimeSet, layers: list[Layer], more: list[Layer]) -> 
     return TimeSet.united(explained, *(layer.time for layer in more)), layers + more
 
 
-def _beside_unread_device(layer: Layer) -> Layer:
+def _with_unread_device(layer: Layer) -> Layer:
     """Return a layer of a rank whose device is not seen: the host does not show whether the device worked or waited."""
     return Layer(layer.kind, layer.time, (*layer.alternatives, _OTHER if layer.kind == _COMPUTE else _COMPUTE))
 
@@ -194,7 +186,7 @@ def operator_layers(index: TraceIndex, thread: StepThread) -> list[Layer]:
     ]
 
 
-def _beside_collectives(
+def _outside_collectives(
     index: TraceIndex, thread: StepThread, works: TimeSet, explained: TimeSet
 ) -> tuple[list[Layer], LabelledIntervals]:
     """Return layers of time in which only a host collective ran, in a process whose waits were not recorded.
@@ -204,18 +196,18 @@ def _beside_collectives(
     return the ranks that it would have waited for.
     """
     nobody = LabelledIntervals(int64([]), int64([]), int64([]))
-    rows, call, end = own_collectives(index, thread)
+    rows, call, end = collective_blocking.own_collectives(index, thread)
     host = (index.trace.collectives["source_code"][rows] == int(CollectiveSource.HOST)) & ~index.timed_on_device[rows]
     if not host.any() or not is_imported(index.trace) or _waits_recorded(index, thread):
         return [], nobody
     rows, call, end = rows[host], call[host], end[host]
-    begin, until, position = in_flight_heads(call, end)
+    begin, until, position = collective_blocking.in_flight_heads(call, end)
     free = TimeSet.of(begin, until) - explained - works
     since, stop, head = free.pieces(begin, until)
     row, no = rows[position[head]], np.zeros(len(head), dtype=bool)
     link = index.in_flight.link[row]
-    blocked = Blocked(since, stop, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
-    layers, late, _ = collective_layers(index, blocked)
+    blocked = collective_blocking.Blocked(since, stop, row, np.full(len(row), -1, dtype=np.int64), link, no, no, no)
+    layers, late, _ = collective_blocking.collective_layers(index, blocked)
     all_operators = index.has_fact(OPERATORS_RECORDED, thread.process_id)
     unsure = (_PYTHON, _OTHER) if all_operators else (_COMPUTE, _PYTHON, _OTHER)
     return [Layer(x.kind, x.time, (*x.alternatives, *unsure)) for x in layers], late
@@ -239,8 +231,8 @@ def _operators(index: TraceIndex, thread: StepThread, *, only_own: bool = False)
     spans, tracks, rows = index.trace.spans, index.trace.tracks, _operator_rows(index.origin)
     if not len(rows):
         return TimeSet.empty()
-    own = [thread.track_id] if only_own else tracks["track_id"][tracks["process_id"] == thread.process_id]
-    return TimeSet.of_rows(spans, rows[np.isin(spans["track_id"][rows], own)])
+    chosen = [thread.track_id] if only_own else tracks["track_id"][tracks["process_id"] == thread.process_id]
+    return TimeSet.of_rows(spans, rows[np.isin(spans["track_id"][rows], chosen)])
 
 
 def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tuple[Int64, Int64]:
@@ -266,7 +258,7 @@ def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tu
 #            end_cpu, end_runqueue         begin_cpu, begin_runqueue
 #     ran = growth of CPU and run-queue time - what ran inside batch waits;   the rest of the gap was blocked: other
 #
-# What ran there is the loop's own code: Python, or operators that no module calls. It is unknown where in the gap the
+# What ran there is the loop's code: Python, or operators that no module calls. It is unknown where in the gap the
 # thread ran: pieces are filled in order, first with that, then with other.
 
 _COMPUTE, _OTHER, _PYTHON = StallKind.COMPUTE, StallKind.OTHER, StallKind.PYTHON
@@ -281,8 +273,8 @@ class Gaps:
     #: Time on a CPU or waiting for one, at most the length; meaningless where not ``timed``.
     ran_ns: Int64
     #: True where CPU time, or run-queue time, is known on both sides.
-    timed: npt.NDArray[np.bool_]
-    queue_timed: npt.NDArray[np.bool_]
+    timed: Bools
+    queue_timed: Bools
 
 
 @kept_per_thread
@@ -296,7 +288,9 @@ def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
     rows = index.phases.rows(thread.track_id)
     rows = rows[(phases["phase_flags"][rows] & int(PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
     rows = rows[~runs_closure(phases, rows)]
-    return disjoint_rows(phases, rows, "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")
+    return collective_blocking.disjoint_rows(
+        phases, rows, "begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns"
+    )
 
 
 def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits, compiling: TimeSet) -> Gaps:
@@ -326,8 +320,8 @@ def gap_layers(
 ) -> list[Layer]:
     """Return layers of what ran in the gaps, and other; blocked time goes to pieces outside annotations first.
 
-    What ran between phases is the loop's own code, ``python``. Where no phase was seen, nothing tells such code from
-    the operators of the step: it is ``compute``, with ``python`` as its alternative, unless annotations
+    What ran between phases is the loop's code, ``python``. Where no phase was seen, nothing distinguishes such code
+    from the operators of the step: it is ``compute``, with ``python`` as its alternative, unless annotations
     ``are_compute``.
     """
     ran, unsure = (_PYTHON, _COMPUTE) if has_phases else (_COMPUTE, _PYTHON)

@@ -14,7 +14,7 @@ from stashtrace._native import intervals
 from stashtrace.analysis.collectives.device_collectives import DeviceCollectives, on_devices
 from stashtrace.analysis.collectives.matching import Matched, match, match_columns
 from stashtrace.analysis.collectives.shares import KEPT, NetworkCuts, network_cuts
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of, value_at
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of, value_at
 from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.events import TABLES
@@ -201,7 +201,7 @@ class TraceIndex:
         return on_devices(self.trace)
 
     @cached_property
-    def timed_on_device(self) -> npt.NDArray[np.bool_]:
+    def timed_on_device(self) -> Bools:
         """Mask of the collectives with device times."""
         table = self.trace.collectives
         if (table["device_begin_ns"] >= 0).any() or len(self.trace.kernels):
@@ -293,8 +293,8 @@ class TraceIndex:
         table, takers = self.batches_of_phase(BatchPhase.FETCH), self.batches_of_phase(BatchPhase.WAIT)["process_id"]
         processes = self.trace.processes
         others = processes["process_id"][processes["role_code"] != ProcessRole.RANK]
-        own = np.isin(table["process_id"], np.intersect1d(takers, others))
-        return np.where(own, -1, table["rank"])
+        chosen = np.isin(table["process_id"], np.intersect1d(takers, others))
+        return np.where(chosen, -1, table["rank"])
 
     @cached_property
     def fetches(self) -> RowsBy:
@@ -312,7 +312,7 @@ class TraceIndex:
         at = batches.find(np.full(len(loader_id), rank), loader_id, batch_index)
         return value_at(batches.last, at, -1)
 
-    def making_beside(self, thread: StepThread) -> TimeSet:
+    def making_meanwhile(self, thread: StepThread) -> TimeSet:
         """Return when any other thread or process made a batch for the rank."""
         table, rows = self.batches_of_phase(BatchPhase.FETCH), self.fetches.rows(thread.rank)
         return TimeSet.of_rows(table, rows[table["track_id"][rows] != thread.track_id])
@@ -407,9 +407,7 @@ class TraceIndex:
         return RowsBy(self._process_of_track[self.io.track])
 
 
-def kept_per_thread(
-    compute: Callable[[TraceIndex, StepThread], Result],
-) -> Callable[[TraceIndex, StepThread], Result]:
+def kept_per_thread(compute: Callable[[TraceIndex, StepThread], Result]) -> Callable[[TraceIndex, StepThread], Result]:
     """Decorate a function of only an index and a thread: its result is computed once and kept with the trace.
 
     The result must not refer to the trace, and must not be changed.

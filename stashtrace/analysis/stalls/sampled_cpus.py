@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from stashtrace.analysis.intervals import Floats, Int64
 from stashtrace.schema.groupby import RowsBy
 from stashtrace.schema.kinds import TrackKind
 from stashtrace.schema.trace import Trace
@@ -45,10 +45,7 @@ def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu
         busy = values["user"] + values["system"] + values["steal"]
         of_job = sum(ns / seconds for process, ns in _cpu_ns(trace, span).items() if hosts[process] == host)
         cpus[trace.text(host)] = HostCpu(
-            whole / seconds / 1e9,
-            max(busy / seconds - of_job, 0.0) / 1e9,
-            busy / whole,
-            values["steal"] / whole,
+            whole / seconds / 1e9, max(busy / seconds - of_job, 0.0) / 1e9, busy / whole, values["steal"] / whole
         )
     return cpus
 
@@ -102,7 +99,7 @@ def _cpu_ns(trace: Trace, span: tuple[int, int]) -> dict[int, float]:
     return used
 
 
-def _growth(at: npt.NDArray[np.int64], values: npt.NDArray[np.float64], span: tuple[int, int], before: float) -> float:
+def _growth(at: Int64, values: Floats, span: tuple[int, int], before: float) -> float:
     """Growth of a cumulative counter in a span, which was ``before`` until its first sample; linear between samples."""
     base = int(at[0])
     early, late = np.interp([span[0] - base, span[1] - base], at - base, values, left=before)
@@ -127,14 +124,12 @@ def last_values(trace: Trace, name: str) -> dict[tuple[int, int], float]:
     return {key: float(values[-1]) for key, values in counter_samples(trace, name)}
 
 
-def counter_samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.float64]]]:
+def counter_samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], Floats]]:
     for key, _, values in timed_samples(trace, name):
         yield key, values
 
 
-def timed_samples(
-    trace: Trace, name: str
-) -> Iterator[tuple[tuple[int, int], npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+def timed_samples(trace: Trace, name: str) -> Iterator[tuple[tuple[int, int], Int64, Floats]]:
     tracks, counters = trace.tracks, trace.counters
     wanted = tracks.take((tracks["kind_code"] == TrackKind.COUNTER) & (tracks["name_code"] == trace.strings.find(name)))
     by_track = RowsBy(counters["track_id"])

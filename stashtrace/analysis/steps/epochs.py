@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64, window_at
+from stashtrace.analysis.intervals import Floats, Int64, int64, window_at
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS, UPDATE_KINDS
 from stashtrace.schema.groupby import GroupBy
@@ -22,7 +21,7 @@ SERVES = ("training", *QUIET_KINDS)
 def workers_count(worker_ids: Int64) -> int:
     """Return how many workers a loader had at a time, by the ids of the workers that made its batches; 0 without any.
 
-    DataLoader numbers the workers of every iterator from 0, so those that start anew with each epoch count once.
+    DataLoader numbers the workers of every iterator from 0, so those that start again with each epoch count once.
     """
     return len(np.unique(worker_ids[worker_ids >= 0]))
 
@@ -58,7 +57,7 @@ class LoaderSamples:
     is_iterable: bool = field(default=False, compare=False)
 
 
-def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
+def recorded_samples(trace: Trace) -> dict[int, LoaderSamples]:
     """Return the samples that the iterators of a run reported, by ``loader_id``; unreadable reports are left out."""
     samples = {}
     for row in facts_with_key(trace, _KEY.fullmatch).rows():
@@ -70,9 +69,7 @@ def told_samples(trace: Trace) -> dict[int, LoaderSamples]:
     return samples
 
 
-def step_samples(
-    steps: Table, waits: Table, told: dict[int, LoaderSamples]
-) -> tuple[npt.NDArray[np.float64], LoaderSamples]:
+def step_samples(steps: Table, waits: Table, told: dict[int, LoaderSamples]) -> tuple[Floats, LoaderSamples]:
     """Samples of each step of one rank, and what the loader that it waited for most often says.
 
     ``steps``: ``steps`` of a rank. ``waits``: batch waits of the rank that brought a batch. The samples are as many as
@@ -96,7 +93,7 @@ class JobSamples:
 
     #: Of one rank and step, all its micro-batches together.
     step_samples: int = 0
-    #: Of all ranks, until the loader of the training steps begins anew.
+    #: Of all ranks, until the loader of the training steps begins again.
     epoch_samples: int = 0
 
 
@@ -106,14 +103,14 @@ def job_samples(trace: Trace) -> JobSamples:
     A rank's step has the batches that it waited for inside, its samples are the median over steps and ranks. Nothing is
     said where a loader gives samples one by one, or ranks differ.
     """
-    told = told_samples(trace)
+    known = recorded_samples(trace)
     every_step = steps(trace)
     train = every_step.take(np.isin(every_step["kind"], UPDATE_KINDS))
     waits = waits_of_steps(trace.batches, train)
     sizes, epoch, every, batch = [], 0, 0, 0
     ranks = np.unique(train["rank"]).tolist()
     for rank in ranks:
-        size, main = _of_rank(train.take(train["rank"] == rank), waits.take(waits["rank"] == rank), told)
+        size, main = _of_rank(train.take(train["rank"] == rank), waits.take(waits["rank"] == rank), known)
         sizes.append(size)
         epoch = epoch + main.epoch if main.epoch and (epoch or rank == ranks[0]) else 0
         every, batch = main.every, main.batch

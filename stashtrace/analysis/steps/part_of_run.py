@@ -16,7 +16,7 @@ from stashtrace.schema.trace import Trace
 
 #: Fewer steps say little of a run: then it is not cut.
 _LEAST_STEPS = 8
-#: Rows of so many steps before and behind are kept: batches that are made ahead, and what a device does later.
+#: Rows of this many steps before and behind are kept: batches that are made ahead, and what a device does later.
 _MARGIN_STEPS = 4
 #: Tables whose rows belong to collectives.
 _OF_COLLECTIVES = ("collective_waits", "collective_details", "matched_collectives")

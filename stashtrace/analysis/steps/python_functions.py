@@ -10,15 +10,14 @@ from stashtrace.analysis.intervals import Int64, TimeSet, int64
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK_OR_NONE, schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-FUNCTIONS = schema(
+FUNCTIONS = col.schema(
     "stacks",
     "Python functions of the ranks' threads; each is known to about one sampling period",
-    RANK_OR_NONE,
+    col.RANK_OR_NONE,
     col.refers("track_id", "tracks.track_id", "the thread", detail=5),
     col.text("name_code", "function at file"),
     col.number("line", "on which it was first seen, of the longest time in it"),
@@ -64,13 +63,16 @@ def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
     for track, at in GroupBy(table["track_id"]).items():
         if track not in wanted:
             continue
-        own = table.take(at)
-        whole_ns = TimeSet.of(own["begin_ns"], own["end_ns"]).total_ns
-        lengths = own["end_ns"] - own["begin_ns"]
-        alone = lengths - _inner_ns(own)
-        for name, same in GroupBy(own["name_code"]).items():
-            self_ns, total_ns = int(alone[same].sum()), TimeSet.of(own["begin_ns"][same], own["end_ns"][same]).total_ns
-            line = int(own["line"][same[lengths[same].argmax()]])
+        part = table.take(at)
+        whole_ns = TimeSet.of(part["begin_ns"], part["end_ns"]).total_ns
+        lengths = part["end_ns"] - part["begin_ns"]
+        alone = lengths - _inner_ns(part)
+        for name, same in GroupBy(part["name_code"]).items():
+            self_ns, total_ns = (
+                int(alone[same].sum()),
+                TimeSet.of(part["begin_ns"][same], part["end_ns"][same]).total_ns,
+            )
+            line = int(part["line"][same[lengths[same].argmax()]])
             rank = rank_of.get(process_of[track], -1)
             rows.append((rank, track, name, line, self_ns, self_ns / whole_ns, total_ns, total_ns / whole_ns))
     found = Table.from_rows(FUNCTIONS, rows)

@@ -1,4 +1,4 @@
-"""RankSteps: the steps that one rank's own rows show, before they are numbered among all ranks.
+"""RankSteps: the steps that one rank's rows show, before they are numbered among all ranks.
 
     host     | step 0 | step 1 | step 2 |                     boundaries, as for a rank without a device
     mark     m0       m1       m2       m3                    an event on the compute stream, numbered
@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64, is_one_of, window_at
+from stashtrace.analysis.intervals import Bools, Int64, int64, is_one_of, window_at
 from stashtrace.analysis.steps.threads import StepThread
-from stashtrace.analysis.steps.training_loop import FORWARD, QUIET_KINDS, WAIT, Bools, StepColumns, Tokens
+from stashtrace.analysis.steps.training_loop import FORWARD, QUIET_KINDS, WAIT, StepColumns, Tokens
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Bracket, BracketFlag, DeviceClock, DeviceWork
 from stashtrace.schema.trace import Trace
@@ -311,11 +311,11 @@ def _runs_of_few_ranks(ranks: Sequence[_Runs]) -> Bools:
     spent = covered = 0
     for rank in ranks:
         number = rank.first + np.arange(rank.updates)
-        own = alone[number] & (rank.count[:-1] > 0)
-        begin, end = rank.begin[own], rank.middle[own]
+        chosen = alone[number] & (rank.count[:-1] > 0)
+        begin, end = rank.begin[chosen], rank.middle[chosen]
         spent += int((end - begin).sum())
         covered += int(
-            np.maximum(np.minimum(end, to_ns[number[own]]) - np.maximum(begin, from_ns[number[own]]), 0).sum()
+            np.maximum(np.minimum(end, to_ns[number[chosen]]) - np.maximum(begin, from_ns[number[chosen]]), 0).sum()
         )
     return alone if 2 * covered >= spent else _nowhere(ranks)
 

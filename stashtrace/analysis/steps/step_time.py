@@ -14,15 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Floats, Int64, int64
 from stashtrace.analysis.steps.steps import counted_steps, host_steps, is_counted
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK_OR_ALL, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
@@ -43,7 +41,7 @@ class StepTime:
 
 
 def kinds_that_count(steps: Table) -> list[str]:
-    """Return the kinds of steps that the step time is made of: all that train, else the first of those beside."""
+    """Return the kinds of steps that the step time is made of: all that train, else the first of the others."""
     kinds = steps["kind"]
     if len(kinds) and (kinds == kinds[0]).all():  # as of most ranks; texts are sorted slowly
         return [kinds[0].item()]
@@ -64,7 +62,7 @@ def step_time_steps(steps: Table) -> Table:
     return counted_of_kinds(steps, kinds_that_count(steps))
 
 
-def step_lengths(counted: Table) -> npt.NDArray[np.float64]:
+def step_lengths(counted: Table) -> Floats:
     """Return the length of each step, the mean over the ranks that made it, in the order of their numbers."""
     by_step = GroupBy(counted["step"])
     return np.asarray(by_step.sum(counted["end_ns"] - counted["begin_ns"]) / np.maximum(by_step.sizes, 1))
@@ -92,10 +90,10 @@ def step_time(steps: Table, counted: Table | None = None) -> StepTime:
     return StepTime(float(lengths.mean()), float(np.median(lengths)), len(lengths), len(same) - len(lengths))
 
 
-STEP_KINDS = schema(
+STEP_KINDS = col.schema(
     "step_kinds",
     "How many steps of each kind a rank made and how long they took; a row of rank -1 for all ranks",
-    RANK_OR_ALL,
+    col.RANK_OR_ALL,
     col.word("kind", "steps.kind"),
     col.number("steps_count", "counted steps; of all ranks, steps that any rank made"),
     col.number("warmup_count", "steps left out as warm-up, or because the event budget left them without events"),
@@ -112,7 +110,7 @@ _TRAINS = (Phase.BACKWARD, Phase.OPTIMIZER, Phase.UPDATE_SKIPPED)
 
 
 def step_kinds(trace: Trace, *, warmup: bool = False) -> Table:
-    """Count the steps of each kind apart, so that a number here is a number of the job's own log.
+    """Count the steps of each kind apart, so that a number here is a number of the job's log.
 
     The steps that are counted are those of all totals (:func:`~stashtrace.analysis.steps.steps.counted_steps`); where
     they leave a kind out, because all its steps are warm-up, that kind counts all of its own. Columns: table

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64, is_one_of, window_at
+from stashtrace.analysis.intervals import Bools, Int64, int64, is_one_of, window_at
 from stashtrace.analysis.steps.rank_steps import DeviceSteps, RankSteps, brief_steps, join_as, join_quiet, trains_of
 from stashtrace.analysis.steps.threads import StepThread, step_threads
 from stashtrace.analysis.steps.training_loop import (
@@ -42,7 +41,7 @@ _MOST_DIGITS = 15
 
 @cached_on_trace
 def steps(trace: Trace) -> Table:
-    """Find the steps of every rank and number them alike on all ranks.
+    """Find the steps of every rank and number them the same way on all ranks.
 
     A step ends with the last optimizer update before the next forward or batch wait, and begins where the previous one
     ended; the first begins with its first batch wait or forward. Forwards under ``no_grad`` between updates are
@@ -93,7 +92,7 @@ def step_at_any(trace: Trace, rank: Int64, at_ns: Int64) -> Int64:
         return np.full(len(rank), -1, dtype=np.int64)
 
 
-def in_steps(rows: Table, steps: Table) -> npt.NDArray[np.bool_]:
+def in_steps(rows: Table, steps: Table) -> Bools:
     """Whether the rank and step of each row are those of one of the steps; both tables have these columns."""
     return np.asarray(GroupBy(steps["rank"], steps["step"]).find(rows["rank"], rows["step"]) >= 0, dtype=np.bool_)
 
@@ -111,10 +110,10 @@ def host_steps(trace: Trace) -> Table:
     begin, end = known["begin_ns"].copy(), known["end_ns"].copy()
     rows = RowsBy(known["rank"])
     for rank in ranks:
-        own = rows.rows(rank.thread.rank)
-        joined = join_as(rank, known["kind"][own])
-        if len(own) == len(joined.begin_ns):  # else rows were lost after the steps had been numbered
-            begin[own], end[own] = joined.begin_ns, joined.end_ns
+        at = rows.rows(rank.thread.rank)
+        joined = join_as(rank, known["kind"][at])
+        if len(at) == len(joined.begin_ns):  # else rows were lost after the steps had been numbered
+            begin[at], end[at] = joined.begin_ns, joined.end_ns
     return known.replace(begin_ns=begin, end_ns=end, clock_code=np.zeros(len(known), dtype=np.int64))
 
 
@@ -134,7 +133,7 @@ def local_steps(trace: Trace) -> tuple[RankSteps, ...]:
 
 
 def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> Table:
-    """Number the steps of all ranks alike: the cross-rank half of :func:`steps`.
+    """Number the steps of all ranks the same way: the cross-rank half of :func:`steps`.
 
     ``ranks``: from :func:`local_steps`, of the whole run. ``collectives``: of all ranks; needs rank, group_hash,
     sequence, op_code, call_ns. ``first``: number of the first step.
@@ -165,7 +164,7 @@ def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> 
         "warmup": warmup,
         "matched_code": matched,
         "clock_code": np.repeat([r.clock_code for r in ranks], per_rank),
-        "thinned": _thinned_alike(ordinal, np.concatenate([r.thinned for r in ranks]), warmup),
+        "thinned": _thinned_equally(ordinal, np.concatenate([r.thinned for r in ranks]), warmup),
     }
     return Table(STEPS, columns)
 
@@ -180,9 +179,9 @@ def counted_steps(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = 
     return steps if counted.all() else steps.take(counted)
 
 
-def is_counted(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = ()) -> npt.NDArray[np.bool_]:
+def is_counted(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = ()) -> Bools:
     """Return the mask of the rows that :func:`counted_steps` keeps."""
-    kept: npt.NDArray[np.bool_] = np.ones(len(steps), dtype=bool) if warmup else steps["warmup"] == 0
+    kept: Bools = np.ones(len(steps), dtype=bool) if warmup else steps["warmup"] == 0
     if kinds:
         kept = kept & is_one_of(steps["kind"], kinds)
     timed = kept & (steps["thinned"] == 0)
@@ -214,10 +213,10 @@ def ranks_and_steps(trace: Trace, steps: Table) -> Iterator[tuple[StepThread, Ta
         raise
     by_rank = RowsBy(steps["rank"])
     for thread in threads:
-        own = steps.take(by_rank.rows(thread.rank))
-        first = min([thread.begin_ns, *own["begin_ns"][:1].tolist()])
-        last = max([thread.end_ns, *own["end_ns"][-1:].tolist()])
-        yield replace(thread, begin_ns=first, end_ns=last), own
+        rank_steps = steps.take(by_rank.rows(thread.rank))
+        first = min([thread.begin_ns, *rank_steps["begin_ns"][:1].tolist()])
+        last = max([thread.end_ns, *rank_steps["end_ns"][-1:].tolist()])
+        yield replace(thread, begin_ns=first, end_ns=last), rank_steps
 
 
 def rank_and_steps(trace: Trace, steps: Table, rank: int) -> tuple[StepThread, Table] | None:
@@ -226,7 +225,7 @@ def rank_and_steps(trace: Trace, steps: Table, rank: int) -> tuple[StepThread, T
 
 
 def steps_if_any(trace: Trace) -> Table | None:
-    """Return the steps of a trace; None if nothing tells where they are."""
+    """Return the steps of a trace; None if nothing shows where they are."""
     try:
         return steps(trace)
     except MissingDataError:
@@ -254,8 +253,8 @@ class _Rows:
 
 def _rank_steps(thread: StepThread, rows: _Rows, devices: DeviceSteps, *, rollouts: bool = True) -> RankSteps:
     """``rollouts``: forwards without gradients before updates may be those of iterations."""
-    own, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
-    columns_of_phases = {name: rows.phases[name][own] for name in PHASES_OF_TOKENS}
+    at, waits = rows.phases_by.rows(thread.track_id), rows.waits_by.rows(thread.track_id)
+    columns_of_phases = {name: rows.phases[name][at] for name in PHASES_OF_TOKENS}
     tokens = tokens_of(columns_of_phases, rows.waits["begin_ns"][waits], rows.waits["end_ns"][waits])
     whole = rows.whole.take(rows.whole_by.rows(thread.track_id))
     if len(whole):
@@ -311,7 +310,7 @@ def _number_among_all(ranks: Sequence[RankSteps], first_updates: Sequence[int]) 
 
 
 def _check_by_collectives(table: Table, ranks: Sequence[RankSteps]) -> tuple[list[RankSteps], Int64]:
-    """Shift the ordinals of ranks whose collectives say so, and tell which steps agree.
+    """Shift the ordinals of ranks whose collectives say so, and return which steps agree.
 
     A collective has the same group and sequence on all its ranks, so it must lie in the same step. A rank recorded from
     a later step on is off by a constant: the most frequent difference, if more than half of the votes have it.
@@ -360,7 +359,7 @@ def _leaders_agree(ranks: list[RankSteps], agreement: list[Int64]) -> Int64:
     return np.where(first & (matched < 0), voted[by_step.number], matched)
 
 
-def _thinned_alike(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
+def _thinned_equally(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
     """A step that one rank left out is left out on all: of its collectives not every entry is known.
 
     Strides are powers of two, so steps remain that every rank has; were there none, each rank would keep its own.
@@ -369,8 +368,8 @@ def _thinned_alike(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
     return np.where(shared, 1, 0) if (~shared & (warmup == 0)).any() else own
 
 
-def _warmup(ordinal: Int64, length_ns: Int64, quiet: npt.NDArray[np.bool_], updates_head: int) -> Int64:
-    """Mark the edges of the run: updates and validation apart, the slowest rank decides, alike on all ranks."""
+def _warmup(ordinal: Int64, length_ns: Int64, quiet: Bools, updates_head: int) -> Int64:
+    """Mark the edges of the run: updates and validation apart, the slowest rank decides, for all ranks."""
     marks = np.zeros(len(ordinal), dtype=np.int64)
     for chosen, head in ((~quiet, updates_head), (quiet, 0)):
         by_step = GroupBy(ordinal[chosen])

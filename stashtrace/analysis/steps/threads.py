@@ -63,8 +63,7 @@ def step_threads(trace: Trace) -> tuple[StepThread, ...]:
         best[rank] = max(best.get(rank, candidate), candidate)
     if not best:
         raise MissingDataError(
-            "no rank has a step: no optimizer update, forward or batch wait was recorded",
-            hint=how_to_get_steps(trace),
+            "no rank has a step: no optimizer update, forward or batch wait was recorded", hint=how_to_get_steps(trace)
         )
     return _with_lives(trace, best)
 

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, is_one_of
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, is_one_of
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-Bools = npt.NDArray[np.bool_]
 #: Kinds of steps in which the model is trained, and those that run it without gradients alone.
 UPDATE_KINDS = ("train", "skipped_update", "iteration", "marked")
 QUIET_KINDS = ("validation", "inference")
@@ -169,7 +168,7 @@ def unit_starts(tokens: Tokens) -> Bools:
     kind = tokens.kind
     previous = np.concatenate([[UPDATE], kind[:-1]])
     wait_first = (kind == WAIT) & (previous != WAIT)
-    # The first forward of a run tells whether a wait led in; later ones begin a unit when the module repeats.
+    # The first forward of a run shows whether a wait led in; later ones begin a unit when the module repeats.
     is_forward = kind == FORWARD
     run_first = is_forward & (previous != FORWARD)
     run = np.cumsum(run_first) - 1
@@ -331,8 +330,8 @@ def _rolls_out(runs: _QuietRuns) -> bool:
     """Whether runs of forwards without gradients make the data of the updates after them (reinforcement learning).
 
     A rollout comes before its updates: the first update has one, and nothing follows the last. Validation comes after
-    them, goes through a loader, or puts the model into another mode and is short beside the updates. Where a recording
-    begins or ends in between, mode and length alone decide.
+    them, goes through a loader, or puts the model into another mode and is short compared to the updates. Where a
+    recording begins or ends in between, mode and length alone decide.
     """
     groups = len(runs.forwards) - 1
     inner = runs.forwards[1:groups]
@@ -361,13 +360,7 @@ def _without_updates(begin: Int64, end: Int64, trains: Bools) -> StepColumns:
 
 
 def _with_updates(
-    segment: Int64,
-    unit_begin: Int64,
-    unit_end: Int64,
-    leading: Bools,
-    trains: Bools,
-    train_end: Int64,
-    skipped: Bools,
+    segment: Int64, unit_begin: Int64, unit_end: Int64, leading: Bools, trains: Bools, train_end: Int64, skipped: Bools
 ) -> StepColumns:
     rows = np.flatnonzero(leading)
     following = np.append(unit_begin[1:], np.int64(0))
@@ -429,10 +422,10 @@ def update_windows(trace: Trace, process_id: int) -> tuple[Int64, Int64]:
     """Return begin and end of each update of a process, in the order of their phases; see :func:`update_times`."""
     phases = trace.phases
     mine = (phases["process_id"] == process_id) & ((phases["phase_flags"] & PhaseFlag.BACKGROUND) == 0)
-    own = phases.take(mine)
-    updates = np.flatnonzero(own["phase_code"] == Phase.OPTIMIZER)
-    end = own["end_ns"][updates]
-    return np.maximum(own["begin_ns"][updates], _ended_inside(own["phase_code"], own["end_ns"], end)), end
+    part = phases.take(mine)
+    updates = np.flatnonzero(part["phase_code"] == Phase.OPTIMIZER)
+    end = part["end_ns"][updates]
+    return np.maximum(part["begin_ns"][updates], _ended_inside(part["phase_code"], part["end_ns"], end)), end
 
 
 def _ended_inside(code: npt.NDArray[np.integer], end: Int64, until: Int64) -> Int64:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
+from stashtrace.analysis.intervals import Bools
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.loading.run_tables import WINDOW_FACT, Window, without_torn_collectives
 from stashtrace.schema.events import TABLES
@@ -48,7 +48,7 @@ def with_window(trace: Trace, window: Window, origin_ns: int) -> Trace:
     return cut.replace(metadata=Table.concat(schema, [trace.metadata, Table(schema, row)]))
 
 
-def begun_before(table: Table, threads: Iterable[StepThread], window: Window | None) -> npt.NDArray[np.bool_]:
+def begun_before(table: Table, threads: Iterable[StepThread], window: Window | None) -> Bools:
     """Return a mask of the rows of training loops that began before the first step of a window.
 
     ``table``: has ``track_id`` and ``begin_ns``. ``threads``: of the loops.

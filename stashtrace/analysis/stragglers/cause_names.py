@@ -1,24 +1,34 @@
-"""Name the cause of a late rank: its worker and file, kernel, phase, call, or the rank that it waited for."""
+"""Name the cause of a late rank: its worker and file, kernel, phase, call, or the rank that it waited for.
+
+Calls of a step thread on files include those that no wait covers, as reads that the page cache serves. The budget cuts
+them by what the thread did inside; what a loop does with one file is one cause all the same:
+
+    write()   [== copies ==][.. blocked ..]   fsync()  [...... blocked ......]     on one file
+    kind      |-- python --||-- other ----|            |-------- other -------|
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, TimeSet, int64, rows_of
+from stashtrace.analysis.intervals import Bools, Int64, TimeSet, int64, rows_of
 from stashtrace.analysis.stalls.batch_waits import BatchWaits, batch_waits
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.idle_calls import call_names
 from stashtrace.analysis.stalls.on_host import outer_phase_rows
-from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex
+from stashtrace.analysis.stalls.rows_by_thread import READ_OPS, TraceIndex, kept_per_thread
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.analysis.stragglers.causes import CAUSES, COMPUTE, LAUNCH, PYTHON, RankTimes
-from stashtrace.analysis.stragglers.file_calls import file_calls
 from stashtrace.schema.groupby import GroupBy
-from stashtrace.schema.kinds import NAMED_SPANS, BatchPhase, DeviceWork, IoOp, Phase, SpanKind, WaitOp
+from stashtrace.schema.kinds import NAMED_SPANS, BatchPhase, DeviceWork, IoFlag, IoOp, Phase, SpanKind, WaitOp
+from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 BETWEEN_PHASES = "between phases"
 #: A file, kernel or call is named if it takes at least this part of the time of its kind.
@@ -155,7 +165,7 @@ class Namer:
         return Named(process, -1, Phase(key).name.lower() if key else BETWEEN_PHASES, more[key])
 
     def _loop_code(self, cause: int, late: Window, other: Window | None, time: TimeSet) -> Named:
-        """Name the annotation, or the file, in which the loop's own code spends longer than that of the other rank."""
+        """Name the annotation, or the file, in which the loop's code spends longer than that of the other rank."""
         process = late.times.thread.process_id
         for names_of in (self._annotations, self._files):
             apart = names_of(other, other.times.sets[cause] & other.time) if other is not None else {}
@@ -254,3 +264,64 @@ def _longest(key: np.ndarray, spent: Int64) -> tuple[int, int]:
     sums = {k: s for k, s in _sums(int64(key), spent).items() if s > 0 and k >= 0}
     best = max(sums, key=lambda k: (sums[k], -k), default=-1)
     return best, sums.get(best, -1)
+
+
+_NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE)
+#: Ends of the names of files that SQLite keeps next to a database.
+_JOURNALS = ("journal", "wal", "shm")
+
+
+@dataclass(frozen=True, slots=True)
+class FileCalls:
+    """Calls of one step thread on files with a name, by begin."""
+
+    begin: Int64
+    end: Int64
+    path: Int64
+    op: Int64
+
+    def take(self, rows: npt.NDArray[np.integer] | Bools) -> FileCalls:
+        """Return some of the calls."""
+        return FileCalls(self.begin[rows], self.end[rows], self.path[rows], self.op[rows])
+
+    @property
+    def time(self) -> TimeSet:
+        """When the thread was in any of them."""
+        return TimeSet.of(self.begin, self.end)
+
+
+def as_one_database(trace: Trace, paths: Int64) -> Int64:
+    """Return codes of paths with those of a database's journals replaced by that of the database.
+
+    SQLite writes a change to ``x.db-journal`` or ``x.db-wal`` first: one program writes one database.
+    """
+    out = int64(paths.astype(np.int64))
+    for code in np.unique(paths).tolist():
+        base, dash, kind = trace.text(code).rpartition("-")
+        of_base = trace.strings.find(base) if dash and kind in _JOURNALS else -1
+        if of_base >= 0:
+            out[paths == code] = of_base
+    return out
+
+
+@kept_per_thread
+def file_calls(index: TraceIndex, thread: StepThread) -> FileCalls:
+    """Return all calls of a step thread on files with a name."""
+    names = ("begin_ns", "end_ns", "path_code", "op_code")
+    parts: list[list[Int64]] = [[int64([]) for _ in names]]
+    for table in _pieces(index.trace, thread):
+        part = table.take(np.arange(*rows_of(table["track_id"], thread.track_id).indices(len(table))))
+        named = (part["io_flags"] & _NOT_FILES) == 0
+        named &= (part["path_code"] != index.trace.strings.find("")) & (part["end_ns"] > part["begin_ns"])
+        parts.append([int64(part[name][named]) for name in names])
+    begin, end, path, op = (int64(np.concatenate(column)) for column in zip(*parts, strict=True))
+    return FileCalls(begin, end, as_one_database(index.trace, path), op)
+
+
+def _pieces(trace: Trace, thread: StepThread) -> Iterator[Table]:
+    """Give the I/O calls of a process, from the disk where they are not in memory."""
+    streamed = trace.streamed_io
+    if streamed is None:
+        yield trace.io
+    elif thread.track_id < len(streamed.counts) and streamed.counts[thread.track_id]:
+        yield from streamed.pieces((thread.process_id,))

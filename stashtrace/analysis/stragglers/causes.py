@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
-from stashtrace.analysis.intervals import Int64, TimeSet, int64
+from stashtrace.analysis.intervals import Floats, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import rank_layers
 from stashtrace.analysis.stalls.on_host import compilation_time, outer_phase_rows
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -32,9 +31,7 @@ from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-Floats = npt.NDArray[np.float64]
-
-#: A late rank is compared with at most so many others, spread over the members of the group.
+#: A late rank is compared with at most this many others, spread over the members of the group.
 COMPARED = 15
 #: A surplus of time explains the lateness if it is at least this share of it.
 _EXPLAINS_NUMERATOR, _EXPLAINS_DENOMINATOR = 1, 4
@@ -83,9 +80,9 @@ def causes(index: TraceIndex, operations: Instances, chosen: Int64) -> Causes:
     valid = (begin >= 0) & (end >= begin)
     at, rank, is_late, begin, end = (x[valid] for x in (at, rank, is_late, begin, end))
     amounts = np.zeros((len(at), len(CAUSES)), dtype=np.int64)
-    for value, own in GroupBy(rank).items():
+    for value, rows in GroupBy(rank).items():
         out.times[value] = rank_times(index, threads[value])
-        amounts[own] = out.times[value].within(begin[own], end[own])
+        amounts[rows] = out.times[value].within(begin[rows], end[rows])
 
     # Where the ranks' clocks are too far apart, only lengths can be compared.
     origin = np.where(operations.by_clock[chosen[at]], 0, begin)
@@ -117,13 +114,13 @@ def _rows_to_compare(index: TraceIndex, operations: Instances, chosen: Int64) ->
     groups, late = group_table(index.trace), operations.late_rank[chosen]
     sure = (late >= 0) & (operations.method[chosen] != UNORDERED)
     parts_at, parts_rank = [np.flatnonzero(sure)], [late[sure]]
-    for value, own in GroupBy(operations.group_hash[chosen]).items():
-        own = own[sure[own]]
+    for value, rows in GroupBy(operations.group_hash[chosen]).items():
+        rows = rows[sure[rows]]
         members = groups[value].members
         # One more than needed: the late rank itself may be among them.
         spread = members[np.unique(np.linspace(0, len(members) - 1, min(COMPARED + 1, len(members))).astype(np.int64))]
-        parts_at.append(np.repeat(own, len(spread)))
-        parts_rank.append(np.tile(spread, len(own)))
+        parts_at.append(np.repeat(rows, len(spread)))
+        parts_rank.append(np.tile(spread, len(rows)))
     at, rank = np.concatenate(parts_at), np.concatenate(parts_rank)
     is_late = np.arange(len(at)) < len(parts_at[0])
     keep = is_late | (rank != late[at])
@@ -147,9 +144,9 @@ def _windows(
     before = np.where(shared[instance], before, -1)
     begin = np.where(before >= 0, operations.level_ns[before], -1)
     bare = np.flatnonzero((begin < 0) & (end >= 0))
-    for value, own in GroupBy(rank[bare]).items():
+    for value, rows in GroupBy(rank[bare]).items():
         starts = index.steps["begin_ns"][index.steps_by_rank.rows(value)]
-        begin[bare[own]] = np.append(starts, -1)[np.searchsorted(starts, end[bare[own]], side="right") - 1]
+        begin[bare[rows]] = np.append(starts, -1)[np.searchsorted(starts, end[bare[rows]], side="right") - 1]
     return int64(begin), int64(end)
 
 
@@ -258,13 +255,13 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     sets = time.times_of(_STALLS)
     life = TimeSet.of([thread.begin_ns], [thread.end_ns])
     sets[OTHER] = sets[OTHER] | (life - TimeSet.of(time.begin, time.end))
-    # Ranks that drain their devices alike differ in what their hosts do after it.
+    # Ranks that drain their devices equally differ in what their hosts do after it.
     elsewhere = sets[SYNC] & made.beside.get("host_elsewhere", TimeSet.empty())
     sets[SYNC], sets[LAUNCH] = sets[SYNC] - elsewhere, sets[LAUNCH] | elsewhere
 
-    spans, own = index.trace.spans, index.spans.rows(thread.track_id)
+    spans, rows = index.trace.spans, index.spans.rows(thread.track_id)
     compiling = compilation_time(index, thread)
-    collecting = TimeSet.of_rows(spans, own[spans["kind_code"][own] == int(SpanKind.GC)]) - compiling
+    collecting = TimeSet.of_rows(spans, rows[spans["kind_code"][rows] == int(SpanKind.GC)]) - compiling
     waits, held = index.trace.waits, index.waits.rows(thread.track_id)
     held = held[waits["wait_code"][held] == int(WaitOp.SLEEP)]
     asleep = TimeSet.of_rows(waits, held)
@@ -319,7 +316,7 @@ def surplus_over_peers(trace: Trace, steps: Table, rank: int, peers: Sequence[in
     return {kind: float(longer.mean()) for kind, longer in by_step.items()}
 
 
-def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, npt.NDArray[np.float64]]:
+def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, Floats]:
     """Return by how much a rank does each kind of time longer than the median of its peers, in each step.
 
     ``compared``: what ``compared_steps`` returns. Returns kind, as ``surplus_over_peers`` does -> ns in each of the

@@ -21,22 +21,21 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import intervals
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Floats, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.budget import OUTSIDE_STEPS, rank_layers
 from stashtrace.analysis.stalls.collective_blocking import in_flight_heads, own_collectives
 from stashtrace.analysis.stalls.device_links import only_within
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, in_steps, ranks_and_steps, steps
 from stashtrace.analysis.steps.threads import StepThread, threads_without_steps
-from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, Floats, RankTimes, queue_as_work, rank_times
+from stashtrace.analysis.stragglers.causes import BEFORE, CAUSES, RankTimes, queue_as_work, rank_times
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, cached_on_trace
 
-#: Of the waits of a rank that the oldest operation in flight does not explain, so many of the longest are looked up.
+#: Of the waits of a rank that the oldest operation in flight does not explain, this many of the longest are looked up.
 _SEARCHED = 2_000
 
 
@@ -63,7 +62,7 @@ class Waits:
     def __len__(self) -> int:
         return len(self.rank)
 
-    def take(self, rows: npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> Waits:
+    def take(self, rows: npt.NDArray[np.integer] | Bools) -> Waits:
         """Return some of the waits."""
         return Waits(*(getattr(self, column.name)[rows] for column in fields(self)))
 
@@ -227,7 +226,7 @@ WAITED = CAUSES.index("straggler")
 UNKNOWN = len(CAUSES)
 #: So many of the longest waits are followed; the others end at the rank that was waited for.
 _FOLLOWED = 200_000
-#: A chain of waits is followed over so many ranks.
+#: A chain of waits is followed over this many ranks.
 _LINKS = 64
 #: Parts of a wait below this are not followed further.
 _SMALL_RATIO = 0.01
@@ -278,7 +277,7 @@ def roots_of(trace: Trace) -> Roots:
     return Roots(waits, longer, *follow(waits, longer))
 
 
-def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], followed: npt.NDArray[np.bool_]) -> Floats:
+def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], followed: Bools) -> Floats:
     """Return by how much the late rank of each wait did each kind of time longer, 0 where less or unknown."""
     rows = np.flatnonzero(followed & np.isin(waits.late, list(threads)))
     times: dict[int, RankTimes] = {}
@@ -286,12 +285,12 @@ def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], fol
     def spent(whom: Int64, since: Int64, until: Int64) -> Int64:
         """Return the ns of each kind that each rank spent in its window."""
         out = np.zeros((len(whom), len(CAUSES)), dtype=np.int64)
-        for rank, own in GroupBy(whom).items():
+        for rank, members in GroupBy(whom).items():
             if rank not in threads:
                 continue
             if rank not in times:
                 times[rank] = rank_times(index, threads[rank])
-            out[own] = times[rank].within(since[own], until[own])
+            out[members] = times[rank].within(since[members], until[members])
         return out
 
     chosen = waits.take(rows)
@@ -323,7 +322,7 @@ def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], fol
 def follow(waits: Waits, longer_ns: Floats) -> tuple[Int64, Int64, Floats]:
     """Return source, root and length of the parts of all waits, one link of every chain at a time.
 
-    A late rank that waited longer itself passes on the share that this has in all that it did longer, to its own waits
+    A late rank that waited longer itself passes on the share that this has in all that it did longer, to its waits
     since both ranks were level.
     """
     count = len(waits)
@@ -389,7 +388,7 @@ def _each(first: Int64, last: Int64) -> tuple[Int64, Int64]:
     return of, first[of] + np.arange(len(of)) - np.repeat(np.cumsum(many) - many, many)
 
 
-STRAGGLER_ROOTS = schema(
+STRAGGLER_ROOTS = col.schema(
     "straggler_roots",
     "Straggler time by the rank at which the chain of waits ends; those of a rank and step sum to its straggler time",
     col.rank("rank", "global rank that waited"),
@@ -453,7 +452,7 @@ def straggler_roots(trace: Trace, *, warmup: bool = False) -> Table:
 
 
 def _whole_ns(spent: Floats, of: GroupBy) -> Int64:
-    """Round times so that those of each group sum to their own rounded sum: the largest takes the difference."""
+    """Round times so that those of each group sum to their rounded sum: the largest takes the difference."""
     rounded = int64(np.rint(spent))
     largest = of.argmax(spent)
     rounded[largest] += int64(np.rint(of.sum(spent))) - int64(of.sum(rounded))

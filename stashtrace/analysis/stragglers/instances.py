@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import process_values
-from stashtrace.analysis.intervals import NEVER, Int64, TimeSet, int64
+from stashtrace.analysis.intervals import NEVER, Bools, Int64, TimeSet, int64
 from stashtrace.analysis.stalls.collective_blocking import in_flight_heads
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.schema.groupby import GroupBy, order_by
@@ -56,7 +56,7 @@ class Instances:
     #: Last earlier instance of the same group that all had entered before any rank entered this one, -1 if none.
     anchor: Int64
     #: True if moments of its ranks can be compared; else only lengths of time can.
-    by_clock: npt.NDArray[np.bool_]
+    by_clock: Bools
 
     def __len__(self) -> int:
         return len(self.each)
@@ -128,9 +128,9 @@ def _cost(rank: Int64, begin: Int64, end: Int64) -> Int64:
     out = np.zeros(len(rank), dtype=np.int64)
     waits = np.flatnonzero(end > begin)
     for rows in GroupBy(rank[waits]):
-        own = waits[rows]
-        head_begin, head_end, row = in_flight_heads(begin[own], end[own])
-        out[own[row]] = head_end - head_begin  # an operation is the oldest one once
+        chosen = waits[rows]
+        head_begin, head_end, row = in_flight_heads(begin[chosen], end[chosen])
+        out[chosen[row]] = head_end - head_begin  # an operation is the oldest one once
     return out
 
 
@@ -154,16 +154,16 @@ def launch_skews(index: TraceIndex, operations: Instances) -> Int64:
     timed = np.flatnonzero(operations.late_row >= 0)
     rows = operations.row[operations.late_row[timed]]
     timed, rows = timed[index.timed_on_device[rows]], rows[index.timed_on_device[rows]]
-    for process, own in GroupBy(table["process_id"][rows]).items():
+    for process, members in GroupBy(table["process_id"][rows]).items():
         work = index.kernels.rows(process)
         work = work[kernels["work_code"][work] != DeviceWork.SYNCHRONIZATION]
         if not len(work):
-            out[timed[own]] = -1
+            out[timed[members]] = -1
             continue
         busy = TimeSet.of_rows(kernels, work)
-        enter = index.entered_ns[rows[own]]
+        enter = index.entered_ns[rows[members]]
         # Before the first rank entered, no rank waited.
-        called = np.maximum(table["call_ns"][rows[own]], enter - operations.longest_wait_ns[timed[own]])
+        called = np.maximum(table["call_ns"][rows[members]], enter - operations.longest_wait_ns[timed[members]])
         called = np.minimum(called, enter)
-        out[timed[own]] = enter - called - busy.within(called, enter)
+        out[timed[members]] = enter - called - busy.within(called, enter)
     return out

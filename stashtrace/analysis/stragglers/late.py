@@ -38,16 +38,15 @@ from stashtrace.analysis.stragglers.instances import (
 from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.units import ranks_text
 
-LATE = schema(
+LATE = col.schema(
     "late",
-    "Collectives that somebody waited in: who was late, what kept it, and what the transfer then took",
+    "Collectives that somebody waited in: who was late, why, and how long the transfer then took",
     col.number("step", "ordinal of the step of the late rank, -1 outside", missing=-1),
     col.word("communicator", "name of the group", detail=2),
     col.word(
@@ -55,7 +54,7 @@ LATE = schema(
     ),
     col.number("sequence", "number within the group", detail=4),
     col.word("op", "CollectiveOp in lower case"),
-    Column("bytes", "i8", "bytes", "payload of one rank's input"),
+    col.Column("bytes", "i8", "bytes", "payload of one rank's input"),
     col.moment("begin_ns", "the first rank entered"),
     col.rank("late_rank", "the rank that was waited for, -1 if unknown", missing=-1),
     col.word("waiting_ranks", "ranks that waited for it, runs folded", detail=1),
@@ -88,12 +87,12 @@ LATE = schema(
         "method", "clock, duration (clocks too far apart), unordered, partial (a row is missing) or hung", detail=7
     ),
 )
-LATE_RANKS = schema(
+LATE_RANKS = col.schema(
     "late_ranks",
-    "Who is late again and again, per rank and process group",
+    "Ranks that are late repeatedly, per process group",
     col.word("communicator", "name of the group", detail=2),
     col.word("group_kind", "as in late", detail=5),
-    RANK,
+    col.RANK,
     col.number("last_count", "collectives of the group that it entered last"),
     col.number("collectives_count", "collectives of the group that somebody waited in and whose last rank is known"),
     col.number("steps_last_count", "steps in which it cost the others of the group most"),
@@ -139,7 +138,7 @@ def late(trace: Trace, *, top: int = 100, calibration: Calibration | str | os.Pa
     top : int
         How many rows: what hangs, then what cost most, then what cost most outside of the steps.
     calibration : Calibration or path, optional
-        By default ``calibration.toml`` in the run directory; without one the best tenth of the run's own transfers of
+        By default ``calibration.toml`` in the run directory; without one the best tenth of the run's transfers of
         the group, operation and size is what the link is capable of.
 
     Raises
@@ -204,7 +203,7 @@ def late_ranks(trace: Trace) -> Table:
     """Count per rank and process group who is late again and again.
 
     A step belongs to the rank that cost the others of the group most in it. It counts if that is at least a tenth of
-    the mean cost of a step. ``chance_ratio`` is the binomial probability that a rank gets so many steps if all ranks
+    the mean cost of a step. ``chance_ratio`` is the binomial probability that a rank gets this many steps if all ranks
     are equally likely to be late, times the number of ranks that it could have been.
     ``verdict`` is ``always`` if that is below 0.001 and the rank has more than half of the steps, ``often`` if it does
     not. Else it is ``once`` if one step counts, ``few`` if so few count that it could not be below 0.001 even if the
@@ -239,9 +238,9 @@ def late_ranks(trace: Trace) -> Table:
     alone_end, alone = operations.last_enter_ns[rows], gap[rows]
     groups, kinds = group_table(trace), group_kinds(trace)
     out: list[tuple[object, ...]] = []
-    for value, own in GroupBy(operations.group_hash[rows]).items():
-        late_rank, cost = operations.late_rank[rows[own]], operations.total_wait_ns[rows[own]]
-        guilty = _guilty(step[own], late_rank, cost)
+    for value, at in GroupBy(operations.group_hash[rows]).items():
+        late_rank, cost = operations.late_rank[rows[at]], operations.total_wait_ns[rows[at]]
+        guilty = _guilty(step[at], late_rank, cost)
         name = str(communicator_names(trace, np.array([value], dtype=np.uint64))[0])
         for rank, mine in GroupBy(late_rank).items():
             times = int((guilty == rank).sum())
@@ -249,14 +248,14 @@ def late_ranks(trace: Trace) -> Table:
             members = len(groups[value].members)
             odds = min(1.0, members * chance(times, len(guilty), members))
             total = int(cost[mine].sum())
-            cause, part = _main(why.cause[own[mine]], cost[mine])
-            alike = "few" if members * chance(len(guilty), len(guilty), members) >= _BY_CHANCE else "alternates"
-            alike = "once" if len(guilty) == 1 else alike
-            verdict = alike if odds >= _BY_CHANCE else "always" if share > _MOST_STEPS else "often"
-            until = alone_end[own[mine]]
-            missing = TimeSet.of(until - alone[own[mine]], until).total_ns
-            numbers = (len(mine), len(own), times, len(guilty), share, total, missing)
-            span = (int(step[own[mine]].min()), int(step[own[mine]].max()))
+            cause, part = _main(why.cause[at[mine]], cost[mine])
+            by_chance = "few" if members * chance(len(guilty), len(guilty), members) >= _BY_CHANCE else "alternates"
+            by_chance = "once" if len(guilty) == 1 else by_chance
+            verdict = by_chance if odds >= _BY_CHANCE else "always" if share > _MOST_STEPS else "often"
+            until = alone_end[at[mine]]
+            missing = TimeSet.of(until - alone[at[mine]], until).total_ns
+            numbers = (len(mine), len(at), times, len(guilty), share, total, missing)
+            span = (int(step[at[mine]].min()), int(step[at[mine]].max()))
             out.append((name, kinds[value], rank, *numbers, cause, part, *span, odds, verdict))
     return Table.from_rows(LATE_RANKS, sorted(out, key=lambda row: -int(str(row[8]))))
 
@@ -335,10 +334,10 @@ def _main(cause: Int64, cost: Int64) -> tuple[str, float]:
     return [*CAUSES, UNKNOWN][most], float(total[most]) / max(int(total.sum()), 1)
 
 
-# Transfers of instances compared with the speed of their link: by a calibration, else by the run's own best transfers.
+# Transfers of instances compared with the speed of their link: by a calibration, else by the run's best transfers.
 
 SOURCES = ("none", "run", "calibration")
-#: The best tenth of a kind of transfer shows what its link can do, if there are at least so many. A kind is all
+#: The best tenth of a kind of transfer shows what its link can do, if there are at least this many. A kind is all
 #: transfers of one size, else all between two powers of two.
 _BEST_DIVISOR, _ENOUGH = 10, 8
 
@@ -373,9 +372,9 @@ def _best(transfer: Int64, *keys: npt.NDArray[Any]) -> Int64:
     out = np.full(len(transfer), -1, dtype=np.int64)
     order = order_by(*keys, transfer)
     order = order[transfer[order] >= 0]
-    alike = GroupBy.runs(*(key[order] for key in keys))
-    best = np.where(alike.sizes >= _ENOUGH, order[alike.first + alike.sizes // _BEST_DIVISOR], -1)
-    out[order] = best[alike.number]
+    similar = GroupBy.runs(*(key[order] for key in keys))
+    best = np.where(similar.sizes >= _ENOUGH, order[similar.first + similar.sizes // _BEST_DIVISOR], -1)
+    out[order] = best[similar.number]
     return out
 
 
@@ -383,7 +382,7 @@ def _best(transfer: Int64, *keys: npt.NDArray[Any]) -> Int64:
 
 
 def chance(times: int, trials: int, choices: int) -> float:
-    """Return the probability that one of several equal choices comes up so many times or more.
+    """Return the probability that one of several equal choices comes up this many times or more.
 
     Examples
     --------
@@ -412,7 +411,7 @@ _WORDS = (
 
 
 def kind_by_name(name: str) -> str:
-    """Kind that a group's name tells, empty if it tells none.
+    """Kind that a group's name shows, empty if it shows none.
 
     Examples
     --------

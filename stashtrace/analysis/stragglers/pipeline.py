@@ -18,19 +18,18 @@ from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.stragglers.pipeline_stages import Stages, stages_of
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-PIPELINE = schema(
+PIPELINE = col.schema(
     "pipeline",
     "What each pipeline stage waited for its neighbours, per step",
     col.number("step", "ordinal, -1 outside", missing=-1),
     col.word("communicator", "name of the group", detail=2),
     col.number("stage_index", "stage of the rank, the first of several; if unknown, its place within the group"),
-    RANK,
+    col.RANK,
     col.number("receives_count", "receives that were called"),
     col.number("sends_count", "sends that were called"),
     col.ns("wait_ns", "receives were pending and their data had not been sent, overlaps counted once"),

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace.analysis.collectives.matching import group_table
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import step_at
 from stashtrace.schema.groupby import GroupBy
@@ -34,7 +33,7 @@ from stashtrace.schema.trace import PIPELINE_STAGE, Trace
 
 #: One of two ranks sends, or computes, that many times more often than the other: they are no stages of one pipeline.
 UNEQUAL = 1.5
-#: Messages of a step that are counted as so many: medians of steps and of ranks differ by less.
+#: Messages of a step that are counted as this many: medians of steps and of ranks differ by less.
 _SAME_RATIO = 0.02
 
 #: Messages in a step, by sender and receiver.
@@ -82,7 +81,7 @@ def lines_of(often: Messages, begins: Mapping[int, bool]) -> list[Line]:
 
 
 def _walk(begin: int, near: Mapping[int, set[int]]) -> list[int]:
-    """Return the ranks that can be reached, each beside its neighbour."""
+    """Return the ranks that can be reached, each next to its neighbour."""
     walked = [begin]
     while further := sorted(near[walked[-1]] - set(walked)):
         walked.append(further[0])
@@ -158,7 +157,7 @@ def _whole_ratio(messages: float, computed: float) -> float:
 
 
 def _whole(microbatches: float, passes: float) -> tuple[int, int] | None:
-    """Return micro-batches and stages of a rank, if so many passes are whole numbers of them."""
+    """Return micro-batches and stages of a rank, if this many passes are whole numbers of them."""
     if microbatches < 1 - _SAME_RATIO:
         return None
     stages = passes / microbatches
@@ -167,7 +166,8 @@ def _whole(microbatches: float, passes: float) -> tuple[int, int] | None:
     return round(microbatches), round(stages)
 
 
-#: The first of two ranks takes in so many micro-batches before it waits for one to come back, and one that leaves then.
+#: The first of two ranks takes in this many micro-batches before it waits for one to come back, and one that leaves
+#: then.
 _TWO_AHEAD = 3
 
 
@@ -181,7 +181,7 @@ class Stages:
     microbatches: int
     #: Stages of each rank; 0 if there are several, nobody knows how many.
     each: int = 1
-    #: At most so many times a rank computes the forward of a micro-batch in a step.
+    #: At most this many times a rank computes the forward of a micro-batch in a step.
     most_passes: float = 0.0
 
     @property
@@ -204,7 +204,7 @@ class Stages:
 
     @property
     def bubble_ratio(self) -> float:
-        """Idle time of a rank by its work, if all stages work alike and no message takes time; at least, if unknown."""
+        """Idle time of a rank by its work, if stages are equal and messages take no time; at least, if unknown."""
         return (self.count - 1) / self.passes
 
 
@@ -250,7 +250,7 @@ class _Sent:
     step: Int64
     entered: Int64
     end: Int64
-    sends: npt.NDArray[np.bool_]
+    sends: Bools
 
     @classmethod
     def of(cls, trace: Trace, steps: Table) -> _Sent:
@@ -259,9 +259,9 @@ class _Sent:
         rows = np.flatnonzero(np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE)))
         members = {value: group.members for value, group in groups.items()}
         peer = np.full(len(rows), -1, dtype=np.int64)
-        for value, own in GroupBy(table["group_hash"][rows]).items():
-            ranks, place = members[value], table["peer_rank"][rows[own]]
-            peer[own] = np.where((place >= 0) & (place < len(ranks)), ranks[np.clip(place, 0, len(ranks) - 1)], -1)
+        for value, at in GroupBy(table["group_hash"][rows]).items():
+            ranks, place = members[value], table["peer_rank"][rows[at]]
+            peer[at] = np.where((place >= 0) & (place < len(ranks)), ranks[np.clip(place, 0, len(ranks) - 1)], -1)
         rank, entered = table["rank"][rows], index.entered_ns[rows]
         step = step_at(steps, rank, entered)
         known = (peer >= 0) & (step >= 0)
@@ -274,8 +274,8 @@ class _Sent:
         """Return messages by sender and receiver in the median step, as the side that recorded more of them counts."""
         often: dict[tuple[int, int], float] = {}
         for direction in (True, False):
-            own = self.sends == direction
-            each = GroupBy(self.rank[own], self.peer[own], self.step[own])
+            chosen = self.sends == direction
+            each = GroupBy(self.rank[chosen], self.peer[chosen], self.step[chosen])
             pairs = GroupBy(*each.keys[:2])
             counts = pairs.median(each.sizes)
             for one, other, count in zip(*(key.tolist() for key in pairs.keys), counts.tolist(), strict=True):
@@ -293,9 +293,9 @@ class _Sent:
 
     def fills_once(self, rank: int) -> bool:
         """Return whether a rank sends as the first of two with a stage each: see ``stages_of_messages``."""
-        own = np.flatnonzero(self.rank == rank)
-        moment = np.where(self.sends[own], self.entered[own], self.end[own])
-        order = own[np.lexsort((moment, self.step[own]))]
+        rows = np.flatnonzero(self.rank == rank)
+        moment = np.where(self.sends[rows], self.entered[rows], self.end[rows])
+        order = rows[np.lexsort((moment, self.step[rows]))]
         usual = []
         for step in np.unique(self.step[order]).tolist():
             sends = self.sends[order[self.step[order] == step]]

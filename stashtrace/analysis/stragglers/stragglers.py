@@ -11,16 +11,15 @@ from stashtrace.analysis.stalls.budget import straggler_causes
 from stashtrace.analysis.steps.steps import step_at_any
 from stashtrace.errors import MissingDataError
 from stashtrace.schema import columns as col
-from stashtrace.schema.columns import RANK, Column, schema
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import SYNCHRONISING_OPS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-STRAGGLERS = schema(
+STRAGGLERS = col.schema(
     "stragglers",
     "Who is late, and what it costs the others",
-    RANK,
+    col.RANK,
     col.number("last_count", "collectives that this rank entered last, without messages"),
     col.ns("caused_wait_ns", "straggler time of the others while they waited for this rank, also for messages"),
     col.ns("wait_ns", "straggler time of this rank"),
@@ -29,11 +28,11 @@ STRAGGLERS = schema(
         "this rank alone was missing: entry after the second latest, in steps, time once, without messages",
     ),
 )
-LAST_RANKS = schema(
+LAST_RANKS = col.schema(
     "last_ranks",
     "Who entered a collective last, one row per rank that took part",
-    RANK,
-    Column("group_hash", "u8", "", "same on every rank of the group", role="id"),
+    col.RANK,
+    col.Column("group_hash", "u8", "", "same on every rank of the group", role="id"),
     col.number("sequence", "number within the group", detail=4),
     col.rank("last_rank", "the rank that was waited for"),
     col.number("step", "step in which this rank entered, -1 outside", missing=-1),

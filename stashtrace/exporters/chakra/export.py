@@ -46,7 +46,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.whole_files import folder_beside
+from stashtrace.whole_files import folder_next_to
 
 #: Value of an attribute.
 Value = bool | int | str
@@ -199,7 +199,7 @@ def communication(trace: Trace, collectives: Table, work: RankWork) -> Communica
         numbers[value] = ALL_RANKS if first else max(numbers.values(), default=ALL_RANKS) + 1
 
     size = collectives["message_bytes"].copy()
-    # Where all members have inputs of one size, one that knows its size tells the others'.
+    # Where all members have inputs of one size, one that knows its size shows the others'.
     is_same = np.isin(op, (CollectiveOp.ALL_REDUCE, CollectiveOp.REDUCE, CollectiveOp.BROADCAST))
     same, transfers = rows[is_same], GroupBy(transfer[is_same])
     size[same] = np.where(size[same] < 0, transfers.max(size[same])[transfers.number], size[same])
@@ -300,7 +300,9 @@ def export_chakra(
     if not len(work):
         raise MissingDataError("none of these steps is in the run", hint="`stashtrace analyze steps` lists them")
     if int(work.rank.min()) < 0:
-        raise MissingDataError("nobody says which rank recorded what", hint="traces are written rank by rank")
+        raise MissingDataError(
+            "the recording does not name the ranks of its processes", hint="traces are written rank by rank"
+        )
     talk = communication(trace, collectives, work)
     with written_to(path, _HINT):
         written = _write(path, messages, work, talk)
@@ -315,12 +317,12 @@ def _is_own(path: Path) -> bool:
 
 
 def _write(path: Path, messages: Messages, work: RankWork, talk: Communication) -> int:
-    """Write all files beside the folder, then move them into it; return their size in bytes."""
+    """Write all files next to the folder, then move them into it; return their size in bytes."""
     ranks, first = np.unique(work.rank, return_index=True)
     bounds = zip(ranks.tolist(), first.tolist(), np.append(first[1:], len(work)).tolist(), strict=True)
     columns = columns_of(work)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with folder_beside(path) as half:
+    with folder_next_to(path) as half:
         for rank, begin, end in bounds:
             with (half / f"{FILE_STEM}.{rank}.et").open("wb") as out:
                 out.write(messages.head({"rank": rank, "ranks": len(ranks), "writer": f"stashtrace {__version__}"}))

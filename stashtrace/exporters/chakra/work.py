@@ -14,16 +14,13 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.collectives.matching import blocks
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
-
-Bools = npt.NDArray[np.bool_]
 
 #: Chakra counts microseconds; durations that round to 0 are left out.
 SHORTEST_NS = 500
@@ -236,10 +233,10 @@ def _with_idle(graph: Graph, kept: Bools, edges: _Edges) -> tuple[_Edges, Int64]
     threads = np.flatnonzero(work & (graph.step >= 0) & (graph.work_ns > 0))
     for rank in np.unique(graph.rank[roots]).tolist():
         own_roots = roots[graph.rank[roots] == rank]
-        own = threads[graph.rank[threads] == rank]
-        own = own[np.argsort(graph.end_ns[own], kind="stable")]
-        last = np.searchsorted(graph.end_ns[own], graph.begin_ns[own_roots], side="right") - 1
-        edges = _joined(edges, _Edges(own[last[last >= 0]], own_roots[last >= 0]))
+        chosen = threads[graph.rank[threads] == rank]
+        chosen = chosen[np.argsort(graph.end_ns[chosen], kind="stable")]
+        last = np.searchsorted(graph.end_ns[chosen], graph.begin_ns[own_roots], side="right") - 1
+        edges = _joined(edges, _Edges(chosen[last[last >= 0]], own_roots[last >= 0]))
     target, source = GroupBy(edges.target, edges.source).keys
     edges = _Edges(int64(source), int64(target))
     ready = GroupBy.numbered(target, len(graph)).max(graph.end_ns[source], empty=start)

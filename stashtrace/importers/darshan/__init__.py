@@ -30,6 +30,7 @@ from stashtrace.importers.import_context import BLOCKED_FROM, ImportContext, Int
 from stashtrace.importers.import_limits import HIGHEST, counted
 from stashtrace.importers.import_limits import nanoseconds as as_ns
 from stashtrace.importers.source import Source
+from stashtrace.schema.groupby import Floats
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole, Severity, SpanKind
 from stashtrace.schema.trace import PROCESSES
 
@@ -215,7 +216,7 @@ class _Log:
             self._files[record_id] = (self.context.code(path), flags)
         return self._files[record_id]
 
-    def _ns(self, seconds: npt.NDArray[np.float64]) -> Int64:
+    def _ns(self, seconds: Floats) -> Int64:
         """Convert seconds since the job's start to ns since 1970; impossible ones become the job's start."""
         since = np.asarray(seconds, dtype=np.float64) * 1e9
         fits = np.abs(since) < HIGHEST - self.start_ns  # false for what is not a number

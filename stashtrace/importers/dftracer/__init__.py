@@ -207,19 +207,19 @@ def _place(events: _Events, source: Source, context: ImportContext) -> None:
     is_stdio = np.array([category == _STDIO for category, _ in names], dtype=bool)
     pids = list(dict.fromkeys([*columns["pid"].tolist(), *events.counts]))
     for pid in pids:
-        own = {name: column[columns["pid"] == pid] for name, column in columns.items()}
-        loop = loop_of(Functions.of(own, names))
+        chosen = {name: column[columns["pid"] == pid] for name, column in columns.items()}
+        loop = loop_of(Functions.of(chosen, names))
         process_id = _process(events, pid, loop, source, context)
-        tracks = {tid: context.tracks.thread(process_id, tid) for tid in np.unique(own["tid"]).tolist()}
+        tracks = {tid: context.tracks.thread(process_id, tid) for tid in np.unique(chosen["tid"]).tolist()}
         for tid in tracks:
             if not (name := events.threads.get((pid, tid), "")).isdigit():
                 context.tracks.describe_thread(process_id, tid, name=name)
-        own["track_id"] = per_distinct(own["tid"], tracks.__getitem__)
-        own["begin_ns"] = own["begin_us"] * 1000
-        own["end_ns"] = own["begin_ns"] + own["length_us"] * 1000
-        calls = {name: column[is_call[own["function"]]] for name, column in own.items()}
+        chosen["track_id"] = per_distinct(chosen["tid"], tracks.__getitem__)
+        chosen["begin_ns"] = chosen["begin_us"] * 1000
+        chosen["end_ns"] = chosen["begin_ns"] + chosen["length_us"] * 1000
+        calls = {name: column[is_call[chosen["function"]]] for name, column in chosen.items()}
         _add_calls(calls, ops, is_stdio, paths, context)
-        spans = {name: column[is_span[own["function"]]] for name, column in own.items()}
+        spans = {name: column[is_span[chosen["function"]]] for name, column in chosen.items()}
         context.add(
             "spans",
             begin_ns=spans["begin_ns"],

@@ -34,7 +34,7 @@ _PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "step": Phase.O
 _MAIN_PROCESS, _UNSEEN_WORKER = -1, -2
 #: Fact of a process that sleeps instead of computing: name of the function.
 EMULATED = "emulated_compute"
-#: Items less than this apart belong to one batch where no turn of the loop tells.
+#: Items less than this apart belong to one batch where no turn of the loop shows.
 _ITEM_GAP_NS = 20_000_000
 
 
@@ -179,7 +179,7 @@ def _batches(loop: Loop, functions: Functions, waits: _Rows) -> None:
     index = np.empty(len(order), dtype=np.int64)
     index[order] = np.arange(len(order))
     # The main thread makes a batch inside its wait: from the first item to the last.
-    own = _where(items, wait >= 0)
+    chosen = _where(items, wait >= 0)
     by_wait = GroupBy(wait[wait >= 0])
     fetched = np.append(by_wait.values, np.arange(len(waits["tid"]), len(order)))
     worker = np.full(len(order), _UNSEEN_WORKER)
@@ -187,8 +187,8 @@ def _batches(loop: Loop, functions: Functions, waits: _Rows) -> None:
     loop.batches.append((BatchPhase.WAIT, {**rows, "batch_index": index, "worker_id": worker}))
     if len(fetched):
         made = {
-            "begin_ns": np.concatenate([own["begin_ns"][by_wait.first], hulls["begin_ns"]]),
-            "end_ns": np.concatenate([own["end_ns"][by_wait.last], hulls["end_ns"]]),
+            "begin_ns": np.concatenate([chosen["begin_ns"][by_wait.first], hulls["begin_ns"]]),
+            "end_ns": np.concatenate([chosen["end_ns"][by_wait.last], hulls["end_ns"]]),
             "batch_index": index[fetched],
             "worker_id": np.full(len(fetched), _MAIN_PROCESS),
             "tid": np.full(len(fetched), main),
@@ -197,10 +197,10 @@ def _batches(loop: Loop, functions: Functions, waits: _Rows) -> None:
 
 
 def _made_by_workers(loop: Loop, items: _Rows, turns: int) -> None:
-    """Add the batches made by threads beside the loop's, or by a process without a loop.
+    """Add the batches made by threads other than the loop's, or by a process without a loop.
 
     If the loop's turns divide the items into k each, and every thread made a multiple of k, a batch is k items; else
-    a batch ends where its thread pauses. The file does not tell which turn got which batch.
+    a batch ends where its thread pauses. The file does not show which turn got which batch.
     """
     threads = [_outermost(_where(items, items["tid"] == tid)) for tid in np.unique(items["tid"]).tolist()]
     counts = [len(own["begin_ns"]) for own in threads]

@@ -158,7 +158,7 @@ def _type_of(types: Any) -> ElementType:
 
 
 def _place(frames: Any) -> str:
-    """Return the innermost frame of the user's own code as ``function at file:line``; empty if there is none."""
+    """Return the innermost frame of the user's code as ``function at file:line``; empty if there is none."""
     for frame in frames if isinstance(frames, list | tuple) else ():
         file = str(frame.get("filename", "")) if isinstance(frame, dict) else ""
         if file and "/torch/" not in file and "??" not in file:
@@ -207,7 +207,13 @@ def load(source: Source, context: ImportContext) -> None:
             f"{source.path} holds no operation",
             hint="set TORCH_FR_BUFFER_SIZE, or TORCH_NCCL_TRACE_BUFFER_SIZE for an older torch, to 2000",
         )
-    _record_version(dump, name, context)
+    version = str(dump.get("version", ""))
+    context.say("flight_recorder.version", version or "unknown")
+    library = dump.get("comm_lib_version", dump.get("nccl_version"))
+    if isinstance(library, str) and library:
+        context.say("flight_recorder.library", library)
+    if version and not version.startswith(_KNOWN_MAJORS):
+        context.doubt_newer(f"{name} is of version {version}", "2.x")
     rank = _rank_of(source.path, dump)
     world = next((g for g in groups.values() if g.description == "default_pg"), None)
     process = context.process(
@@ -253,16 +259,6 @@ def _rank_of(path: Path, dump: Mapping[Any, Any]) -> int:
         stem = stem.removesuffix(suffix)
     numbers = _NAMED_RANK.findall(stem) or _TRAILING_NUMBER.findall(stem)
     return int(numbers[-1]) if numbers and len(numbers[-1]) < 10 else -1
-
-
-def _record_version(dump: Mapping[Any, Any], name: str, context: ImportContext) -> None:
-    version = str(dump.get("version", ""))
-    context.say("flight_recorder.version", version or "unknown")
-    library = dump.get("comm_lib_version", dump.get("nccl_version"))
-    if isinstance(library, str) and library:
-        context.say("flight_recorder.library", library)
-    if version and not version.startswith(_KNOWN_MAJORS):
-        context.doubt_newer(f"{name} is of version {version}", "2.x")
 
 
 def _report(entries: Sequence[Entry], groups: Mapping[str, Group], process: int, context: ImportContext) -> None:
@@ -407,8 +403,8 @@ def _add_group(
 def _ends(entries: Sequence[Entry]) -> Int64:
     """Return when each operation was seen to have ended; -1 if it never was.
 
-    Backends without events (gloo) tell that an operation ended, but not when. Then its end is taken to be the next call
-    on the group, which is right for calls that wait; the last operation ends with the last stamp of the dump.
+    Backends without events (gloo) record that an operation ended, but not when. Then its end is taken to be the next
+    call on the group, which is right for calls that wait; the last operation ends with the last stamp of the dump.
     """
     latest = max(max(e.called_ns, e.started_ns, e.ended_ns) for e in entries)
     following: dict[str, int] = {}

@@ -48,7 +48,7 @@ _FACTS = ("schemaVersion", "cuda_runtime_version", "cuda_driver_version", "hip_r
 _NEWEST_SCHEMA = 1
 #: Tables that are of no use alone.
 _NO_WORK = ("names", "window", "ends")
-#: Times before this count from the file's own base, not from 1970.
+#: Times before this count from the file's base, not from 1970.
 _FIRST_ABSOLUTE_NS = 10**17
 
 

@@ -65,11 +65,11 @@ class _HostEvents:
         """Return the place of the last event on the thread that began before the launch, if it had not ended."""
         place = np.full(len(launch_ns), -1, dtype=np.int64)
         for value in np.unique(thread[thread >= 0]).tolist():
-            own, asked = np.flatnonzero(track == value), np.flatnonzero(thread == value)
-            if len(own):
-                at = np.searchsorted(self.events.begin_ns[own], launch_ns[asked], side="right") - 1
-                hit = (at >= 0) & (self.events.end_ns[own[np.maximum(at, 0)]] >= launch_ns[asked])
-                place[asked[hit]] = own[at[hit]]
+            rows, asked = np.flatnonzero(track == value), np.flatnonzero(thread == value)
+            if len(rows):
+                at = np.searchsorted(self.events.begin_ns[rows], launch_ns[asked], side="right") - 1
+                hit = (at >= 0) & (self.events.end_ns[rows[np.maximum(at, 0)]] >= launch_ns[asked])
+                place[asked[hit]] = rows[at[hit]]
         return place
 
     def reorder(self, order: Int64) -> None:
@@ -192,7 +192,7 @@ class _Details:
         groups = [self._group(row, streams) for row in distinct.T.tolist()]
         unique = list(dict.fromkeys(groups))
         place = np.array([unique.index(group) for group in groups], dtype=np.int64)[inverse.reshape(-1)]
-        for value in streams:  # launched before the recording, beside others whose group torch names
+        for value in streams:  # launched before the recording, among others whose group torch names
             named = np.unique(place[is_named & (stream == value)])
             if len(named) == 1:
                 place[~is_named & (stream == value)] = named[0]
@@ -225,8 +225,8 @@ def _sequences(talks: EventRows, launch: Int64, group: Int64, stream: Int64, ste
         return given
     moment = launch.copy()
     for value in np.unique(stream).tolist():  # a kernel without a launch was launched after those that ran before it
-        own = np.flatnonzero(stream == value)
-        moment[own] = np.maximum.accumulate(moment[own])
+        rows = np.flatnonzero(stream == value)
+        moment[rows] = np.maximum.accumulate(moment[rows])
     step = steps.at(moment)
     step[moment < 0] = -1
     number = steps.numbers_at(step, int(steps.number[0]) if len(steps.number) else 0)

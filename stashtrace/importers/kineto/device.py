@@ -117,11 +117,11 @@ class _Calls:
 
     def without_work(self, correlations: Int64) -> tuple[int, int]:
         """Return how many calls launched kernels, up to the last one with work in the file, and how many have none."""
-        own = self.rows.take(self._launch_kernels)
-        has = np.isin(own.ints["correlation"], correlations)
+        part = self.rows.take(self._launch_kernels)
+        has = np.isin(part.ints["correlation"], correlations)
         if not has.any():
-            return len(own), len(own)
-        early = own.begin_ns <= own.begin_ns[has].max()
+            return len(part), len(part)
+        early = part.begin_ns <= part.begin_ns[has].max()
         return int(np.count_nonzero(early)), int(np.count_nonzero(early & ~has))
 
 

@@ -129,8 +129,8 @@ def extent_of(tables: Sequence[EventRows]) -> tuple[int, int]:
 class KinetoFile:
     """Content of one file.
 
-    ``rows``: by the names of ``TABLES``. ``top``: top-level values beside the events, parsed; those that are no JSON
-    are absent. ``counts``: counts of the scanner: events, kept, damaged, oversized, timeless, truncated (text or
+    ``rows``: by the names of ``TABLES``. ``top``: top-level values other than the events, parsed; those that are no
+    JSON are absent. ``counts``: counts of the scanner: events, kept, damaged, oversized, timeless, truncated (text or
     compression is cut). ``categories``: number of events with a duration by category, kept or not. ``base_ns``: from
     when the file's times count; None if it does not say.
     """

@@ -100,7 +100,7 @@ def add_host_side(rows: FileRows, work: DeviceRows) -> Steps:
 
 
 def _recorded_until(file: KinetoFile, steps: EventRows) -> int:
-    """Return the end of the recording, with the slack of its clock; a far moment if the file does not tell it."""
+    """Return the end of the recording, with the slack of its clock; a far moment if the file does not say."""
     until_ns = file.recorded_until_ns
     first = int(steps.begin_ns.min()) if len(steps) else 0
     # A mark before all steps is of another clock.
@@ -260,8 +260,8 @@ def _add_spans(rows: FileRows, notes: EventRows, track: Int64) -> None:
     if len(notes):
         compiles = rows.file.matching(notes.name, _COMPILES.search)
         # A note just before says which compilation of a function it is: compile_id=0/2 is the third of the first one.
-        told = rows.file.coded(notes.name, lambda name: int(m[1]) if (m := _COMPILE_ID.search(name)) else 0)
-        before = np.append(0, told[:-1])
+        known = rows.file.coded(notes.name, lambda name: int(m[1]) if (m := _COMPILE_ID.search(name)) else 0)
+        before = np.append(0, known[:-1])
         rows.context.add(
             "spans",
             begin_ns=notes.begin_ns,

@@ -9,8 +9,8 @@ shifted against each other until the parts of one operation end together.
 Of a send or a receive NCCL attaches the communicator, the bytes and the peer's rank in it (src/include/
 nvtx_payload_schemas.h: NcclNvtxParamsSendRecv), in versions without that file only "Bytes" and "Peer rank"
 (src/collectives.cc: NvtxParamsSendRecv). The messages from one rank to another are a group of their own, as in our
-recordings. The kernel, ncclDevKernel_SendRecv, tells neither direction nor peer. Where a single ncclSend or ncclRecv
-launched it, the range tells the direction. The peer is then known if the kernels of just two processes end together,
+recordings. The kernel, ncclDevKernel_SendRecv, shows neither direction nor peer. Where a single ncclSend or ncclRecv
+launched it, the range shows the direction. The peer is then known if the kernels of just two processes end together,
 and one sends whenever the other receives.
 """
 
@@ -86,17 +86,17 @@ def add_collectives(
     unknown = 0
     subgroups: dict[_Subgroup, list[_Member]] = {}
     for process, process_id in enumerate(processes.ids.tolist()):
-        own = np.flatnonzero(ranges.process == process)
+        at = np.flatnonzero(ranges.process == process)
         kernels = talks[work.rows["process_id"][talks] == process_id]
         kernels = kernels[np.lexsort((work.rows["begin_ns"][kernels], work.rows["launch_ns"][kernels]))]
-        calls = [row for row in own.tolist() if _is_operation(ranges.names[row])]
+        calls = [row for row in at.tolist() if _is_operation(ranges.names[row])]
         if any(ranges.payloads[row].communicator >= 0 for row in calls):
             of_nccl = np.array([is_nccl_kernel(work.names.get(n, "")) for n in work.name[kernels].tolist()], dtype=bool)
-            for key, rows, place in _from_ranges(ranges, own, calls, work, kernels[of_nccl], processes):
+            for key, rows, place in _from_ranges(ranges, at, calls, work, kernels[of_nccl], processes):
                 subgroups.setdefault(key, []).append((process, rows, place))
             kernels = kernels[~of_nccl]  # NCCL has no ranges for these
         unknown += len(kernels)
-        op, size = _messages_of_kernels(ranges, own, np.array(calls, dtype=np.int64), work, kernels)
+        op, size = _messages_of_kernels(ranges, at, np.array(calls, dtype=np.int64), work, kernels)
         for key, rows in _from_kernels(work, kernels, op, size):
             subgroups.setdefault(key, []).append((process, rows, (-1, -1)))
     added = 0
@@ -122,7 +122,7 @@ def _is_operation(name: str) -> bool:
 def _from_ranges(
     ranges: CollectiveRanges, own: Int64, calls: list[int], work: Work, kernels: Int64, processes: Processes
 ) -> list[tuple[_Subgroup, _Rows, tuple[int, int]]]:
-    """Return (subgroup, rows, (rank in the communicator, its size)) of one process from NCCL's own ranges."""
+    """Return (subgroup, rows, (rank in the communicator, its size)) of one process from NCCL's ranges."""
     places: dict[int, tuple[int, int]] = {}
     for row in own.tolist():
         payload = ranges.payloads[row]
@@ -203,7 +203,7 @@ def _groups_of_calls(
 ) -> tuple[Int64, Int64]:
     """Return the number of the group of each call, 0 if none, and the kernel that carried it out, -1 if unknown.
 
-    A call outside a group launches inside its own range. The calls inside a group are launched at the end of the
+    A call outside a group launches inside its range. The calls inside a group are launched at the end of the
     outermost group: by a kernel each if there are as many, else by one kernel for all.
     """
     batch, kernel = np.zeros(len(chosen), dtype=np.int64), np.full(len(chosen), -1, dtype=np.int64)
@@ -303,7 +303,7 @@ def _number_operations(key: _Subgroup, members: list[_Member], source: str) -> l
         title = f"NCCL stream {number_of_subgroup + 1} · {kind}{suffix}"
         numbered = _numbered([member for member, _ in cluster], [first for _, first in cluster])
         parts = _directions(numbered) if kind == _UNPAIRED else {}
-        # The hash is of this file alone: nothing tells which communicator of another file is the same.
+        # The hash is of this file alone: nothing shows which communicator of another file is the same.
         for name, part in (parts or {"": numbered}).items():
             group_hash = subgroup_hash("nsys", source, *key, number, *([name] if name else []))
             communicators.append((f"{title} · {name}" if name else title, group_hash, part))
@@ -327,11 +327,11 @@ def _directions(numbered: list[tuple[_Member, Int64]]) -> dict[str, list[tuple[_
     parts: dict[str, list[tuple[_Member, Int64]]] = {"first to second": [], "second to first": []}
     for (process, rows, _), numbers, from_first in ((a, of_a, CollectiveOp.SEND), (b, of_b, CollectiveOp.RECEIVE)):
         for name, chosen in zip(parts, (rows.op == from_first, rows.op != from_first), strict=True):
-            own = rows.take(np.flatnonzero(chosen))
-            sends = own.op == CollectiveOp.SEND
-            own.peer = sends.astype(np.int64)
-            if len(own.call):
-                parts[name].append(((process, own, (int(not sends[0]), 2)), numbers[chosen]))
+            taken = rows.take(np.flatnonzero(chosen))
+            sends = taken.op == CollectiveOp.SEND
+            taken.peer = sends.astype(np.int64)
+            if len(taken.call):
+                parts[name].append(((process, taken, (int(not sends[0]), 2)), numbers[chosen]))
     return {name: part for name, part in parts.items() if part}
 
 

@@ -45,7 +45,7 @@ class Database:
         try:
             names = connection.execute(query).fetchall()
         except sqlite3.DatabaseError:
-            # SQLite refuses a file that is shorter than its head says, unless it is told that repair is under way.
+            # SQLite refuses a file that is shorter than its head says, unless it knows that repair is under way.
             connection.execute("PRAGMA writable_schema = ON")
             names = connection.execute(query).fetchall()
         self.columns: dict[str, set[str]] = {}
@@ -199,7 +199,7 @@ class Processes:
     """Processes that have rows, numbered 0, 1, ...
 
     ``ids``: ``processes.process_id`` of each. ``base_ns``: added to each time of the file. ``until_ns``: end of the
-    recording, in the file's own times; -1 if unknown. ``session_ends``: whether the export says when its session ended.
+    recording, in the file's times; -1 if unknown. ``session_ends``: whether the export says when its session ended.
     Else ``until_ns`` is the end of the last work or call.
     """
 
@@ -248,11 +248,11 @@ class Processes:
 
     def _name_threads(self, database: Database) -> None:
         rows = database.integers("ThreadNames", nameId=0, globalTid=0)
-        own = np.flatnonzero(np.isin(rows["globalTid"] >> 24, self._keys))
-        names = database.texts(rows["nameId"][own])
-        process = self.of(rows["globalTid"][own])
+        at = np.flatnonzero(np.isin(rows["globalTid"] >> 24, self._keys))
+        names = database.texts(rows["nameId"][at])
+        process = self.of(rows["globalTid"][at])
         for owner, serialized, name in zip(
-            process.tolist(), rows["globalTid"][own].tolist(), rows["nameId"][own].tolist(), strict=True
+            process.tolist(), rows["globalTid"][at].tolist(), rows["nameId"][at].tolist(), strict=True
         ):
             tid, title = serialized & 0xFFFFFF, names.get(name, "")
             main = tid == self.pids[owner] & 0xFFFFFF

@@ -219,8 +219,8 @@ class _Adder:
 
     def _extend(self, process: Int64, begin: Int64, end: Int64) -> None:
         for owner in np.unique(process).tolist():
-            own = process == owner
-            first, last = int(begin[own].min()), int(end[own].max())
+            chosen = process == owner
+            first, last = int(begin[chosen].min()), int(end[chosen].max())
             low, high = self.extents.get(owner, (first, last))
             self.extents[owner] = (min(low, first), max(high, last))
 

@@ -94,7 +94,7 @@ def add_ranges(database: Database, processes: Processes, context: ImportContext)
 
 @dataclass(frozen=True, slots=True)
 class _Ranges:
-    """All ranges. ``number`` is the place of a range's name in ``names``; ``whole`` tells if the range has an end."""
+    """All ranges. ``number`` is the place of a range's name in ``names``; ``whole`` shows if the range has an end."""
 
     begin: Int64
     end: Int64
@@ -207,25 +207,25 @@ def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> 
         rows = table.of(places)
         owner = (table.process[rows] << 24) | table.tid[rows]
         for thread in np.unique(owner).tolist():
-            own = rows[owner == thread]
-            covered = int((table.end[own] - table.begin[own]).sum())
+            chosen = rows[owner == thread]
+            covered = int((table.end[chosen] - table.begin[chosen]).sum())
             if covered > best.get(thread >> 24, (0,))[0]:
-                best[thread >> 24] = (covered, own, family)
-    for _, own, family in best.values():
-        own = own[np.argsort(table.begin[own], kind="stable")]
-        marks = np.append(table.begin[own], table.end[own].max())
-        first = ordinal[int(table.number[own[0]])]
-        firsts.append((first, len(own)))
-        _report_cut_step(table, families[family], own, ordinal, processes, context)
-        names = np.append(table.codes[table.number[own]], context.code(f"end of {family}"))
+                best[thread >> 24] = (covered, chosen, family)
+    for _, chosen, family in best.values():
+        chosen = chosen[np.argsort(table.begin[chosen], kind="stable")]
+        marks = np.append(table.begin[chosen], table.end[chosen].max())
+        first = ordinal[int(table.number[chosen[0]])]
+        firsts.append((first, len(chosen)))
+        _report_cut_step(table, families[family], chosen, ordinal, processes, context)
+        names = np.append(table.codes[table.number[chosen]], context.code(f"end of {family}"))
         context.add(
             "spans",
             begin_ns=marks,
             end_ns=marks,
-            track_id=np.repeat(processes.threads(table.process[own[:1]], table.tid[own[:1]]), len(marks)),
+            track_id=np.repeat(processes.threads(table.process[chosen[:1]], table.tid[chosen[:1]]), len(marks)),
             kind_code=int(SpanKind.STEP_MARK),
             name_code=names,
-            value=np.append(np.arange(len(own)) + max(first, 0), -1),
+            value=np.append(np.arange(len(chosen)) + max(first, 0), -1),
         )
     numbers = {first for first, _ in firsts}
     if len(numbers) == 1 and min(numbers) > 0:
@@ -235,12 +235,7 @@ def _add_steps(table: _Ranges, processes: Processes, context: ImportContext) -> 
 
 
 def _report_cut_step(
-    table: _Ranges,
-    places: list[int],
-    own: Int64,
-    ordinal: dict[int, int],
-    processes: Processes,
-    context: ImportContext,
+    table: _Ranges, places: list[int], own: Int64, ordinal: dict[int, int], processes: Processes, context: ImportContext
 ) -> None:
     """Report a step after the whole ones ``own`` that was open when the recording ended."""
     process, tid = int(table.process[own[-1]]), int(table.tid[own[-1]])

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.collectors.decode_context import DeviceTime, TickClock
-from stashtrace.loading.clocks.host_clock import Int64, TickMap, consistent_run, with_ends
+from stashtrace.loading.clocks.host_clock import TickMap, consistent_run, with_ends
+from stashtrace.schema.groupby import Int64
 from stashtrace.schema.kinds import DeviceClock, Severity
 from stashtrace.schema.possible import is_possible
 from stashtrace.schema.trace import LossRow, RawProcess
@@ -57,7 +58,7 @@ def device_time(readings: DeviceReadings, clock: DeviceClock) -> DeviceTime:
     """Return the mapping of one device clock from at least one reading.
 
     ``error_ns`` is the largest half-width of the readings used, plus the uncertainty of the clock between them and up
-    to one interval outside of them, plus the clock's own step.
+    to one interval outside of them, plus the clock's step.
     """
     order = np.lexsort((readings.half_ns, readings.device_ns, readings.common_ns))
     device, common, half = readings.device_ns[order], readings.common_ns[order], readings.half_ns[order]
@@ -152,7 +153,7 @@ def _outside(device: Int64, half: Int64, beyond: int) -> int:
 
 
 def _worst_distance(line: TickMap, device: Int64, common: Int64, half: Int64, rejected: int) -> int:
-    """Return how far in ns the worst reading is from the line, beyond its own half-width and the narrowest one's."""
+    """Return how far in ns the worst reading is from the line, beyond its half-width and the narrowest one's."""
     residual = np.maximum(np.abs(line(device.view(np.uint64)) - common) - half, 0)
     if rejected:
         residual = residual[residual <= np.quantile(residual, 1 - rejected / len(residual))]

@@ -14,15 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+from stashtrace.schema.groupby import Bools, Floats, Int64
 
 #: Source of a limit.
 COLLECTIVES, PING = 0, 1
 #: How much the rate of a clock in a machine room changes during a run: quartz holds 0.1 ppm (Veitch et al. 2009).
 _WANDER = 1e-7
-#: The tightest limits are kept for each of so many pieces of time ...
+#: The tightest limits are kept for each of this many pieces of time ...
 _PIECES = 64
 #: ... or of more, up to a maximum, so that a piece of a long run is at most this long.
 _PIECE_NS = 30_000_000_000
@@ -30,7 +28,7 @@ _MOST_PIECES = 1024
 #: A limit this far, plus this many half-widths of the rough band, on the wrong side is rejected at once.
 _GROSS_RATIO = 3.0
 _GROSS_NS = 50_000.0
-#: Contradictions are resolved one at a time; after so many of them, that distance is halved.
+#: Contradictions are resolved one at a time; after this many of them, that distance is halved.
 _PATIENCE = 16
 _MOST_ROUNDS = 512
 #: Windows in which rejected limits are counted: if more than half of a window is wrong, the clock was set.
@@ -167,7 +165,7 @@ class _Points:
         """Return how far in ns the line is on the wrong side of each limit; negative on the right side."""
         return -self.sign * (self.value - level - slope * self.time)
 
-    def settle(self, pieces: int, slack: float) -> tuple[Band, npt.NDArray[np.int64]] | None:
+    def settle(self, pieces: int, slack: float) -> tuple[Band, Int64] | None:
         """Return the lines between the limits and the index of the limits used; contradicting limits are rejected."""
         level, slope, width = self.rough
         most = _GROSS_RATIO * width + _GROSS_NS + 2 * slack
@@ -188,7 +186,7 @@ class _Points:
             self.alive[against[np.argmax(violation[against])]] = False
         return None
 
-    def _tightest(self, pieces: int) -> npt.NDArray[np.int64]:
+    def _tightest(self, pieces: int) -> Int64:
         """Return the index of the limits nearest to the rough line in each piece of time, above and below it.
 
         Any subset of the limits holds; these constrain the offset most.
@@ -247,7 +245,7 @@ def _modest(count: Int64) -> Int64:
 
 
 def _reach(
-    lines: Band, points: _Points, kept: npt.NDArray[np.int64], at: Floats, bow: float, more_rate: float
+    lines: Band, points: _Points, kept: Int64, at: Floats, bow: float, more_rate: float
 ) -> tuple[Floats, Floats]:
     """Return the lowest and highest offset at each moment.
 
@@ -265,7 +263,7 @@ def _reach(
     return np.minimum(low, high), np.maximum(low, high)
 
 
-def _touching(lines: Band, points: _Points, kept: npt.NDArray[np.int64], bow: float) -> Bools:
+def _touching(lines: Band, points: _Points, kept: Int64, bow: float) -> Bools:
     """Return a mask of the limits that determine the lines: those that a line touches."""
     time, value, upper = points.time[kept], points.value[kept], points.upper[kept]
     away = np.multiply.outer(time, lines.slope)
@@ -376,7 +374,7 @@ def _edges(time: Floats, value: Floats) -> Floats:
     return np.diff(value) / np.diff(time)
 
 
-def _hull(time: Floats, value: Floats) -> npt.NDArray[np.int64]:
+def _hull(time: Floats, value: Floats) -> Int64:
     """Return the index of the corners of the lower convex hull, by time."""
     order = np.lexsort((value, time))
     order = order[np.diff(time[order], prepend=-np.inf) > 0]
@@ -398,9 +396,9 @@ def _hull(time: Floats, value: Floats) -> npt.NDArray[np.int64]:
 # of ends are grouped by the host that entered last; half the distance between the two groups is the error of the ends.
 
 
-#: Each host must have entered last in at least so many operations.
+#: Each host must have entered last in at least this many operations.
 _FEWEST = 8
-#: An operation is small if it took at most so many times as long as a quick one.
+#: An operation is small if it took at most this many times as long as a quick one.
 _SMALL_RATIO = 1.5
 #: Part of a quick operation's duration by which one host may end later, whichever host entered last: threads of the
 #: host wake up late, kernels on devices hardly differ.
@@ -425,7 +423,7 @@ class CommonEnds:
     #: Of the clocks behind the ends.
     error_ns: Int64
     #: True if the times are from devices.
-    on_device: npt.NDArray[np.bool_]
+    on_device: Bools
 
     @property
     def need(self) -> float:

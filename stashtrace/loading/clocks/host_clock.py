@@ -17,13 +17,12 @@ import numpy.typing as npt
 from stashtrace import _native
 from stashtrace.errors import FormatError
 from stashtrace.loading.clocks.fit_host_pair import STRAIGHT, Bend
+from stashtrace.schema.groupby import Int64
 from stashtrace.schema.possible import HIGHEST, is_possible
 from stashtrace.schema.trace import RawProcess
 
-Int64 = npt.NDArray[np.int64]
-
-#: The best reading of each window of this length is kept, or of so many windows of a short run: in shorter pieces, the
-#: noise of readings would look like a change of rate.
+#: The best reading of each window of this length is kept, or of this many windows of a short run: in shorter pieces,
+#: the noise of readings would look like a change of rate.
 WINDOW_NS, _LEAST_WINDOWS = 500_000_000, 16
 #: A piece shorter than this is not used to extrapolate.
 _BASELINE_NS = 10_000_000_000
@@ -344,8 +343,8 @@ def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
     rates: dict[tuple[str, str], list[float]] = {}
     for raw in core:
         # The nominal ticks per second; 10^9 where the file names no possible rate
-        told = raw.metadata.get("tick_hz")
-        hz = float(told) if isinstance(told, int | float) and _LEAST_HZ <= told <= _MOST_HZ else 1e9
+        known = raw.metadata.get("tick_hz")
+        hz = float(known) if isinstance(known, int | float) and _LEAST_HZ <= known <= _MOST_HZ else 1e9
         rates.setdefault(_domain_of(raw), []).append(hz)
         readings.setdefault(_domain_of(raw), []).extend(_readings_of(raw, hz))
     clocks = {}

@@ -12,24 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.loading.clocks.fit_host_pair import (
-    COLLECTIVES,
-    PING,
-    STRAIGHT,
-    Bend,
-    CommonEnds,
-    Limits,
-    OffsetFit,
-    fit_offset,
-)
+from stashtrace.loading.clocks import fit_host_pair
 from stashtrace.loading.clocks.meetings import NONE, Meetings
+from stashtrace.schema.groupby import Floats, Int64
 
-Int64 = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-_NAMES = {COLLECTIVES: "collectives", PING: "ping"}
+_NAMES = {fit_host_pair.COLLECTIVES: "collectives", fit_host_pair.PING: "ping"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +65,21 @@ class Alignment:
     stepped: tuple[int, ...] = ()
 
 
-def align_hosts(meetings: Meetings, lifes_ns: Int64, reference: int, bends: Sequence[Bend] = ()) -> Alignment:
+def align_hosts(
+    meetings: Meetings, lifes_ns: Int64, reference: int, bends: Sequence[fit_host_pair.Bend] = ()
+) -> Alignment:
     """Align all hosts to one.
 
     ``lifes_ns``: first and last known moment of each host, on its clock. ``reference``: host to align to. ``bends``: of
     each host's clock; by default, all are straight.
     """
-    edges: dict[tuple[int, int], OffsetFit] = {}
+    edges: dict[tuple[int, int], fit_host_pair.OffsetFit] = {}
     rejected = meetings.dropped_count
     for (leader, follower), rows in _pairs(meetings, len(lifes_ns), reference).items():
         limits, ends = rows
-        bend = bends[leader] + bends[follower] if bends else STRAIGHT
+        bend = bends[leader] + bends[follower] if bends else fit_host_pair.STRAIGHT
         begin, end = lifes_ns[follower].tolist()
-        fit = fit_offset(limits, ends, begin, end, bend)
+        fit = fit_host_pair.fit_offset(limits, ends, begin, end, bend)
         if fit is not None:
             edges[leader, follower] = fit
             rejected += fit.rejected_count
@@ -101,7 +91,9 @@ def align_hosts(meetings: Meetings, lifes_ns: Int64, reference: int, bends: Sequ
 # Pairs ------------------------------------------------------------------------------------------
 
 
-def _pairs(meetings: Meetings, hosts: int, reference: int) -> dict[tuple[int, int], tuple[Limits, CommonEnds]]:
+def _pairs(
+    meetings: Meetings, hosts: int, reference: int
+) -> dict[tuple[int, int], tuple[fit_host_pair.Limits, fit_host_pair.CommonEnds]]:
     """Map (leader, follower) to limits and common ends; an operation compares its hub with each of its other hosts."""
     if not len(meetings.operation):
         return {}
@@ -127,12 +119,12 @@ def _pairs(meetings: Meetings, hosts: int, reference: int) -> dict[tuple[int, in
     return limits
 
 
-def _limits(meetings: Meetings, lead: Int64, follow: Int64) -> tuple[Limits, CommonEnds]:
+def _limits(meetings: Meetings, lead: Int64, follow: Int64) -> tuple[fit_host_pair.Limits, fit_host_pair.CommonEnds]:
     enter, end = meetings.enter_ns, meetings.end_ns
     above = (end[lead] != NONE) & (enter[follow] != NONE)
     below = (enter[lead] != NONE) & (end[follow] != NONE)
     up_at, down_at = enter[follow][above], end[follow][below]
-    limits = Limits(
+    limits = fit_host_pair.Limits(
         np.concatenate([up_at, down_at]),
         np.concatenate([end[lead][above] - up_at, enter[lead][below] - down_at]),
         np.concatenate([np.ones(len(up_at), dtype=bool), np.zeros(len(down_at), dtype=bool)]),
@@ -141,7 +133,7 @@ def _limits(meetings: Meetings, lead: Int64, follow: Int64) -> tuple[Limits, Com
     both = above & below & meetings.together[lead]
     a, b = lead[both], follow[both]
     error = meetings.error_ns[a] + meetings.error_ns[b]
-    ends = CommonEnds(
+    ends = fit_host_pair.CommonEnds(
         end[b] - meetings.error_ns[b],
         (end[a] - meetings.error_ns[a]) - (end[b] - meetings.error_ns[b]),
         enter[a] - enter[b],
@@ -203,7 +195,7 @@ def _circle_hubs(meetings: Meetings, hosts: int, reference: int) -> Int64:
 
 
 def _tree(
-    edges: dict[tuple[int, int], OffsetFit], lifes_ns: Int64, reference: int
+    edges: dict[tuple[int, int], fit_host_pair.OffsetFit], lifes_ns: Int64, reference: int
 ) -> tuple[dict[int, HostOffset], list[tuple[int, int]]]:
     """Return the offset of each host along the path of least error from the reference, and the pairs used."""
     near: dict[int, list[tuple[int, tuple[int, int]]]] = {}
@@ -232,14 +224,14 @@ def _tree(
     return offsets, used
 
 
-def _toward(fit: OffsetFit, is_follower: bool) -> tuple[Int64, Int64, Int64]:
+def _toward(fit: fit_host_pair.OffsetFit, is_follower: bool) -> tuple[Int64, Int64, Int64]:
     """Return (moments, offset, error) that map one host of a pair to the other."""
     if is_follower:
         return fit.at_ns, fit.offset_ns, fit.error_ns
     return fit.at_ns + fit.offset_ns, -fit.offset_ns, fit.error_ns
 
 
-def _chain(own: tuple[Int64, Int64, Int64], parent: HostOffset, fit: OffsetFit) -> HostOffset:
+def _chain(own: tuple[Int64, Int64, Int64], parent: HostOffset, fit: fit_host_pair.OffsetFit) -> HostOffset:
     """Return the offset to the reference by way of a parent; the errors are added up."""
     at, offset, error = own
     there = at + offset

@@ -18,12 +18,10 @@ import numpy.typing as npt
 
 from stashtrace.collectors.decode_context import TickClock
 from stashtrace.loading.clocks.fit_host_pair import COLLECTIVES, PING
+from stashtrace.schema.groupby import Bools, Int64
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveOp, CollectiveSource
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import RawProcess
-
-Int64 = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 #: No moment: no host had to wait for it.
 NONE = np.int64(np.iinfo(np.int64).min)
@@ -71,11 +69,7 @@ class Meetings:
 
 
 def meetings_of(
-    collectives: Table,
-    groups: Table,
-    host_of: Int64,
-    own_error_ns: Int64,
-    error_of: Mapping[tuple[int, int], int],
+    collectives: Table, groups: Table, host_of: Int64, own_error_ns: Int64, error_of: Mapping[tuple[int, int], int]
 ) -> Meetings:
     """Return the meetings in the collectives of a run.
 
@@ -99,8 +93,8 @@ def meetings_of(
     timed = (table["device_begin_ns"] >= 0) & (table["device_end_ns"] >= table["device_begin_ns"])
     error = _errors(process, table["source_code"], timed, error_of)[order] + own_error_ns[host[order]]
     enter = np.where(timed & ~_begun_by_return(table), table["device_begin_ns"], table["call_ns"])[order] - error
-    told = (CollectiveSource.HOST, CollectiveSource.IMPORTED)
-    on_host = np.isin(table["source_code"], told) & (table["end_ns"] >= 0)
+    known = (CollectiveSource.HOST, CollectiveSource.IMPORTED)
+    on_host = np.isin(table["source_code"], known) & (table["end_ns"] >= 0)
     end = np.where(timed, table["device_end_ns"], np.where(on_host, table["end_ns"], NONE))[order]
     end = np.where(end == NONE, end, end + error)
     is_root = _is_root(table, groups)[order]
@@ -199,7 +193,7 @@ def _is_root(table: Table, groups: Table) -> Bools:
 
 # Exchanges of messages between hosts (``clock_ping`` rows) as meetings: a message is received after it is sent.
 #
-# Each of the two processes writes its own two times of an exchange under its number; here the halves are joined.
+# Each of the two processes writes its two times of an exchange under its number; here the halves are joined.
 
 
 def pings_of(core: Sequence[RawProcess], clocks: Sequence[TickClock], host_of: Int64, own_error_ns: Int64) -> Meetings:

@@ -1,6 +1,6 @@
 """Imported by every Python of a traced job, since this folder comes first in its PYTHONPATH.
 
-It runs the user's own sitecustomize, then lets ``stashtrace.probes.bootstrap`` set its import hook. It must never raise
+It runs the user's sitecustomize, then lets ``stashtrace.probes.bootstrap`` set its import hook. It must never raise
 because of us, costs well under 5 ms, and leaves ``sys.path`` as it is.
 
 The package of the probes is loaded from its folder here, under its name, and needs no other part of ``stashtrace``. So

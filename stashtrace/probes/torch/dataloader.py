@@ -32,7 +32,7 @@ _PIN = recorder.code("BatchPhase", "pin")
 _WORKERS_END = recorder.code("BatchPhase", "workers_end")
 #: Numbers of the iterators of this process that have no workers.
 _ordinals = itertools.count(1)
-#: Whether this torch tells which worker made the batch that it returns (2.7 and later).
+#: Whether this torch says which worker made the batch that it returns (2.7 and later).
 _worker_is_known = False
 #: Iterators that have workers, which may be killed.
 _with_workers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -172,7 +172,7 @@ def _awaited(iterator: Any) -> tuple[int, int, dict[int, int]]:
         return int(iterator._num_yielded), -1, {}
     tasks = iterator._task_info
     task = tasks.get(index)
-    # Another batch is returned if the worker of this one has none left; a later torch tells the worker then.
+    # Another batch is returned if the worker of this one has none left; a later torch names the worker then.
     given = {} if _worker_is_known else {i: int(t[0]) for i, t in tasks.items()}
     return int(index), int(task[0]) if task else -1, given
 
@@ -213,7 +213,7 @@ def wrap_process_data(original: Any) -> Any:
     """Wrap ``_process_data``, which knows the worker that made the batch."""
 
     def _process_data(self: Any, data: Any, *rest: Any) -> Any:
-        # torch 2.7 and later pass the worker; with an older one the index tells.
+        # torch 2.7 and later pass the worker; with an older one the index shows.
         batch = thread_state.batch
         if rest and batch is not None and type(rest[0]) is int:
             thread_state.batch = (batch[0], batch[1], rest[0])

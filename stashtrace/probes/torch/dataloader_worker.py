@@ -1,7 +1,7 @@
 """Batches in a DataLoader worker: waiting for an index, putting a batch into the queue, pickling in the feeder thread.
 
 Wraps ``_worker_loop``, which torch starts by name in forked, spawned and forkserver children. The wrappers sit on the
-worker's own queue objects, and end with the process.
+worker's queue objects, and end with the process.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _begin(worker_id: int, base_seed: int, index_queue: Any, data_queue: Any) ->
 
 
 def _record(phase: int, begin: int, end: int, loader: Any, index: int, worker: int) -> None:
-    # The rows before and after it tell where the time went, so ticks are enough.
+    # The rows before and after it show where the time went, so ticks are enough.
     _emit(begin, end, loader.loader_id, index, -1, -1, worker, 0, 0, phase)
     cost.add(now_ticks() - end)
 

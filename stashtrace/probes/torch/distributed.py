@@ -428,7 +428,7 @@ class SleepingOperators:
 
     A kernel in Python costs a collective some ten microseconds, also while it records nothing. One that falls through
     is registered on top of ours, so that torch goes straight to the backend; it is taken away when recording begins.
-    The numbers of collectives, which must be the same on all ranks, then go on with the groups' own counts, which a
+    The numbers of collectives, which must be the same on all ranks, then go on with the groups' counts, which a
     first step has shown to agree with ours. Sends, receives and monitored barriers keep our kernels: backends differ in
     how they count them.
     """

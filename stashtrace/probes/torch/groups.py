@@ -100,7 +100,7 @@ class Group:
         self.messages += 2 * (len(self.members) - 1) if self.rank == 0 else 2
 
     def counts_like(self, process_group: Any) -> bool:
-        """Whether the group's own count has grown by what was counted here, so that it can count in our place."""
+        """Whether the group's count has grown by what was counted here, so that it can count in our place."""
         grown, counted = self._grown(process_group), self.collectives - self.uncounted
         self._counts_messages = grown == counted + self.messages
         return grown is not None and (self._counts_messages or grown == counted)
@@ -131,7 +131,7 @@ class Group:
 
 
 def own_count(process_group: Any) -> int | None:
-    """Return the group's own count of operations, None if its backend does not count."""
+    """Return the group's count of operations, None if its backend does not count."""
     try:
         return int(process_group._get_sequence_number_for_group())
     except (AttributeError, RuntimeError):

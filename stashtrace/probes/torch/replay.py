@@ -33,7 +33,7 @@ _DIFFER = "batches differ in shape: those that are replayed, the first ones, may
 class Replay:
     """The kept batches of one DataLoader.
 
-    ``wanted``: batches to keep. ``is_iterable``: whether the data set is iterable, so that no sampler tells where an
+    ``wanted``: batches to keep. ``is_iterable``: whether the data set is iterable, so that no sampler shows where an
     epoch ends. ``batches_count``: length of an epoch of such a data set, -1 if unknown. ``begins``: called when the
     first batch is replayed. ``complete``: whether all batches are kept, so that no more are made.
     """

@@ -4,7 +4,7 @@ What a script does to a batch must not affect the next step. Containers are copi
 an alias of the kept one, so that ``requires_grad`` and gradients stay with the alias. If its version counter shows that
 a tensor was changed in place, it is restored from a second copy.
 
-Each alias has, as its own attributes, the methods by which a script moves it to a device, so that other tensors of the
+Each alias has, as its attributes, the methods by which a script moves it to a device, so that other tensors of the
 job are not affected. The first result of such a call is kept on the device, and later calls get an alias of it. A call
 that makes another tensor on the host (``x.float()``, ``x.unsqueeze(1)``) is done as always, and its result gets such
 methods too. A tensor that is changed before it is moved is copied again, and a note says so.
@@ -114,7 +114,7 @@ class KeptBatch:
 
 
 class _Keeper:
-    """Takes a batch apart once, into functions that make its parts anew."""
+    """Takes a batch apart once, into functions that make its parts again."""
 
     def __init__(self, notes: Notes, shapes: list[Any]) -> None:
         self._notes, self._shapes = notes, shapes
@@ -125,7 +125,7 @@ class _Keeper:
         patching.look_like(_call, torch.nn.Module._call_impl)
 
     def keep(self, part: Any, depth: int) -> Callable[[], Any] | None:
-        """Return the function that makes a part of a batch anew; None if the part may be handed out as it is."""
+        """Return the function that makes a part of a batch again; None if the part may be handed out as it is."""
         if isinstance(part, self._tensor):
             self._shapes.append(part.numel() if part.is_nested else tuple(part.size()))
             kept = self._seen.get(id(part))
@@ -177,7 +177,7 @@ class _Keeper:
         return renew
 
     def _object(self, part: Any, depth: int) -> Callable[[], Any] | None:
-        """An object of the user's own class: its attributes are made anew if they hold a tensor."""
+        """An object of the user's class: its attributes are made again if they hold a tensor."""
         before = len(self._shapes)
         inner = self._within(getattr(part, "__dict__", {}).items(), depth)
         slots = self._within(_slots_of(part), depth)
@@ -196,7 +196,7 @@ class _Keeper:
         return renew
 
     def _array(self, part: Any) -> Callable[[], Any] | None:
-        """An array of numpy or the like: sampled bytes tell whether it was changed in place."""
+        """An array of numpy or the like: sampled bytes show whether it was changed in place."""
         try:
             view = memoryview(part).cast("B")
         except (TypeError, ValueError, NotImplementedError, BufferError):
@@ -226,7 +226,7 @@ def _slots_of(part: Any) -> list[tuple[str, Any]]:
 class KeptTensor:
     """A tensor that is handed out many times, and the results of its methods.
 
-    ``tensor``: kept, never handed out itself; None for a tensor that is made anew in each step, of which only results
+    ``tensor``: kept, never handed out itself; None for a tensor that is made again in each step, of which only results
     are kept. ``notes``: of its loader. ``source``: the tensor of the batch that this one was made from.
     """
 
@@ -258,7 +258,7 @@ class KeptTensor:
             notes.host_bytes += _bytes_of(tensor)
 
     def hand_out(self, again: Callable[[], Any] | None = None) -> Any:
-        """Return an alias; ``again`` makes the tensor anew if the script has changed it in place."""
+        """Return an alias; ``again`` makes the tensor again if the script has changed it in place."""
         if _version_of(self._tensor) != self._version:
             self._undo(again)
         if self._clones:
@@ -277,7 +277,7 @@ class KeptTensor:
     def _undo(self, again: Callable[[], Any] | None) -> None:
         self._notes.inform("replayed_batches_restored", "the script changes its batches in place")
         if again is not None:
-            # The script will do so in each step, so from now on it gets a copy, made on the tensor's own device.
+            # The script will do so in each step, so from now on it gets a copy, made on the tensor's device.
             self._tensor = again()
             self._clones = True
         elif self._pristine is not None:

@@ -51,12 +51,12 @@ def _get_iterator(original: Any, ours: dict[type, Any]) -> Any:
             if state is not None:
                 # Note how many batches torchdata counts twice: it adds those that it skips to the number in the state
                 snapshot = state.get("_snapshot")
-                told = (
+                known = (
                     state["_num_yielded"]
                     if snapshot is None
                     else snapshot["_snapshot_step"] + state["_steps_since_snapshot"]
                 )
-                iterator._stashtrace_counted_twice = iterator._num_yielded - told
+                iterator._stashtrace_counted_twice = iterator._num_yielded - known
             attach(session, iterator, self)
         except Exception as error:
             session.not_replayed(f"{type(iterator).__module__}.{type(iterator).__name__}: {error!r}")

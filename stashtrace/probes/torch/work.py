@@ -1,7 +1,7 @@
 """A collective after its launch: when it ended, and which thread waited for it.
 
 The recorder writes the end of a Work of gloo on the thread that runs it (csrc/hooks/hooks_gloo.cpp), once a first Work
-of its class has ended in a callback. For others, whichever comes first tells the end: the callback of the future (on a
+of its class has ended in a callback. For others, whichever comes first shows the end: the callback of the future (on a
 backend thread, late if that must wait for the GIL), or the return of ``Work.wait``. A Work holds tensors, so we keep it
 only while it is in flight; afterwards only a weak reference, as long as the caller keeps it.
 """
@@ -143,7 +143,7 @@ class _Ended:
             work, launch.work = launch.work, None
             if work is not None:
                 native.learn_work(work)
-            # The wait that raises tells of a failure; to ask the future would make tensors.
+            # The wait that raises reports a failure; to ask the future would make tensors.
             launch.finish(end, FINE)
             ident = threading.get_ident()
             if ident not in _backend_threads:

@@ -1,7 +1,7 @@
 """The GPUs of a machine and the links between them: read by nvidia-ml-py, kept in ``run.json``, shown in words.
 
-``doctor`` reads the inventory of this machine; ``run`` reads it beside the job, so that a recording says on what it was
-made. Where the package is not installed, or there is no driver, one line says so and nothing else changes.
+``doctor`` reads the inventory of this machine; ``run`` reads it while the job runs, so that a recording says on what it
+was made. Where the package is not installed, or there is no driver, one line says so and nothing else changes.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def inventory_lines(inventory: Mapping[str, Any] | None) -> list[str]:
 
 
 def device_text(device: Mapping[str, Any]) -> str:
-    """Return one device in words: name, memory, place, PCIe, ECC, NVLink; what it does not tell is left out."""
+    """Return one device in words: name, memory, place, PCIe, ECC, NVLink; what it does not show is left out."""
     parts = [str(device.get("name", "unknown device"))]
     if "memory_bytes" in device:
         parts.append(f"{device['memory_bytes'] / 2**30:.0f} GiB")
@@ -188,8 +188,8 @@ def narrow_devices(inventory: Mapping[str, Any]) -> list[int]:
 
 def same_text(inventory: Mapping[str, Any]) -> Sequence[tuple[str, list[int]]]:
     """Return each distinct device in words without its place, and the devices that it describes."""
-    alike: dict[str, list[int]] = {}
+    similar: dict[str, list[int]] = {}
     for device in inventory["devices"]:
         text = device_text({key: value for key, value in device.items() if key != "bus"})
-        alike.setdefault(text, []).append(device["index"])
-    return list(alike.items())
+        similar.setdefault(text, []).append(device["index"])
+    return list(similar.items())

@@ -25,7 +25,7 @@ _PATHS = {
 
 
 def inventory(nvml: ModuleType) -> dict[str, Any]:
-    """Return driver, devices and the ways between them; what a device does not tell is left out.
+    """Return driver, devices and the ways between them; what a device does not show is left out.
 
     ``nvml``: ``pynvml``, not initialized.
     """
@@ -52,8 +52,8 @@ def inventory(nvml: ModuleType) -> dict[str, Any]:
             }
             for first, second in itertools.combinations(range(len(handles)), 2)
         ]
-        told: dict[str, Any] = _drop_none(facts)
-        return told
+        known: dict[str, Any] = _drop_none(facts)
+        return known
     finally:
         nvml.nvmlShutdown()
 

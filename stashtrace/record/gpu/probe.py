@@ -92,7 +92,7 @@ def nccl(candidates: list[str]) -> dict[str, Any]:
 
 
 def cupti() -> dict[str, Any]:
-    """Return the version of libcupti on the library path; some tell it only where there is a driver."""
+    """Return the version of libcupti on the library path; some say it only where there is a driver."""
     library = _load("libcupti.so.13", "libcupti.so.12")
     return {} if library is None else {"version": _number(library, "cuptiGetVersion")}
 

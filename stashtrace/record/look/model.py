@@ -102,12 +102,12 @@ class ThreadLook:
 
     @property
     def place(self) -> str:
-        """The innermost frame of the job's own code, else the innermost one; empty if its stack was not read."""
+        """The innermost frame of the job's code, else the innermost one; empty if its stack was not read."""
         return self.own_place or (self.frames[0] if self.frames else "")
 
     @property
     def own_place(self) -> str:
-        """The innermost frame of the job's own code; of a worker, inside the loop in which it makes batches."""
+        """The innermost frame of the job's code; of a worker, inside the loop in which it makes batches."""
         for frame in self.frames:
             if _is_worker_loop(frame):
                 return ""  # outside of it are the frames of the process that forked it
@@ -180,10 +180,10 @@ class Look:
     def from_text(cls, text: str) -> Look | None:
         """Return the look that :meth:`to_text` wrote; None for a text that it did not write."""
         try:
-            told = json.loads(text)
-            thread, holder = (_thread(told.pop(name, None)) for name in ("thread", "holder"))
-            children, unseen = (tuple(map(str, told.pop(name, ()))) for name in ("ended_children", "unseen"))
-            look = cls(**told, ended_children=children, unseen=unseen, thread=thread, holder=holder)
+            known = json.loads(text)
+            thread, holder = (_thread(known.pop(name, None)) for name in ("thread", "holder"))
+            children, unseen = (tuple(map(str, known.pop(name, ()))) for name in ("ended_children", "unseen"))
+            look = cls(**known, ended_children=children, unseen=unseen, thread=thread, holder=holder)
         except (ValueError, TypeError, AttributeError):
             return None
         numbers = (look.pid, look.at_ns, look.window_ns, look.thread_ran_ns, look.others_ran_ns, look.moved_bytes)

@@ -106,10 +106,10 @@ def read_moment(pid: int) -> Moment | None:
     run_ns, moved = 0, 0
     known = True
     for one in [pid, *descendants(pid)]:
-        own = fields if one == pid else stat_fields(f"/proc/{one}/stat")
-        if own is None:
+        chosen = fields if one == pid else stat_fields(f"/proc/{one}/stat")
+        if chosen is None:
             continue  # it has ended meanwhile, and its time is in that of its parent
-        run_ns += sum(int(own[at]) for at in (11, 12, 13, 14)) * _TICK_NS
+        run_ns += sum(int(chosen[at]) for at in (11, 12, 13, 14)) * _TICK_NS
         bytes_of = _moved_bytes(one)
         known = known and (bytes_of >= 0 or one != pid)
         moved += max(bytes_of, 0)

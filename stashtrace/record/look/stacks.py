@@ -49,7 +49,7 @@ class Stacks:
 
 
 def find_program() -> str | None:
-    """Return the path of py-spy: beside this Python, or on the path of programs; None if it is not installed."""
+    """Return the path of py-spy: next to this Python, or on the path of programs; None if it is not installed."""
     beside = os.path.join(os.path.dirname(sys.executable), PROGRAM)
     return beside if os.access(beside, os.X_OK) else shutil.which(PROGRAM)
 

@@ -14,7 +14,7 @@ from stashtrace.analysis.lines.thread_places import exact_calls
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import StepThread, step_threads
-from stashtrace.analysis.stragglers.file_calls import file_calls
+from stashtrace.analysis.stragglers.cause_names import file_calls
 from stashtrace.replay.causes.candidates import ANY, Candidate
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.work_by_line import WorkByLine

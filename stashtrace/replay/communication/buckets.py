@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.calibration.robust_line import Floats, least_absolute
 from stashtrace.errors import MissingDataError, guarded
@@ -31,7 +31,7 @@ from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.trace import Trace
 from stashtrace.units import bytes_text
 
-#: Latency can be told from bandwidth if the largest message is this many times the smallest one.
+#: Latency can be distinguished from bandwidth if the largest message is this many times the smallest one.
 _SPREAD = 4.0
 #: Number of sizes that are replayed to find the best one.
 _MOST_CANDIDATES = 4
@@ -40,9 +40,9 @@ _EDGE_COLUMNS = ("source", "target", "edge_kind", "lag_ns")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Time of a message by its size, as far as the run tells."""
+    """Time of a message by its size, as far as the run shows."""
 
-    #: (float, float); With the least and with the most possible latency; equal where messages of several sizes tell the
+    #: (float, float); With the least and with the most possible latency; equal where messages of several sizes show the
     #: latency.
     alpha_ns: tuple[float, float]
     beta_ns_per_byte: tuple[float, float]
@@ -73,8 +73,8 @@ class Buckets:
 def gradient_buckets(trace: Trace, graph: Graph) -> Buckets:
     """Find the buckets of DistributedDataParallel in a run and in its graph.
 
-    ``graph``: of that trace. Raises MissingDataError if the run sends no such buckets, or they cannot be told from its
-    other messages.
+    ``graph``: of that trace. Raises MissingDataError if the run sends no such buckets, or they cannot be distinguished
+    from its other messages.
     """
     messages = gradient_messages(trace)
     rows = np.flatnonzero((messages.backward >= 0) & messages.within)
@@ -175,7 +175,7 @@ def _candidates(messages: Messages, one_pass: Int64) -> tuple[float, ...]:
 
 
 def message_line(sizes_bytes: Floats, times_ns: Floats) -> tuple[float, float] | None:
-    """Return latency and ns per byte of messages; None if their sizes are too similar to tell."""
+    """Return latency and ns per byte of messages; None if their sizes are too similar to decide."""
     sized = sizes_bytes > 0
     sizes, times = sizes_bytes[sized], times_ns[sized]
     if not len(sizes) or sizes.max() < _SPREAD * sizes.min():
@@ -210,7 +210,7 @@ class _Pieces:
     bytes: Floats
     work_ns: Floats
     shift_ns: Floats
-    last: npt.NDArray[np.bool_]
+    last: Bools
     changed: Int64
     of_message: Int64
 

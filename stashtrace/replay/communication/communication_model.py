@@ -10,27 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.calibration.file import Points
 from stashtrace.calibration.fit_link import Fit, fit_alpha_beta
 from stashtrace.calibration.robust_line import Floats, r_squared
 from stashtrace.errors import MissingDataError
+from stashtrace.replay.communication import overlap
 from stashtrace.replay.communication.messages import DdpFacts, Messages, gradient_messages
-from stashtrace.replay.communication.overlap import (
-    are_made_of,
-    best_merge,
-    divides,
-    merge_caps,
-    merged,
-    ready_by_sizes,
-    rebucketed,
-    rounded_cap,
-    schedule,
-)
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 from stashtrace.schema.trace import Trace
@@ -191,28 +180,28 @@ def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int6
     kind = _kinds(messages)
     links = []
     for number in np.unique(kind[rows]).tolist():
-        own = rows[kind[rows] == number]
+        chosen = rows[kind[rows] == number]
         # Of two messages that shared a thread, one may have no time left: it is not a point of the fit.
-        own = own[messages.link_ns[own] > 0]
-        if not len(own):
+        chosen = chosen[messages.link_ns[chosen] > 0]
+        if not len(chosen):
             continue
-        points = _points(messages.bytes[own], messages.link_ns[own])
+        points = _points(messages.bytes[chosen], messages.link_ns[chosen])
         fit, r2 = None, float("nan")
         if len(points.sizes_bytes) >= _FEWEST_SIZES:
             fit = fit_alpha_beta(points.sizes_bytes, points.median_ns, points.errors_ns(), max_pieces=1)
             r2 = r_squared(points.median_ns, fit.expected(points.sizes_bytes)[0])
-        first = own[0]
+        first = chosen[0]
         link = LinkFit(
             str(messages.communicator[first]),
             str(messages.op[first]),
             str(messages.backend[first]),
             int(messages.ranks_count[first]),
-            len(own),
+            len(chosen),
             points,
             fit,
             r2,
         )
-        links.append((-int(messages.bytes[own].sum()), number, link))
+        links.append((-int(messages.bytes[chosen].sum()), number, link))
     links.sort(key=lambda entry: entry[:2])
     place = np.full(int(kind.max()) + 1, -1, dtype=np.int64)
     place[int64([number for _, number, _ in links])] = np.arange(len(links))
@@ -240,7 +229,7 @@ class _Pass:
 
     ready_ns: Floats
     bytes: Int64
-    blocking: npt.NDArray[np.bool_]
+    blocking: Bools
     link: int
 
 
@@ -248,9 +237,9 @@ def _expected_times(messages: Messages, links: Sequence[LinkFit], of: Int64) -> 
     """Return the time of each message by the fit of its operation, else the median of its size."""
     out = np.zeros(len(messages))
     for at, link in enumerate(links):
-        own = of == at
-        size = messages.bytes[own].astype(np.float64)
-        out[own] = (
+        chosen = of == at
+        size = messages.bytes[chosen].astype(np.float64)
+        out[chosen] = (
             link.fit.expected(size)[0]
             if link.fit is not None
             else np.interp(size, link.points.sizes_bytes, link.points.median_ns)
@@ -266,33 +255,33 @@ def _passes(messages: Messages, links: Sequence[LinkFit], of: Int64) -> tuple[Pa
     table: list[tuple[float, ...]] = []
     typical: list[_Pass] = []
     for of_pass in GroupBy.runs(messages.rank[rows], messages.backward[rows]):
-        own = rows[of_pass]
-        waits = messages.blocking[own].copy()
+        chosen = rows[of_pass]
+        waits = messages.blocking[chosen].copy()
         waits[-1] = False  # nothing follows: the wait for it is the time to the last end
-        ready = _compute_clock(messages, own, waits)
-        before, last = own[:-1][waits[:-1]], int(messages.end_ns[own].max() - messages.ready_ns[own[-1]])
+        ready = _compute_clock(messages, chosen, waits)
+        before, last = chosen[:-1][waits[:-1]], int(messages.end_ns[chosen].max() - messages.ready_ns[chosen[-1]])
         observed = float((messages.end_ns[before] - messages.ready_ns[before]).sum()) + max(last, 0)
-        link, model, lane = messages.link_ns[own], expected[own], messages.lane[own]
-        even = not waits.any() and not messages.on_device[own].any()
+        link, model, lane = messages.link_ns[chosen], expected[chosen], messages.lane[chosen]
+        even = not waits.any() and not messages.on_device[chosen].any()
         table.append(
             (
-                messages.rank[own[0]],
-                messages.step[own[0]],
-                len(own),
-                messages.bytes[own].sum(),
+                messages.rank[chosen[0]],
+                messages.step[chosen[0]],
+                len(chosen),
+                messages.bytes[chosen].sum(),
                 link.sum(),
                 model.sum(),
                 observed,
-                schedule(ready, link, blocking=waits, lane=lane).exposed_ns,
-                schedule(ready, model, blocking=waits, lane=lane).exposed_ns if fitted else np.nan,
-                schedule(ready_by_sizes(messages.bytes[own], ready[-1]), model, lane=lane).exposed_ns
+                overlap.schedule(ready, link, blocking=waits, lane=lane).exposed_ns,
+                overlap.schedule(ready, model, blocking=waits, lane=lane).exposed_ns if fitted else np.nan,
+                overlap.schedule(overlap.ready_by_sizes(messages.bytes[chosen], ready[-1]), model, lane=lane).exposed_ns
                 if fitted and even
                 else np.nan,
             )
         )
-        at = int(of[own[0]])
-        alone = at >= 0 and links[at].fit is not None and (of[own] == at).all() and (lane == lane[0]).all()
-        typical.append(_Pass(ready, messages.bytes[own], waits, at if alone else -1))
+        at = int(of[chosen[0]])
+        alone = at >= 0 and links[at].fit is not None and (of[chosen] == at).all() and (lane == lane[0]).all()
+        typical.append(_Pass(ready, messages.bytes[chosen], waits, at if alone else -1))
     columns = np.array(table, dtype=np.float64).reshape(len(table), 10).T
     whole = [column.astype(np.int64) for column in columns[:4]]
     return Passes(*whole, *columns[4:]), typical
@@ -305,7 +294,7 @@ def tells_bytes(link: LinkFit) -> bool:
     return piece.beta_ns_per_byte > 0 and not piece.beta_ns_per_byte < _SURE * piece.beta_error_ns_per_byte
 
 
-def _compute_clock(messages: Messages, own: Int64, waits: npt.NDArray[np.bool_]) -> Floats:
+def _compute_clock(messages: Messages, own: Int64, waits: Bools) -> Floats:
     """Return when the messages of a pass were ready, in time since its begin without waits for messages."""
     ready, end = messages.ready_ns[own], messages.end_ns[own]
     since = np.maximum(ready[1:] - np.where(waits[:-1], end[:-1], ready[:-1]), 0)
@@ -350,13 +339,16 @@ def _rank_forecasts(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: Ddp
     usable = _usable(typical, _FEW_PASSES)
     if not usable:
         return []
-    known = [each_pass for each_pass in usable if are_made_of(each_pass.bytes, ddp.gradients_bytes)]
+    known = [each_pass for each_pass in usable if overlap.are_made_of(each_pass.bytes, ddp.gradients_bytes)]
     if known:  # other passes are of other gradients, as before the buckets were built again
         usable = known
-        caps, dividing = {rounded_cap(cap, ddp.gradients_bytes) for cap in merge_caps(ddp.gradients_bytes)}, set()
+        caps, dividing = (
+            {overlap.rounded_cap(cap, ddp.gradients_bytes) for cap in overlap.merge_caps(ddp.gradients_bytes)},
+            set(),
+        )
     else:
         middle = sorted(usable, key=lambda each_pass: int(each_pass.bytes.sum()))[len(usable) // 2].bytes
-        merging = {rounded_cap(cap, middle) for cap in merge_caps(middle)}
+        merging = {overlap.rounded_cap(cap, middle) for cap in overlap.merge_caps(middle)}
         caps = {mib for mib in merging if not any(_is_divided(each_pass, mib, ddp) for each_pass in usable)}
         dividing = {mib for mib in _DIVIDING_MIB if any(_is_divided(each_pass, mib, ddp) for each_pass in usable)}
     forecasts = [_forecast(usable, links, mib, ddp) for mib in sorted(caps | dividing)]
@@ -365,7 +357,7 @@ def _rank_forecasts(typical: Sequence[_Pass], links: Sequence[LinkFit], ddp: Ddp
 
 def _is_divided(each_pass: _Pass, bucket_mib: float, ddp: DdpFacts) -> bool:
     """Return True if buckets of this size would divide the messages of a pass, of whose gradients nothing is known."""
-    return divides(each_pass.bytes, bucket_mib * 2**20, _bucket_arguments(ddp)["recorded_bytes"])
+    return overlap.divides(each_pass.bytes, bucket_mib * 2**20, _bucket_arguments(ddp)["recorded_bytes"])
 
 
 def _bucket_arguments(ddp: DdpFacts) -> dict[str, Any]:
@@ -391,15 +383,15 @@ def _forecast(usable: Sequence[_Pass], links: Sequence[LinkFit], mib: float, ddp
         piece = fit.pieces[0]
         ready, sizes = each_pass.ready_ns, each_pass.bytes.astype(np.float64)
         if mib == -1.0:
-            ready, sizes = merged(ready, sizes, np.array([0]))
+            ready, sizes = overlap.merged(ready, sizes, np.array([0]))
         elif mib == -2.0:
-            starts = best_merge(ready, sizes, piece.alpha_ns, piece.beta_ns_per_byte)
-            ready, sizes = merged(ready, sizes, starts)
+            starts = overlap.best_merge(ready, sizes, piece.alpha_ns, piece.beta_ns_per_byte)
+            ready, sizes = overlap.merged(ready, sizes, starts)
         elif mib > 0:
-            ready, sizes, anywhere = rebucketed(ready, sizes, mib * 2**20, **_bucket_arguments(ddp))
+            ready, sizes, anywhere = overlap.rebucketed(ready, sizes, mib * 2**20, **_bucket_arguments(ddp))
             divided.append(anywhere)
         counts.append(len(sizes))
-        exposed.append(schedule(ready, fit.expected(sizes)[0]).exposed_ns)
+        exposed.append(overlap.schedule(ready, fit.expected(sizes)[0]).exposed_ns)
     split = bool(divided) and float(np.mean(divided)) > 0.5
     return BucketForecast(mib, float(np.median(counts)), float(np.median(exposed)), split)
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from stashtrace.analysis.collectives.collective_waits import communicator_names
 from stashtrace.analysis.collectives.matching import group_table
 from stashtrace.analysis.collectives.shares import backends_of_rows
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import Bools, Int64, int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.threads import step_threads
@@ -115,15 +115,15 @@ class Messages:
     #: When that pass began on the host, -1 outside of any.
     backward_begin_ns: Int64
     #: The message was called before that pass returned, as the buckets of DistributedDataParallel are.
-    within: npt.NDArray[np.bool_]
+    within: Bools
     #: Communicator, as in ``collectives``.
     group_hash: npt.NDArray[np.uint64]
     #: Number within it, as in ``collectives``.
     sequence: Int64
     #: The caller waited for it before it went on to the next.
-    blocking: npt.NDArray[np.bool_]
+    blocking: Bools
     #: Times are those of devices.
-    on_device: npt.NDArray[np.bool_]
+    on_device: Bools
     #: The run has steps.
     has_steps: bool
     #: Recorded facts about buckets and gradients.
@@ -194,7 +194,7 @@ def gradient_messages(trace: Trace) -> Messages:
 
 def _places(
     index: TraceIndex, loops: dict[int, _Loop], table: Table, rows: Int64
-) -> tuple[Int64, Int64, Int64, npt.NDArray[np.bool_], bool]:
+) -> tuple[Int64, Int64, Int64, Bools, bool]:
     """Return step, backward pass and its begin of each message, by the call of its lowest rank.
 
     The last two results are whether the call was inside the pass, and whether the run has steps.
@@ -207,23 +207,23 @@ def _places(
         return step, backward, began, within, False
     steps_of, rows_of = RowsBy(known["rank"]), RowsBy(table["rank"][rows])
     for rank in rows_of.values.tolist():
-        own, mine = rows_of.rows(rank), steps_of.rows(rank)
+        places, mine = rows_of.rows(rank), steps_of.rows(rank)
         if not len(mine) or rank not in loops:
             continue
-        call = table["call_ns"][rows[own]]
+        call = table["call_ns"][rows[places]]
         at = np.searchsorted(known["begin_ns"][mine], call, side="right") - 1
         inside = (at >= 0) & (call < known["end_ns"][mine][np.maximum(at, 0)])
-        step[own[inside]] = known["step"][mine][at[inside]]
+        step[places[inside]] = known["step"][mine][at[inside]]
         begin, is_backward = loops[rank].begin_ns, loops[rank].is_backward
         # A pass lasts until the next forward or backward begins: gradients may be sent after it has returned.
         last = np.searchsorted(begin, call, side="right") - 1
         in_pass = inside & (last >= 0) & (is_backward[np.maximum(last, 0)] if len(begin) else False)
-        in_pass &= ~np.isin(table["element_code"][rows[own]], _NEVER_GRADIENTS)
+        in_pass &= ~np.isin(table["element_code"][rows[places]], _NEVER_GRADIENTS)
         if in_pass.any():
             # A pass that began in an earlier step belongs to that step.
             in_pass &= begin[np.maximum(last, 0)] >= known["begin_ns"][mine][np.maximum(at, 0)]
-            backward[own[in_pass]], began[own[in_pass]] = last[in_pass], begin[last[in_pass]]
-            within[own[in_pass]] = call[in_pass] < loops[rank].end_ns[last[in_pass]]
+            backward[places[in_pass]], began[places[in_pass]] = last[in_pass], begin[last[in_pass]]
+            within[places[in_pass]] = call[in_pass] < loops[rank].end_ns[last[in_pass]]
     return step, backward, began, within, True
 
 
@@ -236,8 +236,8 @@ class _Loop:
 
     begin_ns: Int64
     end_ns: Int64
-    is_backward: npt.NDArray[np.bool_]
-    awaits: npt.NDArray[np.bool_]
+    is_backward: Bools
+    awaits: Bools
 
 
 def _loops(index: TraceIndex) -> dict[int, _Loop]:
@@ -277,15 +277,15 @@ def _ends(index: TraceIndex, calls: Instances, loops: dict[int, _Loop]) -> Int64
         loop = loops.get(rank)
         if loop is None or not loop.awaits.any():
             continue
-        own = late[by_rank.rows(rank)]
-        call = table["call_ns"][calls.row[own]]
+        rows = late[by_rank.rows(rank)]
+        call = table["call_ns"][calls.row[rows]]
         at = np.searchsorted(loop.begin_ns, call, side="right") - 1
         inside = (at >= 0) & loop.awaits[at] & (call < loop.end_ns[at])
-        end[own[inside]] = np.minimum(end[own], loop.end_ns[at])[inside]
+        end[rows[inside]] = np.minimum(end[rows], loop.end_ns[at])[inside]
     return end
 
 
-def _blocking(index: TraceIndex, calls: Instances, kept: Int64) -> npt.NDArray[np.bool_]:
+def _blocking(index: TraceIndex, calls: Instances, kept: Int64) -> Bools:
     """Return the mask of messages for which their lowest rank waits before it calls the next one."""
     table, waits = index.trace.collectives, index.trace.collective_waits
     rows = calls.row[calls.starts[kept]]

@@ -16,15 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from stashtrace.analysis.intervals import Floats, Int64
 from stashtrace.errors import UsageError
-
-Floats = npt.NDArray[np.float64]
 
 #: Messages of a pass that may be smaller than its buckets: torch's first bucket, and the last one.
 _EVER_SMALLER = 2
-#: A cap of this part of the run's own is the same cap, written with fewer digits.
+#: A cap of this part of the run's is the same cap, written with fewer digits.
 _SAME = 0.999
 #: Ends that differ by less than this part of them differ by rounding alone, which is not the same on all machines.
 ROUNDING = 1e-12
@@ -84,9 +82,9 @@ def schedule(
     start, end = np.empty(len(ready)), np.empty(len(ready))
     if not waits.any():
         for link in np.unique(lanes):
-            own = lanes == link
-            before = np.cumsum(transfer[own]) - transfer[own]
-            end[own] = np.maximum.accumulate(ready[own] - before) + before + transfer[own]
+            chosen = lanes == link
+            before = np.cumsum(transfer[chosen]) - transfer[chosen]
+            end[chosen] = np.maximum.accumulate(ready[chosen] - before) + before + transfer[chosen]
         return Schedule(end - transfer, end, max(0.0, float(end.max()) - backward))
     waited = 0.0
     free = dict.fromkeys(lanes.tolist(), 0.0)
@@ -135,7 +133,7 @@ def link_times(ready_ns: Any, end_ns: Any, *, parallel: int = 1) -> Floats:
     return times
 
 
-def bucket_starts(sizes_bytes: Any, bucket_bytes: float) -> npt.NDArray[np.int64]:
+def bucket_starts(sizes_bytes: Any, bucket_bytes: float) -> Int64:
     """Return the first message of each bucket of DistributedDataParallel: a bucket closes once it has its size.
 
     Examples
@@ -152,7 +150,7 @@ def bucket_starts(sizes_bytes: Any, bucket_bytes: float) -> npt.NDArray[np.int64
     return np.array(starts, dtype=np.int64)
 
 
-def merged(ready_ns: Any, sizes_bytes: Any, starts: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+def merged(ready_ns: Any, sizes_bytes: Any, starts: Int64) -> tuple[Floats, Floats]:
     """Return ready times and sizes of buckets; a bucket is ready with the last of its gradients.
 
     Examples
@@ -176,7 +174,7 @@ def are_made_of(sizes_bytes: Any, gradients_bytes: Any) -> bool:
 def divides(sizes_bytes: Any, bucket_bytes: float, recorded_bytes: float | None = None) -> bool:
     """Return True if buckets of this size would have to divide messages of a run.
 
-    They do only if the run's own buckets were larger. Where their size is not known and more messages than the first
+    They do only if the run's buckets were larger. Where their size is not known and more messages than the first
     and the last are smaller than this, the run closed its buckets earlier, and its larger messages are single tensors,
     which are never divided.
 
@@ -268,7 +266,7 @@ def rebucketed(
     return ready_at(ready_ns, sizes_bytes, ends), np.diff(np.append(0.0, ends)), anywhere
 
 
-def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byte: float) -> npt.NDArray[np.int64]:
+def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byte: float) -> Int64:
     """Return the first message of each bucket, for the buckets whose last one ends earliest.
 
     MG-WFBP searches them by a greedy rule; this is exact. Of several merges that end together it returns the one with
@@ -305,7 +303,7 @@ def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byt
         earliest[end] = ends(earliest, end).min()
     # The same with a given number of buckets: one more until the last ends as early as with any number.
     free = np.append(0.0, np.full(count, np.inf))
-    chosen: list[npt.NDArray[np.int64]] = []
+    chosen: list[Int64] = []
     while free[count] > earliest[count] * (1 + ROUNDING):  # at the latest with a bucket for each message
         with_one_more, first = np.full(count + 1, np.inf), np.zeros(count + 1, dtype=np.int64)
         for end in range(len(chosen) + 1, count + 1):

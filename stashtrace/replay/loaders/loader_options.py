@@ -34,13 +34,13 @@ from stashtrace.replay.loaders.worker_count import prefetch_factor, taken_by
 from stashtrace.replay.scenario import Bools, Floats, Scenario
 from stashtrace.schema.groupby import GroupBy, RowsBy
 
-#: Kept workers are told to go on, and answer. Two ranks on two CPUs waited 0.7 to 5.6 ms for that. At worst it is taken
-#: to be this long, or as long as the run's messages between these processes if they take longer.
+#: Kept workers are asked to go on, and answer. Two ranks on two CPUs waited 0.7 to 5.6 ms for that. At worst it is
+#: taken to be this long, or as long as the run's messages between these processes if they take longer.
 _ANSWERED_NS = 1_000_000
 
 
 def require_new_workers(graph: Graph, change: Change) -> None:
-    """Check that a loader of the run starts its workers anew.
+    """Check that a loader of the run starts its workers again.
 
     Raises MissingDataError if none does, or no worker made batches.
     """
@@ -130,8 +130,8 @@ class _Kept:
         is_new = runs.all(since_ns >= begun_ns[runs.number])
         of_loader = runs.max(worker), facts.serves[loader], rank
         order = np.lexsort((begun_ns, *of_loader))
-        alike = GroupBy.runs(*(column[order] for column in of_loader))
-        later = np.flatnonzero((alike.position > 0) & is_new[order])
+        similar = GroupBy.runs(*(column[order] for column in of_loader))
+        later = np.flatnonzero((similar.position > 0) & is_new[order])
         kept, before = order[later], order[later - 1]
         is_kept, is_before = (np.isin(np.arange(len(runs)), some) for some in (kept, before))
         # Such a pass starts no workers, and neither it nor the one before it ends any.
@@ -313,11 +313,11 @@ def _plan(
 
     ``work``, ``makers``: length and worker of each recorded batch. ``gaps_ns``: time from each take to the next where
     no batch is waited for. ``factor``: batches that each worker is asked for in advance. ``own_speed``: whether slow
-    is the worker, not the batch. ``is_parted``: whether each worker can make its own batches alone. ``ends``: whether
+    is the worker, not the batch. ``is_parted``: whether each worker can make its batches alone. ``ends``: whether
     these are all batches of the pass.
     """
     count = int(makers.max()) + 1
-    own = [np.flatnonzero(makers == worker).tolist() for worker in range(count)]
+    rows = [np.flatnonzero(makers == worker).tolist() for worker in range(count)]
     lengths = work.tolist()
     free, made = [0.0] * count, [0] * count
     ready: list[tuple[float, int, int, int]] = []
@@ -325,9 +325,9 @@ def _plan(
     def ask(worker: int, since: float) -> None:
         """Have a worker make the next batch, which is the one of this number."""
         number, place = sum(made), made[worker]
-        if ends and (place >= len(own[worker]) if is_parted else number >= len(lengths)):
+        if ends and (place >= len(rows[worker]) if is_parted else number >= len(lengths)):
             return
-        like = own[worker][place % len(own[worker])] if own_speed else number % len(lengths)
+        like = rows[worker][place % len(rows[worker])] if own_speed else number % len(lengths)
         free[worker] = max(free[worker] + (between if place else 0.0), since) + lengths[like]
         made[worker] += 1
         heapq.heappush(ready, (free[worker], worker, place, like))

@@ -12,7 +12,7 @@ from stashtrace.analysis.intervals import Int64
 from stashtrace.replay.scenario import Bools, Floats
 from stashtrace.schema.groupby import GroupBy, order_by
 
-#: Batches that DataLoader asks each worker for in advance, unless it is told otherwise.
+#: Batches that DataLoader asks each worker for in advance, unless it is set otherwise.
 PREFETCH = 2
 #: A batch that begins later than this after it was asked for was delayed by something else, such as the end of a pass.
 ASKED_NS = 5_000_000

@@ -20,7 +20,7 @@ from stashtrace.replay.loaders.passes import Passes
 from stashtrace.replay.scenario import Bools, Floats, Scenario
 from stashtrace.schema.groupby import GroupBy
 
-#: A worker differs from the others if its mean batch does by so many standard errors, and by this part.
+#: A worker differs from the others if its mean batch does by this many standard errors, and by this part.
 _ERRORS, _LEAST_RATIO = 4.0, 0.1
 #: Fewer batches of a worker do not say how quick it is.
 _FEWEST = 3
@@ -77,12 +77,12 @@ def _of_others(ranks: GroupBy, enough: Bools, mean: Floats, variance: Floats) ->
     """
     median, spread = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
     for count in np.unique(ranks.sizes).tolist():
-        own = ranks.order[(ranks.bounds[:-1][ranks.sizes == count])[:, None] + np.arange(count)]
+        chosen = ranks.order[(ranks.bounds[:-1][ranks.sizes == count])[:, None] + np.arange(count)]
         for place in range(count):
-            rest = np.delete(own, place, axis=1)
+            rest = np.delete(chosen, place, axis=1)
             known = enough[rest].sum(axis=1)
             some, known = known > 0, known[known > 0]
-            rest, maker = rest[some], own[some, place]
+            rest, maker = rest[some], chosen[some, place]
             ordered = np.sort(np.where(enough[rest], mean[rest], np.inf), axis=1)
             rows = np.arange(len(rest))
             median[maker] = (ordered[rows, (known - 1) // 2] + ordered[rows, known // 2]) / 2

@@ -109,11 +109,7 @@ def with_own_batches_apart(graph: Graph) -> Graph:
         source=np.concatenate([graph.source, made, graph.source[leading]]).astype(np.int32),
         target=np.concatenate([graph.target, first, head_of[graph.target[leading]]]).astype(np.int32),
         edge_kind=np.concatenate(
-            [
-                graph.edge_kind,
-                np.full(len(made), int(EdgeKind.BATCH)),
-                np.full(len(leading), int(EdgeKind.PREFETCH)),
-            ]
+            [graph.edge_kind, np.full(len(made), int(EdgeKind.BATCH)), np.full(len(leading), int(EdgeKind.PREFETCH))]
         ).astype(np.int8),
         lag_ns=np.concatenate([graph.lag_ns, np.zeros(len(made), dtype=np.int64), graph.lag_ns[leading]]),
     )

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.analysis.intervals import Floats, Int64
 from stashtrace.calibration.fit_link import fit_alpha_beta
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay.communication.buckets import message_line
@@ -28,7 +29,7 @@ from stashtrace.replay.communication.overlap import (
     schedule,
 )
 from stashtrace.replay.ssgd.tasks import PRESETS, VARIANTS, WAIT_FREE, Variant, replay
-from stashtrace.replay.ssgd.workload import Floats, Workload, typical
+from stashtrace.replay.ssgd.workload import Workload, typical
 from stashtrace.schema.groupby import GroupBy
 
 
@@ -98,14 +99,11 @@ def speedups(
             results.append(Speedup(1, float(alone), 1.0, 0))
             continue
         messages = (best if merging else layer_by_layer)(workload, *ring.message_line(count))
-        # Workers are alike, so two of them take as long as any number with the same messages.
+        # Workers are equal, so two of them take as long as any number with the same messages.
         layers, times = messages.last_layers, messages.time_ns
         took = float(replay(workload, variant, workers=2, last_layers=layers, message_ns=times).iteration_ns)
         results.append(Speedup(count, took, count * alone / took, len(messages)))
     return results
-
-
-Int64 = np.typing.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace._native import graph as native
+from stashtrace.analysis.intervals import Floats, Int64
 from stashtrace.errors import UsageError
-from stashtrace.replay.ssgd.workload import Floats, Workload, rounded
+from stashtrace.replay.ssgd.workload import Workload, rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,6 @@ PRESETS = (
 )
 
 
-Int64 = npt.NDArray[np.int64]
 #: This many iterations after the first, the length of an iteration no longer changes.
 _SETTLED = 4
 #: The replay counts nanoseconds in 64 bits; this is 73 years.

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from stashtrace.analysis.intervals import Int64
+from stashtrace.analysis.intervals import Floats, Int64
 from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.errors import FormatError, MissingDataError, UsageError
 from stashtrace.output_files import complete_file
@@ -34,7 +33,6 @@ from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
-Floats = npt.NDArray[np.float64]
 _PER_LAYER = ("forward_ns", "backward_ns", "communication_ns", "gradient_bytes")
 
 
@@ -77,7 +75,7 @@ class Workload:
         return len(self.names)
 
     @property
-    def sends(self) -> npt.NDArray[np.int64]:
+    def sends(self) -> Int64:
         """Layers with gradients, in the order of the backward pass."""
         return np.flatnonzero(self.gradient_bytes > 0)[::-1]
 
@@ -105,7 +103,7 @@ class Workload:
         return float(self.forward_ns.sum() + self.backward_ns.sum() + self.update_ns)
 
 
-def rounded(times_ns: Any) -> npt.NDArray[np.int64]:
+def rounded(times_ns: Any) -> Int64:
     """Round to whole nanoseconds, which the replay counts."""
     return np.rint(np.asarray(times_ns, dtype=np.float64)).astype(np.int64)
 

@@ -17,7 +17,7 @@ from stashtrace.analysis.findings.claim_rows import Claim
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.threads import step_threads
-from stashtrace.analysis.stragglers.file_calls import file_calls
+from stashtrace.analysis.stragglers.cause_names import file_calls
 from stashtrace.analysis.stragglers.late import late
 from stashtrace.replay.causes import causes
 from stashtrace.report.wait_text import wait_text

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from stashtrace.analysis.intervals import Floats
 from stashtrace.replay.communication.overlap import schedule
 from stashtrace.replay.ssgd.tasks import Variant
-from stashtrace.replay.ssgd.workload import Floats, Workload
+from stashtrace.replay.ssgd.workload import Workload
 
 
 def iteration_ns(workload: Workload, variant: Variant, ready_ns: Any = (), message_ns: Any = ()) -> float:

@@ -24,7 +24,7 @@ from stashtrace.analysis.steps.steps import host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
-from stashtrace.analysis.stragglers.file_calls import as_one_database
+from stashtrace.analysis.stragglers.cause_names import as_one_database
 from stashtrace.calibration.noise import Floats
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import NAMED_SPANS, BatchPhase, Phase, PhaseFlag, SpanKind, StallKind, WaitOp

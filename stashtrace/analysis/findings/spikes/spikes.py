@@ -20,7 +20,7 @@ from stashtrace.analysis.intervals import Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden as find_hidden
 from stashtrace.analysis.stalls.sampled_cpus import timed_samples
-from stashtrace.analysis.steps.epochs import step_samples, told_samples, waits_of_steps
+from stashtrace.analysis.steps.epochs import recorded_samples, step_samples, waits_of_steps
 from stashtrace.analysis.steps.steps import counted_steps, host_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS
@@ -158,7 +158,7 @@ def described(trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowS
 
 def samples_of(trace: Trace, counted: Table) -> Floats:
     """Return the samples of the batches of each row of ``steps``, 0 where its loaders do not say."""
-    told, out = told_samples(trace), np.zeros(len(counted))
+    told, out = recorded_samples(trace), np.zeros(len(counted))
     if not told:
         return out
     waits = waits_of_steps(trace.batches, counted)

@@ -102,7 +102,7 @@ def _name(args: tuple[Any, ...]) -> str:
     if code is None:
         return "a function"
     owner = ""
-    if f"{os.sep}_dynamo{os.sep}" in code.co_filename:  # torch's own function around a module
+    if f"{os.sep}_dynamo{os.sep}" in code.co_filename:  # torch's function around a module
         module = _module_in(args[4] if len(args) > 4 else ())
         forward = getattr(getattr(type(module), "forward", None), "__code__", None)
         if isinstance(forward, CodeType):

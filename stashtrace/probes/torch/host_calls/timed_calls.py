@@ -1,8 +1,8 @@
 """Calls of torch that may take long on the host, each with the line of the script that makes it.
 
-Object collectives pickle on every rank beside the operations that they start; a sampler may shuffle a whole data set in
-Python when an epoch begins; process groups, wrappers and models on their way to a device take most of a job's start.
-A call inside another one of these is part of that, and short ones are not recorded.
+Object collectives pickle on every rank, in addition to the operations that they start; a sampler may shuffle a whole
+data set in Python when an epoch begins; process groups, wrappers and models on their way to a device take most of a
+job's start. A call inside another one of these is part of that, and short ones are not recorded.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
 from stashtrace.analysis.stalls.batch_waits import MAIN_PROCESS, UNSEEN_WORKER, batch_waits
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
-from stashtrace.analysis.stragglers.file_calls import as_one_database
+from stashtrace.analysis.stragglers.cause_names import as_one_database
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
