@@ -304,7 +304,8 @@ def _saving(row: Row, path: str) -> str:
 
 def _saves_more_than_itself(row: Row) -> bool:
     """Return whether the step becomes shorter by clearly more than the time that a cause is about."""
-    return row["where"] == "step" and 0 < row["work_ns"] * (1 + POLICY.clearly_more_ratio) < row["saved_ns"]
+    enough_ns = row["work_ns"] * (1 + POLICY.clearly_more_ratio)
+    return bool(row["where"] == "step" and 0 < enough_ns < row["saved_ns"])
 
 
 def _do(row: Row) -> str:
