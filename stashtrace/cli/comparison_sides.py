@@ -85,7 +85,7 @@ def steps_of(path: Path, name: str = "") -> StepsOfRun:
 
 
 def _launch_of(path: Path) -> tuple[tuple[str, ...], str]:
-    """Return the command that was recorded and its working directory; empty where ``run.json`` does not tell them."""
+    """Return the command that was recorded and its working directory; empty where ``run.json`` lacks them."""
     from stashtrace.format.reader import RUN_FILE
     from stashtrace.run_facts import json_object, valid_facts
 
@@ -159,7 +159,7 @@ def _saves_again(place: str) -> str:
     if not _NAME.fullmatch(name):
         return f"{_SAVES} saves one"
     where = "" if folder == DEFAULT_FOLDER else f" --baselines {shlex.quote(folder or '.')}"
-    return f"`stashtrace check RUN --save-baseline {name}{where}` saves it anew"
+    return f"`stashtrace check RUN --save-baseline {name}{where}` saves it again"
 
 
 def _is_baseline(path: Path) -> bool:

@@ -40,7 +40,7 @@ class Watch:
         self._bar.__exit__(None, None, None)
 
     def step(self, done_bytes: int, all_bytes: int, what: str) -> None:
-        """Note that so many bytes were read; ``all_bytes`` is 0 while files are only counted."""
+        """Note the number of bytes that were read; ``all_bytes`` is 0 while files are only counted."""
         if self._screen.interactive:
             self._bar.step(done_bytes / all_bytes if all_bytes else 0.0, what)
             return

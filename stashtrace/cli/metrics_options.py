@@ -1,4 +1,4 @@
-"""What ``stashtrace run`` is told about metrics, and what must be there before the job starts.
+"""The options of ``stashtrace run`` about metrics, and what must be there before the job starts.
 
 The process that follows the run makes and sends them (``stashtrace.live.metrics``). Here its packages are looked for
 and its port is bound, so that a mistake shows before the job starts, and nobody takes the port in between.

@@ -63,9 +63,9 @@ def ignore_broken_pipe() -> Iterator[None]:
 
 
 def open_output(name: str, inside: str, *, option: str = "-o", made: Path | None = None) -> Path:
-    """Return the path of a file that :func:`write_output` will be able to write, as far as can be told before.
+    """Return the path of a file that :func:`write_output` will be able to write, as far as is known before.
 
-    It is written beside the target and renamed, so the folder must be writable, whatever the rights of an older file.
+    It is written next to the target and renamed, so the folder must be writable, whatever the rights of an older file.
 
     ``name``: as it was given. ``inside``: name of a file for the hint, where a folder was given. ``option``: which
     names the file. ``made``: folder that the command itself makes. Raises OutputError if the target is not a file, or

@@ -1,6 +1,6 @@
 """What stderr can show (width, colour, UTF-8), and the progress bar on it.
 
-Commands ask a :class:`Screen` once and pass its answers to ``summary``, which never looks at a terminal.
+Commands ask a :class:`Screen` once and pass its answers to ``summary``, which never asks a terminal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _REDRAW_NS = 100_000_000
 class Screen:
     """One text stream for words, and what it can show.
 
-    ``stream``: stderr by default. ``environment``: looked at for NO_COLOR, TERM, COLUMNS and the locale.
+    ``stream``: stderr by default. ``environment``: read for NO_COLOR, TERM, COLUMNS and the locale.
     """
 
     def __init__(self, stream: TextIO | None = None, environment: Mapping[str, str] | None = None) -> None:

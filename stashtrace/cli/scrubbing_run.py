@@ -197,7 +197,7 @@ class _Work:
         else:
             ring = Path(process.ring_path)
             compact_file(process, again=True)
-            ring.unlink(missing_ok=True)  # also one that was left beside a merged file
+            ring.unlink(missing_ok=True)  # also one that was left next to a merged file
             os.replace(path, path.with_name(name))
         self.report.written += 1
 

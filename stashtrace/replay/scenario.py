@@ -150,7 +150,7 @@ class Links:
         return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
 
     def alone_ns(self, begin_ns: Int64, end_ns: Int64) -> Int64:
-        """Return how long each transfer, which moved from begin to end beside others, would have taken alone."""
+        """Return how long each transfer, which moved from begin to end during others, would have taken alone."""
         return native.alone(begin_ns, end_ns, self.first, self.ids)
 
     def met(self, begin_ns: Int64, end_ns: Int64) -> bool:

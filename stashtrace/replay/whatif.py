@@ -61,7 +61,7 @@ from stashtrace.schema.stall_kinds import words_of
 MOST_ERROR_RATIO, MOST_GAP_RATIO = 0.06, 0.05
 #: A single change is listed if it saves at least this part of the step.
 _WORTH_SAVING = 0.005
-#: Single changes that are tried, beside those of links and of the size of buckets.
+#: Single changes that are tried, besides those of links and of the size of buckets.
 _SINGLE = (
     "compute=x0.5",
     "straggler=0",
@@ -470,12 +470,12 @@ class ReplayedRun:
         return answer, unchanged, runs
 
     def _crowded(self, changes: Sequence[Change], pace: float = 1.0) -> dict[str, float]:
-        """Return the CPUs of the hosts on which threads compete for them, with changes, at so many times the pace."""
+        """Return the CPUs of hosts on which threads compete for them, with changes, at this multiple of the pace."""
         return crowded_hosts(self.graph, lambda present: _workers(changes, present), pace=pace, apart=self._apart_ratio)
 
     @cached_property
     def _apart_ratio(self) -> float:
-        """Part of what the job does beside its nodes that none of these waits for.
+        """Part of what the job does outside its nodes that none of these waits for.
 
         How much of it runs at the same time is not recorded. With too few CPUs a replay of the unchanged run takes
         longer than the run: it is the least part with which it does not, to an eighth.
@@ -499,7 +499,7 @@ class ReplayedRun:
     def _with_cpus(
         self, scenarios: Sequence[Scenario], cpus: dict[str, float], missed: Sequence[float], company: Sequence[float]
     ) -> _Crowd:
-        """Replay scenarios whose work shares so many CPUs."""
+        """Replay scenarios whose work shares these CPUs."""
         unchanged, contention = self._contention(frozenset(cpus))
         runs = [(scenario.graph, shared(scenario, cpus)) for scenario in scenarios]
         times = [self._mean(*run) + ns for run, ns in zip(runs, missed, strict=True)]
@@ -674,7 +674,7 @@ class ReplayedRun:
 
 @dataclass(frozen=True, slots=True)
 class _Crowd:
-    """Replays of scenarios whose work shares CPUs, that of the unchanged run beside them, and the bounds of both."""
+    """Replays of scenarios whose work shares CPUs, that of the unchanged run, and the bounds of both."""
 
     unchanged: Replayed
     runs: list[tuple[Graph, Replayed]]
@@ -684,7 +684,7 @@ class _Crowd:
 
 
 def _with_buckets(run: Graph, changes: tuple[Change, ...], buckets: Buckets | None, *, latency: bool) -> Graph:
-    """Return the graph with the last size of buckets that was asked for; each end of the interval has its own."""
+    """Return the graph with the last size of buckets that was asked for; each end of the interval has another."""
     sizes = [change.factor for change in changes if change.quantity == BUCKET and change.factor is not None]
     if not sizes:
         return run

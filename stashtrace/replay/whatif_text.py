@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WORTH_SHARING = 1.03
 #: Causes that may be named, the smallest first.
 _SINGLE = ("rank", "stage", "replica")
-#: A cause is named if it alone causes this part of the loss. The smallest one is named that causes nearly as much as
+#: A cause is named if it alone causes this part of the loss. The smallest one is named that causes nearly what
 #: the largest: at least this part of it.
 _MUCH, _NEARLY = 0.3, 0.95
 #: Parts of a step that are worth a row of the budget, and a sentence.
@@ -147,7 +147,7 @@ def _wrap(text: str) -> list[str]:
 
 
 def slowdown_lines(table: Table, run: Answer) -> list[str]:
-    """Report what it costs that ranks are not alike, and which rank, stage or replica alone causes it.
+    """Report what it costs that ranks differ, and which rank, stage or replica alone causes it.
 
     ``table``: of the ``slowdown`` analysis, with the mean as its center. ``run``: without a change: a loss within the
     difference of recordings is none.

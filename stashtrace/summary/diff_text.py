@@ -30,22 +30,22 @@ _NAME_WIDTH = 48
 _WORTH_NAMING = 0.02
 #: Use of the CPUs by other programs is named from this difference on, in CPUs; what was stolen, from this ratio on.
 _MORE_CPUS, _MORE_STOLEN = 0.05, 0.005
-#: Facts that a line about alike jobs names, and how.
-_TOLD_OF_ALIKE = ("ranks", "batch", "device", "torch")
+#: Facts that a line about equal jobs names, and how.
+_SHOWN_OF_EQUAL = ("ranks", "batch", "device", "torch")
 #: Widest value of a fact, and words of a command line that are shown.
 _FACT_WIDTH, _WORDS_AT_MOST = 48, 4
 
 
 def jobs_lines(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[str]:
-    """Say what differs between two jobs by what their recordings tell; also if nothing does.
+    """Say what differs between two jobs by what was recorded of them; also if nothing does.
 
     ``before``, ``after``: as of :func:`stashtrace.analysis.compare.job_identity.job_facts`.
     """
     found = differences(before, after)
     if not found:
         words = {field.name: field.words for field in FIELDS}
-        told = [f"{words[name]}: {_fact(after[name])}" for name in _TOLD_OF_ALIKE if after.get(name) is not None]
-        return [f"jobs: nothing that was recorded differs ({', '.join(told) or 'little was recorded'})"]
+        shown = [f"{words[name]}: {_fact(after[name])}" for name in _SHOWN_OF_EQUAL if after.get(name) is not None]
+        return [f"jobs: nothing that was recorded differs ({', '.join(shown) or 'little was recorded'})"]
     known = [one for one in found if one.is_known]
     lines = ["jobs: no difference is known"]
     if known:
@@ -102,7 +102,7 @@ def verdict(table: Table, before: str, after: str, functions: Sequence[str] = ()
         change = duration_text(abs(step["change_ns"]))
         if step["before_ns"]:  # marks of steps may stand at one moment
             ratio = abs(step["change_ns"]) / step["before_ns"]
-            # A step of ten times the length is another job rather than a change of so many percent.
+            # A step of ten times the length is another job rather than a change in percent.
             times = f"{ratio + 1:,.0f} times as long: is it the same job?"
             change += f" ({percent_text(ratio) if ratio < _TIMES_RATIO else times})"
         lines.append(
@@ -116,7 +116,7 @@ def verdict(table: Table, before: str, after: str, functions: Sequence[str] = ()
     fewest = min(step["before_steps_count"], step["after_steps_count"])
     if fewest < 20:
         were = "step was" if fewest == 1 else "steps were"
-        lines.append(f"only {fewest} {were} compared; more would tell smaller changes from noise")
+        lines.append(f"only {fewest} {were} compared; more would separate smaller changes from noise")
     return [*lines, *_certainty(step)]
 
 
@@ -140,7 +140,7 @@ def other_work_lines(other: OtherWork, step_ns: float) -> list[str]:
 def other_work_text(other: OtherWork) -> str:
     """Say what other work on the machine can explain of a change."""
     amount, more = duration_text(abs(other.added_ns)), other.added_ns > 0
-    advice = "record on a machine of its own, or by turns (`stashtrace check --rerun`)"
+    advice = "record on a machine without other work, or by turns (`stashtrace check --rerun`)"
     if not other.is_known:
         return (
             f"ranks or their workers waited for a CPU for {amount} {'more' if more else 'less'} of a step:"
@@ -181,15 +181,15 @@ def _certainty(step: Mapping[str, Any]) -> list[str]:
     if step["detectable_ns"] < 0:
         return ["a run has a single step, so nothing is known of the spread of steps"]
     runs = step["before_runs_count"], step["after_runs_count"]
-    told = max(runs) >= RUNS_THAT_TELL
+    by_runs = max(runs) >= RUNS_THAT_TELL
     low, high = (with_sign(step[name]) for name in ("low_ns", "high_ns"))
     seen = duration_text(step["detectable_ns"])
     share = percent_text(step["detectable_ns"] / step["before_ns"]) if step["before_ns"] else "-"
     lines = [
-        f"by the spread of {'runs' if told else 'steps'} the step changed by {low} to {high} (95 %);"
+        f"by the spread of {'runs' if by_runs else 'steps'} the step changed by {low} to {high} (95 %);"
         f" in four of five such comparisons a change of {seen} ({share}) would have been seen"
     ]
-    if not told:
+    if not by_runs:
         each = "one run" if max(runs) == 1 else "fewer than three runs"
         usual = percent_text(RUN_TO_RUN_RATIO)
         lines.append(f"{each} a side: equal runs may differ by {usual} of the step more than their steps show")

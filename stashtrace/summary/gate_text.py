@@ -22,9 +22,9 @@ from stashtrace.text import align
 from stashtrace.units import duration_text
 from stashtrace.visible import markdown_code, markdown_text, visible_line
 
-#: Kinds beside the conditions are shown from this part of the step on, before, after, or in growth.
+#: Kinds that no condition is about are shown from this part of the step on, before, after, or in growth.
 _WORTH_SHOWING = 0.005
-#: The order in which verdicts are told.
+#: The order in which verdicts are given.
 _WORST_FIRST = ("worse", "inconclusive", "not worse")
 _HEAD = ("", "before", "after", "growth of step", "95 % bounds", "allowed", "could see", "verdict")
 
@@ -35,7 +35,7 @@ class Command:
 
     #: For a shell.
     text: str
-    #: Folder that the version before has to be put into first; empty if it is in one of its own.
+    #: Folder that the version before has to be put into first; empty if it is in another one.
     folder: str = ""
 
 
@@ -101,7 +101,7 @@ def sentence(judged: Judged, step_ns: float) -> str:
     if judged.few_steps:
         has = "a single step" if judged.few_steps == 1 else f"only {judged.few_steps} steps"
         return (
-            f"inconclusive: {moved}, but a run has {has}, too few to tell how steps spread:"
+            f"inconclusive: {moved}, but a run has {has}, too few to show how steps spread:"
             f" record {LEAST_STEPS} or more"
         )
     # Rounded so that nothing more is said than the bounds do.
@@ -148,13 +148,13 @@ def notes(gate: Gate) -> list[str]:
             whose = "as given by --allowance"
         lines = [
             f"run-to-run allowance: {share} of the step before ({duration_text(first.change.allowance_ns)}) on either"
-            f" side of each bound, {whose}; {RUNS_THAT_TELL} runs on a side tell their own spread"
+            f" side of each bound, {whose}; {RUNS_THAT_TELL} runs on a side show their spread"
         ]
     elif first.change.source == "steps":
         lines = ["run-to-run allowance: none, by --allowance; the bounds are those of the steps alone"]
     else:
-        own = "the differences of runs made by turns" if first.change.source == "rounds" else "the means of the runs"
-        lines = [f"run-to-run allowance: none needed, as the bounds are those of {own}"]
+        source = "the differences of runs made by turns" if first.change.source == "rounds" else "the means of the runs"
+        lines = [f"run-to-run allowance: none needed, as the bounds are those of {source}"]
     lines.insert(0, base)
     seen = [
         f"{one.condition.words}: {_percent(one.detectable_ns, step_ns)}" for one in gate.judged if _is_known(one.change)
@@ -284,7 +284,7 @@ def _cells(change: Change, step_ns: float) -> tuple[str, ...]:
 
 
 def _decided_by(judged: Judged, step_ns: float) -> str:
-    """Say how many steps or runs would tell a growth from the limit."""
+    """Say how many steps or runs would separate a growth from the limit."""
     needs = judged.needs
     if needs.hidden:
         return (
@@ -298,9 +298,9 @@ def _decided_by(judged: Judged, step_ns: float) -> str:
         ways.append(f"{needs.runs_count} runs a side by turns")
     if not ways:
         return "the growth is too near to the limit for any reasonable number of runs"
-    limit, told = (_percent(ns, step_ns) for ns in (judged.limit_ns, needs.told_ns))
-    told = "no growth" if not needs.told_ns else told
-    return f"about {' or '.join(ways)} would tell {told} from {limit}"
+    limit, growth = (_percent(ns, step_ns) for ns in (judged.limit_ns, needs.told_ns))
+    growth = "no growth" if not needs.told_ns else growth
+    return f"about {' or '.join(ways)} would separate {growth} from {limit}"
 
 
 def _side(side: Side) -> str:

@@ -101,7 +101,7 @@ def test_few_steps_are_inconclusive(check: Check) -> None:
     code, out, _ = check(after, "--against", before)
     assert code == 5
     assert out.startswith("INCONCLUSIVE")
-    assert "but a run has only 7 steps, too few to tell how steps spread: record 10 or more" in out
+    assert "but a run has only 7 steps, too few to show how steps spread: record 10 or more" in out
 
 
 class TestWhatWouldDecide:
@@ -135,7 +135,7 @@ class TestWhatWouldDecide:
         folder, words = self.pasted(out)
         assert folder == str(tmp_path / "new dir")
         rounds = int(words[words.index("--rerun") + 1])
-        assert f"{rounds} runs a side by turns would tell" in out
+        assert f"{rounds} runs a side by turns would separate" in out
         assert words[words.index("--before") + 1] == shlex.join(old)
         assert words[words.index("--before-dir") + 1] == str(tmp_path / "old 'dir")
         assert words[words.index("--") + 1 :] == new
@@ -170,7 +170,7 @@ class TestWhatWouldDecide:
         command = ["python", str(tmp_path / "train.py"), "--data", "/data"]
         before, after = self.inconclusive(tmp_path, command, command)
         code, out, _ = check(after, "--against", before)
-        assert (code, "would tell" in out, "to decide it" in out) == (5, True, False)
+        assert (code, "would separate" in out, "to decide it" in out) == (5, True, False)
         before, after = self.inconclusive(tmp_path, ["python", "/old/train.py"], ["python", "/new/train.py"])
         assert "to decide it" in check(after, "--against", before)[1]
 
@@ -179,7 +179,7 @@ class TestWhatWouldDecide:
         before, after = self.inconclusive(tmp_path, ["python", "a.py"], ["python", "a.py", argument])
         code, out, _ = check(after, "--against", before)
         assert code == 5
-        assert "would tell" in out
+        assert "would separate" in out
         assert "to decide it:" not in out
 
 
@@ -286,7 +286,7 @@ def test_a_baseline_of_another_version(check: Check, tmp_path: Path) -> None:
     code, out, err = check(run, "--against", "main")
     assert (code, out) == (4, "")
     assert "is a baseline of version 7, written by stashtrace " in err
-    assert "hint: `stashtrace check RUN --save-baseline main` saves it anew" in err
+    assert "hint: `stashtrace check RUN --save-baseline main` saves it again" in err
 
 
 def test_a_baseline_by_url(check: Check, tmp_path: Path) -> None:

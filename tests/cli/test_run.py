@@ -233,7 +233,7 @@ def test_status_before_anything_was_recorded(run: Run, job: Path) -> None:
         (
             ("--grace",),
             "--grace needs a value",
-            "--grace SECONDS: wait so long for processes that outlive the command (default: 10)",
+            "--grace SECONDS: time to wait for processes that outlive the command (default: 10)",
         ),
         (("--kernls",), "no option --kernls", "did you mean --kernels?"),
     ],

@@ -24,7 +24,7 @@ def test_a_job_of_two_ranks_ends_there(tmp_path: Path, shell: bool) -> None:
         command = ["sh", "-c", shlex.join(command_of_ranks(2, str(SCRIPT), "100000")) + "; exit 3"]
     done = stashtrace("run", "--out", "run", "--until-step", "30", "--no-merge", "--", *command, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "ended the command at step 30, as told" in done.stderr
+    assert "ended the command at step 30, as asked" in done.stderr
     facts = json.loads(stashtrace("info", "run", "--format", "json", cwd=tmp_path).stdout)
     assert facts["ranks"] == [0, 1]
     assert 29 <= facts["steps"] <= 130, "20 ms or more each, of 100,000, until the signal has come through"

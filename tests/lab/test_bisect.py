@@ -161,7 +161,7 @@ def test_only_skipped_commits_are_left(bisect: Bisect) -> None:
     found = bisect(run_of, "fetch+12%")
     assert found.first_bad is None
     assert {commit.subject for commit in found.left} == {f"change {number}" for number in (15, 16, 17, 18)}
-    assert text_lines(bisect_blocks(found, 29))[0] == "INCONCLUSIVE: 4 commits could not be told apart"
+    assert text_lines(bisect_blocks(found, 29))[0] == "INCONCLUSIVE: 4 commits do not clearly differ"
     assert bisect_document(found, 29)["first_bad"] is None
 
 

@@ -84,7 +84,7 @@ def test_a_fifth_of_the_step_is_a_verdict_and_less_a_note() -> None:
     little = render(Summary.of(crowded(0.19)), Look(), "x")
     assert "▶ CPU contention" not in little
     assert "\n  CPU contention: the step threads of ranks 0,1 waited for a CPU for up to 19 %" in little
-    assert "could run at a time" not in little
+    assert "ran on, or waited for," not in little
 
 
 def test_verdicts_stand_in_order_of_size() -> None:
@@ -106,7 +106,7 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
     shown = render(replace(tables, findings=findings, evidence=evidence), Look(), "x")
     assert "▶ CPU contention" not in shown
     assert "\n  CPU contention: the step threads of ranks 0,1 waited for a CPU" in shown
-    assert "could run at a time" in shown
+    assert "ran on, or waited for," in shown
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             {"others": 1.4},
             "others",
             [
-                "on average 2 threads of the job could run at a time, on 2 CPUs; other programs used 1.4 of these",
+                "on average 2 threads of the job ran on, or waited for, 2 CPUs; other programs used 1.4 of these",
                 "stop other programs on this machine, or record while they are idle",
             ],
         ),
@@ -124,7 +124,7 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             {"others": 1.4, "threads": 2, "busy_threads": 2, "omp": ""},
             "others",
             [
-                "on average 3.2 threads of the job could run at a time, on 2 CPUs; other programs used 1.4 of these",
+                "on average 3.2 threads of the job ran on, or waited for, 2 CPUs; other programs used 1.4 of these",
                 "2 ranks began with 2 torch threads each (OMP_NUM_THREADS is not set), 4 for 2 CPUs that other programs"
                 " use, too: try OMP_NUM_THREADS=1",
                 "stop other programs on this machine, or record while they are idle",
@@ -134,7 +134,7 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             {},
             "workers",
             [
-                "on average 2 threads of the job could run at a time, on 2 CPUs",
+                "on average 2 threads of the job ran on, or waited for, 2 CPUs",
                 "2 ranks and 2 loader workers share 2 CPUs: workers account for 0.8 of these threads; cheaper decoding"
                 " or more CPUs would help",
             ],
@@ -143,7 +143,7 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             {"cpus": 8, "threads": 8, "busy_threads": 6, "omp": ""},
             "threads",
             [
-                "on average 8 threads of the job could run at a time, on 8 CPUs",
+                "on average 8 threads of the job ran on, or waited for, 8 CPUs",
                 "2 ranks began with 8 torch threads each (OMP_NUM_THREADS is not set), 16 for 8 CPUs:"
                 " try OMP_NUM_THREADS=4",
             ],
@@ -152,7 +152,7 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             {"cpus": 8, "threads": 6, "busy_threads": 6, "omp": "6", "bound": "4"},
             "threads",
             [
-                "on average 8 threads of the job could run at a time, on 4 CPUs",
+                "on average 8 threads of the job ran on, or waited for, 4 CPUs",
                 "2 ranks began with 6 torch threads each (OMP_NUM_THREADS=6), 12 for 4 CPUs: try OMP_NUM_THREADS=2",
             ],
         ),
@@ -160,20 +160,20 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             {"cpus": 8, "others": 5.0, "bound": "2"},
             "others",
             [
-                "on average 2 threads of the job could run at a time, on 2 CPUs; other programs used 5 of the host's 8",
+                "on average 2 threads of the job ran on, or waited for, 2 CPUs; other programs used 5 of the host's 8",
                 "stop other programs on this machine, or record while they are idle",
             ],
         ),
         (
             {"cpus": 8, "threads": 8, "busy_threads": 1, "omp": ""},  # torch's threads sleep
             "",
-            ["on average 2 threads of the job could run at a time, on 8 CPUs"],
+            ["on average 2 threads of the job ran on, or waited for, 8 CPUs"],
         ),
         (
             {"cpus": 8, "idle": 6.0},
             "limit",
             [
-                "on average 2 threads of the job could run at a time, on 8 CPUs",
+                "on average 2 threads of the job ran on, or waited for, 8 CPUs",
                 "meanwhile 75 % of the CPU time of the host was idle: look for a limit on the job's CPUs"
                 " (quota of a container, pinned threads)",
             ],

@@ -63,7 +63,7 @@ def test_sentences_say_what_the_bounds_allow() -> None:
         for text in sentences(one):
             name = next((n for n in by_condition if f"{n} allows" in text), None)
             if name is None:
-                assert re.search(r"but a run has (a single step|only 2 steps), too few to tell how steps spread", text)
+                assert re.search(r"but a run has (a single step|only 2 steps), too few to show how steps spread", text)
                 assert text.startswith("inconclusive: ")
                 continue
             judged = by_condition[name]
@@ -114,9 +114,11 @@ def test_a_rank_is_named_if_it_grew_by_more_than_the_others() -> None:
 
 def test_inconclusive_says_what_would_decide() -> None:
     (few,) = sentences(gate(side(40, steps=20, spread=0.1), side(44, steps=20, spread=0.1)))
-    assert re.search(r"about [\d,]+ steps a run or \d+ runs a side by turns would tell \+10\.0 % from \+5\.0 %$", few)
+    assert re.search(
+        r"about [\d,]+ steps a run or \d+ runs a side by turns would separate \+10\.0 % from \+5\.0 %$", few
+    )
     (single,) = sentences(gate(side(40, steps=1), side(80, steps=1)))
-    ending = ", too few to tell how steps spread: record 10 or more"
+    ending = ", too few to show how steps spread: record 10 or more"
     assert single.endswith(f"but a run has a single step{ending}")
     (short,) = sentences(gate(side(40, steps=75), side(40, steps=3, spread=0.0)))
     assert short.endswith(f"but a run has only 3 steps{ending}")
@@ -137,9 +139,9 @@ def test_inconclusive_says_what_would_decide() -> None:
         idle,
     )
     (near,) = sentences(gate(side(40, steps=3000), side(42.4, steps=3000)))
-    assert re.search(r": about \d+ runs a side by turns would tell \+\d\.\d % from \+5\.0 %$", near)
+    assert re.search(r": about \d+ runs a side by turns would separate \+\d\.\d % from \+5\.0 %$", near)
     (equal,) = sentences(gate(side(40, steps=3000), side(39.9, steps=3000), "step+1%"))
-    assert equal.endswith(" runs a side by turns would tell no growth from +1.0 %")
+    assert equal.endswith(" runs a side by turns would separate no growth from +1.0 %")
     (hidden,) = sentences(gate(side(40, steps=20, spread=3), side(41, steps=20, spread=3)))
     assert hidden.endswith(
         ": it would take more than 30 runs a side, as the machine's spread hides the growth:"
@@ -155,7 +157,8 @@ def test_a_busy_machine_is_named_with_what_it_can_explain() -> None:
     (busy,) = sentences(gate(quiet, using(160, 150, 1.4, 0.0)))
     assert re.search(
         r"but the machine was busier: programs outside the job used 0\.1 CPUs before and 1\.4 after; that can explain"
-        r" up to 148 ms of a step, so record on a machine of its own, or by turns \(`stashtrace check --rerun`\)$",
+        r" up to 148 ms of a step, so record on a machine without other work, or by turns"
+        r" \(`stashtrace check --rerun`\)$",
         busy,
     )
     (stolen,) = sentences(gate(quiet, using(50, 2, 0.1, 0.3)))

@@ -2,7 +2,7 @@
 
 Each side has one run or several. What the steps of a run say of its mean is a block bootstrap (``resampling``). It
 does not say how equal runs differ, by where their ranks were placed or what else the machine did. With three runs on
-a side their own spread says that, by Student's distribution over the means of runs. With fewer, an allowance is added
+a side their spread says that, by Student's distribution over the means of runs. With fewer, an allowance is added
 to the interval of the steps: :data:`RUN_TO_RUN_RATIO` of the step that was before.
 """
 
@@ -32,9 +32,9 @@ from stashtrace.calibration.noise import (
 RUN_TO_RUN_RATIO = 0.02
 #: Where an interval comes from.
 Source = Literal["steps", "runs", "rounds"]
-#: A rank is named for a change if its own is so many times the mean over ranks.
+#: A rank is named for a change if its own is this many times the mean over ranks.
 CLEARLY_MORE = 1.25
-#: So many runs of a side tell how runs differ.
+#: Runs of a side that show how runs differ.
 RUNS_THAT_TELL = 3
 #: A run of fewer steps says nothing of how steps spread: a verdict needs as many, or several runs on both sides.
 LEAST_STEPS = 10
@@ -66,22 +66,22 @@ class Side:
 
     @property
     def tells_spread(self) -> bool:
-        """Whether there are enough steps, or enough runs, to tell how equal ones differ."""
+        """Whether there are enough steps, or enough runs, to show how equal ones differ."""
         return self.fewest_steps >= LEAST_STEPS or len(self.runs) >= RUNS_THAT_TELL
 
     @property
     def cpu_wait_ns(self) -> float | None:
-        """Mean time of a step that ranks waited for a CPU; None if a run does not tell."""
+        """Mean time of a step that ranks waited for a CPU; None if unknown of a run."""
         return _mean([run.cpu_wait_ns for run in self.runs])
 
     @property
     def worker_wait_ns(self) -> float | None:
-        """Mean time of a step that workers waited for a CPU; None if a run does not tell."""
+        """Mean time of a step that workers waited for a CPU; None if unknown of a run."""
         return _mean([run.worker_wait_ns for run in self.runs])
 
     @property
     def cpus(self) -> CpuUse | None:
-        """Use of the CPUs, mean over the runs; None if a run does not tell."""
+        """Use of the CPUs, mean over the runs; None if unknown of a run."""
         known = [run.cpus for run in self.runs if run.cpus is not None]
         if len(known) < len(self.runs):
             return None
@@ -119,7 +119,7 @@ class Change:
     high_ns: float
     #: What the steps, or the means of the runs, contribute on either side to the distance of these bounds.
     steps_ns: float
-    #: What the run-to-run allowance contributes; 0 where the runs tell their spread themselves.
+    #: What the run-to-run allowance contributes; 0 where the runs show their spread themselves.
     allowance_ns: float
     #: {"steps", "runs", "rounds"}; Where the interval comes from: the steps of one or two runs a side, the means of
     #: several runs, or the differences of runs that were made by turns.
@@ -171,7 +171,7 @@ def change_of(
         degrees = sum(len(values) - 1 for values in telling)
         variance = sum(float(((values - values.mean()) ** 2).sum()) for values in telling) / degrees
         between_ns = student(degrees) * math.sqrt(variance * sum(1 / count for count in counts))
-        # A single run of few steps may be less certain than the runs that tell the spread.
+        # A single run of few steps may be less certain than the runs that show the spread.
         steps_ns, source = max(between_ns, error_of_steps_ns() if min(counts) < RUNS_THAT_TELL else 0.0), "runs"
     else:
         steps_ns = error_of_steps_ns()

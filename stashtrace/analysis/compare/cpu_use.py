@@ -37,17 +37,17 @@ class OtherWork:
 
     #: At most this; negative where the first job had more of it, and then at least this.
     added_ns: float = 0.0
-    #: CPUs that programs outside the job used; -1 where a recording does not tell, and ``added_ns`` is all that the
+    #: CPUs that programs outside the job used; -1 where it is not recorded, and ``added_ns`` is all that the
     #: waits for a CPU grew by, whoever made them.
     before_count: float = -1.0
     after_count: float = -1.0
-    #: Parts of the CPU time that the hypervisor took; -1 where a recording does not tell.
+    #: Parts of the CPU time that the hypervisor took; -1 where it is not recorded.
     before_stolen: float = -1.0
     after_stolen: float = -1.0
 
     @property
     def is_known(self) -> bool:
-        """Whether both recordings tell how much CPU time went to other programs."""
+        """Whether both recordings show how much CPU time went to other programs."""
         return min(self.before_count, self.after_count) >= 0
 
 
@@ -65,7 +65,7 @@ def cpu_use(trace: Trace, counted: Table) -> CpuUse | None:
         if host is None or rank not in waited:
             return None
         waits.append(waited[rank] / steps_count)
-        # A stolen CPU is no wait in a run queue: it is told apart.
+        # A stolen CPU is no wait in a run queue: it counts by itself.
         others.append(max(host.others_count - host.steal_ratio * host.count, 0.0))
         stolen.append(host.steal_ratio / host.busy_ratio if host.busy_ratio > 0 else 0.0)
     means = (float(np.mean(values)) for values in (waits, others, stolen))

@@ -50,7 +50,7 @@ def diff(before: Trace, after: Trace) -> Table:
     """Compare a typical step of two runs, kind by kind.
 
     The medians over steps are compared; a kind that occurs in less than half of the steps of both runs (checkpoints)
-    by its means. The interval of a change is that of a block bootstrap over steps, as neighbouring steps are alike.
+    by its means. The interval of a change is that of a block bootstrap over steps, as neighbouring steps are similar.
     A change is called faster or slower if it exceeds half of that interval, three standard errors of the two statistics
     together, and one per cent of the step; else it counts as no difference. Steps of one run are not independent
     runs: differences from run to run (placement, neighbours) are not in the interval. :func:`diff_of_sides` takes

@@ -11,7 +11,7 @@ IN_STEP, IN_WORKER = "step", "worker"
 OWN_KINDS = ""
 #: The mean over ranks.
 ALL_RANKS = -1
-#: A baseline keeps so many functions of a kind, the costliest, and so many lines of each.
+#: Number of functions of a kind, the costliest, that a baseline keeps, and of lines of each.
 KEPT_FUNCTIONS, KEPT_LINES = 20, 4
 #: Degrees of freedom of what is certain: a kind that took no time.
 _CERTAIN = 1e9

@@ -126,7 +126,7 @@ class Gate:
 
     @property
     def verdict(self) -> Verdict:
-        """Worse if any condition is; not worse only if all are. A recording beside itself decides nothing."""
+        """Worse if any condition is; not worse only if all are. A recording compared with itself decides nothing."""
         if self.refused:
             return "not comparable"
         if self.is_same:
@@ -195,7 +195,7 @@ def judge(
 def other_work(before: Side, after: Side) -> OtherWork:
     """Return what other work on the machine can have added to the step after.
 
-    Where a recording does not tell how much CPU time went to others, it may be all that waits for a CPU grew by.
+    Where a recording does not show how much CPU time went to others, it may be all that waits for a CPU grew by.
     """
     if before.cpus is not None and after.cpus is not None:
         return added_by_others(before.cpus, after.cpus, before.value(STEP, "mean"), after.value(STEP, "mean"))
@@ -203,7 +203,7 @@ def other_work(before: Side, after: Side) -> OtherWork:
 
 
 def _waits_grew_ns(before: Side, after: Side) -> float:
-    """Return by how much longer threads of the job waited for a CPU in a step, as far as the recordings tell."""
+    """Return by how much longer threads of the job waited for a CPU in a step, as far as was recorded."""
     if before.cpus is not None and after.cpus is not None:
         return after.cpus.wait_ns - before.cpus.wait_ns
     pairs = (before.cpu_wait_ns, after.cpu_wait_ns), (before.worker_wait_ns, after.worker_wait_ns)
@@ -217,7 +217,7 @@ def _judge(
     rank, rank_ns = _rank_that_grew(before, after, condition.kind)
     has_any = occurs((before, after), change.kind)
     few = [side.fewest_steps for side in (before, after) if not side.tells_spread]
-    if not math.isfinite(change.steps_ns):  # several runs beside a single one, and one of them has a single step
+    if not math.isfinite(change.steps_ns):  # several runs and a single one, and one of them has a single step
         few = few or [min(before.fewest_steps, after.fewest_steps)]
     if few and has_any:
         return Judged(condition, change, limit_ns, "inconclusive", NO_NEEDS, None, min(few), rank, rank_ns)

@@ -61,7 +61,7 @@ _JOINT = " and "
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field in which two jobs differ, or which one of them does not tell."""
+    """A field in which two jobs differ, or which one of them lacks."""
 
     field: Field
     before: Fact
@@ -69,7 +69,7 @@ class Difference:
 
     @property
     def is_known(self) -> bool:
-        """Whether both sides tell the field, so that they do differ in it."""
+        """Whether both sides have the field, so that they do differ in it."""
         return self.before is not None and self.after is not None
 
 
@@ -86,7 +86,7 @@ def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str]
     workers = processes.take((processes["role_code"] == ProcessRole.WORKER) & (processes["rank"] >= 0))
     loaders = recorded_samples(trace).values()
     samples = JobSamples() if counted is None else job_samples(trace)
-    # Without an entry in ``devices``, the recorder's own look at the machine says whether there is none.
+    # Without an entry in ``devices``, what the recorder saw of the machine says whether there is none.
     devices_known = len(devices) > 0
     no_device = "none" if told.of_run("gpu_driver") == "none" else None
     names = {trace.text(code) for code in np.unique(devices["name_code"]).tolist()} - {""}
@@ -133,7 +133,7 @@ def common_facts(runs: Sequence[Mapping[str, Fact]]) -> dict[str, Fact]:
 
 
 def differences(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[Difference]:
-    """Return the fields in which two jobs differ, or of which only one of them tells, as :data:`FIELDS` lists them."""
+    """Return the fields in which two jobs differ, or which only one of them has, as :data:`FIELDS` lists them."""
     pairs = [Difference(field, before.get(field.name), after.get(field.name)) for field in FIELDS]
     return [pair for pair in pairs if pair.before != pair.after]
 

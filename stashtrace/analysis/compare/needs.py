@@ -1,8 +1,8 @@
 """Number of steps per run, or of runs per side, that would decide an inconclusive comparison.
 
 The growth that was seen is as uncertain as the verdict, so the plan does not rest on it: of equal runs, one pair would
-ask for 60 steps and another for 3,000. It rests on the spread of the steps and runs, and on a growth that is to be told
-from the limit: none at all or, where such runs would have shown that already, one nearer to the limit.
+ask for 60 steps and another for 3,000. It rests on the spread of the steps and runs, and on a growth that is to be
+separated from the limit: none at all or, where such runs would have shown that already, one nearer to the limit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MOST_TIMES = 100
 #: Numbers of runs that are advised; more are no advice.
 _RUNS = (3, 5, 10, 20, 30)
 MOST_RUNS = _RUNS[-1]
-#: The growth that is told from the limit differs from it by the limit itself, and at least by this part of a step.
+#: The growth to be separated from the limit differs from it by the limit itself, and by this part of a step at least.
 _LEAST_RATIO = 0.01
 #: Or by these parts of that, where it is already known that the growth is near to the limit.
 _NEARER = (1 / 2, 1 / 4, 1 / 8)
-#: Two equal single runs are within the allowance in 95 of 100 cases: so many standard deviations of one run.
+#: Two equal single runs are within the allowance in 95 of 100 cases: this number of standard deviations of one run.
 _ALLOWANCE_IN_SPREADS = NORMAL * math.sqrt(2)
-#: What runs of small jobs were seen to spread by weighs as much as so many runs more: three say little of their spread.
+#: What runs of small jobs were seen to spread by counts like this number of runs more: three say little of it.
 _PRIOR_DEGREES = 3
 
 
@@ -36,7 +36,7 @@ class Needs:
     steps_count: int = 0
     #: Runs a side, made by turns, each as long as now; 0 if more runs would not.
     runs_count: int = 0
-    #: Growth that is told from the limit.
+    #: Growth that is to be separated from the limit.
     told_ns: float = 0.0
     #: Steps and runs spread by too much for any reasonable number of them.
     hidden: bool = False
@@ -49,7 +49,7 @@ def needs_of(before: Side, after: Side, change: Change, limit_ns: float, step_ns
     """Return what would decide an inconclusive condition.
 
     ``change``: of the kind that the condition is about. ``limit_ns``: growth that is allowed. ``step_ns``: the step
-    before. ``run_ns``: by how much the means of equal runs differ beyond what their steps show, where too few runs tell
+    before. ``run_ns``: by how much the means of equal runs differ beyond what their steps show, where too few runs show
     it: their distance in 95 of 100 cases.
     """
     if not math.isfinite(change.steps_ns):
@@ -63,7 +63,7 @@ def needs_of(before: Side, after: Side, change: Change, limit_ns: float, step_ns
         steps_count = _steps(before, after, change, widest_ns) if change.source == "steps" else 0
         found = bool(steps_count or runs_count)
         return Needs(steps_count, runs_count, limit_ns + side * widest_ns if found else 0.0, not found)
-    # These runs would have told a growth that is so far from the limit: it is nearer.
+    # These runs would have shown a growth that is this far from the limit: it is nearer.
     for part in _NEARER:
         if distance_ns >= part * widest_ns:
             runs_count = _runs(spread_ns, part * widest_ns, runs_now)
@@ -72,7 +72,7 @@ def needs_of(before: Side, after: Side, change: Change, limit_ns: float, step_ns
 
 
 def runs_without_other_work(before: Side, after: Side) -> Needs:
-    """Return the runs by turns that tell a change from other work on the machine."""
+    """Return the runs by turns that separate a change from other work on the machine."""
     now = min(len(before.runs), len(after.runs))
     return Needs(runs_count=next((runs for runs in _RUNS if runs > max(now, RUNS_THAT_TELL)), 0))
 

@@ -24,7 +24,7 @@ from stashtrace.schema.trace import Trace
 STEP = "step"
 #: Kinds in the order of the enumeration, after the step itself.
 KINDS = (STEP, *KIND_NAMES)
-#: A baseline keeps at most so many values of a kind; of longer runs each is the mean of several neighbouring steps.
+#: Values of a kind that a baseline keeps at most; of longer runs each is the mean of several neighbouring steps.
 KEPT_STEPS = 512
 
 
@@ -79,7 +79,7 @@ class StepsOfRun:
         return [kind for kind in KINDS if kind in self.times_ns]
 
     def condensed(self, most: int = KEPT_STEPS) -> StepsOfRun:
-        """Return the run with at most so many values of a kind, means of equally many neighbouring steps.
+        """Return the run with at most this number of values of a kind, means of equally many neighbouring steps.
 
         What is left over at the beginning, fewer steps than one mean is made of, is left out.
         """

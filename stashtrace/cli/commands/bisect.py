@@ -15,7 +15,7 @@ from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.record.program import find_program
 
-#: Of a bisection that ends with commits that cannot be told apart.
+#: Of a bisection that ends with commits that do not clearly differ.
 _INCONCLUSIVE = 5
 _DESCRIPTION = """Find the first commit that made a job slower. `git bisect` runs in a working
 tree of its own; each commit is judged by runs of COMMAND that take turns with

@@ -16,7 +16,7 @@ def parser() -> Parser:
     parser = Parser(
         "capture",
         "Keep the newest steps of a run that is followed (`stashtrace run --live`), and\n"
-        "some that come, in a folder of their own: analyze, view, report and export read\n"
+        "some that come, in another folder: analyze, view, report and export read\n"
         "it as a run. In a directory that several hosts record into, it has the same\n"
         "steps of the ranks of all hosts that answer.",
         "example: stashtrace capture ./first --steps 20",
@@ -27,7 +27,7 @@ def parser() -> Parser:
         "--steps", metavar="N", type=int, default=5, help="steps that come, after those in memory (default: 5)"
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=120.0, help="give up after so long (default: 120)"
+        "--timeout", metavar="SECONDS", type=float, default=120.0, help="give up after this time (default: 120)"
     )
     parser.add_argument(
         "--kernels", action="store_true", help="record every kernel and copy of the GPU in the steps that come"

@@ -46,7 +46,7 @@ def parser() -> Parser:
     add_value(parser, "--iterations", "K", "training steps measured in a run (default 60)", type=int)
     add_value(parser, "--warmup", "W", "training steps before them (default 10)", type=int)
     add_flag(parser, "--quick", "three short runs of each; the answer says so")
-    add_value(parser, "--ranks", "N", "ranks on a host, if the command does not tell", type=int)
+    add_value(parser, "--ranks", "N", "ranks on a host, if the command does not say", type=int)
     network = parser.add_mutually_exclusive_group()
     add_value(network, "--hosts", "A,B", "hosts of configuration 5, reached by ssh; localhost is this one")
     emulated = "run configuration 5 between two network namespaces of this host: 10gbit, or 1gbit,50us"
@@ -58,7 +58,7 @@ def parser() -> Parser:
     add_flag(parser, "--no-pin", "let ranks use all CPUs in every configuration")
     add_value(parser, "--timeout", "S", "limit for a run, seconds (default 600)", type=float, default=600.0)
     add_value(parser, "--instance", "NAME", "name of this machine in the catalog of `recommend`", default="")
-    batch = "samples per rank and step, if other than what its DataLoaders tell"
+    batch = "samples per rank and step, if other than that of its DataLoaders"
     add_value(parser, "--batch-size", "B", batch, type=int, default=0)
     add_flag(parser, "--as-published", "show stalls as Stash's code computes them")
     parser.add_plot("step times and stalls", ".svg")

@@ -26,6 +26,7 @@ from stashtrace.cli.print_results import ignore_broken_pipe, open_output, print_
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.text import count_noun
+from stashtrace.visible import visible_line
 
 if TYPE_CHECKING:
     import argparse
@@ -47,6 +48,8 @@ examples:
   stashtrace check ./stash-new --save-baseline main
   stashtrace check ./stash-new --against main --fail-if 'step+5%'
   stashtrace check --rerun 3 --before-dir ../main -- torchrun train.py"""
+#: Where the version before belongs if both were recorded in one folder.
+_BEFORE_FOLDER = "../before"
 _HINT = "`stashtrace check --help` shows the options"
 
 
@@ -75,10 +78,10 @@ def parser() -> Parser:
     add_value(rerun, "--before", "CMD", "command of the job before (default: COMMAND)")
     add_value(rerun, "--before-dir", "DIR", "folder in which the job before runs, such as a git worktree")
     parser.add_out("DIR", "folder for the runs of --rerun (default: ./check-MMDD-HHMMSS)")
-    told = parser.add_argument_group("answers")
+    answers = parser.add_argument_group("answers")
     parser.add_format(TEXT_FORMATS)
-    add_value(told, "--junit", "FILE", "write a JUnit XML file")
-    add_flag(told, "--annotate", "print annotations of GitHub (default where GITHUB_ACTIONS is true)")
+    add_value(answers, "--junit", "FILE", "write a JUnit XML file")
+    add_flag(answers, "--annotate", "print annotations of GitHub (default where GITHUB_ACTIONS is true)")
     return parser
 
 
@@ -90,7 +93,6 @@ def main(argv: Sequence[str]) -> int:
 
     from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO
     from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Condition, judge
-    from stashtrace.cli.rerun_command import command_that_decides
 
     conditions = [Condition.of(text) for text in given.fail_if or [DEFAULT_CONDITION]]
     screen = Screen()
@@ -106,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         allowance_ratio=RUN_TO_RUN_RATIO if given.allowance is None else given.allowance / 100,
         by_turns=given.rerun is not None and not given.against,
     )
-    command_line = command_that_decides(gate, given)
+    command_line = _command_that_decides(gate, given)
     _write_files(gate, command_line, given, screen)
     with ignore_broken_pipe():
         _answer(gate, command_line, given, screen)
@@ -115,6 +117,55 @@ def main(argv: Sequence[str]) -> int:
     elif given.save_baseline:
         screen.say(f"not saved as {given.save_baseline}: {gate.verdict}")
     return gate.exit_code
+
+
+def _command_that_decides(gate: Gate, given: argparse.Namespace) -> Command | None:
+    """Return a command that records both jobs by turns so often that they are likely to differ clearly.
+
+    None if nothing is to be decided, no reasonable number of runs would do, or the recordings hold no commands that
+    can be run again here.
+
+    ``given``: options of ``stashtrace check``.
+    """
+    from stashtrace.summary.gate_text import Command
+
+    rounds = max((one.needs.runs_count for one in gate.judged if one.verdict == "inconclusive"), default=0)
+    before, after = _job_of(gate.before), _job_of(gate.after)
+    if gate.verdict != "inconclusive" or not rounds or before is None or after is None:
+        return None
+    (old, old_directory), (command, directory) = before, after
+    if old == command and any(word.startswith("/") and word.endswith(".py") for word in command):
+        return None  # it would start this very script for both versions
+    words, folder = ["stashtrace", "check", "--rerun", str(rounds)], ""
+    if old != command:
+        words += ["--before", shlex.join(old)]
+    if old_directory != directory:
+        words += ["--before-dir", old_directory]
+    elif old == command:
+        folder = _BEFORE_FOLDER
+        words += ["--before-dir", folder]
+    for one in gate.judged:
+        words += ["--fail-if", str(one.condition)]
+    for field in given.allow:
+        words += ["--allow", field]
+    if given.allowance is not None:
+        words += ["--allowance", f"{given.allowance:g}"]
+    text = shlex.join([*words, "--", *command])
+    if Path(directory) != Path.cwd():
+        text = f"cd {shlex.quote(directory)} && {text}"
+    # What a terminal would obey, or not show, cannot be copied from it.
+    return Command(text, folder) if visible_line(text) == text else None
+
+
+def _job_of(side: Side) -> tuple[tuple[str, ...], str] | None:
+    """Return the command of all runs of a side and its folder; None if they differ, or cannot be run again here."""
+    from stashtrace.scrubbing import SCRUBBED
+
+    jobs = {(run.launch, run.directory) for run in side.runs}
+    launch, directory = next(iter(jobs))
+    if len(jobs) > 1 or not launch or not Path(directory).is_dir():
+        return None
+    return None if any(SCRUBBED in word for word in launch) else (launch, directory)
 
 
 def _check(given: argparse.Namespace, command: Sequence[str]) -> None:
@@ -147,7 +198,7 @@ def _check(given: argparse.Namespace, command: Sequence[str]) -> None:
 
 def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) -> tuple[Side | None, Side]:
     """Return the runs before, None if there is nothing to compare with, and after."""
-    # What was before is read first: a baseline that is not there is told before anything is recorded.
+    # What was before is read first: a baseline that is missing is reported before anything is recorded.
     before = side_of(name_of(given.against), given.against, given.baselines) if given.against else None
     if given.rerun is None:
         runs = runs_or_newest(given.runs)
@@ -190,7 +241,7 @@ def _answer(gate: Gate, command: Command | None, given: argparse.Namespace, scre
 
 
 def _write_files(gate: Gate, command: Command | None, given: argparse.Namespace, screen: Screen) -> None:
-    """Write the answer where CI systems look for it."""
+    """Write the answer where CI systems read it."""
     from stashtrace.summary.ci import junit_xml
     from stashtrace.summary.gate_text import markdown
 

@@ -29,7 +29,7 @@ def parser() -> Parser:
         "diff",
         "Compare two jobs, by stalls, lines or kernels: what differs between them, and\n"
         "what became faster or slower, in which functions.",
-        "Several runs a side tell how runs of one job differ; from three on, the bounds\n"
+        "Several runs a side show how runs of one job differ; from three on, the bounds\n"
         "are those of runs instead of steps:\n"
         "  stashtrace diff --before old-0 old-1 old-2 --after new-0 new-1 new-2",
         usage="stashtrace diff [options] A B\n       stashtrace diff [options] --before A [A ...] --after B [B ...]",

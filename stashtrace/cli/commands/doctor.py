@@ -109,7 +109,7 @@ def _tracker_lines() -> list[str]:
 
 
 def _lines(check: Check) -> list[str]:
-    """Return a check as its name and state, with what was found and what that means beside them."""
+    """Return a check as its name and state, with what was found and what that means."""
     lines = wrap(check.detail, "", width=55, rest=0)
     lines += wrap(check.meaning, "-> ", width=55, rest=3)
     heads = [f"{check.name:<14}{check.state:<11}"] + [" " * 25] * (len(lines) - 1)

@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     changed = {name: value for name, value in environment.items() if base.get(name) != value}
     if ours:
         facts = run_facts((), job, options.recorded_collectors())
-        # This process ends at once and cannot tell when the job ends.
+        # This process ends at once and cannot say when the job ends.
         facts |= {"launcher_pid": os.getppid(), "launcher": "env"}
         with file_rights(arguments.share):
             open_run_directory(directory, facts, job)

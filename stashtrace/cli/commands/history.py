@@ -1,4 +1,4 @@
-"""``stashtrace history DIR [QUESTION]``: what the runs of weeks tell of hosts, commits, neighbours and cost."""
+"""``stashtrace history DIR [QUESTION]``: what the runs of weeks say of hosts, commits, neighbours and cost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ example: stashtrace history s3://team/history hosts"""
 
 def parser() -> Parser:
     """Return the parser of ``stashtrace history``."""
-    parser = Parser("history", "Say what many runs tell over time: late hosts, slow commits, cost.", _EPILOG)
+    parser = Parser("history", "Ask many runs what changed over time: late hosts, slow commits, cost.", _EPILOG)
     parser.usage = "stashtrace history [options] DIR [QUESTION]"
     parser.add_argument("place", metavar="DIR", help="folder or URL that `run --history` fills")
     words = f"one table: {', '.join(QUESTIONS)} (default: all in sentences)"
@@ -75,7 +75,7 @@ def parser() -> Parser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Add runs if told to, read the history, and answer."""
+    """Add runs if asked to, read the history, and answer."""
     arguments = parser().read(argv, intermixed=True)
     if arguments.format == "csv" and arguments.question is None:
         raise UsageError("CSV is of one table", hint=f"name a question: {', '.join(QUESTIONS)}")

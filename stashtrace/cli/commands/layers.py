@@ -37,7 +37,7 @@ def parser() -> Parser:
     bandwidth = "bandwidth of a hop in bytes per second, as in 1.1G; needs --latency"
     add_value(parser, "--bandwidth", "SIZE", bandwidth, read_size)
     for name, work in (("io", "reading a batch"), ("copy", "copying it to the device"), ("update", "the update")):
-        add_value(parser, f"--{name}-ms", "MS", f"time of {work}, ms (default: what PATH tells)", read_length)
+        add_value(parser, f"--{name}-ms", "MS", f"time of {work}, ms (default: as recorded in PATH)", read_length)
     parser.add_out("FILE", "write the layers to this file")
     parser.add_format(TEXT_FORMATS)
     return parser

@@ -37,7 +37,8 @@ def parser() -> Parser:
     )
     add_flag(parser, "--once", "print what is known now, and end; in a pipe always")
     parser.add_format(("text", "json"))
-    add_value(parser, "--interval", "SECONDS", "look again after so long (default: 1)", _read_interval, default=1.0)
+    interval = "time between two readings of the run (default: 1)"
+    add_value(parser, "--interval", "SECONDS", interval, _read_interval, default=1.0)
     parser.add_run()
     return parser
 

@@ -49,8 +49,8 @@ def main(argv: Sequence[str]) -> int:
     target = _target(arguments.paths, arguments.out)
     with contextlib.ExitStack() as until_gathered:
         for url in filter(is_url, arguments.paths):
-            beside = tempfile.TemporaryDirectory(prefix="stash-fetched-", dir=target.absolute().parent)
-            local.append(Path(until_gathered.enter_context(beside)))
+            fetched = tempfile.TemporaryDirectory(prefix="stash-fetched-", dir=target.absolute().parent)
+            local.append(Path(until_gathered.enter_context(fetched)))
             _fetch(url, local[-1], screen)
         for path in local:
             for records in left_on_scratch(path):

@@ -111,17 +111,17 @@ def _show_run(arguments: argparse.Namespace, path: Path) -> int:
     from stashtrace.report.blocks import Block, Code, Paragraph
 
     heading: list[Block | None] = []
-    beside: dict[str, Any] = {}
+    characterized: dict[str, Any] = {}
     if (path / "characterization.json").exists():
         from stashtrace.lab.characterize.answer import run_of_all_ranks
         from stashtrace.lab.characterize.characterization_document import characterized_json, characterized_text
 
         folder, (path, stall) = path, run_of_all_ranks(path)
         heading = [Paragraph(characterized_text(str(path.relative_to(folder)), stall))]
-        beside = characterized_json(str(path.relative_to(folder)), stall)
+        characterized = characterized_json(str(path.relative_to(folder)), stall)
     model = communication_model(load_trace(str(path)))
     blocks = [*heading, Code("", model_lines(model))]
-    print_blocks(arguments.format, blocks, {**model_json(model), **beside})
+    print_blocks(arguments.format, blocks, {**model_json(model), **characterized})
     write_plot(arguments.plot, plot_model, model)
     return 0
 

@@ -105,7 +105,7 @@ def parser() -> Parser:
         "--keep-last",
         metavar="STEPS",
         type=int,
-        help="keep so many steps at the end of the run, and drop the records of earlier ones while it runs",
+        help="number of steps to keep at the end of the run; drop the records of earlier ones while it runs",
     )
     parser.add_argument(
         "--keep-bytes",
@@ -117,7 +117,7 @@ def parser() -> Parser:
         metavar="TRACKERS",
         help="at the end, add the answers to the run of wandb, mlflow, tensorboard or trackio that the job wrote to",
     )
-    grace = "wait so long for processes that outlive the command (default: 10)"
+    grace = "time to wait for processes that outlive the command (default: 10)"
     add_value(parser, "--grace", "SECONDS", grace, read_length, default=10.0)
     return parser
 
@@ -297,7 +297,7 @@ def _far_text(directory: Path, kind: str, records: Path | None) -> str:
 
 def _say_how_it_ended(screen: Screen, outcome: Outcome) -> None:
     if outcome.goal_reached:
-        screen.say(f"stashtrace: ended the command at step {outcome.facts['until_step']}, as told")
+        screen.say(f"stashtrace: ended the command at step {outcome.facts['until_step']}, as asked")
     elif outcome.signal_number:
         try:
             name = signal.Signals(outcome.signal_number).name

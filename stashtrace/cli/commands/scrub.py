@@ -71,6 +71,6 @@ def main(argv: Sequence[str]) -> int:
     if report.problems and arguments.in_place:
         raise FormatError(
             f"{len(report.problems)} files of {source} could not be scrubbed",
-            hint="look at these files before you share the run",
+            hint="read these files before you share the run",
         )
     return 0

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stashtrace.sql.query_names import Named
 
 _EPILOG = """QUERY is one statement in DuckDB's SQL that reads. It names tables of the
-recording and analyses alike; only those that it names are read or computed. Of
+recording and analyses; only those that it names are read or computed. Of
 several runs, each table has a first column run. A query can neither write
 files nor reach the network. "describe NAME" lists the columns of a table with
 their units.

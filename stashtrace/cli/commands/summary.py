@@ -17,9 +17,9 @@ from stashtrace.cli.screen import Screen
 if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
 
-#: Python seeks garbage after so many new objects, by default 700: at 1,024 ranks that is a tenth of the time.
+#: Python seeks garbage after this number of new objects, by default 700: at 1,024 ranks that is a tenth of the time.
 _NEW_OBJECTS = 100_000
-#: Parameters of ``malloc.h``: the largest array that gets no mapping of its own, what is kept, and by how much the heap
+#: Parameters of ``malloc.h``: the largest array that gets no mapping, what is kept, and by how much the heap
 #: grows. Else the kernel clears each page of the arrays of all ranks again and again: half of the time it takes here.
 _MALLOC = {-3: 32 << 20, -1: 256 << 20, -2: 16 << 20}
 

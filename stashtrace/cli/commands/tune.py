@@ -57,7 +57,7 @@ def parser() -> Parser:
     )
     parser.add_argument("--losses", choices=("auto", "equal", "distribution"), default="auto", help=losses)
     add_value(parser, "--staged", "LIST", "also try copies of files: a list that `stashtrace stage` wrote", type=Path)
-    add_value(parser, "--most-runs", "N", "begin no setting after so many runs (default 200)", read_whole, default=200)
+    add_value(parser, "--most-runs", "N", "begin no setting after N runs (default 200)", read_whole, default=200)
     parser.add_out("DIR", "folder for the runs (default: ./tune-MMDD-HHMMSS)")
     parser.add_format(DOCUMENT_FORMATS)
     return parser

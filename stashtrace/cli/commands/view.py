@@ -74,7 +74,7 @@ def _whole_timeline(path: Path, screen: Screen) -> Path:
 
 @contextlib.contextmanager
 def _cut_timeline(paths: Sequence[Path], cut: dict[str, Any], screen: Screen) -> Iterator[Path]:
-    """Write a part of a timeline, that of a chosen run or that of several paths into a folder of its own.
+    """Write a part of a timeline, that of a chosen run or that of several paths into a folder.
 
     After the viewing the folder is gone.
 
@@ -140,7 +140,7 @@ def write_timeline(
 
 
 def _timeline_beside(path: Path) -> Path:
-    """Return where the timeline of foreign files is written: beside them, else in the temporary folder."""
+    """Return where the timeline of foreign files is written: next to them, else in the temporary folder."""
     place = path.resolve()
     folder = place.parent if os.access(place.parent, os.W_OK) else Path(tempfile.gettempdir())
     return folder / f"{place.name}.stashtrace.pftrace.gz"

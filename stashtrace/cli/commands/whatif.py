@@ -116,7 +116,9 @@ def main(argv: Sequence[str]) -> int:
     several = len(np.unique(graph.ends_rank)) > 1
     changes = changes or list(answers[0].changes if causes else ())
     ranking = base.is_reliable and not changes
-    alike = guarded("ranks that are alike", partial(_alike, graph), unsaid.append) if several and ranking else None
+    slowdown = (
+        guarded("ranks that do equal work", partial(_slowdown, graph), unsaid.append) if several and ranking else None
+    )
     advice: list[Advice] | None = None
     if ranking:
         advice = guarded("advice on overlapping", partial(_advice, trace, graph), unsaid.append)
@@ -132,18 +134,18 @@ def main(argv: Sequence[str]) -> int:
     if step is not None:
         content["step_time"] = {"mean_ns": step.mean_ns, "steps_count": step.steps_count}
     lines = whatif_lines(base, answers, step, asked=bool(changes), limits=limits)
-    if alike is not None:
-        content["slowdown"] = list(alike.rows())
+    if slowdown is not None:
+        content["slowdown"] = list(slowdown.rows())
     if not changes:
         content["advice"] = [advice_row(item) for item in advice or ()]
-        lines += slowdown_lines(alike, base) if alike is not None else []
+        lines += slowdown_lines(slowdown, base) if slowdown is not None else []
         lines += ["", *critical_lines(path)] if path is not None else []
     lines += advice_lines(advice or ())
     print_answer(arguments.format, [*lines, *(["", *(f"! {line}" for line in unsaid)] if unsaid else [])], content)
     return 0
 
 
-def _alike(graph: Graph) -> Table | None:
+def _slowdown(graph: Graph) -> Table | None:
     """Return how much longer ranks take than others like them; None if nothing can be said of that."""
     from stashtrace.replay import slowdown_of
     from stashtrace.replay.whatif_text import WORTH_SHARING

@@ -213,7 +213,7 @@ def _undisturbed() -> Iterator[None]:
 
 # Building and running the commits that are checked out.
 
-#: Files of bytecode are told from their sources by seconds and sizes: two commits may have the same.
+#: Files of bytecode are known as stale by seconds and sizes of their sources: two commits may have the same.
 _ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
 
 

@@ -63,7 +63,7 @@ class Found:
     conditions: tuple[Condition, ...]
     #: Whether they follow from what grew between the two commits.
     chosen: bool
-    #: The last commit, beside the good one.
+    #: The last commit, compared with the good one.
     ends: Judged
     #: In the order in which they were judged.
     judged: tuple[Judged, ...]
@@ -84,7 +84,7 @@ class Found:
 
 
 class InconclusiveError(StashtraceError):
-    """The runs do not tell whether the last commit is worse."""
+    """The runs do not show whether the last commit is worse."""
 
     exit_code = 5
 
@@ -106,7 +106,7 @@ def find_commit(
     working tree that holds it; other commits are checked out in that of the bad one. ``conditions``: what makes a
     commit bad; without any, half of the growth of the kind that grew most. Raises CaptureError if the good commit or
     the bad one does not run. Raises MissingDataError if the bad one is not worse, or the two are not comparable.
-    Raises InconclusiveError if the runs do not tell.
+    Raises InconclusiveError if the runs do not decide.
     """
 
     def judge(commit: Commit, asked: Sequence[Condition]) -> Judged:
@@ -181,7 +181,7 @@ def _require_worse(ends: Judged, good: Commit) -> None:
     """Raise unless the last commit is worse than the good one."""
     if ends.mark == "bad":
         return
-    both = f"{ends.commit.short} beside {good.short}"
+    both = f"{ends.commit.short} compared with {good.short}"
     if ends.compared is None:
         raise CaptureError(f"the bad commit {ends.commit.short}: {ends.why}", hint="--bad has to be one that runs")
     if ends.compared.verdict == "not worse":
@@ -256,7 +256,7 @@ def bisect_document(found: Found, commits_count: int) -> dict[str, Any]:
 
 def _headline(found: Found) -> str:
     if found.first_bad is None:
-        return f"INCONCLUSIVE: {count_noun(len(found.left), 'commit')} could not be told apart"
+        return f"INCONCLUSIVE: {count_noun(len(found.left), 'commit')} do not clearly differ"
     return f"FIRST BAD COMMIT: {_named(found.first_bad)}"
 
 

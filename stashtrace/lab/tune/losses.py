@@ -1,7 +1,7 @@
 """Whether runs compute the same, by the losses that ``probes/torch/losses.py`` recorded.
 
 A seeded job has equal losses in equal runs, and two runs are compared one loss at a time. Where equal runs differ, as
-with augmentation that draws its own random numbers, the mean losses of several runs on either side are.
+with augmentation that draws random numbers, the mean losses of several runs on either side are.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FACT = "losses"
 Losses = Mapping[int, tuple[float, ...]]
 #: Losses that differ by rounding alone: those of the first passes, before differences grow, by this part at most.
 _FIRST, _ROUNDING_RATIO = 4, 1e-3
-#: Mean losses of several runs are compared in so many parts of them, each of at least so many backward passes.
+#: Number of parts in which mean losses of several runs are compared, and the least of backward passes of each.
 _PARTS, _LEAST_PASSES = 4, 2
 #: Chance that equal distributions are taken for different ones.
 _CHANCE_RATIO = 0.05
-#: Means of which a difference of this part would not be seen tell nothing.
+#: Means of which a difference of this part would not be seen show nothing.
 _SEEN_RATIO = 0.05
 
 
@@ -106,7 +106,7 @@ def compare_distributions(before: Sequence[Losses], after: Sequence[Losses]) -> 
     """Compare the mean losses of runs, in each quarter of the backward passes that all have.
 
     ``unclear`` where there are fewer than two runs a side or eight passes, or where means that differ by 5 % would not
-    be told apart.
+    be noticed.
 
     Examples
     --------

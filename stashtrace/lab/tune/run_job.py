@@ -274,7 +274,7 @@ class LoaderFacts:
 
 
 def loader_facts(trace: Trace) -> list[LoaderFacts]:
-    """Return the loaders, alike ones of several ranks once; facts that cannot be read are ignored."""
+    """Return the loaders, equal ones of several ranks once; facts that cannot be read are ignored."""
     found: dict[str, LoaderFacts] = {}
     for key, value in zip(trace.metadata["key_code"].tolist(), trace.metadata["value_code"].tolist(), strict=True):
         text = trace.text(value)

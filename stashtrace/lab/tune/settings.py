@@ -27,7 +27,7 @@ NCCL = {
     "NCCL_MIN_NCHANNELS": "8",
 }
 NAMES = (*LOADER, BUCKET, OMP, PINNING, FILES, *NCCL)
-#: Values that can be asked for: an example, and what they look like; a whole number where none is given.
+#: Values that can be asked for: an example, and their form; a whole number where none is given.
 _SWITCH, _WHOLE = ("1", "[01]"), ("2", r"\d{1,9}")
 _CPUS = r"\d+(-\d+)?(,\d+(-\d+)?)*"
 _VALUES = {

@@ -107,10 +107,10 @@ def tune(
     """Try the candidates of a job, and keep what makes its step shorter by ``least_percent`` beyond doubt.
 
     ``rounds``: runs a side before a candidate is judged. ``exact``: keep nothing that changes the last bits of a loss.
-    ``losses``: how results are compared. ``most_runs``: no candidate is begun after so many. Raises MissingDataError if
-    losses were not seen, or differ between equal runs where they have to be equal. Raises CaptureError if the job fails
-    as it is. A signal ends the tuning, and so does such an error once a candidate was tried: what was measured until
-    then is returned with it.
+    ``losses``: how results are compared. ``most_runs``: no candidate is begun after this number. Raises
+    MissingDataError if losses were not seen, or differ between equal runs where they have to be equal. Raises
+    CaptureError if the job fails as it is. A signal ends the tuning, and so does such an error once a candidate was
+    tried: what was measured until then is returned with it.
     """
     tuner = _Tuner(job, rounds, Condition(STEP, least_percent), exact)
     together, stopped = None, None
@@ -175,7 +175,7 @@ class _Tuner:
         self._alike = [first.losses, second.losses]
 
     def try_all(self, most_runs: int, on_trial: Callable[[Trial], None]) -> None:
-        """Try one candidate after the other, until none is left or so many runs were made."""
+        """Try one candidate after the other, until none is left or the limit of runs is reached."""
         tried: set[tuple[str, str]] = set()
         while True:
             self.ahead = [c for c in self._job.candidates(self.kept) if (c.name, c.value) not in tried]

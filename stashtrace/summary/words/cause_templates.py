@@ -96,7 +96,7 @@ _AS = {
 #: What is done in half of its time, where nothing says how much of it can go.
 _HALF = {
     "": "the same work twice as fast",
-    "compute": "no other change is sure to save 3 %; computing twice as fast",
+    "compute": "no other change is predicted to save 3 %; computing twice as fast",
     "python": "this code twice as fast",
     "operators": "this code twice as fast (operators of whole tensors instead of Python)",
     "prep": "batches made twice as fast",
@@ -304,7 +304,8 @@ def _saving(row: Row, path: str) -> str:
 
 def _saves_more_than_itself(row: Row) -> bool:
     """Return whether the step becomes shorter by clearly more than the time that a cause is about."""
-    return bool(row["where"] == "step" and 0 < row["work_ns"] * (1 + POLICY.clearly_more_ratio) < row["saved_ns"])
+    enough_ns = row["work_ns"] * (1 + POLICY.clearly_more_ratio)
+    return bool(row["where"] == "step" and 0 < enough_ns < row["saved_ns"])
 
 
 def _do(row: Row) -> str:

@@ -111,7 +111,7 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
         used = f"; other programs used {{others_count:number}} of {of}"
     known = Facts(cpus_count=count, ranks_count=ranks, workers_count=workers, others_count=cpu.others_count)
     threads_said = "{threads_count:number} {threads_count:thread|threads} of the job"
-    said = f"on average {threads_said} could run at a time, on {{cpus_count:CPU}}{used}"
+    said = f"on average {threads_said} ran on, or waited for, {{cpus_count:CPU}}{used}"
     threads = Facts(rank=rank.rank, host=rank.host, threads_count=demand.whole, host_cpus_count=of_host)
     rows = [fact("cpu_demand", said, "counters", **known, **threads)]
     # Others are the reason where they hold a good part of what is wanted beyond the CPUs that there are.

@@ -2,8 +2,10 @@
 
 ``own_cost`` has the cost as a share of ``used_ns``, the CPU time of the job's processes from start to end:
 ``least_ratio`` by the tracer's own clocks and counts, ``share_ratio`` with bounds for what these do not show. ``part``
-is the largest of its parts; `stashtrace info` lists them. ``agreement`` is that of the kind of time that differs most
-between brackets and kernels, in steps that have both. Counter names are those of ``stashtrace/collectors/proc.py``.
+is the largest of its parts; `stashtrace info` lists them. Probes run in the steps: ``step_ns`` is what they add to one
+at most, mean of all; threads of the recorder run beside them. ``agreement`` is that of the kind of time that differs
+most between brackets and kernels, in steps that have both. Counter names are those of
+``stashtrace/collectors/proc.py``.
 
 ``clocks`` and ``unordered`` have the error in ``stall_ns``: -1 if the clocks are not aligned. ``unordered`` counts
 collectives in which no rank is called last (``nobody_count``), and those that are split into waiting and transfer by
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,6 +32,8 @@ from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, ThreadR
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, run_facts
 
+#: Parts of the tracing's cost.
+_PROBES, _THREADS = "probes", "recorder threads"
 #: How NCCL's own stamps are called.
 _BY_PLUGIN = "NCCL by its plugin"
 #: Losses of processes that ended their recording under a filter, and what is invisible beside the process.
@@ -45,6 +49,8 @@ class OwnCost:
     #: Part -> by the tracer's own clocks and counts, and with bounds for what these do not show: caches, and switches
     #: between threads.
     parts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    #: Steps of all ranks; 0 if unknown.
+    steps_count: int = 0
 
     @property
     def least_ratio(self) -> float:
@@ -77,7 +83,8 @@ def trust(trace: Trace, tables: Mapping[str, Table], *, missing: bool = False) -
         inferred += ("network by what transfers inside a host take",)
     steps = tables.get("steps")
     window = (int(steps["begin_ns"].min()), int(steps["end_ns"].max())) if steps is not None and len(steps) else None
-    return Trust(measured, inferred, invisible, own_cost(trace), host_cpus(trace, window))
+    cost = replace(own_cost(trace), steps_count=0 if steps is None else len(steps))
+    return Trust(measured, inferred, invisible, cost, host_cpus(trace, window))
 
 
 def trust_claims(trace: Trace, known: Trust) -> list[Claim]:
@@ -192,7 +199,10 @@ def _own_cost_claim(cost: OwnCost) -> Claim:
     part = max(cost.parts, key=lambda name: cost.parts[name][1])
     said = "own cost {least_ratio:percent} to {share_ratio:percent} of {used_ns:time} CPU, mostly {part}"
     own = Facts(share_ratio=cost.most_ratio, least_ratio=cost.least_ratio, used_ns=cost.used_ns, part=part)
-    return claim("trust", "own_cost", said, **own)
+    if part == _PROBES and cost.steps_count:
+        step_ns = cost.parts[part][1] / cost.steps_count
+        return claim("trust", "own_cost", f"{said}: at most {{step_ns:time}} of a step", **own, step_ns=step_ns)
+    return claim("trust", "own_cost", said + (", not in the steps" if part == _THREADS else ""), **own)
 
 
 def own_cost(trace: Trace) -> OwnCost:
@@ -214,8 +224,8 @@ def own_cost(trace: Trace) -> OwnCost:
     samples = counter_samples(trace, "process_user_ns_total")
     wakes = sum(len(values) * max(threads_of[process], 1) for (process, _), values in samples)
     parts = {
-        "probes": (float(probes), probes * POLICY.probe_most_ratio),
-        "recorder threads": (threads, threads + wakes * POLICY.wake_most_ns),
+        _PROBES: (float(probes), probes * POLICY.probe_most_ratio),
+        _THREADS: (threads, threads + wakes * POLICY.wake_most_ns),
         "hooks": (float(hooked * POLICY.hook_ns), float(hooked * POLICY.hook_most_ns)),
     }
     return OwnCost(used, parts)
