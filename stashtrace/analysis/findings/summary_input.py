@@ -248,7 +248,7 @@ def _tables(trace: Trace, steps: Table, stalls: Table, unsaid: _Unsaid) -> dict[
         agree = partial(agreement, trace)
         tables["agreement"] = unsaid.made("how brackets and kernels agree", agree, Table.empty(AGREEMENT))
     counted = tables["steps"] = step_time_steps(steps)
-    changes = partial(changes_of, trace, counted, stalls)
+    changes = partial(changes_of, counted)
     slow = partial(spikes_of, trace, counted_steps(steps), stalls, tables["hidden"])
     tables["over_time"] = unsaid.made("how the steps change", changes, Table.empty(OVER_TIME))
     tables["spikes"] = unsaid.made("slow steps", slow, Table.empty(SPIKES))

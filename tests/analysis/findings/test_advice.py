@@ -113,21 +113,3 @@ def test_a_wait_for_a_cpu_before_a_batch_is_counted_once() -> None:
     known = np.maximum(graph.facts.queued_ns, 0) * (graph.step == 7)
     by_kind = {kind: int(known[graph.kind == kind].sum()) / MS for kind in (StallKind.HANDOFF, StallKind.PYTHON)}
     assert by_kind == {StallKind.HANDOFF: pytest.approx(9, abs=0.1), StallKind.PYTHON: pytest.approx(3, abs=0.1)}
-
-
-def test_hand_off_that_grows_with_waits_for_a_cpu_is_said_to_do_so() -> None:
-    """From step 30 on other work takes the CPU: batches arrive 12 ms later."""
-    build, clock = TraceBuilder(), 0
-    rank = build.rank(0)
-    worker = rank.worker(0)
-    for step in range(60):
-        queued = 12 * MS if step >= 30 else 0
-        ready = clock + 3 * MS + queued
-        worker.fetch(step, clock - 5 * MS, clock, cpu=5 * MS, runqueue=0)
-        rank.batch_wait(step, clock, ready, worker=0, cpu=0, runqueue=queued)
-        rank.phase("forward", ready, ready + 10 * MS).phase("optimizer", ready + 10 * MS, ready + 20 * MS)
-        clock = ready + 20 * MS
-    tables = summarize(build.trace())
-    (change,) = [f for f in findings_of(tables.findings, tables.evidence) if f.row["kind"] == "shift"]
-    assert "rank 0 waits 12.0 ms longer for batches that are handed over" in change.row["text"]
-    assert evidence_texts(change) == ["waiting for a CPU takes all of it"]

@@ -49,12 +49,6 @@ class Policy:
     short_period_chance_ratio: float = 5e-4
     #: A period matters from this part of the mean step on.
     period_ratio: float = 0.01
-    #: What makes less than half of a change does not explain it; ranks are alike from half of the first one's on.
-    explains_ratio: float = 0.5
-    alike_ratio: float = 0.5
-    #: Neighbouring changes are one if their time is as much, to this part, and the difference is not the rank's own.
-    as_much_ratio: float = 0.67
-    its_own_ratio: float = 0.5
 
 
 POLICY = Policy()

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.devices.device_identity import counted_gpu
-from stashtrace.analysis.findings.over_time.attribute_change import NOTHING, Cause, Way, most_of, ways
 from stashtrace.analysis.findings.spikes.policy import POLICY
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, slow_steps_of
 from stashtrace.analysis.findings.spikes.step_times import step_times
+from stashtrace.analysis.findings.spikes.ways import NOTHING, Cause, Way, most_of, ways
 from stashtrace.analysis.intervals import Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden as find_hidden
