@@ -123,7 +123,7 @@ class RunFacts:
     cut_count: int = 0
     #: Kind of the steps that are counted; empty for those that train, or the only ones.
     step_kind: str = ""
-    #: The same of validation and inference steps beside.
+    #: The same of validation and inference steps.
     others: tuple[RunFacts, ...] = ()
     #: Lines that say what could not be made, by a fault of ours.
     not_said: tuple[str, ...] = ()
@@ -169,7 +169,7 @@ def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
 def gather(trace: Trace) -> RunFacts:
     """Gather the facts of a run; those of a run without steps have no ranks.
 
-    Steps of validation and inference have facts of their own beside those of training steps.
+    Steps of validation and inference have facts of their own.
     """
     world = int(trace.processes["world_size"].max(initial=-1))
     present = [int(r) for r in trace.ranks]

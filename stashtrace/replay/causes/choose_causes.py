@@ -90,7 +90,7 @@ def causes_of(
     asked = everything[:most]
     pool = [_cause(run, one, one.removed(work, len(graph))) for one in asked if one.kind != QUEUED]
     pool += [_of_setting(run, answer) for answer in run.single_changes(buckets, unsaid, only=_SETTINGS)]
-    # Less work leaves CPUs to what waited for one. How much of these waits goes with it, no replay tells.
+    # Less work leaves CPUs to what waited for one. How much of these waits goes with it, no replay shows.
     queued_ns = _queued_ns(run)
     chosen: list[Cause] = []
     taken = np.zeros(len(graph))
@@ -140,7 +140,7 @@ def causes_by_time(
     pool = [
         Cause(one, run.answer(()), most[id(one)], most[id(one)], 0.0, most[id(one)])
         for one in everything
-        if one.kind != QUEUED and one.level != "even"  # how much of a stage's work others wait for, no time of it tells
+        if one.kind != QUEUED and one.level != "even"  # how much of a stage's work others wait for, no time of it shows
     ]
     chosen: list[Cause] = []
     while len(chosen) < POLICY.causes_count:

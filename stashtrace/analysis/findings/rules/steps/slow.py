@@ -68,7 +68,7 @@ BESIDE = {
     "background_save": "a checkpoint was written in the background",
     "cpu_contention": "the step thread waited for a CPU",
     "evaluation": "another rank evaluated",
-    "epoch_begin": "a loader ended or began anew",
+    "epoch_begin": "a loader ended or began again",
     "steal": "the hypervisor took CPU time",
     "other_cpus": "programs outside the job used CPUs",
     "io_pressure": "tasks of the host waited for I/O",
@@ -234,7 +234,7 @@ def _cause(alike: Sequence[_Row]) -> tuple[str, str]:
 
 
 def _beside(rows: Sequence[_Row]) -> list[Evidence]:
-    """Return what was beside most of the slow steps."""
+    """Return what happened during most of the slow steps."""
     names, found = Counter(name for _, row in rows for name in row["beside"].split(", ") if name), list[Evidence]()
     for name, count in names.items():
         if count >= POLICY.mostly_ratio * len(rows):
