@@ -381,7 +381,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         kind = "gradients"
     place, place_ratio = guarded("the line behind a cause", lambda: _place(trace, cause, work), lambda line: ("", 0.0))
     stages = len(set(graph.stage_of.values()))
-    # Of half of the work the words are about all of it, of what a stage does beyond the mean about what is beyond others.
+    # Of half of the work the words are about all of it; of what a stage does beyond the mean, about all beyond others.
     of_work = one.told_ratio
     if one.level == "even" and one.ranks:
         of_work = stages / max(stages - 1, 1)

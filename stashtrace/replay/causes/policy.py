@@ -31,7 +31,7 @@ class Policy:
     lines_count: int = 8
     #: Steps are rare if they are no more than this part of all; where a time is long in more of them, it is usual.
     rare_ratio: float = 0.5
-    #: Ranks take turns if a step has this part of the time on one rank, in at least this number of steps: fewer are chance.
+    #: Ranks take turns if a step has this part of the time on one rank, in at least this number of steps.
     alone_ratio: float = 0.9
     turns_count: int = 20
     #: Files with a smaller part of a time, or behind this number of others, are not why it is long.
