@@ -56,7 +56,7 @@ def test_one_connection(folder: Path) -> None:
     text = " ".join(summary(trace).split())
     assert "no timed step marks on the device, steps are the host's" in text
     assert "NCCL by its plugin" in text
-    assert "invisible here: what the GPU does beside NCCL (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)" in text
+    assert "invisible here: what the GPU does apart from NCCL (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)" in text
     runs.agree(times_are_right)
 
 

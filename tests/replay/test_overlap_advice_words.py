@@ -173,7 +173,7 @@ def test_what_was_exposed_is_said() -> None:
     assert text.startswith("nothing is computed during 20.0 ms of the 50.0 ms that all-reduces of 80.0 MB a step take;")
     assert "not all ranks were recorded" in text
     assert "during the 50.0 ms that" in advice_text(replace(overlap, exposed_ns=50 * MS))
-    assert "in 8 chunks beside the backward before them they would save up to" in text
+    assert "in 8 chunks during the backward before them they would save up to" in text
     assert "matrix products" in advice_text(replace(overlap, work="gemm"))
 
 

@@ -13,13 +13,11 @@ from builders import MS
 
 from stashtrace.analysis.findings.batch_making import PARTS
 from stashtrace.analysis.findings.blocked_calls import CALL_OF_WAIT, KNOWN_CALLS
-from stashtrace.analysis.findings.over_time.attribute_change import TOGETHER
 from stashtrace.analysis.findings.rules.stalls.batches import PART_WORDS
 from stashtrace.analysis.findings.rules.stalls.blocked import BLOCKED_WORDS
-from stashtrace.analysis.findings.rules.steps.changes import time_that_changes
-from stashtrace.analysis.findings.rules.steps.slow import BESIDE
+from stashtrace.analysis.findings.rules.steps.slow import BESIDE, time_that_changes
+from stashtrace.analysis.findings.spikes.slow_steps import TOGETHER
 from stashtrace.analysis.findings.spikes.spikes import SPIKES
-from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.analysis.stragglers.causes import CAUSES
 from stashtrace.live.view import text as live_text
 from stashtrace.live.view.watched import CONDITIONS
@@ -45,9 +43,7 @@ def test_why_a_rank_was_late(cause: str) -> None:
         assert late_because({**wait, "cause_worker_id": -1, "cause_name": name})
 
 
-@pytest.mark.parametrize(
-    "kind", [*(kind for kind in KIND_NAMES if kind != "straggler"), "reads", TOGETHER, *QUIET_KINDS]
-)
+@pytest.mark.parametrize("kind", [*(kind for kind in KIND_NAMES if kind != "straggler"), "reads", TOGETHER])
 def test_kinds_of_time_that_change(kind: str) -> None:
     for grows in (True, False):
         assert re.match("ranks 0,1 .* 1.00 ms", time_that_changes(kind, "0,1", MS, grows))

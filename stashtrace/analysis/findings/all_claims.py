@@ -74,7 +74,7 @@ def _claims_of_steps(facts: RunFacts, claims: list[Claim]) -> list[Claim]:
     """Add the claims about changes of the steps, and about slow ones."""
     trace, tables = facts.trace, facts.tables
     loading = np.unique(trace.batches["rank"]).tolist()
-    claims = claims + claims_by("how the steps change", change_claims, tables["over_time"], loading)
+    claims = claims + claims_by("how the steps change", change_claims, tables["over_time"])
     return claims + claims_by(
         "slow steps", slow_claims, tables["spikes"], tables["over_time"], tables["steps"], loading
     )

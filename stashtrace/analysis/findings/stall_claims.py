@@ -119,7 +119,7 @@ class Who:
 
 
 def phrases_of(claim: Claim, steps: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a template may name beside facts: the fields of a claim, and phrases made of them."""
+    """Return what a template may name that is no fact: the fields of a claim, and phrases made of them."""
     count = claim.items_count
     nothing = POLICY.worth_saying_ratio * claim.stall_ns
     who = Who(

@@ -121,7 +121,7 @@ class RunFacts:
     cut_count: int = 0
     #: Kind of the steps that are counted; empty for those that train, or the only ones.
     step_kind: str = ""
-    #: The same of validation and inference steps beside.
+    #: The same of validation and inference steps.
     others: tuple[RunFacts, ...] = ()
     #: Lines that say what could not be made, by a fault of ours.
     not_said: tuple[str, ...] = ()
@@ -167,7 +167,7 @@ def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
 def gather(trace: Trace) -> RunFacts:
     """Gather the facts of a run; those of a run without steps have no ranks.
 
-    Steps of validation and inference have facts of their own beside those of training steps.
+    Steps of validation and inference have facts of their own.
     """
     world = int(trace.processes["world_size"].max(initial=-1))
     present = [int(r) for r in trace.ranks]
@@ -246,7 +246,7 @@ def _tables(trace: Trace, steps: Table, stalls: Table, unsaid: _Unsaid) -> dict[
         agree = partial(agreement, trace)
         tables["agreement"] = unsaid.made("how brackets and kernels agree", agree, Table.empty(AGREEMENT))
     counted = tables["steps"] = step_time_steps(steps)
-    changes = partial(changes_of, trace, counted, stalls)
+    changes = partial(changes_of, counted)
     slow = partial(spikes_of, trace, counted_steps(steps), stalls, tables["hidden"])
     tables["over_time"] = unsaid.made("how the steps change", changes, Table.empty(OVER_TIME))
     tables["spikes"] = unsaid.made("slow steps", slow, Table.empty(SPIKES))

@@ -51,7 +51,7 @@ OVERLAP_ADVICE = schema(
     col.number("chunks_count", "overlap: chunks that the figures are for, else 0"),
     col.real(
         "contention_ratio",
-        "overlap: how much longer kernels took beside collectives, -1 if unseen",
+        "overlap: how much longer kernels took during collectives, -1 if unseen",
         missing=-1,
         detail=1,
     ),

@@ -120,7 +120,7 @@ def _overlap(item: Advice) -> str:
     part = f"the {transfer}" if exposed == transfer else f"{exposed} of the {transfer}"
     return (
         f"nothing is computed during {part} that {_messages(item)} take{_whose(item)}; in {item.chunks_count} chunks"
-        f" beside {producer} they would save"
+        f" during {producer} they would save"
     )
 
 

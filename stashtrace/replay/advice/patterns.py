@@ -287,7 +287,7 @@ class Patterns:
         )
 
     def _backward_before(self, kind: Kind) -> Floats:
-        """Return the computation that each call of a kind could have run beside.
+        """Return the computation that each call of a kind could have run during.
 
         For a call in backward, that since the begin of backward or since the gradients' collective before was done,
         which had the link until then. For a call after backward, a part of the whole backward: the part that the call's

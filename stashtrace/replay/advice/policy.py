@@ -40,7 +40,7 @@ class Policy:
     #: A producer ends at most this long before its collective begins, and at least this part of a kind's calls has one.
     behind_ns: int = 50_000
     produced_ratio: float = 0.5
-    #: A kernel is beside a collective if this part of it is; this many places tell something about contention.
+    #: A kernel runs during a collective if this part of it does; this many places say something about contention.
     beside_ratio: float = 0.9
     fewest_pairs_count: int = 10
     #: Characters of a line of the terminal.

@@ -3,7 +3,7 @@
     now                 [ producer ][    all-reduce    ][  update  ]
     split + reorder     [ producer ][ reduce-sc. ][up][ all-gather ]      the update works on slices
     fuse                [ producer ][    all-reduce    ]                  the update inside the collective
-    overlap             [ p ][ p ][ p ]                                   in chunks, the collective of one beside the
+    overlap             [ p ][ p ][ p ]                                   in chunks, the collective of one during the
                              [ all ][ red ][ uce ][  update  ]            producer of the next
 
 The transformations are those of CoCoNeT (Jangda et al., ASPLOS 2022). The range in which "fuse" holds is from the times
@@ -51,10 +51,10 @@ def gather_cost_ns(transfer_ns: Any, exposed_ns: Any) -> Floats:
 
 
 def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, contention_ratio: float = 1.0) -> Floats:
-    """Return the time of a producer and its collective in chunks, each collective beside the next producer.
+    """Return the time of a producer and its collective in chunks, each collective during the next producer.
 
     ``producer_ns``, ``transfer_ns``: alone, one after the other. ``chunks_count``: at least 1; with 1 nothing overlaps.
-    ``contention_ratio``: how many times longer either takes beside the other, 1 or more.
+    ``contention_ratio``: how many times longer either takes during the other, 1 or more.
 
     Examples
     --------
@@ -63,7 +63,7 @@ def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, content
     """
     producer, transfer = (np.asarray(x, dtype=np.float64) for x in (producer_ns, transfer_ns))
     chunks = np.maximum(np.asarray(chunks_count, dtype=np.float64), 1.0)
-    # A single chunk runs beside nothing, so nothing slows down.
+    # A single chunk runs alone, so nothing slows down.
     slower = np.where(chunks > 1, max(contention_ratio, 1.0), 1.0)
     return np.asarray(slower * np.maximum(producer, transfer) + np.minimum(producer, transfer) / chunks)
 

@@ -131,7 +131,7 @@ def typical(values: dict[int, float]) -> float:
 
 
 def contention_ratio(scene: Scene) -> float:
-    """Return how many times longer kernels take beside a collective than alone; -1 if too few pairs were recorded.
+    """Return how many times longer kernels take during a collective than alone; -1 if too few pairs were recorded.
 
     It compares kernels of one place in their steps (the n-th of a name that every step has equally often) that ran
     beside collectives in some steps and beside none in others. The result is the median over places, weighted by time.

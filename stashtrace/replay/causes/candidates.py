@@ -28,7 +28,7 @@ from stashtrace.schema.kinds import CollectiveOp, StallKind
 
 Bools = npt.NDArray[np.bool_]
 
-#: Kinds of work beside those of ``kinds_of``: the part of any work that is a wait for a CPU, and any.
+#: Kinds of work besides those of ``kinds_of``: the part of any work that is a wait for a CPU, and any.
 QUEUED, ANY = 102, -1
 #: Work that need not be done at all, or not while the step waits for it. Of all else half is taken.
 _GONE = (StallKind.OTHER, StallKind.CHECKPOINT, StallKind.FETCH, COMPILE, OBJECTS)
@@ -571,7 +571,7 @@ def is_long(ns: Floats) -> Bools:
 def error_of_mean(ns: Floats, chance_ratio: float = 0.05) -> float:
     """Return by how much the mean of steps may be off, but for such a chance.
 
-    Neighbouring steps are alike, so that blocks of them count as one. Infinite for fewer than four steps.
+    Neighbouring steps are similar, so that blocks of them count as one. Infinite for fewer than four steps.
     """
     if len(ns) < FEW_STEPS:
         return math.inf

@@ -64,7 +64,7 @@ CAUSES = schema(
     col.real("place_ratio", "part of it that is certainly in this function; 0 without one", detail=2),
     col.word(
         "level",
-        "what is left: gone (nothing), peers (as others), even (alike on all), usual (as mostly), half, or a setting",
+        "what is left: gone (nothing), peers (as others), even (equal on all), usual (as mostly), half, or a setting",
     ),
     col.real("python_ratio", "of compute and python: part that is Python, not operators; -1 unknown", missing=-1),
     col.real("excess_ratio", "of peers and usual: part of its own time that is beyond theirs; else 0", detail=2),
@@ -94,7 +94,7 @@ CAUSES = schema(
     col.word("sure", "sure, likely, or perhaps: it may save nothing; empty in a row with a reason", width=12),
     col.number("steps_count", "counted steps in which it is long", detail=2),
     col.number("of_steps_count", "counted steps", detail=2),
-    col.number("every_count", "it comes again after so many steps; 0: in each, or not regularly", detail=2),
+    col.number("every_count", "steps until it comes again; 0: in each, or not regularly", detail=2),
     col.number("first_step_index", "the first of the steps in which it is long", detail=2),
     col.number("last_step_index", "the last of them", detail=2),
     col.word(
@@ -183,7 +183,7 @@ def _exposed_ns(trace: Trace, one: Candidate) -> float:
 
 
 def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Cause]]]:
-    """Return causes of which none is about a file of the same ranks as one before, which tells all calls on it.
+    """Return causes of which none is about a file of the same ranks as one before, which is about all calls on it.
 
     Where the same is left of both, that one saves what both do.
     """
@@ -382,7 +382,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         kind = "gradients"
     place, place_ratio = guarded("the line behind a cause", lambda: _place(trace, cause, work), lambda line: ("", 0.0))
     stages = len(set(graph.stage_of.values()))
-    # Half of the work, and what a stage does beyond the mean: told are all of it, and what it does beyond the others.
+    # Of half of the work the words are about all of it; of what a stage does beyond the mean, about all beyond others.
     of_work = one.told_ratio
     if one.level == "even" and one.ranks:
         of_work = stages / max(stages - 1, 1)

@@ -92,7 +92,7 @@ def causes_of(
     asked = everything[:most]
     pool = [_cause(run, one, one.removed(work, len(graph))) for one in asked if one.kind != QUEUED]
     pool += [_of_setting(run, answer) for answer in run.single_changes(buckets, unsaid, only=_SETTINGS)]
-    # Less work leaves CPUs to what waited for one. How much of these waits goes with it, no replay tells.
+    # Less work leaves CPUs to what waited for one. How much of these waits goes with it, no replay shows.
     queued_ns = _queued_ns(run)
     chosen: list[Cause] = []
     taken = np.zeros(len(graph))
@@ -145,7 +145,7 @@ def causes_by_time(
     pool = [
         Cause(one, run.answer(()), most[id(one)], most[id(one)], 0.0, most[id(one)])
         for one in everything
-        if one.kind != QUEUED and one.level != "even"  # how much of a stage's work others wait for, no time of it tells
+        if one.kind != QUEUED and one.level != "even"  # how much of a stage's work others wait for, no time of it shows
     ]
     chosen: list[Cause] = []
     while len(chosen) < POLICY.causes_count:
@@ -257,13 +257,8 @@ def _of_setting(run: ReplayedRun, answer: Answer) -> Cause:
     if waits_for(cause) == "start":  # it takes the whole of its work away
         return cause
     most_ns = float(run.saved_ns(_waited_for(run.graph, cause)).mean())
-    return replace(
-        cause,
-        saved_ns=min(cause.saved_ns, most_ns),
-        least_ns=min(cause.least_ns, most_ns),
-        low_ns=min(cause.low_ns, most_ns),
-        high_ns=min(cause.high_ns, most_ns),
-    )
+    names = ("saved_ns", "least_ns", "low_ns", "high_ns")
+    return replace(cause, **{name: min(getattr(cause, name), most_ns) for name in names})
 
 
 def _waited_for(graph: Graph, cause: Cause) -> Floats:
@@ -315,7 +310,7 @@ def _best(pool: Sequence[Cause], work: WorkByLine, aimless: Collection[int] = ()
     while (within := _most_within(best, open_to, work)) is not None:
         best = within
         mostly.append(best)
-    lines = [cause for cause in mostly if _is_line_of(cause, best)]
+    lines = [cause for cause in mostly if _is_line_of(cause, best, nearly=True)]
     return max(lines, key=lambda cause: cause.saved_ns, default=best)
 
 
@@ -333,22 +328,16 @@ def _most_within(best: Cause, pool: Sequence[Cause], work: WorkByLine) -> Cause 
 
 def _whole_function(best: Cause, pool: Sequence[Cause]) -> Cause:
     """Return the function of a line that is a part of it, also if only the line certainly saves something."""
-    return next((cause for cause in pool if cause is not best and _is_part_of(best, cause)), best)
+    return next((cause for cause in pool if cause is not best and _is_line_of(best, cause, nearly=False)), best)
 
 
-def _is_part_of(cause: Cause, whole: Cause) -> bool:
+def _is_line_of(cause: Cause, whole: Cause, *, nearly: bool) -> bool:
+    """Return True if a cause is a line of another one, which is a function: ``nearly`` all of it, or a part."""
     one, other = cause.candidate, whole.candidate
-    if one is None or other is None or one.line < 0 or cause.saved_ns >= POLICY.nearly_ratio * whole.saved_ns:
+    if one is None or other is None or one.line < 0:
         return False
-    return replace(one, line=UNKNOWN).columns == other.columns
-
-
-def _is_line_of(cause: Cause, best: Cause) -> bool:
-    """Return True if a cause is nearly all of another one, which is a function."""
-    one, other = cause.candidate, best.candidate
-    if one is None or other is None or one.line < 0 or cause.saved_ns < POLICY.nearly_ratio * best.saved_ns:
-        return False
-    return replace(one, line=UNKNOWN).columns == other.columns
+    is_nearly = cause.saved_ns >= POLICY.nearly_ratio * whole.saved_ns
+    return is_nearly == nearly and replace(one, line=UNKNOWN).columns == other.columns
 
 
 def _is_guess(cause: Cause) -> bool:

@@ -14,7 +14,7 @@ class Policy:
     #: A more specific cause goes before one that saves more, if it saves at least this part of that: a function that is
     #: most of a kind of time is what a person can change, and what is left of that kind may be the next cause.
     mostly_ratio: float = 0.5
-    #: What half of some work saves counts this much beside what goes whole: how much of it can go is a guess.
+    #: What half of some work saves counts this much next to what goes whole: how much of it can go is a guess.
     guess_ratio: float = 0.5
     #: A line stands for its function if it saves at least this part of what that does; and some steps stand for all if
     #: they have this part of a time.
@@ -31,10 +31,10 @@ class Policy:
     lines_count: int = 8
     #: Steps are rare if they are no more than this part of all; where a time is long in more of them, it is usual.
     rare_ratio: float = 0.5
-    #: Ranks take turns if a step has this part of the time on one rank, in so many steps or more: fewer are chance.
+    #: Ranks take turns if a step has this part of the time on one rank, in at least this number of steps.
     alone_ratio: float = 0.9
     turns_count: int = 20
-    #: Files with a smaller part of a time, or behind so many, are not why it is long.
+    #: Files with a smaller part of a time, or behind this number of others, are not why it is long.
     part_ratio: float = 0.05
     files_count: int = 2
     #: A line needs this many samples in a kind of time to be a candidate: fewer leave its share open (Wilson).

@@ -35,7 +35,7 @@ _THREADS = (Resource.STEP_THREAD, Resource.HOST)
 BACKWARD = "_engine_run_backward"
 #: How the words for a call of torch begin.
 _TORCH = "torch "
-#: Kinds of work beside those of ``StallKind``: inside torch.compile, and inside collectives of Python objects.
+#: Kinds of work besides those of ``StallKind``: inside torch.compile, and inside collectives of Python objects.
 COMPILE, OBJECTS = 100, 101
 #: What is known without a line.
 UNKNOWN = -1

@@ -1,4 +1,4 @@
-"""What the findings of a run say beside its causes: more about the same time of the same ranks, and in which steps."""
+"""What the findings of a run add to its causes: more about the same time of the same ranks, and in which steps."""
 
 from __future__ import annotations
 

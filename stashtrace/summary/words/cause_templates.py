@@ -87,10 +87,10 @@ _THAN = {
 }
 #: What all ranks do, now one of them longer and now another one.
 _UNEVENLY = " longer than their mean in that step"
-_EVENLY = "as much work for each rank in each step (batches of even cost)"
+_EVENLY = "the same amount of work for each rank in each step (batches of even cost)"
 _AS = {
     "peers": "as fast as the others",
-    "even": "with as much work as the other stages",
+    "even": "with the same amount of work as the other stages",
     "usual": "as in the other steps",
 }
 #: What is done in half of its time, where nothing says how much of it can go.
@@ -267,7 +267,7 @@ def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
     if few:
         return event, f" each in {row['steps_count']} of {row['of_steps_count']} steps"
     share = percent_text(row["work_ns"] / row["of_step_ns"]) if row["of_step_ns"] > 0 else ""
-    # Work of a worker, and transfers beside the computation, may be more than the step that they are part of. Of a
+    # Work of a worker, and transfers during the computation, may be more than the step that they are part of. Of a
     # single step the table has the shares, each of the step of its rank.
     part = f" ({share})" if share and not short and row["where"] == "step" and row["of_steps_count"] != 1 else ""
     return f"{upto}{duration_text(row['work_ns'])}{_a_step(row)}{part}", ""

@@ -91,7 +91,6 @@ def _words(slow: Callable[[int], bool]) -> str:
 def test_every_other_batch_slow() -> None:
     change = _words(lambda step: step % 2 == 1)
     assert change.startswith("every other step (5, 7, ...) takes 109 ms, the others 9.")
-    assert "rank 1 waits 100 ms longer for batches" in change
 
 
 def test_the_header_says_both_lengths() -> None:
@@ -109,4 +108,4 @@ def test_the_table_has_each_changed_step() -> None:
     trace = job(120, prep=lambda rank, step: 100 * MS if rank == 1 and step % 4 in (2, 3) else 0).trace()
     (row,) = over_time(trace).rows()
     assert (row["kind"], row["every_count"], row["together_count"], row["first_step_index"]) == ("period", 4, 2, 6)
-    assert abs(row["rank_delta_ns"] - 100 * MS) < 2 * MS
+    assert abs(row["delta_ns"] - 100 * MS) < 2 * MS

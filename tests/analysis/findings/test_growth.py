@@ -71,7 +71,6 @@ def test_growth_is_worded_as_it_is_known() -> None:
     (said,) = changes(trace)
     assert said.startswith("from about step ")
     assert " on, each step takes longer than the one before, in the median " in said
-    assert ": rank 1 computes " in said
 
 
 LEVELS = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0)
@@ -83,4 +82,4 @@ def test_of_a_staircase_the_costliest_levels_are_said() -> None:
     trace = data_parallel(lambda step, rank: LEVELS[step // 40] + noise[step] + 1 if rank else 0.0, steps=240)
     said = changes(trace)
     assert len(said) == 3
-    assert all(" instead of the usual " in text and "rank 1 computes " in text for text in said)
+    assert all(" instead of the usual " in text for text in said)

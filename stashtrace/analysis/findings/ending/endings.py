@@ -53,7 +53,7 @@ ENDINGS = schema(
 )
 #: Metadata keys: these and the pid; the same in ``probes/child_ends.py``.
 KILLED_FACT, EXITED = "killed ", "exited "
-#: How a process ended of which nobody told it.
+#: How a process ended of which nobody reported it.
 _UNKNOWN: dict[str, Any] = {"exception": "", "exit_code": -1, "signal": "", "sender": ""}
 
 

@@ -19,7 +19,7 @@ class Policy:
     idle_ns: int = 10_000_000_000
     idle_without_steps_ns: int = 30_000_000_000
     idle_longest_steps_count: int = 3
-    #: The last part of a wait tells whether a rank works on.
+    #: The last part of a wait shows whether a rank works on.
     last_part_ratio: float = 0.5
     #: What comes next is said if it did so at least this often, in at least this share of the steps before.
     follows_count: int = 3

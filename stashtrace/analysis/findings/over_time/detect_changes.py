@@ -56,7 +56,7 @@ class Period:
     width: int = 1
 
     def holds(self, count: int) -> npt.NDArray[np.bool_]:
-        """Return which of so many steps are those of the period."""
+        """Return which of a number of steps are those of the period."""
         return np.asarray((np.arange(count) - self.first) % self.every < self.width)
 
 
@@ -195,7 +195,7 @@ def _refine_cut(values: Floats, place: int, size: int) -> int:
 
 
 def _merge_alike(values: Floats, places: list[int]) -> list[Stretch]:
-    """Join neighbours that do not differ by enough to be told apart."""
+    """Join neighbours that do not differ by enough to be distinguished."""
     borders = sorted(set(places))
     at = 1
     while at < len(borders) - 1:
@@ -328,9 +328,9 @@ def period(values: Floats, found: list[Stretch]) -> Period | None:
 def _by_turns(rest: Floats, usual: float) -> Period | None:
     """Return the period of which half the steps are long; None if there is none.
 
-    Long and short ones are the two halves of the values then, and no deviation from the median tells them from noise.
-    The mean of the values, with the sign that the period gives them, does. Noise that alternates of itself lasts under
-    these signs; it also changes its turn, so that each part of the series is looked at.
+    Long and short ones are the two halves of the values then, and no deviation from the median distinguishes them from
+    noise. The mean of the values, with the sign that the period gives them, does. Noise that alternates of itself lasts
+    under these signs; it also changes its turn, so that each part of the series is looked at.
     """
     count, scores = len(rest), _scores(rest)
     best: tuple[float, Period] | None = None
@@ -374,7 +374,7 @@ def _by_turns(rest: Floats, usual: float) -> Period | None:
 def _clear_arc(part: Floats, fits: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
     """Return the arc whose values all lie on one side of a wide gap to all others; None if there is none.
 
-    ``fits`` tells by begin and end which arcs are long enough.
+    ``fits`` says by begin and end which arcs are long enough.
     """
     length = np.arange(len(part) + 1)[None, :] - np.arange(len(part) + 1)[:, None]
     least = len(part) // POLICY.stretch_parts_count

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Policy:
     """What counts as a change of the step, each with its reason: of chance, of what is worth saying, of time."""
 
-    #: Fewer steps hold no two stretches, each of at least so many.
+    #: Fewer steps hold no two stretches, each of at least this number.
     least_steps_count: int = 12
     stretch_steps_count: int = 6
     #: More values are joined to medians: the search takes the square of their number.
@@ -28,7 +28,7 @@ class Policy:
     #: So many long steps of a period are seen, and this share of its places.
     period_times_count: int = 4
     period_kept_ratio: float = 0.75
-    #: A long step of a period is longer than the usual one by this part, and by so many deviations.
+    #: A long step of a period is longer than the usual one by this part, and by this number of deviations.
     long_ratio: float = 0.1
     long_deviations: float = 5.0
     #: Periods of which half the steps are long; these are so in each of that many parts of the series, and the places
@@ -49,12 +49,6 @@ class Policy:
     short_period_chance_ratio: float = 5e-4
     #: A period matters from this part of the mean step on.
     period_ratio: float = 0.01
-    #: What makes less than half of a change does not explain it; ranks are alike from half of the first one's on.
-    explains_ratio: float = 0.5
-    alike_ratio: float = 0.5
-    #: Neighbouring changes are one if their time is as much, to this part, and the difference is not the rank's own.
-    as_much_ratio: float = 0.67
-    its_own_ratio: float = 0.5
 
 
 POLICY = Policy()

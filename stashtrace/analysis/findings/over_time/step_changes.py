@@ -1,21 +1,15 @@
-"""over_time: shifts, drifts and periods of the step, which rank and kind of time they come from, and what is behind.
-
-A change is looked for in one series, the length of the step; whose it is follows from the budgets. Waits for late
-ranks are passed over, because the late rank has the time of its own.
-"""
+"""over_time: shifts, drifts and periods in the length of the step; whose time they are, the table ``causes`` says."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.over_time.attribute_change import Budgets, Change, Whose
 from stashtrace.analysis.findings.over_time.detect_changes import Stretch, drift, onset, period, stretches
 from stashtrace.analysis.findings.over_time.policy import POLICY
-from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.steps.step_time import step_lengths, step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.calibration.noise import Floats
@@ -24,10 +18,11 @@ from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+from stashtrace.units import ranks_text
 
 OVER_TIME = schema(
     "over_time",
-    "When the steps of a run change: shifts, drifts and periods, whose they are and what is behind",
+    "When the steps of a run change: shifts, drifts and periods",
     col.word("kind", "shift (other steps between two moments), drift (each step grows), period (every P-th step)"),
     col.word("place", "of a shift in the run: begin, middle or end; else whole"),
     col.word("onset", "of a shift: sudden, gradual (its steps grow) or either, if the lengths do not tell; else empty"),
@@ -41,31 +36,16 @@ OVER_TIME = schema(
     col.ns("changed_ns", "median length of the changed steps; drift: of the step at its end"),
     col.ns("delta_ns", "by how much longer a changed step is, negative if shorter; drift: from begin to end"),
     Column("step_delta_ns", "f8", "ns", "drift: by how much longer each step is than the one before; else 0"),
-    col.rank("rank", "rank whose time changes most, -1 if no rank's explains it", missing=-1),
-    col.word("ranks", "ranks whose time changes alike, runs folded"),
-    col.word(
-        "stall_kind",
-        "its kind of time that changes, as in stalls; together: all its work; validation, inference: steps of this kind"
-        " before each; empty if none explains half",
-    ),
-    col.ns("rank_delta_ns", "by how much that kind changes per changed step"),
-    col.word(
-        "cause_kind",
-        "what that time goes to: gc, checkpoint, file, annotation, a kind of wait, phase, worker; absent where ranks"
-        " make no steps; else empty",
-    ),
-    col.word("cause_name", "file, annotation, phase, number of the worker or absent ranks"),
-    col.ns("cause_ns", "how much more of it there is per changed step, -1 if unknown", missing=-1),
+    col.word("absent_ranks", "ranks that make no step in one of both parts, runs folded"),
 )
 
 
 def over_time(trace: Trace) -> Table:
-    """Find shifts, drifts and periods in the length of the step, and what they come from.
+    """Find shifts, drifts and periods in the length of the step.
 
     Found by the ranks of the lengths, so that single long steps do not count; noise of any distribution makes a finding
     in fewer than one of thousands of runs. A change is one of at least 5 % of the step; runs of fewer than 12 counted
     steps have none. A long step counts as one of a period where it is longer by a tenth and stands out of the noise.
-    Neighbouring shifts in which a rank spends about as much more in one kind of time are one.
 
     Parameters
     ----------
@@ -75,8 +55,7 @@ def over_time(trace: Trace) -> Table:
     Columns
     -------
     kind, place, onset, first_step_index, last_step_index, every_count, together_count, changed_count, steps_count,
-    usual_ns, changed_ns, delta_ns, step_delta_ns, rank, ranks, stall_kind, rank_delta_ns, cause_kind, cause_name,
-    cause_ns
+    usual_ns, changed_ns, delta_ns, step_delta_ns, absent_ranks
 
     Raises
     ------
@@ -86,23 +65,32 @@ def over_time(trace: Trace) -> Table:
     table = find_steps(trace)
     if not len(table):
         raise MissingDataError("no rank has a step")
-    return changes_of(trace, step_time_steps(table), find_stalls(trace, warmup=True))
+    return changes_of(step_time_steps(table))
 
 
-def changes_of(trace: Trace, counted: Table, stalls: Table) -> Table:
-    """Make the table ``over_time`` of the counted steps and the stalls of all steps."""
+def changes_of(counted: Table) -> Table:
+    """Make the table ``over_time`` of the counted steps."""
     lengths = step_lengths(counted)
-    numbers = np.unique(counted["step"])
     if len(lengths) < POLICY.least_steps_count:
         return Table.from_rows(OVER_TIME, [])
     changes = _changes(lengths)
-    if not changes:
-        return Table.from_rows(OVER_TIME, [])
-    budgets = Budgets(trace, counted, stalls)
-    shifts = _union(lengths, [change for change in changes if change.kind == "shift"], budgets)
-    changes = shifts + [change for change in changes if change.kind != "shift"]
-    changes.sort(key=lambda change: -abs(change.delta) * np.count_nonzero(change.changed))
-    return Table.from_rows(OVER_TIME, [_row(change, numbers, budgets) for change in changes])
+    changes.sort(key=lambda change: -abs(change.length - change.usual) * np.count_nonzero(change.changed))
+    return Table.from_rows(OVER_TIME, [_row(change, counted) for change in changes])
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A shift, drift or period: which steps are ``changed`` and which are as usual, by their place."""
+
+    kind: str
+    changed: npt.NDArray[np.bool_]
+    others: npt.NDArray[np.bool_]
+    usual: float
+    length: float
+    every: int = 1
+    width: int = 1
+    slope: float = 0.0
+    onset: str = ""
 
 
 def _changes(lengths: Floats) -> list[Change]:
@@ -158,35 +146,6 @@ def _with_onset(lengths: Floats, found: list[Stretch], changes: list[Change]) ->
     return [Change("shift", inside, ~inside, usual, length, onset=how)]
 
 
-def _union(lengths: Floats, found: list[Change], budgets: Budgets) -> list[Change]:
-    """Join neighbouring shifts in which the same time of the same rank is longer by about as much.
-
-    Noise of the machine divides one change where all steps become longer for a while.
-    """
-    joined: list[tuple[Change, Whose]] = []
-    for change in found:
-        own = budgets.whose(change)
-        if joined and _is_one(*joined[-1], change, own):
-            changed = joined[-1][0].changed | change.changed
-            change = replace(change, changed=changed, length=float(np.median(lengths[changed])))
-            own = budgets.whose(change)
-            joined.pop()
-        joined.append((change, own))
-    return [change for change, _ in joined]
-
-
-def _is_one(before: Change, of_before: Whose, change: Change, of_change: Whose) -> bool:
-    if np.flatnonzero(before.changed)[-1] + 1 != np.flatnonzero(change.changed)[0]:
-        return False
-    if of_before.rank < 0 or (of_before.rank, of_before.kind) != (of_change.rank, of_change.kind):
-        return False
-    # A further level of the same rank's own is one more change.
-    if abs(of_change.delta_ns - of_before.delta_ns) >= POLICY.its_own_ratio * abs(change.length - before.length):
-        return False
-    one, other = sorted((abs(of_before.delta_ns), abs(of_change.delta_ns)))
-    return one >= POLICY.as_much_ratio * other and (before.delta > 0) == (change.delta > 0)
-
-
 def changed_steps(row: dict[str, Any], numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return which of the run's counted steps are the changed ones of a row of ``over_time``; of a drift its half."""
     if row["kind"] == "drift":
@@ -199,13 +158,15 @@ def changed_steps(row: dict[str, Any], numbers: npt.NDArray[np.int64]) -> npt.ND
     return np.asarray(inside)
 
 
-def _row(change: Change, numbers: npt.NDArray[np.int64], budgets: Budgets) -> tuple[object, ...]:
-    own = budgets.whose(change)
-    cause = budgets.behind(change, own)
+def _row(change: Change, counted: Table) -> tuple[object, ...]:
+    numbers = np.unique(counted["step"])
     steps = numbers[change.changed] if change.kind != "drift" else numbers
     place = "whole"
     if change.kind == "shift":
         place = "end" if change.changed[-1] else "begin" if change.changed[0] else "middle"
+    changed, usual = (
+        counted["rank"][np.isin(counted["step"], numbers[part])] for part in (change.changed, change.others)
+    )
     return (
         change.kind,
         place,
@@ -218,13 +179,7 @@ def _row(change: Change, numbers: npt.NDArray[np.int64], budgets: Budgets) -> tu
         len(numbers),
         round(change.usual),
         round(change.length),
-        round(change.delta),
+        round(change.length - change.usual),
         change.slope,
-        own.rank,
-        own.ranks,
-        own.kind,
-        round(own.delta_ns),
-        cause[0],
-        cause[1],
-        round(cause[2]),
+        ranks_text(np.setdiff1d(counted["rank"], np.intersect1d(changed, usual)).tolist()),
     )

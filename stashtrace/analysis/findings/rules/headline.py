@@ -189,7 +189,7 @@ def _steps_of_ranks(run: RunFacts, kind: str) -> tuple[int, int]:
 
 
 def _beside_mean(changes: Table) -> tuple[str, Facts]:
-    """Return what is said of the length of the step beside its mean, by the costliest change, and its facts."""
+    """Return what is said of the length of the step next to its mean, by the costliest change, and its facts."""
     row, others = next(changes.rows()), len(changes) - 1
     own = Facts(usual_ns=row["usual_ns"], changed_ns=row["changed_ns"])
     every, together = row["every_count"], row["together_count"]

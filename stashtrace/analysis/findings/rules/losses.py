@@ -52,7 +52,7 @@ _CAUSES = {
     "records that came faster than they could be written": ("lane_full", "lane_full_rows"),
 }
 _REASONS = {reason: cause for cause, reasons in _CAUSES.items() for reason in reasons}
-#: Reasons that are told as one.
+#: Reasons that are reported as one.
 _FIRST_REASON = {reason: reasons[0] for reasons in _CAUSES.values() for reason in reasons}
 
 

@@ -124,7 +124,7 @@ def host_claims(facts: RunFacts) -> list[Claim]:
 
 
 def left_out_claims(trace: Trace) -> list[Claim]:
-    """Return claims about steps that were not wanted, and processes beside the ranks that trained."""
+    """Return claims about steps that were not wanted, and processes other than the ranks that trained."""
     wanted, losses = run_facts(trace).get("steps", ""), trace.losses
     going_on = int(losses["lost_count"][losses["name_code"] == trace.strings.find("still_recording")].sum())
     claims = []

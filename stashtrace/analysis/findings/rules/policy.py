@@ -35,7 +35,7 @@ class Policy:
     explains_ratio: float = 0.25
     #: The mean of batches, or of workers, says little where it is this many times another figure of them.
     uneven_ratio: float = 1.5
-    #: Up to so many batches per step it is one.
+    #: Up to this number of batches per step it is one.
     one_each_ratio: float = 1.05
     #: The calls that block a rank are looked up if they are at least this share of its steps.
     blocked_examined_ratio: float = 0.01
@@ -44,7 +44,7 @@ class Policy:
 
     #: A median further than this from the mean says that a few steps are much longer or shorter than the others.
     skewed_ratio: float = 0.1
-    #: Steps of so many backward passes accumulate gradients, or train several models; few others have more than one.
+    #: Steps of this number of backward passes accumulate gradients, or train several models.
     several_passes_count: float = 1.5
     #: Ranks of a job that was stopped may be a step apart.
     uneven_count: int = 1
@@ -57,7 +57,7 @@ class Policy:
     #: job, and from the second on no other figure of the step means much.
     contention_noted_ratio: float = 0.05
     contention_verdict_ratio: float = 0.2
-    #: A column of the budget with less of these waits than this is not named beside the others.
+    #: A column of the budget with less of these waits than this is not named with the others.
     contention_part_ratio: float = 0.1
     #: A thread that could run for less of the time only starts others, or waits for them.
     busy_thread_ratio: float = 0.1

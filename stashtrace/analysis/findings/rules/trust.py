@@ -36,7 +36,7 @@ from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, run_facts
 _PROBES, _THREADS = "probes", "recorder threads"
 #: How NCCL's own stamps are called.
 _BY_PLUGIN = "NCCL by its plugin"
-#: Losses of processes that ended their recording under a filter, and what is invisible beside the process.
+#: Losses of processes that ended their recording under a filter, and what is invisible besides the process.
 _SANDBOXED = {"sandboxed": "", "sandboxed_with_children": ", with what it starts from there"}
 
 
@@ -136,7 +136,7 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
         run_facts(trace).get("gpu_driver", ""), "GPU"
     )
     if (trace.losses["name_code"] == trace.strings.find("timing_events_off")).any():
-        beside = " beside NCCL" if _BY_PLUGIN in seen else ""
+        beside = " apart from NCCL" if _BY_PLUGIN in seen else ""
         driver = f"what the GPU does{beside} (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)"
         seen = []
     invisible = ([] if seen else [driver]) + ([] if len(trace.counters) else ["CPU contention"])

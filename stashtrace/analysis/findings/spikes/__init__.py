@@ -1,1 +1,1 @@
-"""Slow steps: which step took longer than its like, whose time grew in it, and what happened beside it."""
+"""Slow steps: which step took longer than comparable ones, whose time grew in it, and what happened meanwhile."""

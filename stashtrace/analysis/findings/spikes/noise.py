@@ -1,4 +1,4 @@
-"""What is usual of a figure of steps that are alike: its level of late, and how far noise takes it from there.
+"""What is usual of a figure of comparable steps: its level of late, and how far noise takes it from there.
 
     level       the median of the newest values, so that a drift is followed
     threshold   the rest above the level that noise exceeds in fewer than one of thousands of steps
@@ -88,7 +88,7 @@ class Noise:
 
     @property
     def has_changed(self) -> bool:
-        """Whether so many values in a row are beyond that these are the usual ones now."""
+        """Whether enough values in a row are beyond for these to be the usual ones now."""
         return self._in_a_row >= POLICY.in_a_row_steps
 
     def begin_anew(self) -> None:

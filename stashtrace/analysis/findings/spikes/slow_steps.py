@@ -1,4 +1,4 @@
-"""Find slow steps in one pass, as they come: longer than steps that are alike, and by more than these vary.
+"""Find slow steps in one pass, as they come: longer than comparable steps, and by more than these vary.
 
     length of a step = the longest computing of a rank + all beside it (waits, reads, host Python, transfers, saves)
                        `--- follows the data --------'   `--- judged by its own noise ----------------------------'
@@ -40,7 +40,7 @@ _KINDS = tuple(KIND_COLUMNS)
 _COMPUTE, _WAITS, _SAVES = (
     _KINDS.index(kind.name.lower()) for kind in (StallKind.COMPUTE, StallKind.STRAGGLER, StallKind.CHECKPOINT)
 )
-#: Kinds of time in which a rank does something itself, beside computing.
+#: Kinds of time in which a rank does something itself, other than computing.
 _BESIDE = np.array([place not in (_COMPUTE, _WAITS) for place in range(len(_KINDS))])
 #: All ranks have a transfer.
 _SHARED = np.array([COLUMN_OF[kind] == "link" for kind in _KINDS])
@@ -50,16 +50,16 @@ TOGETHER = "together"
 
 @dataclass(frozen=True, slots=True)
 class SlowStep:
-    """A step that is longer than its like, and what grew in it."""
+    """A step that is longer than comparable ones, and what grew in it."""
 
     step: int
     step_kind: str
     begin_ns: int
     end_ns: int
-    #: Mean over the ranks, and what a like step with as much computing usually takes.
+    #: Mean over the ranks, and what a comparable step with the same computing usually takes.
     length_ns: float
     usual_ns: float
-    #: Whose time grew most, all ranks whose time grew alike, and in which step: this one or the one before.
+    #: Whose time grew most, all ranks whose time grew as well, and in which step: this one or the one before.
     rank: int
     ranks: tuple[int, ...]
     grew_step_index: int
@@ -67,7 +67,7 @@ class SlowStep:
     #: grew on the rank that was waited for.
     kind: str
     extra_ns: float
-    #: After so many steps the same kind of time makes a step slow again and again; 0 if it does not.
+    #: Steps until the same kind of time makes a step slow again, and again; 0 if it does not.
     every_count: int
 
 
@@ -92,12 +92,12 @@ class _Step:
 
     @property
     def key(self) -> _Key:
-        """What steps that are alike have in common, beside their ranks."""
+        """What comparable steps have in common, apart from their ranks."""
         return self.kind, self.follows, bool(self.spent[:, _SAVES].any())
 
     @property
     def beside(self) -> float:
-        """What the step has beside the longest computing."""
+        """What the step has apart from the longest computing."""
         return self.length - float(self.spent[:, _COMPUTE].max())
 
 
@@ -185,7 +185,7 @@ def _slow(
 
 
 class _Group:
-    """Steps that are alike."""
+    """Steps that can be compared."""
 
     def __init__(self, ranks: tuple[int, ...], worth_ratio: float, *, frequent: bool) -> None:
         self.ranks, self._worth_ratio = ranks, worth_ratio
@@ -256,7 +256,7 @@ class _Group:
                 self._computing.add(computing, slow=False)
 
     def _longer(self, step: _Step) -> tuple[tuple[float, float], Floats]:
-        """Return what a step has above the usual beside its computing, and in it; then the usual computing by rank.
+        """Return what a step has above the usual outside its computing, and in it; then the usual computing by rank.
 
         The second is minus infinity where no like batch is known.
         """
@@ -266,7 +266,7 @@ class _Group:
         return (self._above_level(step.beside, float(computing.max())), longest), expected
 
     def _above_level(self, beside: float, computing: float) -> float:
-        """Return what a step has beside its computing above the level, for as much computing.
+        """Return what a step has outside its computing above the level, for that amount of computing.
 
         Where computing varies with the data, other work may as well: batches of long samples take longer to prepare.
         """

@@ -1,4 +1,4 @@
-"""spikes: the slow steps of a run, whose time grew in each, what that time went to, and what happened beside it.
+"""spikes: the slow steps of a run, whose time grew in each, what that time went to, and what happened meanwhile.
 
 ``slow_steps`` finds them, as it does while a job runs; the whole recording tells more about each.
 """
@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.devices.device_identity import counted_gpu
-from stashtrace.analysis.findings.over_time.attribute_change import NOTHING, Cause, Way, most_of, ways
 from stashtrace.analysis.findings.spikes.policy import POLICY
 from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, slow_steps_of
 from stashtrace.analysis.findings.spikes.step_times import step_times
+from stashtrace.analysis.findings.spikes.ways import NOTHING, Cause, Way, most_of, ways
 from stashtrace.analysis.intervals import Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
 from stashtrace.analysis.stalls.hidden import hidden as find_hidden
@@ -37,13 +37,13 @@ from stashtrace.units import ranks_text
 
 SPIKES = schema(
     "spikes",
-    "Slow steps: longer than steps that are alike, by more than these vary; whose time grew, and what was beside it",
+    "Slow steps: longer than comparable steps by more than these vary; whose time grew, and what happened meanwhile",
     col.number("step", "ordinal"),
     col.word("step_kind", "steps.kind", detail=3),
     col.ns("length_ns", "length of the step, the mean over its ranks"),
-    col.ns("usual_ns", "what a step with as much computing usually takes"),
+    col.ns("usual_ns", "what a step with the same amount of computing usually takes"),
     col.rank("rank", "rank whose time grew most, and made the others wait; -1 if unknown", missing=-1),
-    col.word("ranks", "ranks whose time grew alike, runs folded", detail=2),
+    col.word("ranks", "all ranks whose time grew, runs folded", detail=2),
     col.word(
         "kind",
         "kind of time that grew, as in stalls; together: several kinds of that rank; straggler: it was waited for and"
@@ -53,7 +53,11 @@ SPIKES = schema(
     col.number(
         "grew_step_index", "step in which it grew: this one, or the one before if only this one waited", detail=4
     ),
-    col.number("every_count", "after so many steps that kind makes a step slow again and again; else 0", detail=2),
+    col.number(
+        "every_count",
+        "steps until that kind makes one slow again, and again; else 0",
+        detail=2,
+    ),
     col.word(
         "cause_kind",
         "what the extra time goes to: gc, checkpoint, file, annotation, a kind of wait, phase, worker; else empty",
@@ -66,7 +70,7 @@ SPIKES = schema(
     col.ns("background_save_ns", "a checkpoint was written by another thread, -1 if unknown", missing=-1, detail=5),
     col.ns("cpu_contention_ns", "the step thread had no CPU, -1 if unknown", missing=-1, detail=5),
     col.ns("evaluation_ns", "another rank was in validation or inference", detail=5),
-    col.ns("epoch_begin_ns", "a loader ended or began anew", detail=5),
+    col.ns("epoch_begin_ns", "a loader ended or began again", detail=5),
     col.real("steal_ratio", "CPU time of the host that its hypervisor took, -1 if unknown", missing=-1, detail=5),
     col.real("other_cpus_count", "CPUs that programs outside the job used, -1 if unknown", missing=-1, detail=5),
     col.real(
@@ -90,7 +94,7 @@ _DEVICE = re.compile(rf"gpu_{_SM_CLOCK}\.(.+)")
 def spikes(trace: Trace) -> Table:
     """Find the slow steps of a run, and what made them slow.
 
-    A step is slow if it is longer than steps that are alike (of one kind, with or without a checkpoint, and with as
+    A step is slow if it is longer than comparable steps (of one kind, with or without a checkpoint, and with as
     much computing), by more than these vary by chance: at most once in 10,000 steps of a balanced job. Each step is
     compared with earlier or with later ones, whichever are more; while a job runs, with earlier ones alone. The warm-up
     is not judged. Computing that takes longer on its own is slow only where it hardly varies, where batches of about
@@ -125,7 +129,7 @@ def spikes_of(trace: Trace, counted: Table, stalls: Table, hidden: Table) -> Tab
 
 
 def described(trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep]) -> Table:
-    """Make a row of ``spikes`` for each slow step: what its time went to, and what was beside it.
+    """Make a row of ``spikes`` for each slow step: what its time went to, and what happened meanwhile.
 
     ``counted``: steps to compare with, the slow ones among them. ``hidden``: hidden work of all steps.
     """
@@ -211,7 +215,7 @@ def _worker(trace: Trace, counted: Table, step: SlowStep) -> int:
 def _beside(
     trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep], slow: npt.NDArray[np.int64]
 ) -> list[dict[str, tuple[float, float]]]:
-    """Return the figures beside each slow step, and what they usually are in steps of its kind on that rank.
+    """Return the figures of the host in each slow step, and what they usually are in steps of its kind on that rank.
 
     Of a step that waited for the end of the one before, they are those of that one.
     """
@@ -299,7 +303,7 @@ class _Beside:
         }
 
     def _epochs(self, rank: int) -> TimeSet:
-        """Return when a rank's loaders began anew: workers that ended, and waits for first batches."""
+        """Return when a rank's loaders began again: workers that ended, and waits for first batches."""
         batches = self._trace.batches.take(self._trace.batches["rank"] == rank)
         waits = (batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] <= 0)
         between = batches.take(waits | (batches["phase_code"] == BatchPhase.WORKERS_END))

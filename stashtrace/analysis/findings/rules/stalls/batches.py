@@ -176,7 +176,7 @@ def _slow_file(trace: Trace, making: Making, fetch_ns: int, on: str) -> Evidence
     paths = GroupBy(as_one_database(trace, blocked["path_code"]))
     spent = paths.sum(length)
     part = float(spent.max() / spent.sum())
-    if part > 0.5:  # the others are beside the point, and may be many short ones
+    if part > 0.5:  # the others do not matter, and may be many short ones
         mostly = np.flatnonzero(paths.number == spent.argmax())
         blocked, length = blocked.take(mostly), length[mostly]
     known = Facts(name=trace.text(paths.values[spent.argmax()]) if part > 0.5 else "", items_count=len(paths))

@@ -115,13 +115,13 @@ _RULES: dict[str, tuple[Callable[[RunFacts, Sequence[RankFacts]], list[Claim]], 
 _IDLE_GROUPS = ("host", "other")
 
 
-def verdicts(facts: RunFacts, beside: Sequence[Claim] = ()) -> list[Claim]:
+def verdicts(facts: RunFacts, others: Sequence[Claim] = ()) -> list[Claim]:
     """Return claims about stalls, worst first; without a stall, one claim that says so.
 
     Validation and inference beside training have claims of their own with the name of their kind, weighted by their
     part of the time.
 
-    ``beside``: verdicts about something else than a stall, for their place in the order.
+    ``others``: verdicts about something else than a stall, for their place in the order.
     """
     if not facts.ranks:
         return []
@@ -141,7 +141,7 @@ def verdicts(facts: RunFacts, beside: Sequence[Claim] = ()) -> list[Claim]:
     if not weighted and not unsaid:
         none = no_stall(facts)
         weighted.append((none.share_ratio, none))
-    weighted += [(claim.share_ratio, claim) for claim in beside]
+    weighted += [(claim.share_ratio, claim) for claim in others]
     weighted.sort(key=lambda pair: (-pair[0], pair[1].kind != "late"))
     return [*(claim for _, claim in weighted), *unsaid]
 

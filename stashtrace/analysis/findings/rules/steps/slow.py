@@ -21,26 +21,54 @@ import numpy as np
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
 from stashtrace.analysis.findings.over_time.step_changes import changed_steps
 from stashtrace.analysis.findings.rules.policy import POLICY
-from stashtrace.analysis.findings.rules.steps.changes import behind_text, changed_time, time_that_changes
 from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.text import count_noun
-from stashtrace.units import duration_text, ranks_in, ranks_text
+from stashtrace.units import duration_text, is_several, ranks_in, ranks_text, shortened
 
 #: Name of the claim about one step of a job that runs.
 AS_IT_RUNS = "as_it_runs"
 _TABLE = "spikes"
 _WAITED = StallKind.STRAGGLER.name.lower()
 _NOBODY = "no kind of time of one rank grows in most of them"
+#: Column or kind of the budget -> verb for one rank and for several, and what follows the time by which it changes.
+_VERBS = {
+    "compute": (("computes", "compute"), "{longer}"),
+    "data": (("waits", "wait"), "{longer} for batches{part}"),
+    "link": (("spends", "spend"), "{more} in transfers"),
+    "copy": (("waits", "wait"), "{longer} for copies between host and device"),
+    "save": (("spends", "spend"), "{more} in checkpoints"),
+    "host": (("leaves its device idle", "leave their devices idle"), "{longer}"),
+    "python": (("spends", "spend"), "{more} in code of the loop outside forward, backward and optimizer"),
+    "reads": (("is blocked", "are blocked"), "{longer} in reads of files"),
+    "other": (("is blocked or asleep", "are blocked or asleep"), "{longer}"),
+    "together": (("works", "work"), "{longer}, in several kinds of time"),
+}
+_PARTS = {"fetch": ", which its storage delays", "prep": " in the making", "handoff": " that are handed over"}
+_BEHIND = {
+    "gc": "garbage collection takes {ns} of it",
+    "compile": "{name} takes {ns} of it",
+    "checkpoint": "checkpoints take {ns} of it",
+    "annotation": "the annotation {name} takes {ns} of it",
+    "file": "calls on {name} take {ns} of it",
+    "phase": "the {name} takes {ns} of it",
+    "worker": "worker {name} makes these batches",
+}
+_WAITS = {
+    "sleep": "a sleep (time.sleep, usleep or the like) takes {ns} of it",
+    "gil": "waiting for the GIL takes {ns} of it",
+    "cpu": "waiting for a CPU takes {ns} of it",
+    "join": "waiting for a thread or a process to end takes {ns} of it",
+}
 #: Name in ``spikes.beside`` -> what was so in those steps.
 BESIDE = {
     "gc": "garbage was collected",
     "background_save": "a checkpoint was written in the background",
     "cpu_contention": "the step thread waited for a CPU",
     "evaluation": "another rank evaluated",
-    "epoch_begin": "a loader ended or began anew",
+    "epoch_begin": "a loader ended or began again",
     "steal": "the hypervisor took CPU time",
     "other_cpus": "programs outside the job used CPUs",
     "io_pressure": "tasks of the host waited for I/O",
@@ -180,7 +208,7 @@ def _whose(
     kind = "reads" if row["kind"] == "fetch" and row["rank"] not in loading else row["kind"]
     extra_ns = median(row["extra_ns"] for _, row in alike)
     rows = [
-        changed_time(_TABLE, at, rank=row["rank"], longer_ns=extra_ns, kind=kind, ranks=ranks),
+        fact("changed_time", "", _TABLE, at, rank=row["rank"], longer_ns=extra_ns, kind=kind, ranks=ranks),
         fact("grew_in", "", _TABLE, **own),
     ]
     cause = _cause(alike)
@@ -206,7 +234,7 @@ def _cause(alike: Sequence[_Row]) -> tuple[str, str]:
 
 
 def _beside(rows: Sequence[_Row]) -> list[Evidence]:
-    """Return what was beside most of the slow steps."""
+    """Return what happened during most of the slow steps."""
     names, found = Counter(name for _, row in rows for name in row["beside"].split(", ") if name), list[Evidence]()
     for name, count in names.items():
         if count >= POLICY.mostly_ratio * len(rows):
@@ -215,3 +243,25 @@ def _beside(rows: Sequence[_Row]) -> list[Evidence]:
             said = f"meanwhile {BESIDE[name]}" if len(rows) == 1 else said
             found.append(fact("beside_slow", said, _TABLE, slow_count=count, of_count=len(rows), name=name))
     return found
+
+
+def behind_text(kind: str, name: str, spent_ns: float, whole_ns: float) -> str:
+    """Say what the longer time goes to. ``whole_ns``: all of it, -1 if that is not known."""
+    words = _BEHIND.get(kind) or _WAITS.get(name, "waits for a lock, a pipe or a socket take {ns} of it")
+    part = "all" if spent_ns >= whole_ns >= 0 else duration_text(spent_ns)
+    return words.format(ns=part, name=shortened(name, POLICY.path_characters))
+
+
+def time_that_changes(kind: str, ranks: str, longer_ns: float, grows: bool) -> str:
+    """Say whose time it is that changes: ``rank 1 computes 5 ms longer``.
+
+    ``kind``: any of ``StallKind`` or of its columns, ``reads`` or ``together``.
+    """
+    verbs, rest = _VERBS[kind if kind in _VERBS else COLUMN_OF[kind]]
+    words = {"longer": "longer", "more": "more"} if grows else {"longer": "less", "more": "less"}
+    said = rest.format(**words, part=_PARTS.get(kind, ""))
+    return f"{_who(ranks, verbs)} {duration_text(longer_ns)} {said}"
+
+
+def _who(ranks: str, verbs: tuple[str, str]) -> str:
+    return f"rank{'s' if is_several(ranks) else ''} {ranks} {verbs[is_several(ranks)]}"
