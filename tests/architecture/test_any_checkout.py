@@ -14,15 +14,8 @@ from checkout_files import ROOT, project_files
 
 #: What `make demo` and the README's examples leave at the top of a checkout.
 LEFT = (
-    "before/run.json",
-    "after/run.json",
-    "demo-run/run.json",
-    "stash-20260101-120000/run.json",
-    ".stashtrace/baselines/main.json",
-    "report.html",
-    "report.md",
-    "timeline.pftrace.gz",
-    "examples/data/set.txt",
+    *("before/run.json", "after/run.json", "demo-run/run.json", "stash-20260101-120000/run.json"),
+    *(".stashtrace/baselines/main.json", "report.html", "report.md", "timeline.pftrace.gz", "examples/data/set.txt"),
     "build/site/index.html",
 )
 #: Tests that read the tree, or the names of its files, and take no time.

@@ -3,15 +3,11 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
 from html.parser import HTMLParser
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urlsplit
 
@@ -19,10 +15,6 @@ import pytest
 from source_tree import ROOT, docs_script
 
 import stashtrace
-
-sys.path.insert(0, str(ROOT / "tests/timeline"))
-
-from browser import Browser, find_chromium
 
 HOOKS = docs_script("site_hooks")
 #: Elements that a browser loads, and the attribute that says from where.
@@ -140,36 +132,6 @@ def test_api_page_has_signatures(site: Path) -> None:
     for name in ("Table", "Trace", "StashtraceError", "MissingDataError"):
         assert name in text
     assert not re.search(r":(class|func|data|mod):", text)
-
-
-class _Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: what was asked for is read from the browser."""
-
-
-@pytest.fixture(scope="module")
-def address(site: Path) -> Iterator[str]:
-    """Where the site is served."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(site))) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.skipif(find_chromium() is None, reason="no chromium is installed")
-@pytest.mark.parametrize("width", [390, pytest.param(1280, marks=pytest.mark.thorough)])
-def test_pages_fit_the_screen(address: str, width: int) -> None:
-    """On a phone and on a desk: what is wider than the page scrolls in itself, and nothing comes from elsewhere."""
-    with Browser((width, 900)) as browser:
-        for name in ("index", "symptoms", "gallery", "reference/tables", "reference/api"):
-            page = browser.open(f"{address}/{name}.html")
-            page.wait_for(f"location.href.endsWith('/{name}.html') && document.readyState === 'complete'", 60)
-            assert page.evaluate("document.scrollingElement.scrollWidth") <= width, name
-            sources = page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
-            assert any(source.endswith("/site.css") for source in sources), name
-            assert [source for source in sources if not source.startswith((address, "data:", "blob:"))] == [], name
 
 
 # What the hooks do, without mkdocs.

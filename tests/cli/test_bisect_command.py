@@ -135,6 +135,7 @@ def test_a_build_that_fails(bisect: Callable[..., tuple[int, str, str]], reposit
         (("--good", "v7", "--bad", "v0", "--", "true"), 2, "does not follow"),
         (("--good", "v7", "--bad", "v7", "--", "true"), 2, "--good and --bad are one commit"),
         (("--good", "gone", "--bad", "v7", "--", "true"), 2, "--good gone: no such commit"),
+        (("--good", "v0", "--bad=--all", "--", "true"), 2, "--bad --all: no such commit"),
         (("--good", "v0", "--bad", "v7", "-o", "number/x", "--", "true"), 3, "cannot make number/x: Not a directory"),
         (("--good", "v0", "--bad", "v7"), 2, "no command to run"),
         (("--good", "v0", "--bad", "v7", "--", "no-such-command"), 2, "command not found: no-such-command"),
@@ -170,6 +171,7 @@ def test_a_folder_without_repository(
 
 def test_changes_that_are_not_committed(bisect: Callable[..., tuple[int, str, str]], repository: Path) -> None:
     (repository / "train/number").write_text("changed")
+    (repository / "train/untracked").touch()
     code, _, err = bisect(*RANGE, "--", "true")
     assert code == 2
     assert "1 file changed since the last commit: train/number" in err

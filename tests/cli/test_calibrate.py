@@ -23,7 +23,7 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 @pytest.mark.slow
 def test_measure_write_and_use(run: Run, tmp_path: Path) -> None:
     write_run(tmp_path / "one")
-    words = ["--sizes", "1K:64K", "--seconds", "1", "--launches", "1", "--out", "one/calibration.toml"]
+    words = ["--sizes", "1K:64K", "--seconds", "0.2", "--launches", "1", "--out", "one/calibration.toml"]
     answer = run("calibrate", "--backend", "gloo", *words, timeout=170)
     assert answer.code == 0, answer.err
     assert "gloo, 2 ranks" in answer.out

@@ -99,10 +99,8 @@ def test_errors_of_a_job_have_the_same_code() -> None:
     [
         ("summary RUN", ""),
         ("summary RUN", "1"),
-        ("analyze stalls RUN --format csv", ""),
         ("export csv RUN -o -", ""),
         ("--version", ""),
-        ("run --help", ""),
         ("analyze --help", "1"),
         ("help whatif", ""),
     ],

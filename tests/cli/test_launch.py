@@ -278,21 +278,8 @@ def test_two_nodes_of_torchrun_on_one_machine_share_a_directory(tmp_path: Path) 
     nodes = [
         subprocess.Popen(
             [
-                sys.executable,
-                "-m",
-                "stashtrace",
-                "run",
-                "--out",
-                "run",
-                "--",
-                *agent,
-                "--node-rank",
-                str(node),
-                "--master-addr",
-                "127.0.0.1",
-                "--master-port",
-                str(port),
-                str(script),
+                *(sys.executable, "-m", "stashtrace", "run", "--out", "run", "--", *agent, "--node-rank", str(node)),
+                *("--master-addr", "127.0.0.1", "--master-port", str(port), str(script)),
             ],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},

@@ -150,23 +150,8 @@ def test_a_tiny_sweep_from_end_to_end(tmp_path: Path) -> None:
     """Three networks really trained on one rank and on two, then shown again without training."""
     pytest.importorskip("torch")
     words = (
-        "model",
-        "--sweep",
-        "depth",
-        "--family",
-        "transformer",
-        "--depths",
-        "1,2,3",
-        "--repeat",
-        "1",
-        "--iterations",
-        "12",
-        "--batch-size",
-        "2",
-        "--out",
-        tmp_path / "s",
-        "--format",
-        "json",
+        *("model", "--sweep", "depth", "--family", "transformer", "--depths", "1,2,3", "--repeat", "1"),
+        *("--iterations", "12", "--batch-size", "2", "--out", tmp_path / "s", "--format", "json"),
     )
     first = stashtrace(*words, timeout=300)
     assert first.code == 0, first.err

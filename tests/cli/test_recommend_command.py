@@ -122,29 +122,6 @@ def test_csv_and_plot(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "Pareto" in drawn or "<svg" in drawn
 
 
-def test_a_networked_pair_of_the_same_price(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seconds = {1: 0.10, 2: 0.13, 5: 0.182}
-    whole = characterization("bert-base", "10GbE", "WFBP-A2A") | {
-        "instance": "p3.16xlarge",
-        "devices_count": 8,
-        "machine": {"devices": ["Tesla V100-SXM2-16GB"]},
-        "network": {"emulated": False, "instance": "p3.8xlarge"},
-        "steps": {
-            f"t{number}_ns": {"value_ns": s * 1e9, "low_ns": s * 0.99e9, "high_ns": s * 1.01e9}
-            for number, s in seconds.items()
-        },
-    }
-    Path("characterization.json").write_text(json.dumps(whole), encoding="utf-8")
-    found = as_json(capsys, *WORK, "--max-count", "2")
-    rows = {(row["instance"], row["count"]): row for row in found["candidates"]}
-    large, pair = rows["p3.16xlarge", 1], rows["p3.8xlarge", 2]
-    assert large["measured"]
-    assert pair["measured"]
-    assert pair["cost"] / large["cost"] == pytest.approx(1.4, rel=1e-5)
-    sentence = "p3.16xlarge costs the same as 2x p3.8xlarge but its steps are 1.4x shorter: 2x p3.8xlarge loses 29 %"
-    assert any(one.startswith(sentence) for one in found["reasons"])
-
-
 @pytest.mark.parametrize(
     ("budgets", "part"),
     [
@@ -181,15 +158,6 @@ def test_own_price(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = next(row for row in found["candidates"] if (row["instance"], row["count"]) == ("node4", 1))
     assert row["price_per_hour"] == 80
     assert (row["price_source"], row["priced_on"]) == ("the command line", "")
-
-
-def test_an_empty_catalog_file_is_said(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("nodes.toml").write_text("", encoding="utf-8")
-    found = as_json(capsys, *WORK)
-    assert any("nodes.toml holds no instance" in note for note in found["notes"])
-    assert any("node4 is in no catalog" in note for note in found["notes"])
-    assert {row["instance"] for row in found["candidates"]} == {"node4"}
-    assert all(row["cost"] is None for row in found["candidates"])
 
 
 def test_a_cost_budget_without_prices_is_not_met(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,14 +72,7 @@ class Job:
         words = [sys.executable, "-S", str(folder / "job.py"), str(self.log), str(folder / "other")]
         if traced:
             words = [
-                sys.executable,
-                "-m",
-                "stashtrace",
-                "run",
-                "--out",
-                str(folder / "run"),
-                "--no-merge",
-                "--",
+                *(sys.executable, "-m", "stashtrace", "run", "--out", str(folder / "run"), "--no-merge", "--"),
                 *words,
             ]
         if sender.startswith("timeout"):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,15 +115,6 @@ def test_a_loss_is_said_as_one(job: Path, capsys: pytest.CaptureFixture[str], mo
     assert "110 ms with the copies: 10.0 ms more (1 pair, which says" in out
 
 
-def test_no_gain_is_claimed_without_an_open(
-    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measure(monkeypatch, opens=0)
-    out, err = stage(capsys, "--check", code=3)
-    assert "measured     nothing" in out
-    assert "no open was redirected to a copy" in err
-
-
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
@@ -179,17 +169,6 @@ def test_a_run_without_steps(job: Path, capsys: pytest.CaptureFixture[str], monk
     monkeypatch.setattr("stashtrace.loading.load.load_trace", lambda path: recorded(job / "data", steps=0))
     assert "the run has none" in stage(capsys, "--check", code=4)[1]
     assert "at most 20.0 ms less inside I/O calls" in stage(capsys)[0]
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (job / "tier").mkdir(mode=0o555)
-    assert "permission denied" in stage(capsys, code=3)[1]
-
-
-def test_a_file_is_no_folder(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (job / "tier").touch()
-    assert "cannot stage into tier" in stage(capsys, code=3)[1]
 
 
 def test_the_room_of_the_copies_counts_as_free(

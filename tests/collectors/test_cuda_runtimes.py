@@ -81,17 +81,8 @@ def test_a_library_bound_to_no_version_finds_a_runtime_in_its_own_scope(tmp_path
     above = tmp_path / "libabove.so"
     subprocess.run(
         [
-            "cc",
-            "-O2",
-            "-shared",
-            "-fPIC",
-            "-DNAME=above",
-            "-o",
-            above,
-            NATIVE / "runtime_user.c",
-            "-Wl,--no-as-needed",
-            below,
-            f"-Wl,-rpath,{tmp_path}",
+            *("cc", "-O2", "-shared", "-fPIC", "-DNAME=above", "-o", above, NATIVE / "runtime_user.c"),
+            *("-Wl,--no-as-needed", below, f"-Wl,-rpath,{tmp_path}"),
         ],
         check=True,
     )
@@ -117,29 +108,15 @@ def test_calls_of_a_runtime_to_come_pass_us_by(tmp_path: Path) -> None:
     runtime = tmp_path / "libcudart.so.19"
     subprocess.run(
         [
-            "cc",
-            "-shared",
-            "-fPIC",
-            "-Wl,-soname,libcudart.so.19",
-            f"-Wl,--version-script={tmp_path / 'map'}",
-            "-o",
-            runtime,
-            tmp_path / "runtime.c",
+            *("cc", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.19", f"-Wl,--version-script={tmp_path / 'map'}"),
+            *("-o", runtime, tmp_path / "runtime.c"),
         ],
         check=True,
     )
     target = tmp_path / "libuser19.so"
     subprocess.run(
         [
-            "cc",
-            "-O2",
-            "-shared",
-            "-fPIC",
-            "-DNAME=user19",
-            "-o",
-            target,
-            NATIVE / "runtime_user.c",
-            runtime,
+            *("cc", "-O2", "-shared", "-fPIC", "-DNAME=user19", "-o", target, NATIVE / "runtime_user.c", runtime),
             f"-Wl,-rpath,{tmp_path}",
         ],
         check=True,

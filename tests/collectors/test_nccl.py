@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,14 @@ def test_calls_in_order(tmp_path: Path) -> None:
     assert all(r["call_ticks"] <= r["return_ticks"] and r["source_code"] == CollectiveSource.EVENTS for r in calls)
 
 
+def test_eight_threads(tmp_path: Path) -> None:
+    recording = run(tmp_path / "run", "scenes", "threads")
+    per_group = Counter(r["group_hash"] for r in rows(recording, "nccl_call"))
+    assert sorted(per_group.values()) == [100] * 8
+    batches = Counter(r["batch_id"] for r in rows(recording, "nccl_call"))
+    assert sorted(batches.values()) == [10] * 80
+
+
 ATTACH = """
 import ctypes, os, sys
 os.environ["STASHTRACE_DIR"] = sys.argv[1]
@@ -112,7 +121,7 @@ from stashtrace import _native
 assert _native.attach_nccl() == 0
 scenes = ctypes.CDLL(sys.argv[2])
 first, second = _native.attach_nccl(), _native.attach_nccl()
-scenes.main()
+scenes.main(1, None)
 print(first > 10, second)
 _native.flush()
 """
@@ -218,6 +227,14 @@ def test_full_pool_is_counted(tmp_path: Path) -> None:
     recording = run(tmp_path / "run", "orders", "5", "flood", STASHTRACE_NCCL_SOURCE="plugin")
     assert losses(recording)["plugin_pool_full"] == 10000 - 8192
     assert len(rows(recording, "nccl_task")) == 8192
+
+
+@needs_shared_memory
+def test_plugin_from_eight_threads(tmp_path: Path) -> None:
+    recording = run(tmp_path / "run", "orders", "5", "threads", STASHTRACE_NCCL_SOURCE="plugin")
+    tasks = rows(recording, "nccl_task")
+    assert len(tasks) == 1600
+    assert all(t["timed_count"] == 4 and t["begin_device_ns"] == 10 for t in tasks)
 
 
 @needs_shared_memory

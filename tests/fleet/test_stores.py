@@ -84,15 +84,7 @@ def store(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_everything_comes_back(run: Path, store: Path) -> None:
     before, after = stashtrace.load(run), stashtrace.load(store)
     for name in (
-        "processes",
-        "tracks",
-        "phases",
-        "batches",
-        "io",
-        "collectives",
-        "collective_waits",
-        "groups",
-        "losses",
+        *("processes", "tracks", "phases", "batches", "io", "collectives", "collective_waits", "groups", "losses"),
         "alignment",
     ):
         assert texts(after.table(name), after.strings) == texts(before.table(name), before.strings), name

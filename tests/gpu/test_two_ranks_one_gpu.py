@@ -48,19 +48,8 @@ def run(
     words = shlex.join([*script, "--steps", str(STEPS), *workload])
     rank = ["sh", "-c", f"NCCL_HOSTID=rank$RANK LOCAL_RANK=0 exec {words}"]
     command = [
-        *prefix,
-        sys.executable,
-        "-m",
-        "stashtrace",
-        "run",
-        "--out",
-        str(out),
-        *options,
-        "--",
-        sys.executable,
-        str(ROOT / "tests/ground_truth/launch_ranks.py"),
-        "--",
-        *rank,
+        *(*prefix, sys.executable, "-m", "stashtrace", "run", "--out", str(out), *options, "--", sys.executable),
+        *(str(ROOT / "tests/ground_truth/launch_ranks.py"), "--", *rank),
     ]
     variables = dict(os.environ, PYTHONPATH=str(ROOT), **SOCKETS_ONLY, **(environment or {}))
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=300, check=False)

@@ -119,22 +119,8 @@ def in_little_memory(
 def _command(folder: Path, truth: Path, out: Path, workers: int, steps: int, traced: bool) -> list[str]:
     tracer = [sys.executable, "-m", "stashtrace", "run", "--out", str(out / "run"), "--"] if traced else []
     return [
-        *tracer,
-        sys.executable,
-        str(EXAMPLE),
-        "--data",
-        str(folder),
-        *IMAGES,
-        "--truth",
-        str(truth),
-        "--steps",
-        str(steps),
-        "--batch-size",
-        str(BATCH),
-        "--workers",
-        str(workers),
-        "--log-every",
-        "100000",
+        *(*tracer, sys.executable, str(EXAMPLE), "--data", str(folder), *IMAGES, "--truth", str(truth)),
+        *("--steps", str(steps), "--batch-size", str(BATCH), "--workers", str(workers), "--log-every", "100000"),
     ]
 
 

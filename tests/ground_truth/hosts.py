@@ -33,16 +33,7 @@ class Host:
         """A command line that runs ``words`` on this host."""
         rename = 'echo "$0" > /proc/sys/kernel/hostname && exec "$@"'
         return [
-            "ip",
-            "netns",
-            "exec",
-            self.namespace,
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            rename,
-            self.name,
+            *("ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", rename, self.name),
             *map(str, words),
         ]
 

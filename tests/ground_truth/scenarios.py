@@ -153,14 +153,8 @@ SCENARIOS = (
         "5 ms of CPU per image in a worker, rank 1 late by 150 ms, 30 MiB saved after each step",
         # Later than rank 0 is after saving, on a slow disk too: that takes 30 to 100 ms.
         (
-            "--inject-prep-ms",
-            "5",
-            "--inject-straggler-ms",
-            "150",
-            "--checkpoint-every",
-            "1",
-            "--inject-checkpoint-mib",
-            "30",
+            *("--inject-prep-ms", "5", "--inject-straggler-ms", "150", "--checkpoint-every", "1"),
+            *("--inject-checkpoint-mib", "30"),
         ),
         {0: "straggler", 1: "other"},
         workers=1,
@@ -214,26 +208,9 @@ def run(scenario: Scenario, data: Path, out: Path, *, traced: bool = True) -> li
         # The stopwatch must not wait for the disk that the scenario slows down.
         truth.symlink_to(tempfile.mkdtemp(prefix="stashtrace-truth-", dir=_MEMORY))
     script = [
-        sys.executable,
-        str(EXAMPLE),
-        "--data",
-        str(data),
-        *IMAGES,
-        "--truth",
-        str(truth),
-        "--model-size",
-        "medium",
-        "--batch-size",
-        "8",
-        "--bucket-mb",
-        "1000",
-        "--log-every",
-        "1000",
-        "--steps",
-        str(scenario.steps),
-        "--workers",
-        str(scenario.workers),
-        *scenario.options,
+        *(sys.executable, str(EXAMPLE), "--data", str(data), *IMAGES, "--truth", str(truth)),
+        *("--model-size", "medium", "--batch-size", "8", "--bucket-mb", "1000", "--log-every", "1000"),
+        *("--steps", str(scenario.steps), "--workers", str(scenario.workers), *scenario.options),
     ]
     if "--checkpoint-every" in scenario.options:
         script += ["--checkpoint", str(out / "checkpoint.pt")]

@@ -38,40 +38,13 @@ def characterize(folder: Path, repeats: int) -> dict[str, Any]:
     """Steps 2 to 5 with everything injected; the disk only slows down what is not in the page cache."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     job = [
-        *torchrun,
-        str(JOB),
-        "--data",
-        str(folder / "data"),
-        "--burn-ms",
-        str(BURN_MS),
-        "--width",
-        str(WIDTH),
-        "--file-bytes",
-        str(FILE_BYTES),
-        "--files",
-        "300",
+        *(*torchrun, str(JOB), "--data", str(folder / "data"), "--burn-ms", str(BURN_MS), "--width", str(WIDTH)),
+        *("--file-bytes", str(FILE_BYTES), "--files", "300"),
     ]
     command = [
-        sys.executable,
-        "-m",
-        "stashtrace",
-        "characterize",
-        "--out",
-        str(folder / "answer"),
-        "--format",
-        "json",
-        "--steps",
-        "2,3,4,5",
-        "--repeat",
-        str(repeats),
-        "--iterations",
-        str(ITERATIONS),
-        "--warmup",
-        str(WARMUP),
-        "--emulate-network",
-        f"{LINK_BITS_PER_S // 10**6}mbit",
-        "--",
-        *job,
+        *(sys.executable, "-m", "stashtrace", "characterize", "--out", str(folder / "answer"), "--format", "json"),
+        *("--steps", "2,3,4,5", "--repeat", str(repeats), "--iterations", str(ITERATIONS), "--warmup", str(WARMUP)),
+        *("--emulate-network", f"{LINK_BITS_PER_S // 10**6}mbit", "--", *job),
     ]
     environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     (folder / "data").mkdir(exist_ok=True)

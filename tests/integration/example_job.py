@@ -27,27 +27,9 @@ def command_of_ranks(ranks: int, *script: str) -> list[str]:
 def run_example(folder: Path) -> subprocess.CompletedProcess[str]:
     """Trace two ranks of the example; the folder then holds `run` (the trace) and `truth`."""
     script = [
-        str(ROOT / "examples" / "train_ddp.py"),
-        "--data",
-        str(folder / "data"),
-        "--images",
-        "300",
-        "--image-size",
-        "64",
-        "--batch-size",
-        "8",
-        "--steps",
-        str(STEPS),
-        "--log-every",
-        "4",
-        "--workers",
-        "1",
-        "--checkpoint",
-        str(folder / "model.pt"),
-        "--checkpoint-every",
-        "6",
-        "--truth",
-        str(folder / "truth"),
+        *(str(ROOT / "examples" / "train_ddp.py"), "--data", str(folder / "data"), "--images", "300"),
+        *("--image-size", "64", "--batch-size", "8", "--steps", str(STEPS), "--log-every", "4", "--workers", "1"),
+        *("--checkpoint", str(folder / "model.pt"), "--checkpoint-every", "6", "--truth", str(folder / "truth")),
     ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *script]
     return stashtrace("run", "--out", "run", "--", *torchrun, cwd=folder)

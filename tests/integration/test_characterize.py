@@ -28,19 +28,8 @@ def _torch() -> None:
 def example(folder: Path) -> list[str]:
     """The example as a user would start it, with data of its own."""
     script = [
-        str(ROOT / "examples" / "train_ddp.py"),
-        "--data",
-        str(folder / "data"),
-        "--images",
-        "400",
-        "--image-size",
-        "64",
-        "--batch-size",
-        "4",
-        "--steps",
-        "100000",
-        "--workers",
-        "1",
+        *(str(ROOT / "examples" / "train_ddp.py"), "--data", str(folder / "data"), "--images", "400"),
+        *("--image-size", "64", "--batch-size", "4", "--steps", "100000", "--workers", "1"),
     ]
     return [*DDP, *script]
 

@@ -39,23 +39,9 @@ def three() -> Iterator[list[Host]]:
 def torchrun(members: Sequence[Host], *script: object, restarts: int = 0) -> list[str]:
     """The command that each host of a job is given; the name of the rendezvous is told by the caller's hosts."""
     words = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes",
-        len(members),
-        "--nproc-per-node",
-        1,
-        "--max-restarts",
-        restarts,
-        "--rdzv-backend",
-        "c10d",
-        "--rdzv-id",
-        f"job{time.time_ns()}",
-        "--rdzv-endpoint",
-        f"{members[0].address}:29400",
-        SCRIPT,
-        *script,
+        *(sys.executable, "-m", "torch.distributed.run", "--nnodes", len(members), "--nproc-per-node", 1),
+        *("--max-restarts", restarts, "--rdzv-backend", "c10d", "--rdzv-id", f"job{time.time_ns()}"),
+        *("--rdzv-endpoint", f"{members[0].address}:29400", SCRIPT, *script),
     ]
     return list(map(str, words))
 

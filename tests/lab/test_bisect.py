@@ -24,7 +24,7 @@ from stashtrace.analysis.compare.function_times import (
 )
 from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
-from stashtrace.errors import CaptureError, MissingDataError, UsageError
+from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.bisect.commits import Commit, Repository
 from stashtrace.lab.bisect.find_commit import Found, InconclusiveError, bisect_blocks, bisect_document, find_commit
 from stashtrace.report.blocks import text_lines
@@ -192,38 +192,6 @@ def test_a_machine_that_is_always_disturbed_in_turns(bisect: Bisect) -> None:
     assert caught.value.exit_code == 5
 
 
-def test_the_last_commit_is_not_worse(bisect: Bisect) -> None:
-    with pytest.raises(MissingDataError, match=r"nothing to find, .* is not worse: data: storage per step went from"):
-        bisect(exact(99), "fetch+12%")
-
-
-@pytest.mark.parametrize(("number", "which"), [(0, "good"), (29, "bad")])
-def test_an_end_that_does_not_run(bisect: Bisect, number: int, which: str) -> None:
-    run = exact(10)
-
-    def run_of(at: int) -> StepsOfRun:
-        if at == number:
-            raise CaptureError("run ended with exit code 1: no train.py", hint="its output is in x.log")
-        return run(at)
-
-    with pytest.raises(CaptureError, match=rf"the {which} commit \w+: .*no train.py"):
-        bisect(run_of, "fetch+12%")
-
-
-def test_an_interrupt_leaves_nothing(bisect: Bisect) -> None:
-    """The fixture looks at what is left."""
-    run, count = exact(17), [0]
-
-    def run_of(number: int) -> StepsOfRun:
-        count[0] += 1
-        if count[0] == 15:
-            raise KeyboardInterrupt
-        return run(number)
-
-    with pytest.raises(KeyboardInterrupt):
-        bisect(run_of, "fetch+12%")
-
-
 def test_the_answer(bisect: Bisect) -> None:
     found = bisect(exact(17))
     lines = text_lines(bisect_blocks(found, 29))
@@ -285,42 +253,6 @@ def test_the_function_that_the_commit_made_slower_is_named(bisect: Bisect) -> No
     )
     evidence = bisect_document(found, COMMITS - 1)["judged"][-1]["gate"]["functions"]
     assert {row["function"] for row in evidence} <= {"decode"}
-
-
-def test_no_repository(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not in a git repository"):
-        Repository(tmp_path)
-
-
-def test_revisions(made: tuple[Path, list[str]]) -> None:
-    folder, shas = made
-    repository = Repository(folder)
-    first, last = repository.commit(shas[0], "--good"), repository.commit("HEAD", "--bad")
-    assert repository.require_range(first, last) == COMMITS - 1
-    with pytest.raises(UsageError, match="--good nothing: no such commit"):
-        repository.commit("nothing", "--good")
-    with pytest.raises(UsageError, match="--bad --all: no such commit"):
-        repository.commit("--all", "--bad")
-    with pytest.raises(UsageError, match="are one commit"):
-        repository.require_range(last, last)
-    with pytest.raises(UsageError, match="does not follow"):
-        repository.require_range(last, first)
-
-
-def test_changes_that_are_not_committed(made: tuple[Path, list[str]]) -> None:
-    folder, _ = made
-    repository = Repository(folder)
-    repository.require_clean()
-    (folder / "untracked").touch()
-    repository.require_clean()
-    (folder / "untracked").unlink()
-    before = (folder / "number").read_text()
-    (folder / "number").write_text("changed")
-    try:
-        with pytest.raises(UsageError, match="1 file changed since the last commit: number"):
-            repository.require_clean()
-    finally:
-        (folder / "number").write_text(before)
 
 
 def test_a_file_that_is_the_same_for_all_commits(made: tuple[Path, list[str]], tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -162,26 +161,6 @@ def test_a_copy_is_as_private_as_its_file(paths: list[str], tier: Path, monkeypa
     copy = stage(paths[:1], tier).copies[paths[0]]
     assert seen == [0o600]
     assert os.stat(copy.path).st_mode & 0o7777 == 0o640
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_no_file_may_be_read(paths: list[str], tier: Path) -> None:
-    for path in paths:
-        os.chmod(path, 0)
-    with pytest.raises(CaptureError, match=r"none of the 3 files can be copied: .*permission denied"):
-        stage(paths, tier)
-    assert not (tier / LIST_NAME).exists()
-
-
-def test_every_file_changes_meanwhile(paths: list[str], tier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def changed(*rest: Any) -> Iterator[int]:
-        yield 1
-        raise staging._FileRefusedError("was changed while it was copied")
-
-    monkeypatch.setattr(staging, "_copy", changed)
-    with pytest.raises(CaptureError, match=r"none of the 3 files can be copied: .*was changed while"):
-        stage(paths, tier)
-    assert not (tier / LIST_NAME).exists()
 
 
 def test_no_room_is_said_before_copying(paths: list[str], tier: Path) -> None:

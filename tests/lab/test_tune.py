@@ -251,15 +251,6 @@ def test_a_setting_that_the_job_does_not_take_is_out() -> None:
     assert tuned.settings == {}
 
 
-def test_the_job_itself_fails() -> None:
-    class Failing(MadeUpJob):
-        def record(self, settings: Settings) -> TunedRun:
-            raise CaptureError("run-0 ended with exit code 1")
-
-    with pytest.raises(CaptureError, match="exit code 1"):
-        tune(Failing(balanced))
-
-
 def test_the_limit_of_runs_ends_it() -> None:
     tuned = tune(MadeUpJob(few_workers), most_runs=3)
     assert (len(tuned.trials), len(tuned.untried)) == (1, len(CANDIDATES) - 1)

@@ -113,7 +113,7 @@ def steps_by_rank(table: Table) -> dict[int, list[int]]:
     return {rank: sorted(table["step"][table["rank"] == rank].tolist()) for rank in np.unique(table["rank"]).tolist()}
 
 
-@pytest.mark.parametrize("paces", [(1, 1), (1, 6), (4, 1)])
+@pytest.mark.parametrize("paces", [(1, 6), (4, 1)])
 def test_the_window_of_a_slow_step_has_all_hosts(tmp_path: Path, paces: tuple[int, int]) -> None:
     """Also where the other host has let go of the steps before: 20 before it and 5 after, one line, one call."""
     at: list[int] = []
@@ -160,7 +160,7 @@ def test_a_host_that_looks_seldom(tmp_path: Path) -> None:
     assert [event.text.endswith(")") for event in captures(target)] == [True]
 
 
-@pytest.mark.parametrize("apart", [0, 1, 3])
+@pytest.mark.parametrize("apart", [0, 3])
 def test_two_hosts_see_the_same_slow_step(tmp_path: Path, apart: int) -> None:
     """In the same round or some rounds later: one window, one line, one call."""
     seen: list[tuple[int, int]] = []

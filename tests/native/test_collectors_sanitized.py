@@ -36,7 +36,7 @@ SHORT = {
     "cupti": "forked or records_the_window",
 }
 #: These look at what no sanitizer can be in front of: a process of bare Python, the look-up hook, the cost of a call.
-APART = "not attach and not both_libraries and not lookup and not cost and not sees_no_difference"
+APART = "not attach and not both_libraries and not lookup and not cost"
 #: Threads of a process that is not traced, which make the first calls of hooked functions all at once.
 FIRST_CALLS = """
 #include <atomic>

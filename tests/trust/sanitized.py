@@ -35,19 +35,9 @@ def sanitized_package(folder: Path) -> dict[str, str]:
     package = folder / "package/stashtrace"
     package.mkdir(parents=True, exist_ok=True)
     configure = [
-        cmake,
-        "-G",
-        "Ninja",
-        "-S",
-        str(ROOT),
-        "-B",
-        str(folder / "build"),
-        f"-DCMAKE_MAKE_PROGRAM={ninja}",
-        "-DSTASHTRACE_SANITIZE=address",
-        "-DCMAKE_BUILD_TYPE=Debug",
-        "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1",
-        f"-DSTASHTRACE_OUTPUT_DIR={package}",
-        f"-DPython_EXECUTABLE={sys.executable}",
+        *(cmake, "-G", "Ninja", "-S", str(ROOT), "-B", str(folder / "build"), f"-DCMAKE_MAKE_PROGRAM={ninja}"),
+        *("-DSTASHTRACE_SANITIZE=address", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O1 -g1"),
+        *(f"-DSTASHTRACE_OUTPUT_DIR={package}", f"-DPython_EXECUTABLE={sys.executable}"),
         f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
     ]
     with open(folder / "lock", "w") as lock:

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "abi/nccl_profiler_v7.h"
 
@@ -224,12 +226,30 @@ void flood() {
 }
 
 template <int N>
+void threads() {
+  std::vector<std::thread> all;
+  for (int t = 0; t < 8; ++t)
+    all.emplace_back([t] {
+      Nccl<N> nccl(100 + t);
+      for (int i = 0; i < 200; ++i) {
+        void* task = nccl.coll(nullptr, 1, 4);
+        std::thread later;
+        nccl.stop(task);
+        for (int c = 0; c < 4; ++c) nccl.channel(task, c, 10, 20);
+      }
+      nccl.end();
+    });
+  for (auto& thread : all) thread.join();
+}
+
+template <int N>
 void play(const char* scene) {
   if (std::strcmp(scene, "plain") == 0) plain<N>();
   if (std::strcmp(scene, "graph") == 0) graph<N>();
   if (std::strcmp(scene, "flood") == 0) flood<N>();
   if (std::strcmp(scene, "itself") == 0) itself<N>();
   if (std::strcmp(scene, "elsewhere") == 0) elsewhere<N>();
+  if (std::strcmp(scene, "threads") == 0) threads<N>();
 }
 
 }  // namespace

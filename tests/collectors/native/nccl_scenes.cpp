@@ -1,5 +1,7 @@
 // A program that calls NCCL in every way the hooks must stand; linked to nccl_double.cpp. SPDX-License-Identifier: Apache-2.0
 #include <cstring>
+#include <thread>
+#include <vector>
 
 #include "abi/nccl_abi.h"
 
@@ -45,6 +47,27 @@ void calls() {
   ncclCommDestroy(half);
   ncclCommAbort(comm);
 }
+
+void threads() {
+  UniqueId id{};
+  std::vector<std::thread> all;
+  for (int t = 0; t < 8; ++t)
+    all.emplace_back([t, id]() mutable {
+      id.bytes[127] = static_cast<char>(t + 1);
+      Comm own = nullptr;
+      ncclCommInitRank(&own, 2, id, 0);
+      for (int i = 0; i < 100; ++i) {
+        if (i % 10 == 0) ncclGroupStart();
+        ncclAllGather(nullptr, nullptr, static_cast<std::size_t>(i), kFloat, own, nullptr);
+        if (i % 10 == 9) ncclGroupEnd();
+      }
+      ncclCommDestroy(own);
+    });
+  for (auto& thread : all) thread.join();
+}
 }  // namespace
 
-int main() { calls(); }
+int main(int count, char**) {
+  if (count > 1) threads();
+  else calls();
+}
