@@ -63,7 +63,9 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runs:
     monkeypatch.setattr(session, "step_figures", made.figures)
     monkeypatch.setattr(session, "job_samples", lambda trace: JobSamples(32, 1000))
     monkeypatch.setattr(session, "synthetic_data", lambda trace: SimpleNamespace(complete=True, doubts=()))
-    monkeypatch.setattr(DataStates, "of", lambda *rest, drop_caches: DataStates(files, files, drop_caches=False))
+    monkeypatch.setattr(
+        DataStates, "from_trial", lambda *rest, drop_caches: DataStates(files, files, drop_caches=False)
+    )
     monkeypatch.setattr(DataStates, "require_prepared_files", lambda *rest: None)
     monkeypatch.setattr(DataStates, "reread_note", lambda *rest: None)
     monkeypatch.chdir(tmp_path)

@@ -90,7 +90,7 @@ def test_a_part_of_a_file_counts_as_a_part(files: FileSet) -> None:
     with open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         os.pread(file.fileno(), 3 * PAGE_BYTES, 0)
-    assert Residency().of(path) == 3 * PAGE_BYTES
+    assert Residency().resident_bytes(path) == 3 * PAGE_BYTES
     with open(path, "rb") as file:
         assert mincore(file.fileno(), 0, SIZE) == 3
         assert mincore(file.fileno(), 2 * PAGE_BYTES, SIZE - 2 * PAGE_BYTES) == 1
@@ -199,7 +199,7 @@ def test_more_than_fits_is_not_read(files: FileSet, monkeypatch: pytest.MonkeyPa
     assert not state.verified
     assert (state.method, state.files.paths) == ("none", ())
     assert "786 KB do not fit into the 524 KB of memory that are free for them, nothing was read" in state.sentence
-    assert [Residency().of(path) for path in files.paths] == [0, 0, 0]
+    assert [Residency().resident_bytes(path) for path in files.paths] == [0, 0, 0]
 
 
 def test_pages_that_are_evicted_while_others_are_read(files: FileSet, monkeypatch: pytest.MonkeyPatch) -> None:
