@@ -1,7 +1,7 @@
 """What is worth a line while a job runs: a slow step with its cause, and a job that stands still.
 
 A job stands still if a rank has not entered what others wait in, and its processes get on in nothing: no records, no
-I/O, no CPU, no other work (``record.look.progress``). One of the two alone is no alarm: long checkpoints, evaluations
+I/O, no CPU, no other work (``record.look.model``). One of the two alone is no alarm: long checkpoints, evaluations
 and compilations are neither. Nor is a wait for ranks of which nothing is seen here, as neither is known of them: it is
 told for what it is.
 """
