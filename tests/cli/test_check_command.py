@@ -415,8 +415,8 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_read(check: Ch
 JOB = "import sys, time, stashtrace\nfor _ in range(18):\n    time.sleep({seconds})\n    stashtrace.step()\n"
 
 
-#: One function sleeps, another one computes; lines above may be more. Stacks are read where torch is imported.
-FUNCTIONS = """import time, torch, stashtrace
+#: One function sleeps, another one computes; lines above may be more. Stacks are read from the first step on.
+FUNCTIONS = """import time, stashtrace
 {above}
 def decode():
     time.sleep({seconds})
@@ -457,7 +457,6 @@ class TestByTurns:
         self, check: Check, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         """Real recordings of two folders, in the newer of which the function stands 9 lines further down."""
-        pytest.importorskip("torch")
         for name, seconds, lines in (("old", 0.01, 1), ("new", 0.06, 10)):
             (tmp_path / name).mkdir()
             (tmp_path / name / "job.py").write_text(FUNCTIONS.format(seconds=seconds, above="#\n" * (lines - 1) + "#"))
