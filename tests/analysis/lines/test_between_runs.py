@@ -164,6 +164,17 @@ def test_a_sleep_that_moved_to_another_line_of_another_folder_is_no_change() -> 
     assert sentences(run(1), run(2, moved, root="/else/")) == []
 
 
+def test_what_other_programs_can_explain_is_named_and_said_to_be_so() -> None:
+    """Of two recordings on a busy machine, `diff` still says where the time went."""
+    old, new = sides([run(1)], [run(2, {"hook late.py:11": 18.0})])
+    table = diff_of_sides(old, new)
+    changes_ns = {row["kind"]: row["change_ns"] for row in table.rows()}
+    for added_ms, explained in ((50, True), (2, False), (-50, False)):
+        (sentence,) = functions_lines(lines_of_diff(old, new, table), changes_ns, old, new, added_ns=added_ms * MS)
+        assert sentence.startswith("other +9")
+        assert sentence.endswith("; other programs can explain it") == explained
+
+
 def test_a_kind_within_noise_has_no_functions() -> None:
     """Two functions changed places: no kind of the step did."""
     swapped = {"hook late.py:11": 2.0, "rest late.py:60": 12.0}
