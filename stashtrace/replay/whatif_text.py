@@ -202,6 +202,8 @@ def _budget(answer: Answer) -> list[str]:
 
 def _remarks(answer: Answer) -> list[str]:
     """Explain an answer that saves nothing, or more than the time that it takes away."""
+    if all(change.factor == 1 for change in answer.changes):
+        return []
     now, low, high = (duration_text(ns) for ns in (answer.replayed_ns, answer.low_ns, answer.high_ns))
     lines = []
     if high == now == low:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,10 +21,13 @@ _NAMED_AT_MOST = 3
 _SEEN = {"after": ", not seen before", "before": ", no longer seen", "both": ""}
 
 
-def functions_lines(table: Table | None, changes_ns: Mapping[str, float], before: Side, after: Side) -> list[str]:
+def functions_lines(
+    table: Table | None, changes_ns: Mapping[str, float], before: Side, after: Side, *, added_ns: float = 0.0
+) -> list[str]:
     """Return a sentence for each kind of time with functions that surely changed; or why there can be none.
 
     ``table``: result of ``lines_between_runs``, None where a run has no functions. ``changes_ns``: change of each kind.
+    ``added_ns``: what other work on the machine can have added to a step; a change up to that is said to be explained.
     """
     if table is None:
         lacking = [side.name for side in (before, after) if any(run.functions is None for run in side.runs)]
@@ -31,7 +35,10 @@ def functions_lines(table: Table | None, changes_ns: Mapping[str, float], before
         return [f"by function: not known, as {visible_line(lacking[0])} holds no Python stacks"] * (len(lacking) == 1)
     rows = [row for row in table.rows() if row["verdict"] != "no difference"]
     kinds = sorted({row["kind"] for row in rows}, key=lambda kind: -abs(changes_ns[kind]))
-    said = [_sentence(kind, changes_ns[kind], [row for row in rows if row["kind"] == kind]) for kind in kinds]
+    said = []
+    for kind in kinds:
+        explained = "; other programs can explain it" if 0 < changes_ns[kind] / (added_ns or math.inf) <= 1 else ""
+        said.append(_sentence(kind, changes_ns[kind], [row for row in rows if row["kind"] == kind]) + explained)
     return [*_renamed_lines(rows, before, after), *said]
 
 

@@ -129,7 +129,7 @@ def no_functions_lines(functions: Table | None, kinds: Table) -> list[str]:
         return []
     if len(functions):
         return [f"by function: none of the {count_noun(len(functions), 'function')} surely changed"]
-    return ["by function: none is named, as other programs, the link or other ranks can explain what changed"]
+    return ["by function: none is compared, as no function is known of what changed"]
 
 
 def other_work_lines(other: OtherWork, step_ns: float) -> list[str]:

@@ -136,8 +136,14 @@ def test_the_job_has_a_default_sigpipe(run: Run) -> None:
 
 
 BAD_COMMANDS = [
-    (["no-such-program"], 2, "error: command not found: no-such-program\n"),
-    (["./missing.sh"], 2, "error: command not found: ./missing.sh\n"),
+    (
+        ["no-such-program"],
+        2,
+        "error: command not found: no-such-program\n\n"
+        "hint: no folder of PATH has it; a program elsewhere is named with its path\n",
+    ),
+    (["./missing.sh"], 2, "error: command not found: ./missing.sh\n\nhint: it is looked for in {here}\n"),
+    (["./plian.txt"], 2, "error: command not found: ./plian.txt\n\nhint: did you mean `plain.txt`?\n"),
     (["./plain.txt"], 3, "error: ./plain.txt is not executable\n\nhint: `chmod +x ./plain.txt`\n"),
     (
         ["./plain.py"],
@@ -149,7 +155,7 @@ BAD_COMMANDS = [
         2,
         "error: command not found: plain.py\n\nhint: did you mean `stashtrace run -- python plain.py`?\n",
     ),
-    (["./"], 3, "error: ./ is a directory, not a command\n"),
+    (["./"], 3, "error: ./ is a directory, not a command\n\nhint: name the program in it\n"),
 ]
 
 
@@ -157,7 +163,7 @@ BAD_COMMANDS = [
 def test_commands_that_cannot_run(run: Run, tmp_path: Path, words: list[str], code: int, error: str) -> None:
     (tmp_path / "plain.txt").write_text("hello")
     (tmp_path / "plain.py").write_text("print()")
-    assert traced(run, *words) == Answer(code, "", error)
+    assert traced(run, *words) == Answer(code, "", error.format(here=tmp_path))
     assert not (tmp_path / "out").exists(), "nothing was started, so nothing is left"
 
 

@@ -435,21 +435,18 @@ def _errors(chance: float, degrees: float) -> float:
 def lines_of_diff(before: Side, after: Side, table: Table) -> Table | None:
     """Compare the functions of the kinds that ``diff`` calls slower or faster, ``table`` being its result.
 
-    What other work on the machine can have added to a step does not count as a change of a kind. Returns None where a
-    run has no functions.
+    What other work on the machine can have added to a kind is in them, too. Returns None where a run has no functions.
     """
-    least, most = _added(other_work(before, after))
-    changed = []
-    for row in table.rows():
-        is_slower = row["verdict"] == "slower" and row["change_ns"] - most > row["noise_ns"]
-        is_faster = row["verdict"] == "faster" and row["change_ns"] - least < -row["noise_ns"]
-        changed += [row["kind"]] * (is_slower or is_faster)
+    changed = [row["kind"] for row in table.rows() if row["verdict"] != _NO_DIFFERENCE]
     # Unlike a kind, one of many functions is named only beyond what equal runs may differ by.
     return lines_between_runs(before, after, changed, allowance_ratio=RUN_TO_RUN_RATIO)
 
 
 def lines_of_gate(gate: Gate) -> Table | None:
-    """Compare the functions of the kinds whose change in ``check`` is beyond its bounds; else as for ``diff``."""
+    """Compare the functions of the kinds whose change in ``check`` is beyond its bounds; else as for ``diff``.
+
+    What other work on the machine can have added to a step does not count as a change of a kind.
+    """
     before, after = gate.before, gate.after
     changed: list[str] = []
     if not gate.is_same and before.tells_spread and after.tells_spread:

@@ -150,9 +150,12 @@ def _by_stalls(
         rows = functions
     if same:
         return rows, [step_times_line(old, new), SAME_RECORDING]
-    load = other_work_lines(other_work(old, new), old.value(STEP, "mean"))
+    other = other_work(old, new)
+    load = other_work_lines(other, old.value(STEP, "mean"))
     changes_ns = {row["kind"]: row["change_ns"] for row in table.rows()}
-    places = functions_lines(functions, changes_ns, old, new) or no_functions_lines(functions, table)
+    places = functions_lines(functions, changes_ns, old, new, added_ns=other.added_ns) or no_functions_lines(
+        functions, table
+    )
     lines = [
         *jobs_lines(old.facts, new.facts),
         step_times_line(old, new),

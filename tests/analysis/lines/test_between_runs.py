@@ -19,7 +19,12 @@ from stashtrace.analysis.compare.diff import diff_of_sides
 from stashtrace.analysis.compare.function_times import LineTime
 from stashtrace.analysis.compare.gate_verdict import Condition, judge
 from stashtrace.analysis.compare.steps_of_run import KINDS, StepsOfRun, steps_of_run
-from stashtrace.analysis.lines.between_runs import lines_between_runs, lines_of_diff, lines_of_gate
+from stashtrace.analysis.lines.between_runs import (
+    LINES_BETWEEN_RUNS,
+    lines_between_runs,
+    lines_of_diff,
+    lines_of_gate,
+)
 from stashtrace.analysis.lines.functions_of_run import functions_of_run
 from stashtrace.analysis.lines.lines_of_function import line_that_changed
 from stashtrace.errors import FormatError
@@ -28,6 +33,7 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.between_runs_text import functions_lines, functions_of_gate
 from stashtrace.summary.ci import annotation_lines
+from stashtrace.summary.diff_text import no_functions_lines
 
 STEPS = 45
 #: What the job of these tests does in a step: it sleeps in one function, and computes in four that only samples know.
@@ -162,6 +168,17 @@ def test_a_sleep_that_moved_to_another_line_of_another_folder_is_no_change() -> 
     moved = {"hook late.py:19": 8.0}
     assert named(lines_between_runs(*sides([run(1)], [run(2, moved, root="/else/")]), KINDS)) == []
     assert sentences(run(1), run(2, moved, root="/else/")) == []
+
+
+def test_what_other_programs_can_explain_is_named_and_said_to_be_so() -> None:
+    """Of two recordings on a busy machine, `diff` still says where the time went."""
+    old, new = sides([run(1)], [run(2, {"hook late.py:11": 18.0})])
+    table = diff_of_sides(old, new)
+    changes_ns = {row["kind"]: row["change_ns"] for row in table.rows()}
+    for added_ms, explained in ((50, True), (2, False), (-50, False)):
+        (sentence,) = functions_lines(lines_of_diff(old, new, table), changes_ns, old, new, added_ns=added_ms * MS)
+        assert sentence.startswith("other +9")
+        assert sentence.endswith("; other programs can explain it") == explained
 
 
 def test_a_kind_within_noise_has_no_functions() -> None:
@@ -328,3 +345,18 @@ def test_a_baseline_with_damaged_functions_is_refused(right: str, wrong: str) ->
     assert right in text
     with pytest.raises(FormatError, match=r"main\.json is not a usable baseline"):
         read_baseline(text.replace(right, wrong), "main.json", "main")
+
+
+def test_why_no_function_is_named() -> None:
+    before, after = (run(seed, SLEEPS, {"parse late.py:14": ms}, readable=False) for seed, ms in ((1, 40.0), (2, 80.0)))
+    kinds = diff_of_sides(*sides([before], [after]))
+    unknown = "by function: none is compared, as no function is known of what changed"
+    assert no_functions_lines(Table.empty(LINES_BETWEEN_RUNS), kinds) == [unknown]
+    assert no_functions_lines(differences(run(1), run(2, {"hook late.py:11": 18.0})), kinds)[0].startswith(
+        "by function: none of the "
+    )
+    assert (
+        no_functions_lines(None, kinds)
+        == no_functions_lines(Table.empty(LINES_BETWEEN_RUNS), diff_of_sides(*sides([before], [before])))
+        == []
+    )
