@@ -114,7 +114,8 @@ def test_compilations_are_no_operators(tmp_path: Path) -> None:
     assert _budget(trace)["python"][0] == 600
     assert 360 <= _budget(trace)["compute"][0] <= 400  # short gaps between operators are theirs
     verdict = next(v for v in verdicts(trace) if v.kind == "host")
-    assert "60 %) in torch.compile, which compiles again in " in verdict.text
+    assert verdict.text.endswith("60 %) in torch.compile")
+    assert any("compiles again in " in line for line in verdict.evidence)
 
 
 def test_operators_that_fill_the_step_are_compute_bound(tmp_path: Path) -> None:
@@ -193,7 +194,5 @@ def test_a_recorded_job_of_two_ranks_of_gloo() -> None:
     assert set(late["cause_rank"][(late["rank"] == 0) & (late["stall_ns"] > 0)].tolist()) == {1}
     said = verdicts(trace)
     assert not any(verdict.kind == "compute_bound" for verdict in said)
-    reasons = [line for verdict in said for line in verdict.evidence if "of the waiting" in line]
-    assert reasons
-    assert all("was without records longer" in line and "blocked" not in line for line in reasons)
+    assert next(verdict for verdict in said if verdict.kind == "late").text.endswith(", all of it for rank 1")
     assert said[0].text.startswith("rank 1 runs no operator for 37.4 ms a step (89 %), mostly in sample: it waits, or")

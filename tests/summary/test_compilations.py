@@ -67,7 +67,7 @@ def test_a_compilation_is_no_compute_wherever_it_is(inside_forward: bool) -> Non
 
 def test_the_summary_names_the_function_how_often_and_why() -> None:
     said = about(verdicts(job(inside_forward=True)), "host")
-    assert said.text.endswith(" mostly in torch.compile Net.forward (net.py:8)")
+    assert said.text.endswith(" %) in torch.compile Net.forward (net.py:8)")
     assert "outside forward" not in said.text
     (line,) = [text for text in said.evidence if "compiles again" in text]
     assert f"80.0 ms each time: {REASON}" in line

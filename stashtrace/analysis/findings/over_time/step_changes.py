@@ -164,7 +164,7 @@ def _row(change: Change, counted: Table) -> tuple[object, ...]:
     place = "whole"
     if change.kind == "shift":
         place = "end" if change.changed[-1] else "begin" if change.changed[0] else "middle"
-    changed, usual = (
+    made, others = (
         counted["rank"][np.isin(counted["step"], numbers[part])] for part in (change.changed, change.others)
     )
     return (
@@ -181,5 +181,5 @@ def _row(change: Change, counted: Table) -> tuple[object, ...]:
         round(change.length),
         round(change.length - change.usual),
         change.slope,
-        ranks_text(np.setdiff1d(counted["rank"], np.intersect1d(changed, usual)).tolist()),
+        ranks_text(np.setdiff1d(counted["rank"], np.intersect1d(made, others)).tolist()),
     )

@@ -93,8 +93,11 @@ def _python(run: RunFacts, worst: RankFacts, base: Claim) -> Claim:
         point, share = f"{duration_text(base.least_ns)} to {point}", f"{share} on rank {base.rank}"
     name, short = _most_named(rows), "outside forward, backward and optimizer"
     where = f", mostly in {shortened(name, POLICY.name_characters)}" if name else ""
-    if sum(row["part_ratio"] for row in rows if row.code == "compiles") >= POLICY.mostly_ratio:
-        outside, where, short = "", where.removeprefix(", ") or "in torch.compile", "in torch.compile"
+    compiling = sum(row["part_ratio"] for row in rows if row.code == "compiles")
+    if compiling >= POLICY.mostly_ratio:
+        mostly = "" if compiling >= POLICY.whole_ratio else "mostly "
+        where = f"{mostly}in {shortened(name, POLICY.name_characters) or 'torch.compile'}"
+        outside, short = "", "in torch.compile"
     said = f"{{who}} {{items_count:spends|spend}} {point}{{a_step}} ({share}) {outside}{{where}}"
     upto = "up to " if several else ""
     short = f"{{who}} {{items_count:spends|spend}} {upto}{{share_ratio:percent}} {{of_step}} {short}"
