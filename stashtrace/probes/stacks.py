@@ -153,7 +153,7 @@ def _time_selector(loop: Any) -> None:
         events = select(kept(), timeout)
         if now_ticks() - begin_ticks >= _LONG_TICKS and state.stack_watched:
             try:
-                if frames := _awaited(sys._getframe(1)):
+                if frames := _awaited(sys._getframe()):
                     native.note_awaited(begin_ticks, b"".join(_PAIR.pack(id(code), at) for code, at in frames))
             except Exception as error:
                 recorder.failed(COLLECTOR, "awaited", error)

@@ -29,7 +29,7 @@ PACKAGE = ROOT / "stashtrace"
 BYTES = {"format.container", "format.ring", "format.project", "format.codec"}
 SHARED_DOORS = {"registry", "decode_context"}
 #: The turn of runs of several hosts: its arithmetic, below ``clocks.align_recorded``.
-FITTING = {"loading.clocks.meetings", "loading.clocks.host_tree", "loading.clocks.fit_host_pair"}
+FITTING = {"loading.clocks.meetings", "loading.clocks.fit_host_pair"}
 
 
 def drawn() -> dict[str, int]:

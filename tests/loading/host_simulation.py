@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.loading.clocks.host_tree import HostOffset
+from stashtrace.loading.clocks.align_recorded import HostOffset
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource
 from stashtrace.schema.table import Table

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from host_simulation import MS, US, Hosts, Job, S
 
-from stashtrace.loading.clocks.align_recorded import align_tables
+from stashtrace.loading.clocks.align_recorded import Alignment, align_tables
 from stashtrace.loading.clocks.fit_host_pair import PING, STRAIGHT, Bend
 from stashtrace.loading.clocks.host_clock import HostClock, Readings, tick_map
-from stashtrace.loading.clocks.host_tree import Alignment
 from stashtrace.loading.clocks.meetings import Meetings
 from stashtrace.schema.kinds import CollectiveOp
 
