@@ -1,6 +1,6 @@
 """Is the first cause the planted one? Jobs with one or two planted causes, or none, by somebody who saw no code.
 
-    python benchmarks/bench_first_cause.py [--set first|second|third|fourth|fifth] [--only NAME ...] [--keep FOLDER] [--write]
+    python benchmarks/bench_first_cause.py [--set first|...|fifth] [--only NAME ...] [--keep FOLDER] [--write]
 
 A job is right if the first row of ``causes`` has the ranks of a planted cause and its function, or, where a setting or
 a kind of transfer is at fault, that; ``both``: the two planted causes are the first two rows. A job with nothing

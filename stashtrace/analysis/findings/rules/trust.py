@@ -31,6 +31,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, run_facts
+from stashtrace.units import percent_text, range_text
 
 #: Parts of the tracing's cost.
 _PROBES, _THREADS = "probes", "recorder threads"
@@ -197,12 +198,13 @@ def _own_cost_claim(cost: OwnCost) -> Claim:
     if cost.used_ns <= 0:
         return claim("trust", "own_cost", "own cost not measured", share_ratio=-1.0, least_ratio=-1.0)
     part = max(cost.parts, key=lambda name: cost.parts[name][1])
-    said = "own cost {least_ratio:percent} to {share_ratio:percent} of {used_ns:time} CPU, mostly {part}"
+    said = "own cost {between} of {used_ns:time} CPU, mostly {part}"
     own = Facts(share_ratio=cost.most_ratio, least_ratio=cost.least_ratio, used_ns=cost.used_ns, part=part)
+    own |= Facts(phrases={"between": range_text(percent_text(cost.least_ratio), percent_text(cost.most_ratio))})
     if part == _PROBES and cost.steps_count:
         step_ns = cost.parts[part][1] / cost.steps_count
         return claim("trust", "own_cost", f"{said}: at most {{step_ns:time}} of a step", **own, step_ns=step_ns)
-    return claim("trust", "own_cost", said + (", not in the steps" if part == _THREADS else ""), **own)
+    return claim("trust", "own_cost", said, **own)
 
 
 def own_cost(trace: Trace) -> OwnCost:
