@@ -61,6 +61,8 @@ def test_a_rank_gets_no_more_workers_than_it_has_cpus(
         assert [one.value for one in found if one.name == "num_workers"] == values
     asked = next(one for one in candidates(trace, steps, {}, CORES[:2], [3]) if one.name == "num_workers")
     assert asked.value == "3"
+    names = [str(one) for one in candidates(trace, steps, {}, CORES, [2])]
+    assert names.count("num_workers=2") == 1
     assert asked.low_ns is not None
 
 

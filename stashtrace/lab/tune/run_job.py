@@ -166,7 +166,11 @@ def candidates(
         *_of_pinning(cores, on_host if hosts == 1 else 1),
         *_of_nccl(steps),
     ]
-    return [one for one in (*(predicted or ()), *others) if settings.get(one.name) != one.value]
+    found: dict[str, Candidate] = {}
+    for one in (*(predicted or ()), *others):
+        if settings.get(one.name) != one.value:
+            found.setdefault(str(one), one)
+    return list(found.values())
 
 
 def _predicted(
