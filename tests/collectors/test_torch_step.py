@@ -25,6 +25,7 @@ SCRIPT = """
     import stashtrace
 
     torch.manual_seed(1)
+    torch.set_num_threads(1)
     results = {}
 
     class Block(torch.nn.Module):
@@ -364,6 +365,7 @@ def test_facts_about_the_process(run: TracedRun) -> None:
     facts = run.facts()
     assert facts["torch_version"] == run.results()[0]["version"]
     assert facts["omp_num_threads"] == "1"
+    assert facts["torch_threads_set"] == "1", "the last number that the script sets"
     assert int(facts["probe_cost_ns"]) > 0
 
 

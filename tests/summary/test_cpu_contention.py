@@ -35,6 +35,7 @@ def crowded(
     others: float = 0.0,
     idle: float = 0.0,
     threads: int = 1,
+    threads_set: str = "",
     busy_threads: int = 1,
     omp: str = "1",
     bound: str = "",
@@ -54,7 +55,8 @@ def crowded(
         sample(process, "thread_run_ns_total", 0.001, thread=10 * rank + 9)  # it sleeps
         sample(worker, "thread_run_ns_total", 0.3, thread=100 + rank)
         sample(worker, "thread_runqueue_ns_total", 0.1, thread=100 + rank)
-        for key, value in (("torch_threads", str(threads)), ("omp_num_threads", omp)):
+        facts = {"torch_threads": str(threads), "omp_num_threads": omp, "torch_threads_set": threads_set}
+        for key, value in facts.items() if threads_set else list(facts.items())[:2]:
             build.add(
                 "metadata",
                 process_id=process.process_id,
@@ -66,9 +68,9 @@ def crowded(
         build.add("metadata", process_id=-1, key_code=code("cores_count"), value_code=code(bound))
     for name, part in (("user", cpus - idle), ("system", 0.0), ("idle", idle), ("iowait", 0.0), ("steal", 0.0)):
         sample(build.rank(0), f"host_{name}_ns_total", part)
-    facts = gather(build.trace())
-    waiting = tuple(replace(rank, contention_ratio=share - 0.02 * rank.rank) for rank in facts.ranks)
-    return replace(facts, ranks=waiting)
+    found = gather(build.trace())
+    waiting = tuple(replace(rank, contention_ratio=share - 0.02 * rank.rank) for rank in found.ranks)
+    return replace(found, ranks=waiting)
 
 
 def contention(facts: RunFacts) -> Verdict:
@@ -154,6 +156,14 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
             [
                 "on average 8 threads of the job ran on, or waited for, 4 CPUs",
                 "2 ranks began with 6 torch threads each (OMP_NUM_THREADS=6), 12 for 4 CPUs: try OMP_NUM_THREADS=2",
+            ],
+        ),
+        (
+            {"cpus": 8, "threads": 1, "threads_set": "8", "busy_threads": 6},
+            "threads",
+            [
+                "on average 8 threads of the job ran on, or waited for, 8 CPUs",
+                "2 ranks set 8 torch threads each (torch.set_num_threads), 16 for 8 CPUs: try torch.set_num_threads(4)",
             ],
         ),
         (

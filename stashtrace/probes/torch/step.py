@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -57,6 +58,7 @@ def install(torch: ModuleType) -> None:
         recorder.RecordWriter("span").emit(now - took, now, 0, 0, intern("import torch"), kind)
     recorder.record_fact("torch_version", torch.__version__)
     recorder.record_fact("torch_threads", torch.get_num_threads())
+    patching.replace(COLLECTOR, torch, "set_num_threads", _sets_threads, needed=False)
     recorder.record_fact("omp_num_threads", os.environ.get("OMP_NUM_THREADS", ""))
     if hasattr(os, "sched_getaffinity"):
         recorder.record_fact("cpus_allowed", _ranges(sorted(os.sched_getaffinity(0))))
@@ -87,6 +89,18 @@ def hide_from_dynamo(trace_rules: ModuleType) -> None:
     for name in list(sys.modules):
         if name.startswith("stashtrace.probes.") and name != marks.__name__:
             trace_rules.add(name)
+
+
+def _sets_threads(original: Callable[..., Any]) -> Callable[..., Any]:
+    def set_num_threads(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        try:
+            recorder.record_fact("torch_threads_set", int(args[0]))
+        except Exception as error:  # whatever torch took for a number
+            recorder.failed(COLLECTOR, "set_num_threads", error)
+        return result
+
+    return set_num_threads
 
 
 def _ranges(cpus: list[int]) -> str:

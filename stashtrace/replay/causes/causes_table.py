@@ -440,12 +440,26 @@ def _setting(trace: Trace, graph: Graph, cause: Cause) -> Row:
         rank, row["worker_id"] = _slow_worker(graph)
         row |= {"ranks": str(rank)} if rank >= 0 else {}
     if waits_for(cause) == "data":
-        makers = np.unique(graph.rank[graph.is_batch]).tolist()
-        lines = [costliest_worker_lines(trace, rank, "data", 1) for rank in makers[:_RANKS_COUNT]]
-        if lines and all(lines) and len({(line[0].function, line[0].path) for line in lines}) == 1:
-            share = min(line[0].share_low for line in lines)
-            row |= {"place": lines[0][0].place_and_leaf, "place_ratio": share} if share >= _GOOD_PART else {}
+        row |= _place_of_making(trace, graph)
     return row
+
+
+def _place_of_making(trace: Trace, graph: Graph) -> Row:
+    """Return the function in which workers, or the loop, make batches for a good part; empty if ranks differ."""
+    makers = np.unique(graph.rank[graph.is_batch]).tolist()
+    find, ranks = (costliest_worker_lines, makers) if makers else (costliest_lines, np.unique(graph.ends_rank).tolist())
+    found: list[tuple[CostlyLine, float]] = []
+    for rank in ranks[:_RANKS_COUNT]:
+        lines = find(trace, rank, "data", _LINES_COUNT)
+        shares: dict[tuple[str, str], float] = {}
+        for line in lines:
+            key = (line.function, line.path)
+            shares[key] = shares.get(key, 0.0) + line.share_low
+        best = max(shares, key=shares.__getitem__, default=None)
+        found += [(line, shares[best]) for line in lines if best == (line.function, line.path)][:1]
+    share = min((share for _, share in found), default=0.0)
+    same = len(found) == len(ranks[:_RANKS_COUNT]) and len({(line.function, line.path) for line, _ in found}) == 1
+    return {"place": found[0][0].place_and_leaf, "place_ratio": share} if same and share >= _GOOD_PART else {}
 
 
 def _on_file(trace: Trace, run: ReplayedRun, work: WorkByLine, one: Candidate) -> OnFile:

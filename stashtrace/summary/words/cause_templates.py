@@ -373,7 +373,8 @@ def _of_setting(row: Row) -> str:
         if row["worker_id"] < 0:
             return "workers take longer for their batches than others"
         of_rank = f" of rank {row['ranks']}" if row["ranks"] else " of each rank"
-        return f"worker {row['worker_id']}{of_rank} takes longer for its batches than the others"
+        made = f", which are made{where.removeprefix(',')}" if (where := _place(row)) else ""
+        return f"worker {row['worker_id']}{of_rank} takes longer for its batches than the others{made}"
     if quantity == "in_order":
         return f"batches that are ready wait for one that is not: {wait}"
     return f"workers are started again in each epoch: {wait} for batches"

@@ -126,16 +126,19 @@ def _reasons(facts: RunFacts, rank: RankFacts) -> list[Evidence]:
         allowed = _fact(facts, rank.rank, "cpus_allowed")
         said = "rank {rank} began with the CPUs {cpus} of its host"
         return [*rows, *([fact("pinned_to", said, "metadata", rank=rank.rank, cpus=allowed)] if allowed else [])]
-    stated = _fact(facts, rank.rank, "torch_threads")
+    was_set = _fact(facts, rank.rank, "torch_threads_set")
+    stated = was_set or _fact(facts, rank.rank, "torch_threads")
     number = int(stated) if stated.isdecimal() else 0
     # Threads that meet at the end of each operator wait for the one that others keep from a CPU.
     left = count * max(1 - cpu.others_count / cpu.count, 0.0) if others else count
     if number > 1 and ranks * number > left and demand.busy_count > 1:
         given = _fact(facts, rank.rank, "omp_num_threads")
+        began = f"OMP_NUM_THREADS{'={given}' if given else ' is not set'}"
         said = (
-            f"{{ranks_count:rank}} began with {{threads_count}} torch threads{' each' if ranks > 1 else ''}"
-            f" (OMP_NUM_THREADS{'={given}' if given else ' is not set'}), {{all_threads_count}} for {{cpus_count:CPU}}"
-            f"{' that other programs use, too' if others else ''}: try OMP_NUM_THREADS={{advised_count}}"
+            f"{{ranks_count:rank}} {'set' if was_set else 'began with'} {{threads_count}} torch threads"
+            f"{' each' if ranks > 1 else ''} ({'torch.set_num_threads' if was_set else began}), {{all_threads_count}}"
+            f" for {{cpus_count:CPU}}{' that other programs use, too' if others else ''}:"
+            f" try {'torch.set_num_threads({advised_count})' if was_set else 'OMP_NUM_THREADS={advised_count}'}"
         )
         threads = Facts(threads_count=number, all_threads_count=ranks * number, given=given)
         advised = max(int(left // ranks), 1)
@@ -169,12 +172,12 @@ def _usable_count(facts: RunFacts, cpu: HostCpu) -> int:
 
 
 def _fact(facts: RunFacts, rank: int, key: str) -> str:
-    """Return what the process of a rank recorded of itself; empty if it did not."""
+    """Return what the process of a rank recorded of itself, last; empty if it did not."""
     trace = facts.trace
     processes, metadata = trace.processes, trace.metadata
     own = processes["process_id"][(processes["role_code"] == ProcessRole.RANK) & (processes["rank"] == rank)]
     rows = np.flatnonzero((metadata["key_code"] == trace.strings.find(key)) & np.isin(metadata["process_id"], own[:1]))
-    return trace.text(int(metadata["value_code"][rows[0]])) if len(rows) else ""
+    return trace.text(int(metadata["value_code"][rows[-1]])) if len(rows) else ""
 
 
 def _demand(facts: RunFacts, rank: RankFacts) -> _Demand | None:
