@@ -22,8 +22,15 @@ def headline_text(found: Sequence[Finding], causes: Sequence[Row] = ()) -> str:
     ``causes``: rows of that table without reasons.
     """
     ended = any(f.row["kind"] in ENDINGS for f in found)
-    said = cause_headline(causes[0], steps_of(causes[0], found)) if causes and not ended else ""
+    is_first = bool(causes) and not ended and not _waits_for_more(causes[0], found)
+    said = cause_headline(causes[0], steps_of(causes[0], found)) if is_first else ""
     return said or guarded("the headline", lambda: _headline_text(found), str)
+
+
+def _waits_for_more(cause: Row, found: Sequence[Finding]) -> bool:
+    """Return whether ranks wait for others longer than a cause can save that no replay has followed."""
+    waits = (f.row["share_ratio"] for f in found if f.row["section"] == "verdict" and f.row["kind"] == "late")
+    return bool(cause["saved_ns"] < 0 and max(waits, default=0.0) > cause["high_ratio"])
 
 
 def _headline_text(found: Sequence[Finding]) -> str:
