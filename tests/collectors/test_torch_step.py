@@ -128,6 +128,10 @@ SCRIPT = """
         return sorted(torch.load("model.pt"))
 
     @part
+    def pickled():
+        return pickle.loads(pickle.dumps(torch.ones(4))).tolist()
+
+    @part
     def distributed_checkpoint():
         import torch.distributed.checkpoint as dcp
         model, _ = make()
@@ -321,6 +325,7 @@ def test_what_raises_is_recorded_and_leaves_nothing_open(run: TracedRun) -> None
 
 def test_checkpoints(run: TracedRun) -> None:
     assert codes(phases(run, "save")) == [Phase.CHECKPOINT, Phase.CHECKPOINT_LOAD]
+    assert codes(phases(run, "pickled")) == [], "torch pickles storages with torch.save"
     rows = phases(run, "distributed_checkpoint")
     assert [row["name"] for row in rows] == ["dcp.save", "dcp.load"], "torch.save inside dcp.save is part of it"
 

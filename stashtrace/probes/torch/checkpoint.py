@@ -1,13 +1,15 @@
 """Checkpoints: ``torch.save``, ``torch.load``, ``torch.distributed.checkpoint.save``, ``async_save``, ``load``.
 
 Part of the ``torch_step`` collector. A call inside another one (``dcp.save`` calls ``torch.save`` for its metadata) is
-not recorded again. Work for ``async_save`` on other threads of the process is marked as background.
+not recorded again, nor is the pickling of a tensor, which torch does with ``torch.save``. Work for ``async_save`` on
+other threads of the process is marked as background.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from stashtrace.probes import patching, recorder
@@ -39,10 +41,15 @@ def install_distributed(checkpoint: ModuleType) -> None:
             setattr(checkpoint, name, getattr(module, name))
 
 
+def _pickles(caller: FrameType) -> bool:
+    """Return whether a storage is pickled or unpickled (torch/storage.py: __reduce__, _load_from_bytes)."""
+    return caller.f_globals.get("__name__") == "torch.storage"
+
+
 def _checkpoint(label: str, phase: int) -> Any:
     def make(original: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if thread_state.in_checkpoint or not window.open:
+            if thread_state.in_checkpoint or not window.open or _pickles(sys._getframe(1)):
                 return original(*args, **kwargs)
             thread_state.in_checkpoint = True
             begin = probe_begins(CLOCKS)

@@ -406,7 +406,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
         "files_count": file.files_count,
         "work_ns": round(file.whole_ratio * min(of_work * spent_ns, _most_ns(trace, one))),
         "waiter": _waiter(trace, run, work, cause) if call or one.by_workers else "",
-        **_moved(run, work, one),
+        **_moved(run, one),
         **(_who_waits(run, work, one) if found.is_replayed else {}),
         "steps_count": one.steps_count,
         "of_steps_count": one.of_steps,
@@ -473,14 +473,18 @@ def _on_file(trace: Trace, run: ReplayedRun, work: WorkByLine, one: Candidate) -
     )
 
 
-def _moved(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:
-    """Return which ranks transfer, their operations in a mean step, and the payload; empty for what is no transfer."""
+def _moved(run: ReplayedRun, one: Candidate) -> Row:
+    """Return which ranks transfer, their operations in a mean step, and the payload; empty for what is no transfer.
+
+    Also those operations count that took no time of their own, since another rank was waited for meanwhile.
+    """
     graph = run.graph
     if one.op < 0 or graph.facts is None:
         return {}
-    nodes = np.unique(work.node[one.pieces])
-    entered = (graph.edge_kind == EdgeKind.MEMBER) & np.isin(graph.target, nodes)
-    members = np.unique(graph.rank[graph.source[entered]])
+    entered = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
+    source, target = graph.source[entered], graph.target[entered]
+    own = (graph.facts.op[target] == one.op) & np.isin(graph.step[source], run.steps)
+    nodes, members = np.unique(target[own]), np.unique(graph.rank[source[own]])
     # Each node is one operation of all its members.
     each = np.maximum(graph.facts.members[nodes], 1) / (max(len(members), 1) * len(run.steps))
     moved = float((np.maximum(graph.moved_bytes[nodes], 0) * each).sum())
