@@ -199,7 +199,7 @@ def _divided(
     line, at = line[at >= 0], at[at >= 0]
     rest_ns = np.maximum(whole[nodes], 0.0)
     # A line needs samples enough in all of a kind of time. A node with samples enough is divided as its own are, the
-    # others of a kind as all of theirs together.
+    # others as those of their kind that are about as long: what is in long ones alone makes them long.
     kind = GroupBy(kinds[nodes]).number
     alike = GroupBy(kind[at], line)
     told = (alike.sizes[alike.number] >= POLICY.samples_count) & (line >= 0)
@@ -208,7 +208,11 @@ def _divided(
     yield from _shares(nodes, rest_ns, whole, at[own], line[own], np.arange(len(nodes)))
     left = np.ones(len(nodes), dtype=bool)
     left[at[own]] = False
-    yield from _shares(nodes, np.where(left, rest_ns, 0.0), whole, kind[at[~own]], line[~own], kind)
+    at, line = at[~own], line[~own]
+    similar = GroupBy(kind, int64(np.log2(np.maximum(rest_ns, 1.0))))
+    enough = GroupBy.numbered(similar.number[at], len(similar)).sizes >= POLICY.samples_count
+    group = np.where(enough[similar.number], similar.number, len(similar) + kind)
+    yield from _shares(nodes, np.where(left, rest_ns, 0.0), whole, group[at], line, group)
 
 
 def _shares(
@@ -228,5 +232,7 @@ def _shares(
         share, samples = lines.sizes[one] / total[one], total[one]
         part_ns = rest_ns[rows] * share
         whole[nodes[rows]] -= part_ns
-        doubt = math.sqrt(share * (1 - share) / samples)
+        # Also where all samples are of one line, the next one may be of another (Laplace's rule of succession).
+        likely = (lines.sizes[one] + 1) / (samples + 2)
+        doubt = math.sqrt(likely * (1 - likely) / samples)
         yield nodes[rows], np.full(len(rows), lines.keys[1][one]), part_ns, rest_ns[rows] * doubt
