@@ -164,7 +164,8 @@ class Parser(argparse.ArgumentParser):
             super()._check_value(action, value)
             return
         raise UsageError(
-            f"{action.option_strings[-1]} cannot be {value!r}", hint=f"choose from: {', '.join(action.choices)}"
+            f"{action.option_strings[-1]} cannot be {value!r}",
+            hint=f"choose from: {', '.join(map(str, action.choices))}",
         )
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:

@@ -20,6 +20,7 @@ from stashtrace.summary.causes_block import causes_block, causes_found
 from stashtrace.summary.look import Look
 from stashtrace.summary.words import Finding, Row, claim_text, evidence_texts, findings_of
 from stashtrace.summary.words.headline import headline_text
+from stashtrace.summary.words.policy import POLICY
 from stashtrace.visible import visible_line
 
 #: Verdicts that are shown; the others are counted.
@@ -105,7 +106,7 @@ def _page_of_causes(
     limits = [one for one in limits if one.row["kind"] != "inferred" or one.evidence]
     return [
         *lines_of("how the job ended", lambda: _ending(headline, look)),
-        *lines_of("the first lines", lambda: _top(found, look, headline_text(found, causes))),
+        *lines_of("the first lines", lambda: _top(found, look, headline_text(found, causes, _two_lines(look)))),
         "",
         *lines_of("the budget", lambda: _budget(found, ranks, look)),
         *lines_of("the causes", lambda: causes_block(causes, found, look, path)),
@@ -139,7 +140,7 @@ def _whole_page(
     """Return all findings of a run, with its causes or why none is known. ``most``: verdicts that are told."""
     lines_of = partial(_lines_of, look)
     causes, verdicts = causes_found(first), _of(found, "verdict")
-    said = headline_text(found, causes if ranks else [])
+    said = headline_text(found, causes if ranks else [], _two_lines(look))
     # Scarce CPUs put all figures in doubt, so they are named even where larger verdicts leave no room.
     unshown = [finding for finding in verdicts[most:] if finding.row["kind"] == "contention"]
     machine = lines_of("the machine", lambda: _plain([*unshown, *_of(found, "machine")], look))
@@ -162,6 +163,11 @@ def _whole_page(
         *lines_of("what to look at next", lambda: _next(found, bool(ranks), path)),
         *(lines_of("why no cause is known", lambda: _no_cause(first, look)) if first is not None and ranks else ()),
     ]
+
+
+def _two_lines(look: Look) -> int:
+    """Return how many characters stand in two lines, wherever the first one is broken."""
+    return max(2 * look.width - POLICY.long_word_characters, POLICY.headline_characters)
 
 
 def _of(found: Sequence[Finding], section: str) -> list[Finding]:

@@ -37,7 +37,7 @@ ONCE_PER_TRACE = (
 ONCE_PER_RANK = (
     ("stashtrace.analysis.steps.steps", "_rank_steps"),
     ("stashtrace.analysis.stalls.budget", "_divide"),
-    ("stashtrace.analysis.stalls.on_host", "blocked_on_collectives"),
+    ("stashtrace.analysis.stalls.collective_blocking", "blocked_on_collectives"),
 )
 
 

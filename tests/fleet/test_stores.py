@@ -202,7 +202,7 @@ def test_no_scheduler(store: Path) -> None:
 
 
 def test_what_a_store_refuses(store: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="looks at all ranks at once"):
+    with pytest.raises(UsageError, match="needs all ranks at once"):
         analyze(store, "links")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").write_text("years of work")

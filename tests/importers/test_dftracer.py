@@ -181,7 +181,6 @@ def test_stalls_say_that_reading_is_a_guess(loop: Trace) -> None:
 def test_summary_tells_what_is_a_guess(loop: Trace) -> None:
     said = " ".join(summary(loop).split())
     assert "inferred: which calls waited for storage" in said
-    assert "told apart by how long calls took" in said
 
 
 def test_named_phases_make_steps(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_devices_by_one_name_or_a_list(tmp_path: Path) -> None:
         (content(steps={"t1_ns": 4}), "t1_ns is not a table"),
         (content(steps={"t1_ns": {"value_ns": "4"}}), "t1_ns holds '4'"),
         (content(steps={"t1_ns": {"value_ns": 0}}), "t1_ns is 0"),
-        (content(steps={"t1_ns": {"value_ns": 5, "low_ns": 6, "high_ns": 7}}), "outside its own interval"),
+        (content(steps={"t1_ns": {"value_ns": 5, "low_ns": 6, "high_ns": 7}}), "outside its interval"),
     ],
 )
 def test_what_is_no_characterization(tmp_path: Path, whole: Any, message: str) -> None:

@@ -78,13 +78,13 @@ def test_operators_in_a_backward_pass_are_computation() -> None:
     assert [row["where"] for row in found] == ["link"], "half of the computation is said where nothing else is"
 
 
-@pytest.mark.parametrize(
-    ("holds_gil", "does"), [(True, "runs Python of the loop"), (False, "computes outside forward and backward")]
-)
+@pytest.mark.parametrize(("holds_gil", "does"), [(True, "runs Python in the loop"), (False, "computes in the loop")])
 def test_code_between_phases_is_python_or_operators(holds_gil: bool, does: str) -> None:
     found = first(job(python_ms=12, phase="", holds_gil=holds_gil, late=1))
     assert (found["ranks"], found["kind"]) == ("1", "python")
-    assert cause_lines(found, "RUN")[0].startswith(f"rank 1 {does} 12.0 ms a step (32 %) longer than the others")
+    longer = "12.0 ms a step (32 %) longer than the others"
+    assert cause_lines(found, "RUN")[0] == f"rank 1 spends {longer} in Decay.backward (model.py:12)"
+    assert cause_lines({**found, "place": ""}, "RUN")[0] == f"rank 1 {does} {longer}"
 
 
 def test_the_call_of_a_backward_pass_says_nothing_of_what_is_longer() -> None:

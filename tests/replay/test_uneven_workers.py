@@ -75,7 +75,8 @@ def test_its_work_is_what_to_do_first(epochs: int) -> None:
     (row, *_) = causes(job(by_worker, epochs=epochs).trace()).rows()
     assert (row["change"], row["ranks"], row["worker_id"], row["sure"]) == ("slow_worker=0", "0", 1, "sure")
     assert cause_text(row, "RUN").startswith(
-        "worker 1 of rank 0 takes longer for its batches than the others; its batches as fast as theirs: saves "
+        "worker 1 of rank 0 takes longer for its batches than the others; with its batches as fast as those of the"
+        " others: saves "
     )
 
 

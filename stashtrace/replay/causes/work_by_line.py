@@ -9,7 +9,7 @@ A long call is known exactly. What is left of the nodes of one thread and kind i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -204,23 +204,33 @@ def _divided(
     alike = GroupBy(kind[at], line)
     told = (alike.sizes[alike.number] >= POLICY.samples_count) & (line >= 0)
     line = np.where(told, line, UNKNOWN)
+    pairs, kinds_sampled = GroupBy(kind[at], line), GroupBy(kind[at])
+    share_of_kind = pairs.sizes / kinds_sampled.sizes[kinds_sampled.find(pairs.keys[0])]
+    usual = dict(zip(zip(*(key.tolist() for key in pairs.keys), strict=True), share_of_kind.tolist(), strict=True))
     own = GroupBy(at).sizes[GroupBy(at).number] >= POLICY.samples_count
-    yield from _shares(nodes, rest_ns, whole, at[own], line[own], np.arange(len(nodes)))
+    yield from _shares(nodes, rest_ns, whole, at[own], line[own], np.arange(len(nodes)), kind, usual)
     left = np.ones(len(nodes), dtype=bool)
     left[at[own]] = False
     at, line = at[~own], line[~own]
     similar = GroupBy(kind, int64(np.log2(np.maximum(rest_ns, 1.0))))
     enough = GroupBy.numbered(similar.number[at], len(similar)).sizes >= POLICY.samples_count
     group = np.where(enough[similar.number], similar.number, len(similar) + kind)
-    yield from _shares(nodes, np.where(left, rest_ns, 0.0), whole, group[at], line, group)
+    yield from _shares(nodes, np.where(left, rest_ns, 0.0), whole, group[at], line, group, kind, usual)
 
 
 def _shares(
-    nodes: Int64, rest_ns: Floats, whole: Floats, group_of_sample: Int64, line: Int64, group: Int64
+    nodes: Int64,
+    rest_ns: Floats,
+    whole: Floats,
+    group_of_sample: Int64,
+    line: Int64,
+    group: Int64,
+    kind: Int64,
+    usual: Mapping[tuple[int, int], float],
 ) -> Iterator[tuple[Int64, Int64, Floats, Floats]]:
     """Yield what each line has of the rest of nodes, by the samples of their groups, and take it from ``whole``.
 
-    ``group``: of each node.
+    ``group``, ``kind``: of each node. ``usual``: share of each kind and line in all samples of that kind.
     """
     lines = GroupBy(group_of_sample, line)
     total = GroupBy(lines.keys[0]).sum(lines.sizes)[GroupBy(lines.keys[0]).number]
@@ -229,10 +239,12 @@ def _shares(
     for one in known.tolist():
         rows = members.rows(int(lines.keys[0][one]))
         rows = rows[rest_ns[rows] > 0]
+        if not len(rows):
+            continue
         share, samples = lines.sizes[one] / total[one], total[one]
         part_ns = rest_ns[rows] * share
         whole[nodes[rows]] -= part_ns
-        # Also where all samples are of one line, the next one may be of another (Laplace's rule of succession).
-        likely = (lines.sizes[one] + 1) / (samples + 2)
+        # Where all samples of a group are of one line, the next may be of another, as those of its kind are.
+        likely = (lines.sizes[one] + usual.get((int(kind[rows[0]]), int(lines.keys[1][one])), 0.0)) / (samples + 1)
         doubt = math.sqrt(likely * (1 - likely) / samples)
         yield nodes[rows], np.full(len(rows), lines.keys[1][one]), part_ns, rest_ns[rows] * doubt

@@ -62,11 +62,13 @@ _DOES = {
 }
 #: Kind of code, and whether it is mostly Python, not operators and calls that release the GIL -> what it does.
 _CODE = {
-    ("python", True): ("runs Python of the loop", "run Python of the loop"),
-    ("python", False): ("computes outside forward and backward", "compute outside forward and backward"),
+    ("python", True): ("runs Python in the loop", "run Python in the loop"),
+    ("python", False): ("computes in the loop", "compute in the loop"),
     ("compute", True): ("runs Python in forward or backward", "run Python in forward or backward"),
     ("compute", False): _DOES["compute"],
 }
+#: The same where a function of the user has nearly all of it.
+_SPENDS = ("spends", "spend")
 #: What need not be done, or not while the step waits for it.
 _GONE = {
     "other": "without this wait",
@@ -78,7 +80,7 @@ _GONE = {
     "fetch": "without waits for storage in reads and opens of files (data in memory)",
     "compile": "with nothing compiled again in the steps (torch._dynamo.mark_dynamic, dynamic=True, or inputs padded to"
     " few sizes)",
-    "objects": "with no Python objects exchanged in the steps (all_gather_object and the like): tensors, or seldom",
+    "objects": "with tensors exchanged in place of Python objects (all_gather_object and the like), or less often",
 }
 _THAN = {
     "peers": " longer than the others",
@@ -86,7 +88,7 @@ _THAN = {
     "usual": " longer than usual",
 }
 #: What all ranks do, now one of them longer and now another one.
-_UNEVENLY = " longer than their mean in that step"
+_UNEVENLY = " longer than the mean of the ranks, by turns"
 _EVENLY = "the same amount of work for each rank in each step (batches of even cost)"
 _AS = {
     "peers": "as fast as the others",
@@ -96,7 +98,7 @@ _AS = {
 #: What is done in half of its time, where nothing says how much of it can go.
 _HALF = {
     "": "the same work twice as fast",
-    "compute": "no other change is predicted to save 3 %; computing twice as fast",
+    "compute": "no other change is sure to save 3 %; computing twice as fast",
     "python": "this code twice as fast",
     "operators": "this code twice as fast (operators of whole tensors instead of Python)",
     "prep": "batches made twice as fast",
@@ -106,7 +108,7 @@ _HALF = {
     "h2d": "copies twice as fast",
     "launch": "half as long between launches (CUDA graphs or torch.compile may)",
     "sync": "half as long in calls that block",
-    "cpu": "half as long without a CPU (fewer threads, workers or other programs on its CPUs)",
+    "cpu": "with half of the wait for a CPU (fewer threads, workers or other programs on its CPUs)",
 }
 _SETTINGS = {
     "persistent_workers": "the workers kept from one epoch to the next (persistent_workers=True)",
@@ -146,14 +148,14 @@ def cause_lines(row: Row, path: str) -> tuple[str, str, str]:
     return what, guarded("who waits", lambda: _waits(row), str), guarded("a saving", lambda: _saving(row, path), str)
 
 
-def cause_headline(row: Row, steps: str = "") -> str:
-    """Word a cause, and the step without it, in 100 characters; empty for a reason. ``steps``: in which it is."""
+def cause_headline(row: Row, steps: str = "", characters: int = POLICY.headline_characters) -> str:
+    """Word a cause, and the step without it, in so many characters; empty for a reason. ``steps``: in which it is."""
     if row["reason"]:
         return ""
-    return guarded("the headline", lambda: next(_headlines(row, steps)), str)
+    return guarded("the headline", lambda: next(_headlines(row, steps, characters)), str)
 
 
-def _headlines(row: Row, steps: str) -> Iterator[str]:
+def _headlines(row: Row, steps: str, characters: int) -> Iterator[str]:
     """Give the forms of a headline that fit, the one that says most first."""
     near = {**row, "place": _LEAF.sub(")", row["place"])}
     function = {**row, "place": row["place"].partition(" (")[0]}
@@ -162,9 +164,9 @@ def _headlines(row: Row, steps: str) -> Iterator[str]:
     forms += [_what(form, short=True) for form in (near, function, {**row, "place": ""})]
     # A place says more than the length of the step without it, which stands below.
     for what, tail in product(forms, (steps + _without(row), steps)):
-        if len(what + tail) <= POLICY.headline_characters:
+        if len(what + tail) <= characters:
             yield what + tail
-    yield textwrap.shorten(forms[-1], POLICY.headline_characters, placeholder=" …")
+    yield textwrap.shorten(forms[-1], characters, placeholder=" …")
 
 
 def _without(row: Row) -> str:
@@ -198,7 +200,7 @@ def _what(row: Row, *, short: bool = False) -> str:
     blocked = row["kind"] in ("other", "gil") or row["call"]
     does = (_BLOCKED[row["call"] or ""] if blocked else _DOES.get(row["kind"], _DOES[""]))[several]
     if row["python_ratio"] >= 0 and (code := _CODE.get((row["kind"], _is_python(row)))) and not row["call"]:
-        does = code[several]
+        does = _SPENDS[several] if where.startswith(" in ") and row["kind"] == "python" else code[several]
     if not row["kind"] and row["level"] == "half":
         does = f"({'they make' if several else 'it makes'} no steps) {does}"
     if row["file"]:
@@ -210,7 +212,7 @@ def _what(row: Row, *, short: bool = False) -> str:
     if row["waiter"] and where:
         waiter = "" if short else f" in {row['waiter']}"
         where = f"{waiter}, for another thread{where.removeprefix(',')}"
-    elif when and where and not where.startswith(","):
+    elif (when or than == _UNEVENLY) and where and not where.startswith(","):
         where = f",{where}"
     return f"{who} {does} {amount}{than}{when}{where}"
 
@@ -221,7 +223,7 @@ def _in_backward(row: Row) -> str:
         return ""
     rest = "; the rest" if row["place_ratio"] > POLICY.nearly_all_ratio else "; of the rest"
     rest = rest if row["place"] else ""
-    return f", {percent_text(row['backward_ratio'])} of it in backward passes{rest}"
+    return f", {percent_text(row['backward_ratio'])} of it in autograd{rest}"
 
 
 def _is_python(row: Row) -> bool:
@@ -315,10 +317,10 @@ def _do(row: Row) -> str:
         return _setting(row)
     if row["where"] == "link":
         if row["level"] == "gone":
-            return "without them" + (" (of buffers: broadcast_buffers=False)" if row["op"] == "broadcast" else "")
+            return "without them" + (" (broadcast_buffers=False of DDP)" if row["op"] == "broadcast" else "")
         each_bytes = row["moved_bytes"] / max(row["operations_count"], 1)
         if 0 < each_bytes < POLICY.small_bytes:
-            return "half as long (fewer operations: they are too small for their bytes to matter)"
+            return "half as long (fewer operations: their number takes the time, not their bytes)"
         return f"half as long ({'gradients in 16 bits' if kind == 'gradients' else 'fewer bytes'}, or fewer operations)"
     if row["level"] == "gone":
         return _GONE.get(row["call"] if row["call"] == "asleep" else kind, "without it")
@@ -357,16 +359,19 @@ def _ranks(ranks: str) -> str:
 
 def _of_setting(row: Row) -> str:
     """Return what is wrong with a setting."""
-    wait = f"{duration_text(row['work_ns'])} a step"
+    amount = f"{duration_text(row['work_ns'])} a step"
     if row["step_ns"] > 0:
-        wait += f" ({percent_text(row['work_ns'] / row['step_ns'])})"
+        amount += f" ({percent_text(row['work_ns'] / row['step_ns'])})"
     several = not row["ranks"] or "," in row["ranks"]
     who = _ranks(row["ranks"]) if row["ranks"] else "all ranks"
-    wait = f"{who} {'wait up to' if several else 'waits'} {wait}"
+    upto = "up to " if several else ""
+    wait = f"{who} wait{'' if several else 's'} {upto}{amount}"
     quantity = row["change"].partition("=")[0]
     if quantity == "workers":
-        makers = count_noun(row["present_count"], "worker") if row["present_count"] else "the loop itself"
-        return f"{wait} for batches, which {makers} make{'' if row['present_count'] > 1 else 's'}{_place(row)}"
+        if not row["present_count"]:
+            return f"{who} make{'' if several else 's'} batches in the loop itself, {upto}{amount}{_place(row)}"
+        makers = f"{count_noun(row['present_count'], 'worker')} make{'' if row['present_count'] > 1 else 's'}"
+        return f"{wait} for batches, which {makers}{_place(row)}"
     if quantity == "bucket_mb":
         return f"{wait} for gradients that are sent in buckets"
     if quantity == "slow_worker":
@@ -387,4 +392,4 @@ def _setting(row: Row) -> str:
         return f"num_workers={value} instead of {row['present_count']}"
     if quantity == "bucket_mb":
         return f"bucket_cap_mb={value} of DistributedDataParallel"
-    return "its batches as fast as theirs" if quantity == "slow_worker" else _SETTINGS[quantity]
+    return "with its batches as fast as those of the others" if quantity == "slow_worker" else _SETTINGS[quantity]

@@ -15,22 +15,24 @@ from stashtrace.summary.words.policy import POLICY
 _NO_STEPS = "no_steps"
 
 
-def headline_text(found: Sequence[Finding], causes: Sequence[Row] = ()) -> str:
-    """Return what matters most about a run as one sentence of at most 100 characters.
+def headline_text(
+    found: Sequence[Finding], causes: Sequence[Row] = (), characters: int = POLICY.headline_characters
+) -> str:
+    """Return what matters most about a run as one sentence; of a cause it has at most so many characters.
 
     How a job ended goes before what slowed it down: its first cause, or, where none is known, its first claim.
     ``causes``: rows of that table without reasons.
     """
     ended = any(f.row["kind"] in ENDINGS for f in found)
     is_first = bool(causes) and not ended and not _waits_for_more(causes[0], found)
-    said = cause_headline(causes[0], steps_of(causes[0], found)) if is_first else ""
+    said = cause_headline(causes[0], steps_of(causes[0], found), characters) if is_first else ""
     return said or guarded("the headline", lambda: _headline_text(found), str)
 
 
 def _waits_for_more(cause: Row, found: Sequence[Finding]) -> bool:
-    """Return whether ranks wait for others longer than a cause can save that no replay has followed."""
+    """Return whether ranks wait for others more than twice as long as a cause can save that no replay has followed."""
     waits = (f.row["share_ratio"] for f in found if f.row["section"] == "verdict" and f.row["kind"] == "late")
-    return bool(cause["saved_ns"] < 0 and max(waits, default=0.0) > cause["high_ratio"])
+    return bool(cause["saved_ns"] < 0 and max(waits, default=0.0) > 2 * cause["high_ratio"])
 
 
 def _headline_text(found: Sequence[Finding]) -> str:

@@ -11,6 +11,8 @@ class Policy:
 
     #: Longest headline; a clause of fewer characters says too little alone.
     headline_characters: int = 100
+    #: On a screen a headline has two lines, and the first may be shorter by the length of a word that did not fit.
+    long_word_characters: int = 16
     clause_characters: int = 30
     #: What is this part of a time prints as nearly all of it: it is not said to be a part.
     nearly_all_ratio: float = 0.9
