@@ -187,3 +187,23 @@ def test_equal_work_in_other_functions_makes_no_rank_longer() -> None:
     run, work = ReplayedRun(graph, budgets=False), work_by_line(TraceIndex(trace), graph)
     found = Candidates(graph, work, run.steps, run.measured_ns).all()
     assert {one.level for one in found} == {"half"}
+
+
+def test_what_runs_in_few_steps_is_not_divided_with_what_runs_in_all() -> None:
+    """Each step seals for 9 ms, of which every second has a sample; every sixth plots for 45 ms, with two samples."""
+    build, now = TraceBuilder(), 0
+    process = build.rank(0)
+    for step in range(60):
+        at = now + 20 * MS
+        process.phase("forward", now, at, cpu=(now, at))
+        sample(process, now + 10 * MS, stack_of(process, MAIN))
+        if step % 2:
+            sample(process, at + 4 * MS, stack_of(process, MAIN, "seal /jobs/train.py:70"))
+        plots = step % 6 == 4
+        for n in range(2) if plots else ():
+            sample(process, at + (20 + 20 * n) * MS, stack_of(process, MAIN, "plot /jobs/train.py:80"))
+        end = at + (9 + 45 * plots) * MS
+        process.phase("optimizer", end, end + MS)
+        now = end + MS
+    found = [row for row in causes(build.trace()).rows() if row["every_count"] == 6]
+    assert [row["place"] for row in found] == ["plot (train.py:80)"]

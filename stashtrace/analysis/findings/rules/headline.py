@@ -75,7 +75,11 @@ def rank_claims(facts: RunFacts) -> list[Claim]:
     if stated > facts.ranks_count:
         rows.append(fact("job_processes", "", "metadata", processes_count=stated))
     said = "{processes_count:process}" if stated > facts.ranks_count else "{items_count:rank}"
-    claims = [claim("headline", "ranks", said, rows, items_count=facts.ranks_count)]
+    stepping = {rank.rank for part in (facts, *facts.others) for rank in part.ranks}
+    idle = sorted({rank for ranks in facts.hosts.values() for rank in ranks} - stepping) if stepping else []
+    if idle:
+        said += f" (rank{'s' if len(idle) > 1 else ''} {ranks_text(idle)} without counted steps)"
+    claims = [claim("headline", "ranks", said, rows, items_count=facts.ranks_count, ranks=ranks_text(idle))]
     if facts.missing_ranks:
         missing = ranks_text(list(facts.missing_ranks))
         said = "{items_count} ranks of the job left no record here"

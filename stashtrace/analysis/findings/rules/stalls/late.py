@@ -22,7 +22,7 @@ from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import Int64
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.stragglers.follow_waits import Roots, roots_of
-from stashtrace.analysis.stragglers.pipeline_stages import stages_of
+from stashtrace.analysis.stragglers.pipeline_stages import Stages, stages_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.stall_kinds import COLUMNS
@@ -85,4 +85,24 @@ def _bubble(run: RunFacts) -> list[Evidence]:
         " stages take as long; more micro-batches make it shorter"
     )
     own = Facts(bubble_ns=bubble_ns, part_ratio=ratio, stages_count=count, batches_count=micro)
-    return [fact("bubble", said, "pipeline", phrases=step_words(run.trace), **own)]
+    longest = _longest_stage(run, stages, float(step_ns))
+    if longest:
+        others = "the other one" if len(set(stages.of_rank.values())) == 2 else "the others"
+        uneven = f"stage {{stage_id}} computes {{longest_ns:time}}{{a_step}}, {others} {{others_ns:time}}"
+        said = f"{uneven}: an even split makes the step shorter; {said}"
+    return [fact("bubble", said, "pipeline", phrases=step_words(run.trace), **own, **longest)]
+
+
+def _longest_stage(run: RunFacts, stages: Stages, step_ns: float) -> Facts:
+    """Return the stage each of whose ranks computes longer than any rank of the others, with the means of a step."""
+    spent = {rank.rank: rank.per_step_ns(*COLUMNS["compute"]) for rank in run.ranks if rank.rank in stages.of_rank}
+    places = GroupBy(np.array([stages.of_rank[rank] for rank in spent]))
+    means = places.sum(np.array([*spent.values()])) / places.sizes
+    if len(places) < 2 or stages.each != 1:
+        return Facts()
+    longest = int(means.argmax())
+    own, others = (np.array([*spent.values()])[(places.number == longest) == inside] for inside in (True, False))
+    if own.min() <= others.max() + POLICY.worth_saying_ratio * step_ns:
+        return Facts()
+    stage = int(places.values[longest])
+    return Facts(stage_id=stage, longest_ns=float(own.mean()), others_ns=float(others.mean()))
