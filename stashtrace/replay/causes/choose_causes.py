@@ -145,7 +145,7 @@ def causes_by_time(
     pool = [
         Cause(one, run.answer(()), most[id(one)], most[id(one)], 0.0, most[id(one)])
         for one in everything
-        if one.kind != QUEUED and one.level != "even"  # how much of a stage's work others wait for, no time of it shows
+        if one.kind != QUEUED and (one.level != "even" or one.ranks)  # by turns: no sum of time shows it
     ]
     chosen: list[Cause] = []
     while len(chosen) < POLICY.causes_count:
