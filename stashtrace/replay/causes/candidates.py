@@ -518,7 +518,11 @@ def _shape(spent: Floats, has: Bools) -> tuple[Shape, int, int]:
     if len(has) >= 2 * FEW_STEPS and (grows := _growth(spent.sum(axis=0))):
         return grows, 0, len(has) - 1
     first, last = _in_a_row(has)
-    if last - first + 1 in (0, 1, len(has)) or not has[first : last + 1].sum() > POLICY.alone_ratio * count:
+    length = last - first + 1
+    # A step or two without it at an edge of the recording are no change.
+    if length < 2 or len(has) - length < min(length, FEW_STEPS):
+        return "", 0, len(has) - 1
+    if not has[first : last + 1].sum() > POLICY.alone_ratio * count:
         return "", 0, len(has) - 1
     return ("from" if last == len(has) - 1 else "until" if first == 0 else "within"), first, last
 
