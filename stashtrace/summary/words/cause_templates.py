@@ -200,7 +200,9 @@ def _what(row: Row, *, short: bool = False) -> str:
     blocked = row["kind"] in ("other", "gil") or row["call"]
     does = (_BLOCKED[row["call"] or ""] if blocked else _DOES.get(row["kind"], _DOES[""]))[several]
     if row["python_ratio"] >= 0 and (code := _CODE.get((row["kind"], _is_python(row)))) and not row["call"]:
-        does = _SPENDS[several] if where.startswith(" in ") and row["kind"] == "python" else code[several]
+        does = code[several]
+        if row["kind"] == "python" and where.startswith(" in "):
+            does = (_SPENDS if _is_python(row) else _DOES["compute"])[several]
     if not row["kind"] and row["level"] == "half":
         does = f"({'they make' if several else 'it makes'} no steps) {does}"
     if row["file"]:
