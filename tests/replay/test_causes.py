@@ -19,7 +19,7 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.replay import Change
 from stashtrace.replay.causes import causes, without_causes
 from stashtrace.replay.causes.candidates import kind_word
-from stashtrace.replay.causes.choose_causes import Cause, causes_by_time, causes_of
+from stashtrace.replay.causes.choose_causes import Cause, causes_of
 from stashtrace.replay.causes.work_by_line import work_by_line
 from stashtrace.replay.whatif import ReplayedRun
 from stashtrace.schema.kinds import StackCause, StallKind, WaitOp
@@ -207,17 +207,6 @@ def test_stages_of_a_pipeline_are_compared_with_their_mean() -> None:
     assert (one.candidate.level, one.candidate.ranks) == ("even", (0,))
     assert one.candidate.most_ns == pytest.approx(6 * MS, rel=0.01)
     assert one.saved_ns == pytest.approx(6 * MS, rel=0.02)
-
-
-def test_a_longer_stage_is_named_where_no_replay_follows_the_run() -> None:
-    """At most what the other one would take over is saved."""
-    trace = Job(2, plus(lambda step, rank: rank == 0, ("compute", PARSE, 12))).trace()
-    graph = replace(build(trace), stage_of={0: 0, 1: 1})
-    run = ReplayedRun(graph, budgets=False)
-    (one, *_) = causes_by_time(run, work_by_line(TraceIndex(trace), graph), lambda candidate: 99.0 * MS)
-    assert one.candidate is not None
-    assert (one.candidate.level, one.candidate.ranks) == ("even", (0,))
-    assert (one.saved_ns, one.low_ns) == (pytest.approx(6 * MS, rel=0.01), 0)
 
 
 @pytest.mark.parametrize(

@@ -142,14 +142,10 @@ def causes_by_time(
     """
     everything = Candidates(run.graph, work, run.steps, run.measured_ns, left_out, needless).all()
     most = {id(one): min(one.most_ns, exposed_ns(one) / one.told_ratio) for one in everything}
-    unchanged = run.answer(())
-    # Of stages that differ by less, time without a known cause may be work of the others; what is uneven by turns, no
-    # sum of time shows.
-    gap_ns = unchanged.gap_ratio * run.measured_ns
     pool = [
-        Cause(one, unchanged, most[id(one)], most[id(one)], 0.0, most[id(one)])
+        Cause(one, run.answer(()), most[id(one)], most[id(one)], 0.0, most[id(one)])
         for one in everything
-        if one.kind != QUEUED and (one.level != "even" or (one.ranks and most[id(one)] > gap_ns))
+        if one.kind != QUEUED and one.level != "even"  # how much of a stage's work others wait for, no time of it shows
     ]
     chosen: list[Cause] = []
     while len(chosen) < POLICY.causes_count:
