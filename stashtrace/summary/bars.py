@@ -73,6 +73,11 @@ def _title(group: str, width: int) -> str:
     return (" " + group).ljust(width) if width > len(group) else group.ljust(width)
 
 
+def _small_percent(text: str) -> str:
+    """Return a percentage below 1 % in five characters, as ``0.4%``; whole numbers keep their space."""
+    return text.replace(" ", "") if len(text) > len("1 %") else text
+
+
 def _percents(ratios: Sequence[float]) -> list[str]:
     """Return whole percents that add up to 100; below 1 % with a decimal.
 
@@ -85,7 +90,7 @@ def _percents(ratios: Sequence[float]) -> list[str]:
             number for number, is_large in zip(whole[1:], large[1:], strict=True) if is_large
         )
     return [
-        f"{number} %" if is_large else percent_text(ratio).replace(" %", "%" if ratio else " %")
+        f"{number} %" if is_large else _small_percent(percent_text(ratio))
         for ratio, number, is_large in zip(ratios, whole, large, strict=True)
     ]
 

@@ -549,6 +549,7 @@ def test_missing_ranks_are_asked_for() -> None:
 def test_percents_of_a_row_add_up() -> None:
     assert _percents([0.346, 0.395, 0.166, 0.086, 0.007]) == ["33 %", "40 %", "17 %", "9 %", "0.7%"]
     assert _percents([0.0, 0.995, 0.005]) == ["0 %", "100 %", "0.5%"]
+    assert _percents([0.9903, 0.0097, 0.0]) == ["99 %", "1 %", "0 %"]
 
 
 @pytest.mark.parametrize("utf8", [True, False])
