@@ -1,6 +1,6 @@
 // Takes secrets out of command lines and URLs before they are stored. SPDX-License-Identifier: Apache-2.0
 //
-// Follows the rules of stashtrace/scrubbing.py, function by function, with its words (secret_words.h is generated from
+// Follows the rules of stashtrace/scrubbing/secrets.py, function by function, with its words (secret_words.h is generated from
 // it); tests/data/scrubbed_arguments.json and scrubbed_names.json test both.
 // No allocation, no lock, no system call: hooks may use it, also in signal handlers.
 #pragma once

@@ -1,6 +1,6 @@
 // Words by which scrubbing.cpp recognises secrets. SPDX-License-Identifier: Apache-2.0
 //
-// Generated from stashtrace/scrubbing.py by scripts/docs/generate_guest_words.py; do not edit.
+// Generated from stashtrace/scrubbing/secrets.py by scripts/docs/generate_guest_words.py; do not edit.
 #pragma once
 
 #include <cstddef>

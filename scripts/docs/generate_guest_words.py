@@ -1,7 +1,7 @@
 """Write what the recorder shares with Python: words of secrets, variables of launchers, settings.
 
-The words stand in ``stashtrace/scrubbing.py``, the settings in ``csrc/core/settings.def``. Run it after a change of
-them, then build.
+The words stand in ``stashtrace/scrubbing/secrets.py``, the settings in ``csrc/core/settings.def``. Run it after a
+change of them, then build.
 
 python scripts/docs/generate_guest_words.py          # write
 python scripts/docs/generate_guest_words.py --check  # exit 1 if a file is stale
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from generated_files import write_or_compare
 
-from stashtrace import scrubbing
+from stashtrace.scrubbing import secrets
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET_WORDS = ROOT / "csrc/core/secret_words.h"
@@ -27,7 +27,7 @@ SETTINGS = ROOT / "stashtrace/record/options.py"
 #: The lines of options.py between which the settings stand.
 FIRST_LINE = "# Generated from csrc/core/settings.def by scripts/docs/generate_guest_words.py; do not edit.\n"
 LAST_LINE = "# End of what is generated.\n"
-#: Names in C++ and in ``stashtrace/scrubbing.py``.
+#: Names in C++ and in ``stashtrace/scrubbing/secrets.py``.
 _LISTS = {
     "kSecrets": "SECRETS",
     "kSuffixes": "SUFFIXES",
@@ -58,10 +58,10 @@ _NUMBERS = {
 
 
 def secret_words() -> str:
-    """The words that mark secrets, as C++; what each list means is said in ``stashtrace/scrubbing.py``."""
-    lists = [_array(name, sorted(getattr(scrubbing, source))) for name, source in _LISTS.items()]
+    """The words that mark secrets, as C++; what each list means is said in ``stashtrace/scrubbing/secrets.py``."""
+    lists = [_array(name, sorted(getattr(secrets, source))) for name, source in _LISTS.items()]
     numbers = [
-        f"inline constexpr std::size_t {name} = {getattr(scrubbing, source)};\n" for name, source in _NUMBERS.items()
+        f"inline constexpr std::size_t {name} = {getattr(secrets, source)};\n" for name, source in _NUMBERS.items()
     ]
     return _header(
         "Words by which scrubbing.cpp recognises secrets",
@@ -73,7 +73,7 @@ def secret_words() -> str:
 
 def _shapes() -> str:
     """Beginnings of tokens in the order in which they are tried, and the signs that follow with letters and digits."""
-    rows = textwrap.fill(", ".join(f'{{"{begin}", "{signs}"}}' for begin, signs in scrubbing.token_shapes()), 116)
+    rows = textwrap.fill(", ".join(f'{{"{begin}", "{signs}"}}' for begin, signs in secrets.token_shapes()), 116)
     return (
         "struct Shape {\n  std::string_view begin, signs;\n};\n"
         f"inline constexpr Shape kShapes[] = {{\n{textwrap.indent(rows, '    ')}}};\n"
@@ -82,7 +82,7 @@ def _shapes() -> str:
 
 def rank_variables() -> str:
     """Names of the variables that are stored, as C++."""
-    lists = [_array("kRankVariables", sorted(scrubbing.RANK_VARIABLES))]
+    lists = [_array("kRankVariables", sorted(secrets.RANK_VARIABLES))]
     return _header("Variables of launchers that identity.cpp stores", "stashtrace", lists)
 
 
@@ -94,7 +94,7 @@ def _array(name: str, words: Iterable[str]) -> str:
 def _header(what: str, namespace: str, lists: Iterable[str], include: str = "") -> str:
     return (
         f"// {what}. SPDX-License-Identifier: Apache-2.0\n//\n"
-        "// Generated from stashtrace/scrubbing.py by scripts/docs/generate_guest_words.py; do not edit.\n"
+        "// Generated from stashtrace/scrubbing/secrets.py by scripts/docs/generate_guest_words.py; do not edit.\n"
         f"#pragma once\n\n{include}#include <string_view>\n\n"
         f"// clang-format off\nnamespace {namespace} {{\n\n{''.join(lists)}\n}}  // namespace {namespace}\n"
     )

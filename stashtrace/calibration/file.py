@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.calibration.fit_link import Fit, Piece
 from stashtrace.calibration.noise import OF_MEAN
 from stashtrace.calibration.robust_line import Floats
 from stashtrace.errors import ForeignCalibrationWarning
+from stashtrace.files.checked_files import CheckedFile, is_number
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 

@@ -149,7 +149,7 @@ def _run(arguments: list[str], program: Callable[[list[str]], int]) -> int:
     """Run a command line whose output is made visible."""
     if arguments in (["-h"], ["--help"], ["-V"], ["--version"]):  # plain text of our own needs no VisibleStream
         return _answer(arguments, program)
-    from stashtrace.visible import VisibleStream
+    from stashtrace.text.visible import VisibleStream
 
     streams = sys.stdout, sys.stderr
     # A stream that was closed before the start (`>&-`) is None: nobody reads it, and the exit code still counts.
@@ -259,7 +259,7 @@ def _help(name: str) -> int:
 
 def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> None:
     """Write ``error:`` and, after an empty line, ``hint:``; all errors of the CLI are printed here."""
-    from stashtrace.visible import visible, visible_line
+    from stashtrace.text.visible import visible, visible_line
 
     archives = sys.modules.get("stashtrace.loading.temporary_archives")
     if archives is not None:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from stashtrace.cli.find_runs import read_runs
 from stashtrace.cli.parsing import existing_run
 from stashtrace.errors import FormatError, MissingDataError, UsageError
-from stashtrace.output_files import complete_file, written_to
+from stashtrace.files.whole_files import complete_file, open_binary, read_whole, written_to
 from stashtrace.record.remote import fetch, is_url, read_file, write_file
-from stashtrace.text import list_some
-from stashtrace.whole_files import open_binary, read_whole
+from stashtrace.text.prose import list_some
 
 if TYPE_CHECKING:
     from stashtrace.analysis.compare.change import Side
@@ -86,8 +85,8 @@ def steps_of(path: Path, name: str = "") -> StepsOfRun:
 
 def _launch_of(path: Path) -> tuple[tuple[str, ...], str]:
     """Return the command that was recorded and its working directory; empty where ``run.json`` lacks them."""
+    from stashtrace.files.run_facts import json_object, valid_facts
     from stashtrace.format.reader import RUN_FILE
-    from stashtrace.run_facts import json_object, valid_facts
 
     try:
         facts = valid_facts(json_object(read_whole(path / RUN_FILE)))

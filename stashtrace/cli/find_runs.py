@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from stashtrace.cli.parsing import existing_run, runs_or_newest
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import DataLossWarning
-from stashtrace.units import bytes_text
-from stashtrace.visible import visible_line
+from stashtrace.text.units import bytes_text
+from stashtrace.text.visible import visible_line
 
 if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace

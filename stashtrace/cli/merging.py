@@ -18,6 +18,7 @@ from stashtrace.cli import say_error
 from stashtrace.cli.find_runs import ignore_losses
 from stashtrace.cli.screen import Progress, Screen
 from stashtrace.errors import StashtraceError, guarded
+from stashtrace.files.whole_files import write_whole
 from stashtrace.record import launchers
 from stashtrace.record.directory import (
     SUMMARY_FILE,
@@ -29,9 +30,8 @@ from stashtrace.record.directory import (
 )
 from stashtrace.record.remote import deliver
 from stashtrace.record.run import Outcome
-from stashtrace.text import count_noun, list_some
-from stashtrace.visible import visible
-from stashtrace.whole_files import write_whole
+from stashtrace.text.prose import count_noun, list_some
+from stashtrace.text.visible import visible
 
 if TYPE_CHECKING:
     from stashtrace.analysis.findings import Summary

@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 from stashtrace.cli.option_values import read_ranks, read_steps, read_window, refusal
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.text import wrap
-from stashtrace.visible import visible_line
+from stashtrace.text.prose import wrap
+from stashtrace.text.visible import visible_line
 
 #: Long names of the option that says where to write; the first is the documented one.
 OUT_OPTIONS = ("--out", "--output")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import OutputError, UsageError
-from stashtrace.output_files import complete_file
-from stashtrace.visible import finite
+from stashtrace.files.whole_files import complete_file
+from stashtrace.text.visible import finite
 
 if TYPE_CHECKING:
     from stashtrace.report.blocks import Blocks

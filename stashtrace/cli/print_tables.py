@@ -21,9 +21,9 @@ from stashtrace.schema.columns import Schema
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
-from stashtrace.text import align, wrap
-from stashtrace.units import bytes_text, duration_text, shortened
-from stashtrace.visible import spreadsheet_cell, visible_line
+from stashtrace.text.prose import align, wrap
+from stashtrace.text.units import bytes_text, duration_text, shortened
+from stashtrace.text.visible import spreadsheet_cell, visible_line
 
 #: Names of kernels are C++ with all its templates.
 _NAME_WIDTH = 60

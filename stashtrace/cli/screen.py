@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import NoReturn, TextIO
 
-from stashtrace.visible import visible, visible_line
+from stashtrace.text.visible import visible, visible_line
 
 _REDRAW_NS = 100_000_000
 

@@ -17,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import FormatError, MissingDataError, OutputError, StashtraceError
+from stashtrace.files.run_facts import host_file, json_object, valid_facts
+from stashtrace.files.whole_files import folder_next_to, give_mode, read_text, read_whole, whole_file, written_to
 from stashtrace.format.compact import compact_file, write_packed
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.scrub_file import ScrubbedFile, survey_file
 from stashtrace.format.stash_file import StashFile
-from stashtrace.output_files import written_to
-from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.record.directory import RUN_FILE, SUMMARY_FILE, TIMELINE_FILE, file_rights
 from stashtrace.record.launchers import own_place
-from stashtrace.run_facts import host_file, json_object, valid_facts
+from stashtrace.scrubbing.pseudonyms import Scrubber, Survey
 from stashtrace.store import scrub_store as stores
 from stashtrace.store.layout import STORE_FILE, is_store, read_facts
-from stashtrace.whole_files import folder_next_to, give_mode, read_text, read_whole, whole_file
 
 #: Holds the key and the names to replace while a run is scrubbed in place.
 STATE_FILE = "scrub.unfinished"

@@ -11,8 +11,7 @@ from stashtrace import cli
 from stashtrace.cli.parsing import Parser, add_value
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import OutputError, UsageError
-from stashtrace.output_files import written_to
-from stashtrace.whole_files import write_whole
+from stashtrace.files.whole_files import write_whole, written_to
 
 _EPILOG = """OUT becomes a run directory; its truth.json says how long each kind of time in
 a step of each rank is."""

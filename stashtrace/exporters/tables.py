@@ -12,12 +12,12 @@ import numpy as np
 from stashtrace.analysis.registry import analyze, find
 from stashtrace.errors import StashtraceError, UsageError
 from stashtrace.exporters.registry import Exported
-from stashtrace.output_files import complete_file
+from stashtrace.files.whole_files import complete_file
 from stashtrace.registry import require_options
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.visible import spreadsheet_cell
+from stashtrace.text.visible import spreadsheet_cell
 
 _CSV_ROWS = 65536
 

@@ -24,13 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.errors import FormatError
+from stashtrace.files.whole_files import give_mode, new_file
 from stashtrace.format.codec import decode, encode
 from stashtrace.format.container import FLAG_MERGED, ByteFile, pack_head, pack_segment, read_head, scan_segments
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.project import Layout
 from stashtrace.format.reader import RawRun
 from stashtrace.format.stash_file import StashFile
-from stashtrace.whole_files import give_mode, new_file
 
 _SEGMENT_ROWS = 1 << 16
 _BUFFER_BYTES = 64 << 20

@@ -17,8 +17,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
-from stashtrace.run_facts import json_object, valid_facts
-from stashtrace.whole_files import open_regular
+from stashtrace.files.run_facts import json_object, valid_facts
+from stashtrace.files.whole_files import open_regular
 
 FILE_MAGIC = b"STASHTR\n"
 SYNC_WORD = 0xD15C0B5E9A7E5EED

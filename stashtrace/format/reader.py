@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stashtrace.errors import FormatError, UnsupportedVersionError
+from stashtrace.files.run_facts import read_facts, read_host_facts
 from stashtrace.format.stash_file import StashFile
-from stashtrace.run_facts import read_facts, read_host_facts
 from stashtrace.schema.kinds import Severity
 from stashtrace.schema.trace import LossRow
 

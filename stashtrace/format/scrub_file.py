@@ -12,8 +12,8 @@ import numpy as np
 
 from stashtrace.format.project import Layout, current_layouts
 from stashtrace.format.stash_file import PART_BYTES, Chunk, StashFile
-from stashtrace.pseudonyms import Scrubber, Survey
 from stashtrace.schema.trace import LossRow
+from stashtrace.scrubbing.pseudonyms import Scrubber, Survey
 
 _TEXT = "string_part"
 _LONGEST_BYTES = (1 << 16) - 1

@@ -20,10 +20,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from stashtrace.errors import ImporterError
+from stashtrace.files.protobuf import LENGTH, fields_of, read_varint, read_varints
 from stashtrace.importers.collective_names import collective_op
 from stashtrace.importers.import_context import ImportContext
 from stashtrace.importers.import_limits import HIGHEST, LONGEST_LINE_BYTES, parse_next
-from stashtrace.importers.protobuf import LENGTH, fields_of, read_varint, read_varints
 from stashtrace.importers.source import READ_ERRORS, Source
 from stashtrace.schema.chakra import COLLECTIVE_OPS, MESSAGES, SEQUENCE, NodeType
 from stashtrace.schema.kinds import Severity

@@ -23,7 +23,7 @@ from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import EventTables, LossRow, losses_columns
 from stashtrace.schema.tracks import TrackRegistry
-from stashtrace.units import duration_text
+from stashtrace.text.units import duration_text
 
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from stashtrace.errors import ImporterError
-from stashtrace.units import bytes_text
-from stashtrace.whole_files import FREE_BYTES, MOST_EXPANSION
+from stashtrace.files.whole_files import FREE_BYTES, MOST_EXPANSION
+from stashtrace.text.units import bytes_text
 
 #: Nesting depth of a document. Execution traces have 10 levels, configurations of groups 5.
 MOST_DEPTH = 100

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from stashtrace.errors import ImporterError
+from stashtrace.files.whole_files import FREE_BYTES, open_binary, open_regular
 from stashtrace.importers.import_limits import Expansion
-from stashtrace.whole_files import FREE_BYTES, open_binary, open_regular
 
 #: Length of the beginning that ``sniff`` gets.
 HEAD_BYTES = 1 << 16

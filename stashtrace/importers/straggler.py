@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from stashtrace.errors import ImporterError
+from stashtrace.files.bounded_parquet import parquet_file, read_parquet
+from stashtrace.files.whole_files import open_binary
 from stashtrace.importers.collective_names import subgroup_hash
 from stashtrace.importers.import_context import Bools, ImportContext, Int64
 from stashtrace.importers.import_limits import OutOfBoundsError
@@ -27,8 +29,6 @@ from stashtrace.importers.source import Source
 from stashtrace.schema.groupby import Floats, GroupBy
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, DeviceWork, SpanKind, StreamFlag, ThreadRole
 from stashtrace.schema.trace import DATA_PARALLEL_RANK, HOST_NOT_RECORDED, PIPELINE_STAGE
-from stashtrace.store.bounded_parquet import parquet_file, read_parquet
-from stashtrace.whole_files import open_binary
 
 _MAGIC = b"PAR1"
 _COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from stashtrace.errors import ImporterError
+from stashtrace.files.whole_files import FREE_BYTES, MOST_EXPANSION, new_file, open_binary
 from stashtrace.importers.import_limits import LONGEST_LINE_BYTES, OutOfBoundsError
 from stashtrace.importers.source import Source
-from stashtrace.units import bytes_text
-from stashtrace.whole_files import FREE_BYTES, MOST_EXPANSION, new_file, open_binary
+from stashtrace.text.units import bytes_text
 
 #: Entries of an archive, and files that are unpacked from it. A job of 4,096 ranks leaves some files a rank.
 MOST_ENTRIES, MOST_FILES = 1_000_000, 50_000

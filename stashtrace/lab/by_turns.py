@@ -17,11 +17,11 @@ from stashtrace.analysis.compare.change import RUN_TO_RUN_RATIO, RUNS_THAT_TELL,
 from stashtrace.analysis.compare.gate_verdict import Condition, Gate, judge, other_work
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, UsageError
+from stashtrace.files.whole_files import new_log
 from stashtrace.lab.characterize.run_on_hosts import last_words
 from stashtrace.record.program import own_program
 from stashtrace.report.blocks import Paragraph
 from stashtrace.summary.gate_text import document
-from stashtrace.whole_files import new_log
 
 #: How long a recorder may take to end after it was asked to.
 _PATIENCE_S = 20.0

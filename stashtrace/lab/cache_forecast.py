@@ -29,8 +29,8 @@ from stashtrace.schema.columns import schema as _schema
 from stashtrace.schema.stall_kinds import KIND_COLOURS
 from stashtrace.schema.table import Table
 from stashtrace.summary.picture_style import FAINT, new_figure, plain_axes
-from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import bytes_text, duration_text, percent_text
 
 CACHE_FORECAST = _schema(
     "cache_forecast",

@@ -19,7 +19,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import IoFlag, IoOp, ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.text import say_why
+from stashtrace.text.prose import say_why
 
 #: Direct I/O goes past the page cache.
 _NO_FILE = NOT_FILES | int(IoFlag.DIRECT)

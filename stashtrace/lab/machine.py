@@ -20,8 +20,8 @@ from stashtrace.calibration.file import host_hash
 from stashtrace.lab.by_turns import CONTENDED_RATIO
 from stashtrace.loading.foreign_files import free_bytes
 from stashtrace.record.host import processor_name
-from stashtrace.text import count_noun
-from stashtrace.units import bytes_text, percent_text, range_text, ranks_text
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import bytes_text, percent_text, range_text, ranks_text
 
 
 def machine_facts(devices: Sequence[str] = ()) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from stashtrace.errors import CaptureError
 from stashtrace.lab.job_files import FileSet, size_of
 from stashtrace.lab.machine import free_memory_bytes
 from stashtrace.record.host import IN_MEMORY, file_system_of, is_far
-from stashtrace.text import count_noun, list_some, say_why
-from stashtrace.units import bytes_text, percent_text
+from stashtrace.text.prose import count_noun, list_some, say_why
+from stashtrace.text.units import bytes_text, percent_text
 
 #: Files are cold with at most this share resident, and warm with all but this share.
 TOLERANCE_RATIO = 0.01

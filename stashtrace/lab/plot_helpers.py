@@ -15,7 +15,7 @@ from stashtrace.calibration.file import Points
 from stashtrace.calibration.fit_link import Fit
 from stashtrace.calibration.robust_line import Floats
 from stashtrace.errors import UsageError
-from stashtrace.output_files import complete_file
+from stashtrace.files.whole_files import complete_file
 from stashtrace.summary.picture_style import COLOURS, FAINT, MARKERS, bytes_axis, duration_axis, require_matplotlib
 
 _SUFFIXES = (".png", ".svg", ".pdf")

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stashtrace.errors import CaptureError
+from stashtrace.files.whole_files import new_log
 from stashtrace.record.program import own_program
-from stashtrace.whole_files import new_log
 
 _POLL_S = 0.02
 

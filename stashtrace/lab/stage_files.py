@@ -21,6 +21,7 @@ from typing import Any
 
 from stashtrace.analysis.io.staging import staged_opens
 from stashtrace.errors import CaptureError, FormatError, MissingDataError, StashtraceError
+from stashtrace.files.whole_files import remove_left_in, try_folder, whole_file
 from stashtrace.lab.characterize.run_figures import Figures, Stall, stalls, step_figures, step_time
 from stashtrace.lab.characterize.run_on_hosts import HostTask, here, run_tasks
 from stashtrace.lab.job_files import file_set, size_of
@@ -33,9 +34,8 @@ from stashtrace.record.host import IN_MEMORY, file_system_of
 from stashtrace.record.options import RecordOptions
 from stashtrace.record.staged_files import Copy, read_staged_list, write_staged_list
 from stashtrace.report.blocks import Block, Command, Facts, Listing
-from stashtrace.text import count_noun, list_some, say_why
-from stashtrace.units import bytes_text, duration_text
-from stashtrace.whole_files import remove_left_in, try_folder, whole_file
+from stashtrace.text.prose import count_noun, list_some, say_why
+from stashtrace.text.units import bytes_text, duration_text
 
 LIST_NAME = "staged.list"
 #: Configurations in the terms of ``lab.characterize.run_figures``: the gain is a difference, as a fetch stall is.

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
+from stashtrace.files.whole_files import whole_file, write_whole
 from stashtrace.format.container import pack_head, pack_segment
 from stashtrace.format.project import current_layouts
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, PhaseFlag, ThreadRole
-from stashtrace.whole_files import whole_file, write_whole
 
 Int64 = npt.NDArray[np.int64]
 

@@ -23,6 +23,7 @@ from stashtrace.analysis.steps.steps import host_steps, steps
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import FormatError, MissingDataError
+from stashtrace.files.run_facts import WINDOW_STEPS
 from stashtrace.format.growing import CLOCKS_NS, RECALLED_NS, GrowingFile, GrowingRun
 from stashtrace.live import times
 from stashtrace.live.hosts.shared_ranks import OtherHosts
@@ -30,7 +31,6 @@ from stashtrace.live.table import LIVE_STEPS, wide_rows
 from stashtrace.loading.clocks.host_clock import WINDOW_NS
 from stashtrace.loading.load import GrownRun, load_growing
 from stashtrace.loading.run_tables import OpenedRun, Window
-from stashtrace.run_facts import WINDOW_STEPS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, SpanKind
 from stashtrace.schema.table import Table

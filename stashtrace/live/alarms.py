@@ -33,7 +33,7 @@ from stashtrace.live.hosts.collecting import failure_text
 from stashtrace.live.hosts.requests import CAPTURE, Request, window_name
 from stashtrace.live.hosts.windows import Windows
 from stashtrace.live.state import Event, EventLog
-from stashtrace.text import count_noun
+from stashtrace.text.prose import count_noun
 
 #: Calls that wait while one runs; more triggers than that are counted.
 WAITING_COUNT = 8

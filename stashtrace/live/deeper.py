@@ -30,8 +30,8 @@ from stashtrace.record.look.stack_samples import StackSampler
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import KERNELS_WINDOW, KERNELS_WINDOWS_COUNT, Trace
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, ranks_named
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, ranks_named
 
 #: What can also be recorded: on the ranks' devices, and what their threads do in Python.
 KERNELS, STACKS = "kernels", "stacks"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import StashtraceError, guarded
+from stashtrace.files.run_facts import LOOKS
 from stashtrace.format.growing import CLOCKS_NS, GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.live import times
@@ -28,9 +29,8 @@ from stashtrace.live.triggers import GrowthTrigger, LostRankTrigger, SlowStepTri
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import WINDOWS_FOLDER, read_run_file, update_host_facts, write_run_file
 from stashtrace.record.look.stack_samples import StackSampler
-from stashtrace.run_facts import LOOKS
-from stashtrace.text import count_noun
-from stashtrace.units import bytes_text
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import bytes_text
 
 #: A slow step gets a window if it is longer by this part of a usual one.
 _WINDOW_RATIO = 0.5

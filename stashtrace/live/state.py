@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stashtrace.errors import FormatError
+from stashtrace.files.run_facts import json_object
+from stashtrace.files.whole_files import read_text, read_whole, write_whole
 from stashtrace.live import times
 from stashtrace.live.table import open_own
 from stashtrace.record.launchers import own_place
-from stashtrace.run_facts import json_object
-from stashtrace.text import count_noun
-from stashtrace.visible import visible_line
-from stashtrace.whole_files import read_text, read_whole, write_whole
+from stashtrace.text.prose import count_noun
+from stashtrace.text.visible import visible_line
 
 if TYPE_CHECKING:
     from stashtrace.live.table import LiveTotals

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS, STEP_TIMES, step_times
 from stashtrace.analysis.steps.step_time import KINDS
 from stashtrace.errors import FormatError
+from stashtrace.files.whole_files import whole_file
 from stashtrace.format.codec import decode, encode
 from stashtrace.format.container import SEGMENT_HEADER, ByteFile, pack_head, pack_segment, read_head, scan_segments
 from stashtrace.format.project import FIELD_DTYPES, layouts
@@ -30,7 +31,6 @@ from stashtrace.schema.columns import schema
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
-from stashtrace.whole_files import whole_file
 
 LIVE_STEPS = schema(
     "live_steps",

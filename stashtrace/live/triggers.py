@@ -52,8 +52,8 @@ from stashtrace.schema.stall_kinds import STALL_KINDS, words_of
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import claim_text, evidence_texts, findings_of
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, operation, percent_text, ranks_in, ranks_named
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, operation, percent_text, ranks_in, ranks_named
 
 #: A wait for the rank that made a step slow is reported if it is this part of what the step took longer.
 _WORTH_WAIT = 0.25

@@ -39,7 +39,7 @@ from stashtrace.schema.kinds import ProcessRole, Severity, SpanKind
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, Table
 from stashtrace.schema.trace import EventTables, Trace
-from stashtrace.units import ranks_text
+from stashtrace.text.units import ranks_text
 
 #: Called with (bytes read, bytes in all, name of the file).
 Progress = Callable[[int, int, str], None]

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stashtrace.errors import ImporterError
+from stashtrace.files.whole_files import open_regular
 from stashtrace.importers.registry import Importer, importer_names, recognise
 from stashtrace.importers.source import Source
 from stashtrace.importers.unpack_archive import archive_kind
-from stashtrace.units import bytes_text
-from stashtrace.whole_files import open_regular
+from stashtrace.text.units import bytes_text
 
 _HEAD_BYTES = 1 << 16
 

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import FormatError, MissingDataError
+from stashtrace.files.run_facts import host_file
+from stashtrace.files.whole_files import remove_left_in
 from stashtrace.format.reader import RawRun, open_run
 from stashtrace.format.stash_file import StashFile
 from stashtrace.loading.process_identity import Place, places
@@ -28,9 +30,7 @@ from stashtrace.record.directory import (
     write_run_file,
 )
 from stashtrace.record.launchers import folded, launchers
-from stashtrace.run_facts import host_file
-from stashtrace.units import ranks_text
-from stashtrace.whole_files import remove_left_in
+from stashtrace.text.units import ranks_text
 
 #: Parts whose recordings are further apart than this do not belong to one run, whatever their names are.
 _LARGEST_GAP_HOURS = 1.5

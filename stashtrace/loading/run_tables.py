@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stashtrace.files.run_facts import GPU_INVENTORY, LOOKS, STACKS, WINDOW_STEPS
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.reader import RawRun
 from stashtrace.loading.clocks.host_clock import RunClocks
 from stashtrace.loading.decode import Decoded
 from stashtrace.loading.process_identity import Identity, Process
 from stashtrace.record.look.model import LOOK_FACT
-from stashtrace.run_facts import GPU_INVENTORY, LOOKS, STACKS, WINDOW_STEPS
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import ProcessRole, Severity, TrackKind
 from stashtrace.schema.order import SORT_KEYS, in_order_of, number_collectives
@@ -26,7 +26,7 @@ from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import LossRow, Trace, losses_columns
 from stashtrace.schema.tracks import TrackRegistry
-from stashtrace.units import ranks_text, span_text
+from stashtrace.text.units import ranks_text, span_text
 
 _HOSTS_NAMED = 4
 

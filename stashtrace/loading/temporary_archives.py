@@ -16,10 +16,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from stashtrace.errors import ImporterError
+from stashtrace.files.whole_files import folder_next_to
 from stashtrace.importers.source import Source
 from stashtrace.importers.unpack_archive import archive_kind, unpack
 from stashtrace.loading.foreign_files import NEVER_TRACES
-from stashtrace.whole_files import folder_next_to
 
 #: (path of the archive, its device, inode, size and time of change) -> what is in it, and the folder that holds that.
 _KNOWN: dict[tuple[str, tuple[int, ...]], tuple[Path, Path]] = {}

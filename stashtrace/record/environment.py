@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stashtrace.errors import BUILD_HINT, CaptureError, OutputError
+from stashtrace.files.whole_files import others_may_rename, whole_file
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
-from stashtrace.whole_files import others_may_rename, whole_file
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 LIBRARY_PATH = _PACKAGE / "libstashtrace.so"

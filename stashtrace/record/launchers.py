@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.run_facts import read_facts
-from stashtrace.scrubbing import scrub_urls
-from stashtrace.whole_files import new_file, write_whole
+from stashtrace.files.run_facts import read_facts
+from stashtrace.files.whole_files import new_file, write_whole
+from stashtrace.scrubbing.secrets import scrub_urls
 
 _RUN_ID_DIGITS = 16
 _HEXADECIMAL = re.compile(r"[0-9a-f]{8,64}")

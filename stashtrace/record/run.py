@@ -23,6 +23,7 @@ from typing import Any
 
 from stashtrace import __version__
 from stashtrace.errors import CaptureError
+from stashtrace.files.run_facts import GPU_INVENTORY
 from stashtrace.record.directory import (
     RUN_DIRECTORY,
     claim_run_file,
@@ -45,8 +46,7 @@ from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.program import check_script, find_program, preload_obstacle, spawn
 from stashtrace.record.remote import check_url, is_url
 from stashtrace.record.staged_files import list_for_run
-from stashtrace.run_facts import GPU_INVENTORY
-from stashtrace.scrubbing import scrub_arguments
+from stashtrace.scrubbing.secrets import scrub_arguments
 
 FORWARDED = (
     signal.SIGINT,

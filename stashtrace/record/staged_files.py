@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stashtrace.errors import CaptureError, FormatError
-from stashtrace.whole_files import read_whole, whole_file
+from stashtrace.files.whole_files import read_whole, whole_file
 
 _MAGIC = b"SHSTAG02"
 _HEAD = struct.Struct("<8sQQQ")

@@ -31,7 +31,7 @@ from stashtrace.schema.groupby import GroupBy, RowsBy, order_by
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import ranks_text
+from stashtrace.text.units import ranks_text
 
 SLOWDOWN = col.schema(
     "slowdown",

@@ -14,8 +14,8 @@ from stashtrace.analysis.steps.steps import steps
 from stashtrace.replay.whatif import MOST_ERROR_RATIO, MOST_GAP_RATIO
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.summary.words import claim_text, evidence_texts, findings_of
-from stashtrace.text import wrap
-from stashtrace.units import duration_text, percent_text, range_text
+from stashtrace.text.prose import wrap
+from stashtrace.text.units import duration_text, percent_text, range_text
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph import Graph

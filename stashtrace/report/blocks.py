@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import Any
 
 from stashtrace.report.page import html as h
-from stashtrace.text import align, wrap
-from stashtrace.visible import markdown_code, markdown_text
+from stashtrace.text.prose import align, wrap
+from stashtrace.text.visible import markdown_code, markdown_text
 
 #: What a sentence of some style begins with on a terminal.
 _MARKS = {"claim": "  ▶ ", "quiet": "  ▶ ", "warn": "  ! ", "doubt": "  ! "}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
-from stashtrace.units import ranks_in, ranks_text
+from stashtrace.text.units import ranks_in, ranks_text
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -28,7 +28,7 @@ from stashtrace.schema.kinds import BatchPhase, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import bytes_text, duration_text, percent_text, ranks_in
+from stashtrace.text.units import bytes_text, duration_text, percent_text, ranks_in
 
 #: Cut-outs of waits in collectives, rows of the table of waits, and rows of ``late`` that both are chosen from.
 CUT_OUTS, LISTED, EXAMINED = 4, 20, 100

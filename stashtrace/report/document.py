@@ -39,7 +39,7 @@ from stashtrace.summary.summary_document import document
 from stashtrace.summary.summary_text import WARNINGS
 from stashtrace.summary.words import findings_of
 from stashtrace.summary.words.beside_causes import column_of_cause, details_of, steps_of
-from stashtrace.units import bytes_text, duration_text, ranks_text
+from stashtrace.text.units import bytes_text, duration_text, ranks_text
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words import evidence_texts, findings_of
-from stashtrace.units import ranks_text
+from stashtrace.text.units import ranks_text
 
 Ints = npt.NDArray[np.int64]
 

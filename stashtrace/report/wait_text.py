@@ -9,7 +9,7 @@ from typing import Any
 from stashtrace.analysis.findings.blocked_calls import CALL_OF_WAIT
 from stashtrace.analysis.findings.rules.stalls.blocked import BLOCKED_WORDS
 from stashtrace.summary.words.policy import POLICY
-from stashtrace.units import duration_text, few_ranks, filled, is_several, operation, percent_text, shortened
+from stashtrace.text.units import duration_text, few_ranks, filled, is_several, operation, percent_text, shortened
 
 #: Cause, any that ``late`` gives -> what the late rank did; ``{longer}`` is by how much, and than whom.
 _WORDS = {

@@ -15,8 +15,8 @@ from typing import Any
 import numpy.typing as npt
 
 from stashtrace.schema.columns import Schema
-from stashtrace.units import shortened
-from stashtrace.visible import visible_line
+from stashtrace.text.units import shortened
+from stashtrace.text.visible import visible_line
 
 _ROWS, _COLUMNS, _CELL_WIDTH = 10, 20, 60
 _SOFT = "opacity:.65"

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from stashtrace.schema.columns import Schema
 from stashtrace.schema.notebook import lazy_function, table_html
-from stashtrace.units import shortened
-from stashtrace.visible import visible_line
+from stashtrace.text.units import shortened
+from stashtrace.text.visible import visible_line
 
 if TYPE_CHECKING:
     import pandas

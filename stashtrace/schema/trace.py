@@ -16,8 +16,8 @@ from stashtrace.schema.groupby import Int64
 from stashtrace.schema.notebook import Heading, Words, lazy_function, rows_html
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Table
-from stashtrace.units import ranks_text
-from stashtrace.visible import visible_line
+from stashtrace.text.units import ranks_text
+from stashtrace.text.visible import visible_line
 
 if TYPE_CHECKING:
     import duckdb

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from stashtrace.errors import FormatError, OutputError, UsageError
+from stashtrace.files.bounded_parquet import TooLargeError, parquet_file, read_parquet
+from stashtrace.files.whole_files import new_file, write_whole
 from stashtrace.schema.columns import Schema
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import Severity
@@ -28,7 +30,6 @@ from stashtrace.schema.possible import without_impossible
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, GrowingTable, Table
 from stashtrace.schema.trace import LossRow, Trace
-from stashtrace.store.bounded_parquet import TooLargeError, parquet_file, read_parquet
 from stashtrace.store.layout import (
     NO_RANK,
     PROCESS,
@@ -45,7 +46,6 @@ from stashtrace.store.layout import (
     to_arrow,
 )
 from stashtrace.store.restore_rows import Reinstated, add_losses
-from stashtrace.whole_files import new_file, write_whole
 
 if TYPE_CHECKING:
     import pyarrow

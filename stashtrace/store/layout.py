@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stashtrace.errors import FormatError, StashtraceError, UnsupportedVersionError
-from stashtrace.run_facts import json_object
+from stashtrace.files.run_facts import json_object
+from stashtrace.files.whole_files import read_whole
 from stashtrace.schema.columns import Column, Schema
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.possible import HIGHEST
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, Table
-from stashtrace.whole_files import read_whole
 
 if TYPE_CHECKING:
     import pyarrow

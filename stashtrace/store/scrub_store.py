@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import FormatError
-from stashtrace.pseudonyms import Scrubber, Survey
+from stashtrace.files.bounded_parquet import TooLargeError, parquet_file, read_parquet
+from stashtrace.files.whole_files import new_file
 from stashtrace.schema.events import TABLES
-from stashtrace.scrubbing import RANK_VARIABLES
-from stashtrace.store.bounded_parquet import TooLargeError, parquet_file, read_parquet
+from stashtrace.scrubbing.pseudonyms import Scrubber, Survey
+from stashtrace.scrubbing.secrets import RANK_VARIABLES
 from stashtrace.store.layout import STORE_FILE, parquet_options, read_facts, require_pyarrow
-from stashtrace.whole_files import new_file
 
 _VARIABLE = "env."
 #: Key in the metadata of a file: which kinds of scrubbing it went through.

@@ -9,7 +9,7 @@ import numpy as np
 
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.summary.look import Look
-from stashtrace.units import duration_text, percent_text, ranks_text
+from stashtrace.text.units import duration_text, percent_text, ranks_text
 
 #: More ranks than this become one row of the median and a row for each rank that differs from it.
 _ROWS_AT_MOST = 8

@@ -12,8 +12,8 @@ from stashtrace.analysis.lines.between_runs import lines_of_gate, renamed_files
 from stashtrace.analysis.lines.user_frames import place_of
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.table import Table
-from stashtrace.units import duration_text, range_text
-from stashtrace.visible import visible_line
+from stashtrace.text.units import duration_text, range_text
+from stashtrace.text.visible import visible_line
 
 #: Functions that a sentence names; programs get all of them.
 _NAMED_AT_MOST = 3

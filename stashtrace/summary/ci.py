@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from stashtrace.analysis.compare.gate_verdict import Gate
 from stashtrace.summary.between_runs_text import functions_of_gate
 from stashtrace.summary.gate_text import condition_sentence, gate_lines, sentences
-from stashtrace.visible import visible
+from stashtrace.text.visible import visible
 
 _SUITE = "stashtrace check"
 #: Verdict -> level of an annotation; none where nothing is to be looked at.

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from stashtrace.analysis.graph.node_names import LATER
 from stashtrace.schema.stall_kinds import words_of
-from stashtrace.text import wrap
-from stashtrace.units import percent_text
+from stashtrace.text.prose import wrap
+from stashtrace.text.units import percent_text
 
 if TYPE_CHECKING:
     from stashtrace.analysis.graph.critical_path_tables import CriticalPath

@@ -12,9 +12,9 @@ from stashtrace.analysis.compare.steps_of_run import STEP
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.table import Table
 from stashtrace.summary.between_runs_text import with_sign
-from stashtrace.text import align, count_noun
-from stashtrace.units import duration_text, percent_text, shortened
-from stashtrace.visible import visible_line
+from stashtrace.text.prose import align, count_noun
+from stashtrace.text.units import duration_text, percent_text, shortened
+from stashtrace.text.visible import visible_line
 
 #: What is said of a recording that is compared with itself, or with a copy.
 SAME_RECORDING = (

@@ -18,9 +18,9 @@ from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
 from stashtrace.schema.stall_kinds import OPTION_WORDS, words_of
 from stashtrace.summary.between_runs_text import functions_document, functions_of_gate
 from stashtrace.summary.diff_text import SAME_RECORDING, difference_texts, jobs_lines, other_work_text
-from stashtrace.text import align
-from stashtrace.units import duration_text
-from stashtrace.visible import markdown_code, markdown_text, visible_line
+from stashtrace.text.prose import align
+from stashtrace.text.units import duration_text
+from stashtrace.text.visible import markdown_code, markdown_text, visible_line
 
 #: Kinds that no condition is about are shown from this part of the step on, before, after, or in growth.
 _WORTH_SHOWING = 0.005

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stashtrace.schema.stall_kinds import COLUMN_SGR
-from stashtrace.text import fill, unbroken_words
-from stashtrace.visible import visible_line
+from stashtrace.text.prose import fill, unbroken_words
+from stashtrace.text.visible import visible_line
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _ASCII = str.maketrans({"▶": ">", "→": "-", "±": "+", "µ": "u", "×": "x", "…": "."})

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from stashtrace.errors import UsageError
-from stashtrace.units import bytes_text, duration_text
+from stashtrace.text.units import bytes_text, duration_text
 
 #: Okabe and Ito's palette, which the colour-blind can tell apart, without its yellow; and a marker for each.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")

@@ -18,7 +18,7 @@ from stashtrace.summary.picture_style import (
     plain_axes,
     require_matplotlib,
 )
-from stashtrace.units import duration_text
+from stashtrace.text.units import duration_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ from stashtrace.summary.look import Look
 from stashtrace.summary.words import Finding, Row, claim_text, evidence_texts, findings_of
 from stashtrace.summary.words.headline import headline_text
 from stashtrace.summary.words.policy import POLICY
-from stashtrace.visible import visible_line
+from stashtrace.text.visible import visible_line
 
 #: Verdicts that are shown; the others are counted.
 _VERDICTS_AT_MOST = 3

@@ -25,6 +25,7 @@ from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+from stashtrace.text.units import duration_text, shortened
 from stashtrace.timeline.host_tracks import OPS
 from stashtrace.timeline.rows_by_rank import TraceRows
 from stashtrace.timeline.tracks import (
@@ -40,7 +41,6 @@ from stashtrace.timeline.tracks import (
     numbered,
     value_where,
 )
-from stashtrace.units import duration_text, shortened
 
 #: Words for ``status_code`` and ``source_code``; operations without a source are timed by their kernels.
 _STATUS = ("", "failed", "end seen late", "end not seen")

@@ -28,6 +28,7 @@ from stashtrace.schema.kinds import (
     StreamFlag,
 )
 from stashtrace.schema.table import Table
+from stashtrace.text.units import duration_text
 from stashtrace.timeline.host_tracks import OPS, Bins
 from stashtrace.timeline.rows_by_rank import RankRows
 from stashtrace.timeline.tracks import (
@@ -44,7 +45,6 @@ from stashtrace.timeline.tracks import (
     numbered,
     value_where,
 )
-from stashtrace.units import duration_text
 
 Slices = _native.perfetto.Slices
 #: (process_id, device_index) -> track of the group.

@@ -26,9 +26,9 @@ from stashtrace.schema.kinds import (
     WaitOp,
 )
 from stashtrace.schema.table import Table
+from stashtrace.text.units import duration_text
 from stashtrace.timeline.rows_by_rank import RankRows
 from stashtrace.timeline.tracks import Line, Order, Piece, Texts, TrackTree, code_where, coded, numbered, value_where
-from stashtrace.units import duration_text
 
 Slices = _native.perfetto.Slices
 

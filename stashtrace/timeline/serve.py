@@ -35,8 +35,8 @@ from types import TracebackType
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from stashtrace.errors import MissingDataError, StashtraceError
-from stashtrace.importers.protobuf import fields_of
-from stashtrace.whole_files import new_file, others_may_rename
+from stashtrace.files.protobuf import fields_of
+from stashtrace.files.whole_files import new_file, others_may_rename
 
 _LOG = logging.getLogger("stashtrace.timeline")
 

@@ -26,10 +26,11 @@ import numpy as np
 from stashtrace import _native
 from stashtrace.errors import MissingDataError, StashtraceError, UsageError
 from stashtrace.exporters.registry import Exported, check_options
-from stashtrace.output_files import complete_file
+from stashtrace.files.whole_files import complete_file
 from stashtrace.registry import one_line
 from stashtrace.schema.kinds import ProcessRole, Severity
 from stashtrace.schema.trace import Trace
+from stashtrace.text.units import duration_text
 from stashtrace.timeline.collective_tracks import Places, collective_layer
 from stashtrace.timeline.counter_tracks import counter_layer
 from stashtrace.timeline.device_tracks import device_groups, device_layer, device_slices_count
@@ -38,7 +39,6 @@ from stashtrace.timeline.rows_by_rank import UNRANKED, RankRows, TraceRows, Wind
 from stashtrace.timeline.stack_tracks import Functions, StackSamples
 from stashtrace.timeline.step_tracks import Budget, critical_layer, critical_stretches, worst_step
 from stashtrace.timeline.tracks import TrackTree
-from stashtrace.units import duration_text
 
 if TYPE_CHECKING:
     from perfetto.trace_processor import TraceProcessor, TraceProcessorConfig

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from stashtrace.errors import UsageError
-from stashtrace.whole_files import whole_file
+from stashtrace.files.whole_files import whole_file
 
 #: Seconds that wandb waits for a server, by default 90: the end of a job is not held up for that long.
 _WANDB_PATIENCE_S = 30

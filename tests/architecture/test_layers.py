@@ -36,17 +36,12 @@ FLOORS = {
     "probes": 2,
     "record": 2,
     "schema": 1,
-    "pseudonyms": 1,
     "registry": 1,
-    "output_files": 1,
-    "units": 0.5,
-    "errors": 0,
-    "run_facts": 0,
+    "files": 0,
     "scrubbing": 0,
-    "text": 0,
-    "visible": 0,
-    "whole_files": -0.5,
-    "_native": 0,
+    "text": -0.5,
+    "errors": -1,
+    "_native": -1,
 }
 # Floors inside analysis/: one folder per question. Those of one floor do not know each other.
 QUESTIONS = {
@@ -68,7 +63,7 @@ QUESTIONS = {
 SIBLINGS = {
     "collectors": {"decode_context", "core"},
     "importers": {
-        *("registry", "import_context", "source", "import_limits", "collective_names", "protobuf"),
+        *("registry", "import_context", "source", "import_limits", "collective_names"),
     },
 }
 # Packages that may import floor 0 alone.

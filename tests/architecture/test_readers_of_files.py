@@ -10,7 +10,7 @@ from source_tree import short, source_files
 
 #: Who else opens a file to read it, and why that is no file of somebody else.
 OWN_READS = {
-    "stashtrace/whole_files.py": "it is the place",
+    "stashtrace/files/whole_files.py": "it is the place",
     "stashtrace/analysis/io/cache.py": "a file that the command line names: it may be a pipe",
     "stashtrace/callbacks.py": "in the job, from its own run directory",
     "stashtrace/cli/__init__.py": "the null device",
@@ -62,7 +62,7 @@ WRITING = {"w", "x", "a"}
 
 
 def reads(text: str) -> Iterator[int]:
-    """Lines that open or read a file by other means than ``stashtrace.whole_files``."""
+    """Lines that open or read a file by other means than ``stashtrace.files.whole_files``."""
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call):
             continue
@@ -91,5 +91,5 @@ def test_no_other_code_opens_what_others_may_have_put_there() -> None:
         for name, lines in found.items()
         if lines and name not in OWN_READS and not name.startswith(GUEST) and name.endswith(".py")
     }
-    assert left == {}, "read it with stashtrace.whole_files, or say in OWN_READS why not"
+    assert left == {}, "read it with stashtrace.files.whole_files, or say in OWN_READS why not"
     assert [name for name in OWN_READS if not found.get(name)] == [], "they open nothing any more"

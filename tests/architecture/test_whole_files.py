@@ -12,13 +12,13 @@ from source_tree import ROOT, short, source_files
 
 #: Who may, and why.
 OWN_NAMES = {
-    "stashtrace/whole_files.py": "it is the place",
+    "stashtrace/files/whole_files.py": "it is the place",
     "stashtrace/format/compact.py": "the name is fixed and locked, so that two merges of one run exclude each other",
     "stashtrace/record/directory.py": "it removes what a killed merge left",
 }
 #: Who else makes or opens a file to be written, and why that harms nobody.
 OWN_FILES = {
-    "stashtrace/whole_files.py": "it is the place",
+    "stashtrace/files/whole_files.py": "it is the place",
     "stashtrace/cli/__init__.py": "the null device",
     "stashtrace/cli/commands/check.py": "appends to the file that GitHub gives a job",
     "stashtrace/exporters/chakra/export.py": "into a new folder of folder_next_to",
@@ -70,7 +70,7 @@ def lines_found(look: Callable[[str], list[int]], apart: Collection[str]) -> dic
 
 
 def test_no_other_code_names_half_written_files() -> None:
-    assert lines_found(own_names, OWN_NAMES) == {}, "write it with stashtrace.whole_files.whole_file"
+    assert lines_found(own_names, OWN_NAMES) == {}, "write it with stashtrace.files.whole_files.whole_file"
 
 
 def files_made(text: str) -> list[int]:
@@ -112,7 +112,7 @@ def files_made(text: str) -> list[int]:
 def test_no_other_code_makes_files() -> None:
     """In a folder that others may write to, a name that can be guessed is a link of theirs."""
     found = lines_found(files_made, OWN_FILES)
-    assert found == {}, "write it with stashtrace.whole_files, or say in OWN_FILES why not"
+    assert found == {}, "write it with stashtrace.files.whole_files, or say in OWN_FILES why not"
 
 
 def test_the_recorder_makes_files_that_must_be_new() -> None:

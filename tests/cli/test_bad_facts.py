@@ -15,9 +15,9 @@ from lost_rows import write_with
 
 from stashtrace import _native
 from stashtrace.cli import main
+from stashtrace.files.run_facts import json_object, valid_facts
 from stashtrace.format.container import FILE_HEADER
 from stashtrace.format.project import layout_of
-from stashtrace.run_facts import json_object, valid_facts
 
 Run = Callable[..., Answer]
 MERGED = Path(__file__).resolve().parents[1] / "data/golden/v1/merged.stash"

@@ -27,7 +27,7 @@ from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.schema.kinds import BatchPhase, Phase, PhaseFlag, ThreadRole
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.trace import Trace
-from stashtrace.units import duration_text
+from stashtrace.text.units import duration_text
 
 Print = Callable[..., str]
 _CLOCKS = dict.fromkeys(("begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns"), -1)

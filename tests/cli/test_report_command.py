@@ -12,7 +12,7 @@ import pytest
 
 from stashtrace.cli import find_runs, main
 from stashtrace.lab.synth import SyntheticJob, write
-from stashtrace.units import bytes_of
+from stashtrace.text.units import bytes_of
 
 #: A page for 1,024 ranks stays below this.
 MOST_BYTES = 1_000_000

@@ -30,8 +30,8 @@ from stashtrace.format.container import pack_segment
 from stashtrace.format.reader import open_run
 from stashtrace.format.scrub_file import ScrubbedFile
 from stashtrace.lab import synth
-from stashtrace.pseudonyms import Scrubber, Survey
-from stashtrace.scrubbing import RANK_VARIABLES
+from stashtrace.scrubbing.pseudonyms import Scrubber, Survey
+from stashtrace.scrubbing.secrets import RANK_VARIABLES
 
 Run = Callable[..., Answer]
 GOLDEN = ROOT / "tests/data/golden"

@@ -16,14 +16,14 @@ import pytest
 from command_line import ROOT, Answer, environment
 
 from stashtrace.cli import main
+from stashtrace.files.whole_files import complete_file
 from stashtrace.format.reader import open_run
 from stashtrace.lab import synth
 from stashtrace.lab.characterize.characterization_document import characterization_page
 from stashtrace.lab.characterize.request import CharacterizationRequest, open_characterization
 from stashtrace.lab.characterize.run_on_hosts import HostTask, here, run_tasks
 from stashtrace.lab.plot_helpers import save_figure
-from stashtrace.output_files import complete_file
-from stashtrace.scrubbing import scrub_arguments
+from stashtrace.scrubbing.secrets import scrub_arguments
 
 CASES = json.loads((ROOT / "tests/data/scrubbed_arguments.json").read_text(encoding="utf-8"))
 #: Addresses as names of files, and local names with the same signs.
@@ -44,7 +44,7 @@ FRAGMENTS = (
 
 
 def test_the_job_stores_what_the_rule_leaves(run: Run, tmp_path: Path) -> None:
-    """The native half agrees with ``stashtrace.scrubbing`` on every case, and no file holds a secret."""
+    """The native half agrees with ``stashtrace.scrubbing.secrets`` on every case, and no file holds a secret."""
     words = [word for given, _ in CASES for word in (*given, "--next", "x")]
     expected = [word for _, kept in CASES for word in (*kept, "--next", "x")]
     (tmp_path / "job.py").write_text(JOB)
@@ -80,7 +80,7 @@ def test_the_job_stores_what_the_rule_leaves(run: Run, tmp_path: Path) -> None:
 
 
 def test_both_halves_scrub_alike(run: Run, tmp_path: Path) -> None:
-    """What stashtrace/scrubbing.py and csrc/core/scrubbing.cpp make of the same made-up arguments and names."""
+    """What stashtrace/scrubbing/secrets.py and csrc/core/scrubbing.cpp make of the same made-up arguments and names."""
     chance = random.Random(7)
     fragments = [*FRAGMENTS.split(), " ", " ", "="]
     words = ["".join(chance.choices(fragments, k=chance.randrange(1, 12))) for _ in range(1200)]

@@ -18,10 +18,10 @@ from other_users import ANOTHER, as_another_user, let_others_in, needs_root
 from stashtrace.cli import main
 from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.errors import CaptureError
+from stashtrace.files.whole_files import claim_file, folder_next_to, new_log, whole_file
 from stashtrace.lab import stage_files as staging
 from stashtrace.lab.stage_files import stage
 from stashtrace.record.directory import prepare_directory
-from stashtrace.whole_files import claim_file, folder_next_to, new_log, whole_file
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from stashtrace.cli import main
 from stashtrace.cli.commands.sql import _distinct
 from stashtrace.cli.synth import main as write_synthetic
 from stashtrace.sql import query
-from stashtrace.units import duration_text
+from stashtrace.text.units import duration_text
 
 pytest.importorskip("duckdb")
 pytest.importorskip("pyarrow")

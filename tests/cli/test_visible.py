@@ -16,7 +16,7 @@ from trace_processor import TraceProcessor
 from stashtrace.cli import main
 from stashtrace.cli.print_tables import align_rows, write_rows
 from stashtrace.cli.screen import Screen
-from stashtrace.visible import VisibleStream, spreadsheet_cell, visible, visible_line
+from stashtrace.text.visible import VisibleStream, spreadsheet_cell, visible, visible_line
 
 #: Clears the screen, sets the title, turns letters around, hides some, breaks the line, is half a character.
 EVIL = "/data/\U000e0041\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj.exe\u200b\x7f\r.bin"

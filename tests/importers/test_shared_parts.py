@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from stashtrace.files.protobuf import fields_of, read_varints, sized
 from stashtrace.importers.collective_names import element_bytes
 from stashtrace.importers.import_context import is_nested, per_distinct, stretches
 from stashtrace.importers.import_limits import HIGHEST, integer_or
-from stashtrace.importers.protobuf import fields_of, read_varints, sized
 from stashtrace.importers.source import Source
 
 

@@ -19,7 +19,7 @@ from stashtrace.lab.characterize.characterization_document import (
     stacks,
 )
 from stashtrace.lab.characterize.run_figures import Figures
-from stashtrace.units import duration_text
+from stashtrace.text.units import duration_text
 
 TIMES_MS = {
     1: (10.0, 10.2, 9.9),

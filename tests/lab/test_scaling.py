@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from published_runs import COUNTS, MODELS, RUNS, characterization
 
-from stashtrace.calibration.checked_files import CheckedFile
 from stashtrace.calibration.fit_link import bytes_factor
+from stashtrace.files.checked_files import CheckedFile
 from stashtrace.lab.number_intervals import Interval, exactly
 from stashtrace.lab.recommend import profile as profiles
 from stashtrace.lab.recommend.instance_catalog import Catalog, Instance

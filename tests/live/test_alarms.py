@@ -16,6 +16,7 @@ import pytest
 from growing_files import grow
 from made_job import write_job
 
+from stashtrace.files.run_facts import STACKS, read_host_facts
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.alarms import Alarms, TriggerCommand
@@ -23,7 +24,6 @@ from stashtrace.live.hosts.requests import Request
 from stashtrace.live.hosts.windows import Limits, Windows
 from stashtrace.live.state import STORM_COUNT, Event, EventLog, read_events
 from stashtrace.loading.load import load_trace
-from stashtrace.run_facts import STACKS, read_host_facts
 
 SECOND = 1_000_000_000
 

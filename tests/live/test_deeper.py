@@ -15,7 +15,7 @@ from stashtrace.live.table import LIVE_STEPS
 from stashtrace.live.times import HOUR_NS
 from stashtrace.record.follower import control_path, make_control
 from stashtrace.schema.table import Table
-from stashtrace.units import duration_text
+from stashtrace.text.units import duration_text
 
 SECOND = 10**9
 

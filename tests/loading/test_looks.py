@@ -10,12 +10,12 @@ from pathlib import Path
 from stash_files import StashWriter, write_run_json
 
 from stashtrace.analysis.findings.ending.looked import looks
+from stashtrace.files.run_facts import LOOKS, valid_facts
 from stashtrace.loading.gather import gather
 from stashtrace.loading.load import load_trace
 from stashtrace.loading.looks import facts_of_looks, look_at
 from stashtrace.record.directory import read_run_file, update_host_facts, write_run_file
 from stashtrace.record.look.model import ELSEWHERE, Look, ThreadLook
-from stashtrace.run_facts import LOOKS, valid_facts
 
 
 def run_of_two(folder: Path) -> Path:

@@ -18,11 +18,11 @@ from cli.command_line import environment
 from collectors.nvml_doubles import doubles
 
 from stashtrace.cli import main
+from stashtrace.files.run_facts import valid_facts
 from stashtrace.record import doctor_gpu
 from stashtrace.record.gpu import inventory as inventories
 from stashtrace.record.gpu import nvml
 from stashtrace.record.gpu.inventory import InventoryReader, inventories_of, inventory_lines, read_inventory
-from stashtrace.run_facts import valid_facts
 
 #: Two devices with four links between them, one with fourteen to switches as well.
 TWO = """

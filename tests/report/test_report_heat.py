@@ -13,7 +13,7 @@ from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.report.steps_over_time import CLASSES, MISSING, RANK_CELLS, STEP_CELLS, class_of, heat_maps
 from stashtrace.schema.events import STEPS as STEP_ROWS
 from stashtrace.schema.table import Table
-from stashtrace.units import ranks_in
+from stashtrace.text.units import ranks_in
 
 
 def made_up(shares: dict[tuple[int, int], int]) -> tuple[Table, Table]:

@@ -14,7 +14,7 @@ from stashtrace.report.blocks import said
 from stashtrace.report.document import report_facts
 from stashtrace.report.page.page import markdown
 from stashtrace.report.page.page_words import claims_of, finding_how
-from stashtrace.visible import markdown_code, markdown_text
+from stashtrace.text.visible import markdown_code, markdown_text
 
 
 @pytest.fixture(scope="module")

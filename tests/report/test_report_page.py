@@ -21,7 +21,7 @@ from stashtrace.report.page.page import page
 from stashtrace.report.page.page_words import KINDS, sentence
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
-from stashtrace.units import duration_text
+from stashtrace.text.units import duration_text
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u202e\x1b]0;"
 _VOID = {"meta", "br", "img", "input"}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stashtrace.store import bounded_parquet
-from stashtrace.store.bounded_parquet import TooLargeError, parquet_file, read_parquet
-from stashtrace.whole_files import FREE_BYTES
+from stashtrace.files import bounded_parquet
+from stashtrace.files.bounded_parquet import TooLargeError, parquet_file, read_parquet
+from stashtrace.files.whole_files import FREE_BYTES
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

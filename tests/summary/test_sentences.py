@@ -18,7 +18,7 @@ from stashtrace.analysis.findings.rules.stalls.verdicts import _RULES, no_stall
 from stashtrace.analysis.findings.stall_claims import confidence, phrases_of, step_words
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.registry import analyze
-from stashtrace.units import filled
+from stashtrace.text.units import filled
 
 ROOT = Path(__file__).resolve().parents[2]
 FINDINGS = ROOT / "stashtrace" / "analysis" / "findings"

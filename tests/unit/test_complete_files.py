@@ -15,15 +15,14 @@ import pytest
 
 from stashtrace.cli.print_results import open_output
 from stashtrace.errors import OutputError, StashtraceError
-from stashtrace.output_files import complete_file
+from stashtrace.files.whole_files import claim_file, complete_file, folder_next_to
 from stashtrace.record.directory import bring_home
-from stashtrace.whole_files import claim_file, folder_next_to
 
 _WRITER = """
 import sys
 from pathlib import Path
 from stashtrace.cli.screen import end_on_terminate
-from stashtrace.output_files import complete_file
+from stashtrace.files.whole_files import complete_file
 end_on_terminate()
 with complete_file(Path(sys.argv[1])) as partial:
     partial.write_text("half")
@@ -210,7 +209,7 @@ def test_many_copies_list_their_folder_once(tmp_path: Path, monkeypatch: pytest.
 _FILLER = """
 import sys
 from pathlib import Path
-from stashtrace.whole_files import folder_next_to
+from stashtrace.files.whole_files import folder_next_to
 with folder_next_to(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("half")
     print(folder, flush=True)

@@ -1,4 +1,4 @@
-"""The examples in stashtrace.units and stashtrace.text are right."""
+"""The examples in stashtrace.text.units and stashtrace.text.prose are right."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -8,10 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from stashtrace import text, units
+from stashtrace.text import prose, units
 
 
-@pytest.mark.parametrize("module", [units, text])
+@pytest.mark.parametrize("module", [units, prose])
 def test_examples(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted >= 2

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.whole_files import open_regular, read_text, read_whole
+from stashtrace.files.whole_files import open_regular, read_text, read_whole
 
 
 def test_pipes_devices_and_folders_are_refused_at_once(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stashtrace.analysis.io.data_files import is_data_file
-from stashtrace.pseudonyms import Scrubber, Survey
-from stashtrace.scrubbing import scrub_arguments, scrub_urls
+from stashtrace.scrubbing.pseudonyms import Scrubber, Survey
+from stashtrace.scrubbing.secrets import scrub_arguments, scrub_urls
 
 DATA = Path(__file__).parents[1] / "data"
 CASES = json.loads((DATA / "scrubbed_arguments.json").read_text(encoding="utf-8"))
@@ -153,7 +153,7 @@ PIECES = (
 def test_long_texts_cost_time_by_their_length_alone() -> None:
     """The time limit only ends what would take hours; all of it takes some seconds."""
     program = (
-        "import json, sys; from stashtrace.scrubbing import scrub_arguments\n"
+        "import json, sys; from stashtrace.scrubbing.secrets import scrub_arguments\n"
         "for piece in json.load(sys.stdin): scrub_arguments([piece * (200_000 // len(piece))])"
     )
     pieces = json.dumps(PIECES)

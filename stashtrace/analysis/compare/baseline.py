@@ -29,10 +29,10 @@ from stashtrace.analysis.compare.function_times import (
 )
 from stashtrace.analysis.compare.job_identity import FIELDS, Fact
 from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun
-from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.errors import FormatError
+from stashtrace.files.checked_files import CheckedFile, is_number
 from stashtrace.schema.stall_kinds import KIND_NAMES
-from stashtrace.scrubbing import scrub_arguments, scrub_urls
+from stashtrace.scrubbing.secrets import scrub_arguments, scrub_urls
 
 #: Of the file; files of other versions are refused.
 SCHEMA_VERSION = 1

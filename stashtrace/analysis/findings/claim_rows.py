@@ -18,7 +18,7 @@ from stashtrace.errors import guarded
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.table import Table
-from stashtrace.units import filled
+from stashtrace.text.units import filled
 
 _TEXT = col.word("text", "the sentence; empty where another one says it")
 _FACTS = col.word("facts", "JSON: named facts, with their units; of a claim those without a column", detail=9)

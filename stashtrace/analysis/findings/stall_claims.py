@@ -17,8 +17,8 @@ from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.schema.kinds import SpanKind
 from stashtrace.schema.trace import WHOLE_RECORDING, Trace, cached_on_trace
-from stashtrace.text import plural
-from stashtrace.units import duration_text, filled, named_ranks, percent_text, range_text, ranks_text
+from stashtrace.text.prose import plural
+from stashtrace.text.units import duration_text, filled, named_ranks, percent_text, range_text, ranks_text
 
 
 def stall_claim(hit: Sequence[RankFacts], kind: str, kinds: Sequence[str]) -> Claim:

@@ -22,7 +22,7 @@ from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import bytes_of
+from stashtrace.text.units import bytes_of
 
 #: Without a size the curve has this many points.
 _POINTS = 20

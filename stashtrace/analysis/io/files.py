@@ -17,7 +17,7 @@ from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.text.units import bytes_text, duration_text, percent_text
 
 #: One row per file, per directory, or of the whole run.
 Per = Literal["file", "directory", "run"]

@@ -18,7 +18,7 @@ from stashtrace.schema.groupby import order_by
 from stashtrace.schema.kinds import IoFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import bytes_of, bytes_per_s_of, ns_of
+from stashtrace.text.units import bytes_of, bytes_per_s_of, ns_of
 
 _READ = "random_read"
 

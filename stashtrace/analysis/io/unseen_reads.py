@@ -18,7 +18,7 @@ from stashtrace.analysis.stalls.sampled_cpus import last_values
 from stashtrace.schema.kinds import IoFlag, IoOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import bytes_text
+from stashtrace.text.units import bytes_text
 
 #: What a call that went to storage may have read ahead.
 _READ_AHEAD_BYTES = 512 * 1024

@@ -42,7 +42,7 @@ from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import ranks_text
+from stashtrace.text.units import ranks_text
 
 LATE = col.schema(
     "late",

@@ -309,9 +309,9 @@ def look_if_stuck(trace: Trace, paths: Sequence[str], run_id: str | None) -> Tra
 
 def _keep_looks(trace: Trace, path: str) -> None:
     """Keep what was seen in the run, as followers do: who reads it when the processes are gone knows it, too."""
+    from stashtrace.files.run_facts import LOOKS
     from stashtrace.loading.looks import facts_of_looks
     from stashtrace.record.directory import update_host_facts
-    from stashtrace.run_facts import LOOKS
 
     with contextlib.suppress(OSError):  # the run of another user, or of a file system that is full
         update_host_facts(Path(path), socket.gethostname(), {LOOKS: facts_of_looks(trace)})

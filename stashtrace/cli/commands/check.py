@@ -25,8 +25,8 @@ from stashtrace.cli.parsing import (
 from stashtrace.cli.print_results import ignore_broken_pipe, open_output, print_answer, print_lines, write_output
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
-from stashtrace.text import count_noun
-from stashtrace.visible import visible_line
+from stashtrace.text.prose import count_noun
+from stashtrace.text.visible import visible_line
 
 if TYPE_CHECKING:
     import argparse
@@ -159,7 +159,7 @@ def _command_that_decides(gate: Gate, given: argparse.Namespace) -> Command | No
 
 def _job_of(side: Side) -> tuple[tuple[str, ...], str] | None:
     """Return the command of all runs of a side and its folder; None if they differ, or cannot be run again here."""
-    from stashtrace.scrubbing import SCRUBBED
+    from stashtrace.scrubbing.secrets import SCRUBBED
 
     jobs = {(run.launch, run.directory) for run in side.runs}
     launch, directory = next(iter(jobs))

@@ -11,7 +11,7 @@ from stashtrace.cli.parsing import RUN_OR_FILES, TABLE_FORMATS, Parser, existing
 from stashtrace.cli.print_results import print_lines
 from stashtrace.cli.print_tables import column_details, column_names, named_rows, screen_width, write_rows
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.text import wrap
+from stashtrace.text.prose import wrap
 
 if TYPE_CHECKING:
     from stashtrace.analysis.compare.steps_of_run import StepsOfRun

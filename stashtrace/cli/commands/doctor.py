@@ -11,7 +11,7 @@ from stashtrace.cli.print_results import ignore_broken_pipe, print_json, print_l
 from stashtrace.record.doctor import checks
 from stashtrace.record.doctor_gpu import Check
 from stashtrace.record.look.stacks import PROGRAM, find_program
-from stashtrace.text import wrap
+from stashtrace.text.prose import wrap
 from stashtrace.trackers.writers import TRACKERS
 
 

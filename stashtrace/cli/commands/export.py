@@ -23,7 +23,7 @@ from stashtrace.cli.parsing import (
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import rights_of_run
-from stashtrace.units import bytes_text
+from stashtrace.text.units import bytes_text
 
 #: Formats that are folders, and those that a terminal can show.
 _FOLDERS, _TEXTS = ("store", "chakra"), ("csv",)

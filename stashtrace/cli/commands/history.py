@@ -23,7 +23,7 @@ from stashtrace.cli.print_results import (
 from stashtrace.cli.print_tables import column_details, column_names, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
-from stashtrace.text import count_noun
+from stashtrace.text.prose import count_noun
 
 if TYPE_CHECKING:
     from stashtrace.lab.history.answers import Answer

@@ -16,8 +16,8 @@ from stashtrace.loading.temporary_archives import named
 from stashtrace.record.gpu.inventory import inventories_of, inventory_lines
 from stashtrace.record.launchers import launchers
 from stashtrace.schema.kinds import DeviceClock
-from stashtrace.units import bytes_text, duration_text, percent_text, range_text, ranks_text
-from stashtrace.visible import visible_line
+from stashtrace.text.units import bytes_text, duration_text, percent_text, range_text, ranks_text
+from stashtrace.text.visible import visible_line
 
 if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace

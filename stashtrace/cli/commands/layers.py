@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.replay.ssgd import Ring, write_layers
     from stashtrace.replay.ssgd.iteration_study import study
     from stashtrace.replay.ssgd.iterations_text import layers_json, layers_lines
-    from stashtrace.text import count_noun
+    from stashtrace.text.prose import count_noun
 
     if (arguments.latency is None) != (arguments.bandwidth is None):
         raise UsageError("--latency and --bandwidth need each other", hint="for example --latency 45 --bandwidth 1.1G")

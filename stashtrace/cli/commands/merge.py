@@ -12,13 +12,13 @@ from stashtrace.cli.merging import merge_and_report, short_path
 from stashtrace.cli.parsing import Parser, existing_run
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import OutputError, UsageError
+from stashtrace.files.whole_files import written_to
 from stashtrace.loading.gather import fold_launchers, gather, is_wanted, run_directories
 from stashtrace.loading.temporary_archives import kind_of
-from stashtrace.output_files import written_to
 from stashtrace.record.directory import bring_home, left_on_scratch, rights_of_run, trace_files
 from stashtrace.record.launchers import end_turns
 from stashtrace.record.remote import fetch, is_url
-from stashtrace.text import count_noun
+from stashtrace.text.prose import count_noun
 
 
 def parser() -> Parser:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stashtrace.cli.parsing import TEXT_FORMATS, Parser, add_flag
 from stashtrace.cli.print_results import print_answer
-from stashtrace.text import wrap
+from stashtrace.text.prose import wrap
 
 
 def parser() -> Parser:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from stashtrace.cli.parsing import STDOUT, Parser, existing_run, runs_or_newest
 from stashtrace.cli.print_results import open_output, write_output
 from stashtrace.cli.screen import Screen
-from stashtrace.units import bytes_text
+from stashtrace.text.units import bytes_text
 
 #: Name of the page without -o.
 REPORT_FILE = "report.html"

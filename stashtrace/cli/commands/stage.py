@@ -15,7 +15,7 @@ from stashtrace.cli.print_results import print_blocks
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
 from stashtrace.record.directory import read_run_file
-from stashtrace.scrubbing import SCRUBBED
+from stashtrace.scrubbing.secrets import SCRUBBED
 
 if TYPE_CHECKING:
     from stashtrace.lab.stage_files import Gain, Staged

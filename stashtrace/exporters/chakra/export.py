@@ -25,8 +25,8 @@ from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import MissingDataError, OutputError, StashtraceError, UsageError
 from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
 from stashtrace.exporters.registry import Exported
-from stashtrace.importers.protobuf import sized
-from stashtrace.output_files import written_to
+from stashtrace.files.protobuf import sized
+from stashtrace.files.whole_files import folder_next_to, written_to
 from stashtrace.schema.chakra import (
     COLLECTIVE_OPS,
     ENUMS,
@@ -46,7 +46,6 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.whole_files import folder_next_to
 
 #: Value of an attribute.
 Value = bool | int | str

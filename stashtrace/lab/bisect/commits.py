@@ -19,10 +19,10 @@ from pathlib import Path
 
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.errors import CaptureError, UsageError
+from stashtrace.files.whole_files import new_log
 from stashtrace.lab.by_turns import Job, record_job
 from stashtrace.lab.characterize.run_on_hosts import last_words
-from stashtrace.text import count_noun
-from stashtrace.whole_files import new_log
+from stashtrace.text.prose import count_noun
 
 #: Names of the two working trees in their folder.
 GOOD, TESTED = "good", "tested"

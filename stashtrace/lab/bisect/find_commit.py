@@ -17,9 +17,9 @@ from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.between_runs_text import functions_of_gate
 from stashtrace.summary.gate_text import sentences
-from stashtrace.text import count_noun
-from stashtrace.units import percent_text, shortened
-from stashtrace.visible import visible_line
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import percent_text, shortened
+from stashtrace.text.visible import visible_line
 
 #: Judged after the rounds asked for, twice and three times as many.
 _STAGES = 3

@@ -11,8 +11,8 @@ from stashtrace.calibration.file import Calibration, Link
 from stashtrace.calibration.fit_link import bus_bytes
 from stashtrace.lab.plot_helpers import check_plot_file, draw_link, save_figure, scale_links
 from stashtrace.summary.picture_style import FAINT, new_figure, plain_axes
-from stashtrace.text import count_noun, wrap
-from stashtrace.units import bytes_text, percent_text
+from stashtrace.text.prose import count_noun, wrap
+from stashtrace.text.units import bytes_text, percent_text
 
 _TIME_UNITS = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _RATE_UNITS = ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "KB/s"), (1.0, "B/s"))

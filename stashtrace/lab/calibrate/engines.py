@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import MissingDataError
-from stashtrace.whole_files import write_whole
+from stashtrace.files.whole_files import write_whole
 
 _TIMEOUT_S = 60
 _FLOAT_BYTES = 4

@@ -24,6 +24,7 @@ from stashtrace.calibration.file import Calibration, Link, Points
 from stashtrace.calibration.fit_link import Fit, Piece, fit_alpha_beta
 from stashtrace.calibration.robust_line import Floats, robust_line
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
+from stashtrace.files.whole_files import write_whole
 from stashtrace.lab.calibrate.calibrate_worker import sizes_between
 from stashtrace.lab.machine import Meanwhile, free_memory_bytes, machine_facts, meanwhile_text, measured_quietly
 from stashtrace.lab.processes import (
@@ -35,7 +36,6 @@ from stashtrace.lab.processes import (
     wait_for_ranks,
 )
 from stashtrace.record.environment import untraced_environment
-from stashtrace.whole_files import write_whole
 
 _WORKER = "stashtrace.lab.calibrate.calibrate_worker"
 #: Importing torch, meeting, allocating and the last round, on a busy machine.

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.analysis.compare.cpu_use import CpuUse
-from stashtrace.calibration.checked_files import CheckedFile
 from stashtrace.errors import MissingDataError, StashtraceError
+from stashtrace.files.checked_files import CheckedFile
+from stashtrace.files.whole_files import whole_file
 from stashtrace.lab.characterize.run_figures import CONFIGURATIONS, SIDES, Figures, Stall, stalls, step_time
 from stashtrace.lab.number_intervals import Estimate, Interval, finite_or_none
 from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.units import duration_text
-from stashtrace.whole_files import whole_file
+from stashtrace.text.units import duration_text
 
 FORMAT = 1
 FILE_NAME = "characterization.json"

@@ -11,8 +11,8 @@ from stashtrace.lab.number_intervals import Estimate, Interval
 from stashtrace.report.blocks import Bar, Bars, Block, Command, Listing, Paragraph, Part, Picture, Table, page_of
 from stashtrace.report.page.html import budget_bar, paragraph, tag, titled
 from stashtrace.report.page.svg_pictures import picture_file
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, percent_text
 
 #: Height of a bar in pixels, as in the report.
 _BAR_HEIGHT = 22

@@ -17,8 +17,8 @@ from stashtrace.lab.job_files import FileSet, file_set, files_read, reading
 from stashtrace.lab.page_cache import COLD, WARM, CacheState, check, make_cold, make_warm, memory_room
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.trace import Trace
-from stashtrace.text import list_some
-from stashtrace.units import bytes_text, percent_text
+from stashtrace.text.prose import list_some
+from stashtrace.text.units import bytes_text, percent_text
 
 #: Of a data set in memory, what must still be there after a run: the rest is what fetch may be too small by. Of what a
 #: run reads, what must be in files that were brought into the state.

@@ -47,7 +47,7 @@ from stashtrace.lab.processes import Progress, ProgressCallback, cores_of_ranks,
 from stashtrace.loading.load import load_trace
 from stashtrace.record.options import SYNTHETIC_BATCHES, RecordOptions
 from stashtrace.schema.trace import Trace
-from stashtrace.text import count_noun
+from stashtrace.text.prose import count_noun
 
 _SYNTHETIC = (1, 2, 5)
 _CACHE_STATES = {3: COLD, 4: WARM}

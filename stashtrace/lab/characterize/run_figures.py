@@ -29,7 +29,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import BatchPhase, ProcessRole, Severity
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import ranks_text
+from stashtrace.text.units import ranks_text
 
 #: Fewer steps than this say nothing of a mean.
 LEAST_STEPS = 8

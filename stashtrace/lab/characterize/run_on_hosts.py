@@ -19,10 +19,10 @@ from types import FrameType
 from typing import IO
 
 from stashtrace.errors import CaptureError
+from stashtrace.files.whole_files import new_log
 from stashtrace.record.directory import file_rights, living_processes
 from stashtrace.record.options import DEFAULT_OPTIONS, RecordOptions
 from stashtrace.record.program import own_program
-from stashtrace.whole_files import new_log
 
 #: Ranks are asked to go on a little, so that the last step that counts is whole on each of them.
 _MARGIN_STEPS = 2

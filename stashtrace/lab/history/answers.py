@@ -29,8 +29,8 @@ from stashtrace.report.page.svg_pictures import picture_file
 from stashtrace.schema.columns import Column
 from stashtrace.schema.stall_kinds import COLUMNS, KIND_LABELS, words_of
 from stashtrace.schema.table import Table
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text, shortened, span_text
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, percent_text, shortened, span_text
 
 #: Sentences of a question; its table has the rest.
 MOST = 3

@@ -22,6 +22,7 @@ import numpy as np
 
 from stashtrace.analysis.intervals import Int64, ranges
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
+from stashtrace.files.bounded_parquet import read_parquet
 from stashtrace.fleet.analyze import on_cluster
 from stashtrace.lab.history.run_files import (
     ASKED,
@@ -36,8 +37,7 @@ from stashtrace.lab.history.run_files import (
 )
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.possible import HIGHEST
-from stashtrace.store.bounded_parquet import read_parquet
-from stashtrace.text import count_noun, list_some
+from stashtrace.text.prose import count_noun, list_some
 
 if TYPE_CHECKING:
     import pyarrow

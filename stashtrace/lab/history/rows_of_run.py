@@ -32,7 +32,7 @@ from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole, StallKind
 from stashtrace.schema.stall_kinds import KIND_NAMES
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.scrubbing import scrub_arguments, scrub_urls
+from stashtrace.scrubbing.secrets import scrub_arguments, scrub_urls
 from stashtrace.summary.words import claim_text, findings_of
 
 #: Values of a series of steps: means of neighbouring ones of longer runs.
@@ -207,8 +207,8 @@ def _add_claims(out: RunRows, tables: Summary) -> None:
 
 def launch_facts(directory: Sequence[str] | str | Path) -> dict[str, Any]:
     """Return what ``run.json`` says of a run; nothing where it does not say it."""
+    from stashtrace.files.run_facts import read_facts
     from stashtrace.format.reader import RUN_FILE
-    from stashtrace.run_facts import read_facts
 
     try:
         return read_facts(Path(str(directory)) / RUN_FILE)

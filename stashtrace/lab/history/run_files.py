@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stashtrace.errors import MissingDataError, OutputError, UsageError
-from stashtrace.output_files import written_to
+from stashtrace.files.whole_files import claim_file, give_mode, read_whole, written_to
 from stashtrace.record.remote import claim_remote_file, is_url, list_files, local_path, read_files
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK_OR_ALL, Column, schema
-from stashtrace.whole_files import claim_file, give_mode, read_whole
 
 if TYPE_CHECKING:
     import pyarrow

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stashtrace.calibration.checked_files import CheckedFile, is_number
+from stashtrace.files.checked_files import CheckedFile, is_number
 from stashtrace.report.blocks import Block, Paragraph, Table
 
 FORMAT_VERSION = 1

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stashtrace.calibration.checked_files import CheckedFile, is_number
 from stashtrace.errors import MissingDataError
+from stashtrace.files.checked_files import CheckedFile, is_number
 from stashtrace.lab.characterize.answer import FAILED, MEASURED, characterization_in
 from stashtrace.lab.characterize.run_figures import CONFIGURATIONS
 from stashtrace.lab.number_intervals import Interval

@@ -15,8 +15,8 @@ from stashtrace.lab.recommend.scaling import ASSUMPTIONS
 from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.schema.stall_kinds import KIND_COLOURS
 from stashtrace.summary.picture_style import FAINT, new_figure, plain_axes
-from stashtrace.text import list_some
-from stashtrace.units import duration_text, percent_text
+from stashtrace.text.prose import list_some
+from stashtrace.text.units import duration_text, percent_text
 
 #: Of numbers in JSON and CSV.
 _DIGITS = 7

@@ -24,7 +24,7 @@ from stashtrace.lab.sweep.shapes import Network
 from stashtrace.replay.communication.communication_model import CommunicationModel, LinkFit
 from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.summary.picture_style import COLOURS, FAINT, bytes_axis, duration_axis, new_figure, plain_axes
-from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.text.units import bytes_text, duration_text, percent_text
 
 FORMAT_VERSION = 1
 FILE_NAME = "study.json"

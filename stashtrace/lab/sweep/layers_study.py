@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.steps.steps import counted_steps, steps
-from stashtrace.calibration.checked_files import CheckedFile
 from stashtrace.errors import CaptureError, FormatError, MissingDataError, UsageError
+from stashtrace.files.checked_files import CheckedFile
+from stashtrace.files.whole_files import write_whole
 from stashtrace.lab.calibrate.measure import probe_machine
 from stashtrace.lab.machine import machine_facts
 from stashtrace.lab.number_intervals import finite_or_none
@@ -39,8 +40,7 @@ from stashtrace.record.run import run_command
 from stashtrace.replay.communication.communication_model import communication_model
 from stashtrace.replay.communication.messages import gradient_messages
 from stashtrace.schema.trace import Trace
-from stashtrace.text import say_why
-from stashtrace.whole_files import write_whole
+from stashtrace.text.prose import say_why
 
 SWEEPS = ("depth", "width", "bucket")
 #: What the study needs of the tracer; reads of files say nothing here.

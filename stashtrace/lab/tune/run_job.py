@@ -15,6 +15,7 @@ import numpy as np
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun, steps_of_run
 from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError
+from stashtrace.files.run_facts import json_object
 from stashtrace.lab.by_turns import Job, record_job
 from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.tune.losses import losses_of
@@ -38,7 +39,6 @@ from stashtrace.replay.changes import BUCKET as BUCKET_CHANGE
 from stashtrace.replay.changes import KEPT, Change
 from stashtrace.replay.communication.messages import ddp_facts
 from stashtrace.replay.whatif import ReplayedRun
-from stashtrace.run_facts import json_object
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 

@@ -14,8 +14,8 @@ from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns
 from stashtrace.lab.tune.losses import Likeness, Losses, compare_distributions, compare_losses
 from stashtrace.lab.tune.settings import Candidate, Settings, permanent_lines
 from stashtrace.report.blocks import Block, Code, Listing, Paragraph, Table
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text, range_text
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, percent_text, range_text
 
 #: Judged after the rounds asked for, and after twice as many.
 _STAGES = 2

@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import StashtraceError
+from stashtrace.files.run_facts import WINDOW_STEPS, host_file, read_host_facts
+from stashtrace.files.whole_files import new_file, read_text, write_whole
 from stashtrace.live import times
 from stashtrace.live.hosts.requests import Awaited, Request
 from stashtrace.live.hosts.shared_ranks import OtherHosts
 from stashtrace.live.state import LiveState, read_states
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.directory import RUN_FILE
-from stashtrace.run_facts import WINDOW_STEPS, host_file, read_host_facts
-from stashtrace.units import bytes_text, ranks_named
-from stashtrace.whole_files import new_file, read_text, write_whole
+from stashtrace.text.units import bytes_text, ranks_named
 
 #: The host that makes this file puts the window together. One that is slow may have been taken for gone, and two would
 #: take the parts from each other.

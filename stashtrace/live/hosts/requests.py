@@ -29,15 +29,15 @@ from typing import Any, cast
 from stashtrace.analysis.steps.steps import host_steps
 from stashtrace.analysis.steps.window import with_window
 from stashtrace.errors import MissingDataError
+from stashtrace.files.run_facts import json_object
+from stashtrace.files.whole_files import read_whole, write_whole
 from stashtrace.live import times
 from stashtrace.live.state import Event, LiveState, read_events, read_states
 from stashtrace.loading.run_tables import Window
 from stashtrace.record.directory import WINDOWS_FOLDER, rights_of_run
 from stashtrace.record.follower import set_period
-from stashtrace.run_facts import json_object
 from stashtrace.schema.trace import Trace
-from stashtrace.units import duration_text, ranks_named, span_text
-from stashtrace.whole_files import read_whole, write_whole
+from stashtrace.text.units import duration_text, ranks_named, span_text
 
 #: The event of a window that is sealed, and of one that somebody asks for.
 CAPTURE = "capture"

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from stashtrace import _native
 from stashtrace.errors import FormatError
+from stashtrace.files.whole_files import whole_file
 from stashtrace.format.codec import encode
 from stashtrace.format.container import SEGMENT_HEADER, pack_head, pack_segment, padded
 from stashtrace.format.growing import LASTING, GrowingFile, GrowingRun, Holes, Range
@@ -39,9 +40,8 @@ from stashtrace.record.launchers import launchers
 from stashtrace.schema.kinds import BatchPhase, PhaseFlag, ProcessRole, SpanKind
 from stashtrace.schema.strings import ranks_of
 from stashtrace.schema.trace import LossRow
-from stashtrace.text import list_some
-from stashtrace.units import duration_text, ranks_named
-from stashtrace.whole_files import whole_file
+from stashtrace.text.prose import list_some
+from stashtrace.text.units import duration_text, ranks_named
 
 Rows = npt.NDArray[np.void]
 

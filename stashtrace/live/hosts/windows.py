@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import StashtraceError
+from stashtrace.files.run_facts import STACKS, read_host_facts
 from stashtrace.format.compact import write_packed
 from stashtrace.format.stash_file import StashFile
 from stashtrace.live import times
@@ -35,9 +36,8 @@ from stashtrace.live.hosts.requests import Request, asked_hosts, new_request_nam
 from stashtrace.live.hosts.shared_ranks import OtherHosts
 from stashtrace.live.state import Event
 from stashtrace.record.directory import RUN_FILE, WINDOWS_FOLDER, update_host_facts
-from stashtrace.run_facts import STACKS, read_host_facts
-from stashtrace.text import count_noun
-from stashtrace.units import bytes_text
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import bytes_text
 
 #: The most steps by which further triggers make an open window longer.
 LONGER_STEPS = 50

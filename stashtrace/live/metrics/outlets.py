@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from stashtrace import __version__
+from stashtrace.files.whole_files import give_mode, open_binary, whole_file
 from stashtrace.live import times
 from stashtrace.live.metrics.series import Distribution, Family, families_of
 from stashtrace.live.state import LiveState
-from stashtrace.scrubbing import scrub_urls
-from stashtrace.whole_files import give_mode, open_binary, whole_file
+from stashtrace.scrubbing.secrets import scrub_urls
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricsData

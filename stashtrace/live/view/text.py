@@ -24,9 +24,9 @@ from stashtrace.live.view.watched import HostView, LiveView, RankView
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.look import Look
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text, ranks_named, shortened, span_text
-from stashtrace.visible import visible_line
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, percent_text, ranks_named, shortened, span_text
+from stashtrace.text.visible import visible_line
 
 _INDENT = "  "
 #: Events that are shown at most, and lines where the height does not matter.

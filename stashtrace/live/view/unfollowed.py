@@ -16,6 +16,7 @@ import numpy as np
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import DataLossWarning, MissingDataError, StashtraceError
+from stashtrace.files.run_facts import LOOKS
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.format.reader import open_run
@@ -29,11 +30,10 @@ from stashtrace.live.triggers import StuckTrigger
 from stashtrace.loading.load import is_foreign, load_trace
 from stashtrace.record.directory import trace_files, update_host_facts
 from stashtrace.record.launchers import own_place
-from stashtrace.run_facts import LOOKS
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.status_text import describe_stuck
-from stashtrace.text import list_some
+from stashtrace.text.prose import list_some
 
 #: Share of one core that looking at a run may take which is followed in memory; rounds are further apart if need be.
 _CPU_RATIO = 0.1

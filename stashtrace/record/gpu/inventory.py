@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stashtrace.files.run_facts import GPU_INVENTORY, json_object, valid_facts
 from stashtrace.record.environment import untraced_environment
 from stashtrace.record.launchers import launchers
-from stashtrace.run_facts import GPU_INVENTORY, json_object, valid_facts
 
 #: What to do where the package is missing.
 INSTALL = "`pip install 'stashtrace[gpu]'`"

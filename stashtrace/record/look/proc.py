@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from stashtrace.record.look.model import Look, ThreadLook
 from stashtrace.record.look.stacks import Stacks, read_stacks
-from stashtrace.scrubbing import scrub_arguments
+from stashtrace.scrubbing.secrets import scrub_arguments
 
 #: (name, whether its first argument is a descriptor, number on x86-64, number on aarch64); -1: it has none there.
 _CALLS = (

@@ -21,7 +21,7 @@ from typing import Any
 
 from stashtrace.record.look.proc import own_tid
 from stashtrace.record.look.stacks import PROGRAM, find_program, read_stacks, reason_of
-from stashtrace.scrubbing import scrub_arguments
+from stashtrace.scrubbing.secrets import scrub_arguments
 
 PERIOD_NS = 10_000_000
 #: Processes that are sampled at once; the others are left out.

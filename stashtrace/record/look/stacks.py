@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from stashtrace.scrubbing import scrub_arguments
+from stashtrace.scrubbing.secrets import scrub_arguments
 
 PROGRAM = "py-spy"
 _LIMIT_S = 5.0

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.replay.advice.policy import POLICY
-from stashtrace.text import wrap
-from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.text.prose import wrap
+from stashtrace.text.units import bytes_text, duration_text, percent_text
 
 if TYPE_CHECKING:
     from stashtrace.replay.advice.choose_remedies import Advice

@@ -45,7 +45,7 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary as text_of
 from stashtrace.summary.words import Row
-from stashtrace.text import count_noun
+from stashtrace.text.prose import count_noun
 
 CAUSES = schema(
     "causes",

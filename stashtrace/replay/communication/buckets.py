@@ -29,7 +29,7 @@ from stashtrace.replay.communication.overlap import are_made_of, bucket_ends, di
 from stashtrace.schema.groupby import GroupBy, order_by
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.trace import Trace
-from stashtrace.units import bytes_text
+from stashtrace.text.units import bytes_text
 
 #: Latency can be distinguished from bandwidth if the largest message is this many times the smallest one.
 _SPREAD = 4.0

@@ -23,7 +23,7 @@ from stashtrace.replay.communication.messages import DdpFacts, Messages, gradien
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.stall_kinds import COLUMN_OF, COLUMNS
 from stashtrace.schema.trace import Trace
-from stashtrace.text import plural
+from stashtrace.text.prose import plural
 
 #: Sizes of the forecast, ``bucket_cap_mb`` of DistributedDataParallel in MiB. All in one message is added.
 BUCKETS_MIB = (1, 4, 25, 100)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from stashtrace.replay.communication.communication_model import BucketForecast, CommunicationModel, LinkFit
-from stashtrace.text import align, plural, wrap
-from stashtrace.units import bytes_text, duration_text, percent_text
+from stashtrace.text.prose import align, plural, wrap
+from stashtrace.text.units import bytes_text, duration_text, percent_text
 
 #: Sizes of an operation that the page shows; JSON has all.
 _MOST_SIZES = 16

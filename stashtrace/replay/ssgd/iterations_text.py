@@ -8,8 +8,8 @@ from typing import Any
 
 from stashtrace.replay.ssgd.iteration_study import Merge, Study
 from stashtrace.replay.ssgd.tasks import WAIT_FREE
-from stashtrace.text import align
-from stashtrace.units import bytes_text, duration_text, shortened
+from stashtrace.text.prose import align
+from stashtrace.text.units import bytes_text, duration_text, shortened
 
 #: Messages of a merge that are listed; if there are more, the first and the last of them.
 _MOST_MESSAGES = 12

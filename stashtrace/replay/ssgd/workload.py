@@ -27,7 +27,7 @@ import numpy as np
 from stashtrace.analysis.intervals import Floats, Int64
 from stashtrace.analysis.steps.steps import counted_steps, steps
 from stashtrace.errors import FormatError, MissingDataError, UsageError
-from stashtrace.output_files import complete_file
+from stashtrace.files.whole_files import complete_file
 from stashtrace.replay.communication.messages import Messages, gradient_messages
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table

@@ -21,8 +21,8 @@ from stashtrace.report.page.page_words import (
     sentence,
 )
 from stashtrace.schema.stall_kinds import COLUMN_LABELS
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, percent_text
 
 #: Verdicts that are open, of a job that ended well; the others are folded in, as the summary counts them.
 _OPEN = 3

@@ -33,8 +33,8 @@ from stashtrace.schema.groupby import GroupBy, RowsBy
 from stashtrace.schema.stall_kinds import STALL_KINDS, WORKER_KINDS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text, range_text, ranks_in
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, percent_text, range_text, ranks_in
 
 #: Shorter parts of the whole would be less than two pixels wide on a wide screen: they are not drawn.
 LEAST_RATIO = 0.002

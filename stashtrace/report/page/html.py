@@ -17,7 +17,7 @@ from itertools import zip_longest
 from typing import Any
 
 from stashtrace.schema.stall_kinds import COLUMNS, STALL_KINDS
-from stashtrace.visible import finite, visible_line
+from stashtrace.text.visible import finite, visible_line
 
 #: A cell with a longer text is a sentence, and has room for it.
 _LONG = 40

@@ -29,8 +29,8 @@ from stashtrace.report.page.budget_and_steps import budget_part, curve_part, end
 from stashtrace.report.page.flame_graphs import flames_part
 from stashtrace.report.page.html import embedded_json, own_file, paragraph, tag, text, whole_page
 from stashtrace.report.page.page_words import claims_of, link_method_text, sentence, title_around, wait_how
-from stashtrace.units import bytes_text, duration_text, percent_text
-from stashtrace.visible import markdown_code
+from stashtrace.text.units import bytes_text, duration_text, percent_text
+from stashtrace.text.visible import markdown_code
 
 
 def waits_part(facts: dict[str, Any]) -> list[Block | None]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from stashtrace.report.steps_over_time import CLASSES
 from stashtrace.schema.stall_kinds import KIND_LABELS
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, percent_text
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, percent_text
 
 #: Kind of time -> what a person calls it.
 KINDS = KIND_LABELS

@@ -13,7 +13,7 @@ from typing import Any
 from stashtrace.report.page.html import percent_of, square, style, swatch, tag, text
 from stashtrace.report.page.page_words import KINDS
 from stashtrace.report.steps_over_time import class_of
-from stashtrace.units import duration_text, shortened
+from stashtrace.text.units import duration_text, shortened
 
 #: Heights in pixels: a lane of a cut-out with its title, the bar in it, the scale below.
 _LANE, _TITLE, _BAR, _SCALE = 46, 17, 20, 22

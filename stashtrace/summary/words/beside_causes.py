@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.summary.words import Finding, Row, evidence_texts
-from stashtrace.units import named_ranks, ranks_in
+from stashtrace.text.units import named_ranks, ranks_in
 
 #: Column of the budget -> evidence that says more of a cause than its own row; of the others the row says it.
 _DETAILS = {

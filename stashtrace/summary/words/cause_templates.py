@@ -12,8 +12,8 @@ from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import Row
 from stashtrace.summary.words.policy import POLICY
-from stashtrace.text import count_noun, ordinal
-from stashtrace.units import (
+from stashtrace.text.prose import count_noun, ordinal
+from stashtrace.text.units import (
     bytes_text,
     duration_text,
     filled,

@@ -17,7 +17,7 @@ from stashtrace.schema.kinds import CollectiveOp, ElementType, SpanKind, TrackKi
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary
 from stashtrace.summary.words import claim_text, evidence_texts, findings_of
-from stashtrace.units import ranks_in
+from stashtrace.text.units import ranks_in
 
 TP, PP = 0x11, 0x22
 

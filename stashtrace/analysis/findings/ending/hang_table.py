@@ -20,7 +20,7 @@ from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import ranks_in
+from stashtrace.text.units import ranks_in
 
 HANG = schema(
     "hang",

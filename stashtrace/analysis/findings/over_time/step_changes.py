@@ -18,7 +18,7 @@ from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, schema
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import ranks_text
+from stashtrace.text.units import ranks_text
 
 OVER_TIME = schema(
     "over_time",

@@ -23,7 +23,7 @@ from stashtrace.analysis.steps.steps import rank_and_steps
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import run_facts
-from stashtrace.units import percent_text, ranks_text
+from stashtrace.text.units import percent_text, ranks_text
 
 
 @dataclass(frozen=True, slots=True)

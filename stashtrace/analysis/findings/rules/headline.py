@@ -29,8 +29,8 @@ from stashtrace.analysis.steps.training_loop import QUIET_KINDS
 from stashtrace.schema.kinds import Phase, PhaseFlag
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.text import plural
-from stashtrace.units import ranks_text
+from stashtrace.text.prose import plural
+from stashtrace.text.units import ranks_text
 
 
 def doubt_claims(facts: RunFacts) -> list[Claim]:

@@ -28,7 +28,7 @@ from stashtrace.analysis.steps.window import window_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import Phase, PhaseFlag, ProcessRole
 from stashtrace.schema.trace import Trace, run_facts
-from stashtrace.units import few_ranks, ranks_text
+from stashtrace.text.units import few_ranks, ranks_text
 
 
 def uneven_claims(facts: RunFacts) -> list[Claim]:

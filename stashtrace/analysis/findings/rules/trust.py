@@ -31,7 +31,7 @@ from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import SYNCHRONISING_OPS, CollectiveSource, ThreadRole, TrackKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, Trace, run_facts
-from stashtrace.units import percent_text, range_text
+from stashtrace.text.units import percent_text, range_text
 
 #: Parts of the tracing's cost.
 _PROBES, _THREADS = "probes", "recorder threads"

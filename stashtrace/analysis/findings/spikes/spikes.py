@@ -33,7 +33,7 @@ from stashtrace.schema.kinds import BatchPhase, TrackKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import ranks_text
+from stashtrace.text.units import ranks_text
 
 SPIKES = schema(
     "spikes",

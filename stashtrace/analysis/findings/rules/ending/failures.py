@@ -33,7 +33,7 @@ from stashtrace.record.host import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace, run_facts
-from stashtrace.units import filled, ranks_text
+from stashtrace.text.units import filled, ranks_text
 
 #: A process that leaves with one of these was ended by SIGTERM or Ctrl-C, as a rule by its launcher.
 _TOLD_TO_END = ("SIGTERM", "SIGINT")

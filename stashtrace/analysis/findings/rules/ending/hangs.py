@@ -45,7 +45,7 @@ from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.record.look.model import DEVICE_RUNS, ENTERED, MOVES, OTHERS_RUN, RECORDS, RUNS
 from stashtrace.schema.kinds import ElementType
 from stashtrace.schema.trace import Trace, run_facts
-from stashtrace.units import ranks_text
+from stashtrace.text.units import ranks_text
 
 #: Importer of dumps that are written when a job hangs.
 _DUMPS = "flight_recorder"

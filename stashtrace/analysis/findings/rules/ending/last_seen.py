@@ -29,7 +29,7 @@ from stashtrace.analysis.findings.ending.looked import (
 from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.record.look.model import STANDS_STILL, Look, ThreadLook
 from stashtrace.schema.trace import Trace
-from stashtrace.units import operation, shortened
+from stashtrace.text.units import operation, shortened
 
 #: Kind of an activity -> what it is, and that it is done.
 _ACTIVITIES = {

@@ -31,7 +31,7 @@ from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import bytes_text, duration_text, ranks_text
+from stashtrace.text.units import bytes_text, duration_text, ranks_text
 
 #: Part of the making of a batch -> what follows "5 ms of it".
 PART_WORDS = {

@@ -33,8 +33,8 @@ from stashtrace.schema.kinds import IoFlag, IoOp, StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import HOST_NOT_RECORDED, OPERATORS_RECORDED, Trace
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, shortened
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, shortened
 
 #: Call that blocks -> what follows "5 ms of it"; the same for parts of the time that a batch takes.
 BLOCKED_WORDS = {

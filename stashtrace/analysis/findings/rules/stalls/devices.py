@@ -27,7 +27,7 @@ from stashtrace.schema.kinds import Bracket, BracketFlag, CopyDirection, StallKi
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.units import bytes_text
+from stashtrace.text.units import bytes_text
 
 _BETWEEN = (CopyDirection.HOST_TO_DEVICE, CopyDirection.DEVICE_TO_HOST, CopyDirection.UNKNOWN)
 #: What is behind a call, by the end of its name without underscores; the first that fits decides.

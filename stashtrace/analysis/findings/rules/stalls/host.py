@@ -33,7 +33,7 @@ from stashtrace.analysis.steps.steps import rank_and_steps
 from stashtrace.analysis.steps.threads import StepThread
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.units import duration_text, percent_text, shortened
+from stashtrace.text.units import duration_text, percent_text, shortened
 
 #: Kinds of the column ``host`` in which a device stands idle.
 _OF_DEVICES = ("sync", "launch")

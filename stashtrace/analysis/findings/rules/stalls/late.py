@@ -26,7 +26,7 @@ from stashtrace.analysis.stragglers.pipeline_stages import Stages, stages_of
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.units import operation, part_text
+from stashtrace.text.units import operation, part_text
 
 
 def late_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:

@@ -26,8 +26,8 @@ from stashtrace.errors import ForeignCalibrationWarning, FormatError
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
-from stashtrace.text import plural
-from stashtrace.units import bytes_text, ranks_text
+from stashtrace.text.prose import plural
+from stashtrace.text.units import bytes_text, ranks_text
 
 _PLACES = {"network": "over the network", "interconnect": "between ranks of one host", "unknown": "between ranks"}
 #: Reason of ``transfer_certainty`` -> why a part may be waiting.

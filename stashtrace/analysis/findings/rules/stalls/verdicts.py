@@ -36,7 +36,7 @@ from stashtrace.errors import guarded
 from stashtrace.schema.kinds import Phase, ProcessRole
 from stashtrace.schema.stall_kinds import COLUMNS
 from stashtrace.schema.trace import DEVICE_WORK_NOT_READ
-from stashtrace.units import percent_text, ranks_text
+from stashtrace.text.units import percent_text, ranks_text
 
 
 def _save_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:

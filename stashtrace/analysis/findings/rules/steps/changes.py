@@ -13,8 +13,8 @@ from typing import Any
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, claim, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.schema.table import Table
-from stashtrace.text import ordinal
-from stashtrace.units import duration_text, filled
+from stashtrace.text.prose import ordinal
+from stashtrace.text.units import duration_text, filled
 
 Row = dict[str, Any]
 

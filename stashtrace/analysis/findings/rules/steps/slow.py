@@ -25,8 +25,8 @@ from stashtrace.analysis.steps.step_time import step_lengths
 from stashtrace.schema.kinds import StallKind
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
-from stashtrace.text import count_noun
-from stashtrace.units import duration_text, is_several, ranks_in, ranks_text, shortened
+from stashtrace.text.prose import count_noun
+from stashtrace.text.units import duration_text, is_several, ranks_in, ranks_text, shortened
 
 #: Name of the claim about one step of a job that runs.
 AS_IT_RUNS = "as_it_runs"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stashtrace.errors import UsageError
-from stashtrace.text import count_noun
+from stashtrace.text.prose import count_noun
 
 _TIME_UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "us"))
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "KB"))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.errors import FormatError, MissingDataError, UnsupportedVersionError
-from stashtrace.run_facts import json_object
-from stashtrace.whole_files import read_text
+from stashtrace.files.run_facts import json_object
+from stashtrace.files.whole_files import read_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from stashtrace.errors import FormatError
-from stashtrace.units import bytes_text
-from stashtrace.whole_files import FREE_BYTES, MOST_EXPANSION, open_regular
+from stashtrace.files.whole_files import FREE_BYTES, MOST_EXPANSION, open_regular
+from stashtrace.text.units import bytes_text
 
 if TYPE_CHECKING:
     import pyarrow

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stashtrace.scrubbing import RANK_VARIABLES, SCRUBBED, is_secret, scrub_arguments, scrub_urls
+from stashtrace.scrubbing.secrets import RANK_VARIABLES, SCRUBBED, is_secret, scrub_arguments, scrub_urls
 
 _ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR", "PET_RDZV_ENDPOINT")
 #: A scrubbed value of this length or more is taken out wherever else it stands; a shorter one may be a common word.

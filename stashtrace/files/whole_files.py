@@ -26,6 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from stashtrace.errors import OutputError
+
 #: Files whose mode a new one next to them follows.
 _EXAMPLES = ("run.json", "characterization.json")
 #: Bytes of a file that is read as a whole: descriptions of runs, states, baselines, tables of settings. The run.json of
@@ -284,3 +286,27 @@ def read_text(path: str | os.PathLike[str], errors: str = "strict", most_bytes: 
     """Return the text of a regular file in UTF-8; lines end as they do in a text file."""
     text = read_whole(path, most_bytes).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@contextmanager
+def complete_file(path: Path, hint: str = "choose another file with -o") -> Iterator[Path]:
+    """As :func:`whole_file`, for a file that the user named: with a hint in its errors.
+
+    Raises OutputError if the system refuses: no such folder, no permission, disk full.
+    """
+    with written_to(path, hint), whole_file(path) as partial:
+        yield partial
+
+
+@contextmanager
+def written_to(path: Path, hint: str) -> Iterator[None]:
+    """Raise what the system refuses inside as OutputError about a file or folder that is written there.
+
+    Raises OutputError: in place of an OSError. A broken pipe stays one.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", hint=hint) from error

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stashtrace.whole_files import read_whole
+from stashtrace.files.whole_files import read_whole
 
 #: Name of the inventory of GPUs among the facts of a launcher.
 GPU_INVENTORY = "gpu_inventory"

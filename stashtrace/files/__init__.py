@@ -1,0 +1,1 @@
+"""Read and write files that others may have made or may read at once: whole, bounded, checked."""

@@ -1,0 +1,1 @@
+"""Take secrets out of what is stored, and replace names where a run is given away."""
