@@ -165,3 +165,9 @@ def raised(wanted: bool = True) -> Iterator[None]:
         yield
     finally:
         _are_wanted = before
+
+
+def one_line(error: BaseException) -> str:
+    """Return type and first line of an error."""
+    message = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from stashtrace.errors import PluginError, PluginWarning, StashtraceError, UsageError
+from stashtrace.errors import PluginError, PluginWarning, StashtraceError, UsageError, one_line
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -144,12 +144,6 @@ def require_options(what: str, function: Callable[..., object], options: Mapping
         known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY or p.default is not p.empty]
         hint = f"it takes {', '.join(known)}" if known else "leave it out"
         raise UsageError(f"{what} has no option {unknown!r}", hint=hint)
-
-
-def one_line(error: BaseException) -> str:
-    """Return type and first line of an error."""
-    message = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def warn(text: str) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from stashtrace.errors import PluginError
+from stashtrace.errors import PluginError, one_line
 from stashtrace.importers.import_context import ImportContext
 from stashtrace.importers.source import Source
-from stashtrace.registry import Plugin, Registry, one_line, warn
+from stashtrace.registry import Plugin, Registry, warn
 
 #: (name, module, one-line help).
 IMPORTERS: tuple[tuple[str, str, str], ...] = (

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.errors import MissingDataError, StashtraceError, UsageError, one_line
 from stashtrace.fleet import analyze as fleet
 from stashtrace.loading.load import load_trace
-from stashtrace.registry import one_line
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import Column, Schema
 from stashtrace.schema.events import TABLES

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stashtrace import _native
-from stashtrace.errors import MissingDataError, StashtraceError, UsageError
+from stashtrace.errors import MissingDataError, StashtraceError, UsageError, one_line
 from stashtrace.exporters.registry import Exported, check_options
 from stashtrace.files.whole_files import complete_file
-from stashtrace.registry import one_line
 from stashtrace.schema.kinds import ProcessRole, Severity
 from stashtrace.schema.trace import Trace
 from stashtrace.text.units import duration_text

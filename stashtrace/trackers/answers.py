@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from stashtrace.analysis.findings import Summary, summarize
-from stashtrace.errors import MissingDataError, OutputError
-from stashtrace.registry import one_line
+from stashtrace.errors import MissingDataError, OutputError, one_line
 from stashtrace.replay.causes import what_to_do_first
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace

@@ -109,7 +109,7 @@ def test_causes(level: str, kind: str) -> None:
         for ranks in ("1", "0,2") if level == "peers" else ("", "1"):
             row = {**_CAUSE, "where": where, "level": level, "kind": kind, "ranks": ranks, "sure": "likely"}
             said = cause_text(row, "./run")
-            assert "saves 1.00 ms a step (10 %; 1.00 ms in another run)" in said
+            assert "saves 1.00 ms a step (10 %; expect 1.00 ms)" in said
             assert "fault of stashtrace" not in said
 
 

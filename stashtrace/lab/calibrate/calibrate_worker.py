@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from stashtrace.errors import MissingDataError
+from stashtrace.errors import MissingDataError, one_line
 from stashtrace.files.whole_files import write_whole
 from stashtrace.lab.machine import Used
-from stashtrace.registry import one_line
 
 #: Small messages are cheap and scatter most, so they come more often in a round.
 _SMALL_BYTES = 65536

@@ -290,7 +290,7 @@ def _waits(row: Row) -> str:
 
 
 def _saving(row: Row, path: str) -> str:
-    """Return what to do about a cause, what that saves of this run, and of another one."""
+    """Return what to do about a cause, what that saves of this run, and what to expect of the next one."""
     if row["saved_ns"] < 0:
         most = f"{duration_text(row['saved_high_ns'])}{_a_step(row)} ({percent_text(row['high_ratio'])})"
         return f"{_do(row)}: may save up to {most}"
@@ -299,10 +299,10 @@ def _saving(row: Row, path: str) -> str:
         saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} of this run ({share})"
         return f"{_do(row)}: saves {saved}; of another run only if it comes again"
     least, most = (duration_text(row[name]) for name in ("saved_low_ns", "saved_high_ns"))
-    another = f"{range_text(least, most)} in another run" if row["saved_low_ns"] > 0 else f"up to {most} in another run"
+    expected = f"expect {range_text(least, most)}" if row["saved_low_ns"] > 0 else f"expect up to {most}"
     command = f"; `stashtrace whatif {path} {row['change']}`" if row["change"] else ""
     more = "; waits for it get shorter too" if _saves_more_than_itself(row) else ""
-    saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} ({share}; {another}{more})"
+    saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} ({share}; {expected}{more})"
     return f"{_do(row)}: {_SAVES[row['sure']]} {saved}{command}"
 
 
