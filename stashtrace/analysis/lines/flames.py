@@ -187,3 +187,8 @@ class _Nodes:
         self.function = int64(np.append(self.function, self._functions_count + functions.number))
         self._functions_count += len(functions)
         self.columns = [int64(np.append(*pair)) for pair in zip(self.columns, (name, path, line, leaf), strict=True)]
+
+
+def unseen_share(samples_count: int) -> float:
+    """Return the share that a function may have, with 95 % confidence, of which no sample was taken."""
+    return float(wilson(int64([0]), int64([samples_count]))[1][0])

@@ -17,13 +17,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from stashtrace.analysis.intervals import int64
 from stashtrace.analysis.lines.between_ranks import longer_lines
-from stashtrace.analysis.lines.flames import flames
+from stashtrace.analysis.lines.flames import flames, unseen_share
 from stashtrace.analysis.lines.lines import costliest_rows
 from stashtrace.analysis.lines.place_times import STEP, WORKER
 from stashtrace.analysis.lines.user_frames import place_of
-from stashtrace.calibration.noise import wilson
 from stashtrace.report import blocks
 from stashtrace.report.blocks import Block, Command, Fold, Listing, Paragraph, Picture, how, html_of
 from stashtrace.report.page.budget_and_steps import group_title
@@ -184,7 +182,7 @@ def _difference(trace: Trace, own: Table) -> dict[str, Any] | None:
 
 def _unseen_ns(root: _Node) -> int:
     """Return how long a function may take, with 95 % confidence, that no sample of a kind saw."""
-    return round(root.time_ns * float(wilson(int64([0]), int64([root.samples_count]))[1][0]))
+    return round(root.time_ns * unseen_share(root.samples_count))
 
 
 def _graph(kinds: dict[str, _Node]) -> dict[str, Any]:
