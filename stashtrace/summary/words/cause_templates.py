@@ -51,8 +51,8 @@ _DOES = {
     ),
     "checkpoint": ("writes checkpoints", "write checkpoints"),
     "loads": ("is in loads and saves of checkpoints", "are in loads and saves of checkpoints"),
-    "launch": ("keeps its host busy", "keep their hosts busy"),
-    "sync": ("keeps its host busy", "keep their hosts busy"),
+    "launch": ("is launch bound for", "are launch bound for"),
+    "sync": ("leaves its device idle around blocking calls for", "leave their devices idle around blocking calls for"),
     "python": ("runs code of the loop", "run code of the loop"),
     "compile": ("compiles (torch.compile)", "compile (torch.compile)"),
     "objects": ("exchanges Python objects", "exchange Python objects"),
@@ -299,7 +299,7 @@ def _saving(row: Row, path: str) -> str:
         saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} of this run ({share})"
         return f"{_do(row)}: saves {saved}; of another run only if it comes again"
     least, most = (duration_text(row[name]) for name in ("saved_low_ns", "saved_high_ns"))
-    expected = f"expect {range_text(least, most)}" if row["saved_low_ns"] > 0 else f"expect up to {most}"
+    expected = f"expect {range_text(least, most)}" if row["saved_low_ns"] > 0 else f"at most {most}"
     command = f"; `stashtrace whatif {path} {row['change']}`" if row["change"] else ""
     more = "; waits for it get shorter too" if _saves_more_than_itself(row) else ""
     saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} ({share}; {expected}{more})"
