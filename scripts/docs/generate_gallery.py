@@ -101,8 +101,8 @@ GALLERY = (
     ),
     Shown(
         "own/turns",
-        "Two ranks wait for each other by turns",
-        OURS + ": the two ranks sleep by turns, one in each step",
+        "Two ranks wait for each other alternately",
+        OURS + ": the two ranks sleep alternately, one in each step",
         "Neither rank is the slow one: each is late in half of the steps.",
     ),
     Shown(

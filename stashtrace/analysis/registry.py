@@ -32,7 +32,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     (
         "spikes",
         "stashtrace.analysis.findings.spikes.spikes:spikes",
-        "slow steps: whose time grew, and what was beside it",
+        "slow steps: whose time grew, and what happened in them",
     ),
     (
         "breakdown",
@@ -64,7 +64,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     (
         "link_efficiency",
         "stashtrace.analysis.links.bandwidth:link_efficiency",
-        "transfers beside what the link can do",
+        "transfers, and what the link can do",
     ),
     (
         "stragglers",
@@ -84,7 +84,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("late", "stashtrace.analysis.stragglers.late:late", "costliest waits in collectives, who was late, and why"),
     ("late_ranks", "stashtrace.analysis.stragglers.late:late_ranks", "who is late again and again, per process group"),
     ("pipeline", "stashtrace.analysis.stragglers.pipeline:pipeline", "bubbles of pipeline stages, per step"),
-    ("slowdown", "stashtrace.replay.slowdown:slowdown", "what it costs that ranks are not alike, by cause"),
+    ("slowdown", "stashtrace.replay.slowdown:slowdown", "what it costs that ranks differ, by cause"),
     ("causes", "stashtrace.replay.causes.causes_table:causes", "what makes steps long, by what its removal saves"),
     (
         "critical_path",
@@ -150,7 +150,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.analysis.findings.ending.hang_table:hang",
         "which rank others wait for, since when, what it does",
     ),
-    ("agreement", "stashtrace.analysis.stalls.hidden:agreement", "stalls by brackets beside stalls by kernels"),
+    ("agreement", "stashtrace.analysis.stalls.hidden:agreement", "stalls by brackets against stalls by kernels"),
     ("stall_intervals", "stashtrace.analysis.stalls.budget:stall_intervals", "the same attribution as intervals"),
 )
 #: What a person asks, and the analyses that answer it; each stands in one place.

@@ -140,7 +140,7 @@ def other_work_lines(other: OtherWork, step_ns: float) -> list[str]:
 def other_work_text(other: OtherWork) -> str:
     """Say what other work on the machine can explain of a change."""
     amount, more = duration_text(abs(other.added_ns)), other.added_ns > 0
-    advice = "record on a machine without other work, or by turns (`stashtrace check --rerun`)"
+    advice = "record on a machine without other work, or alternately (`stashtrace check --rerun`)"
     if not other.is_known:
         return (
             f"ranks or their workers waited for a CPU for {amount} {'more' if more else 'less'} of a step:"

@@ -31,7 +31,7 @@ _HEAD = ("", "before", "after", "growth of step", "95 % bounds", "allowed", "cou
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command that records both jobs by turns, to decide an inconclusive comparison."""
+    """A command that records both jobs alternately, to decide an inconclusive comparison."""
 
     #: For a shell.
     text: str
@@ -153,7 +153,7 @@ def notes(gate: Gate) -> list[str]:
     elif first.change.source == "steps":
         lines = ["run-to-run allowance: none, by --allowance; the bounds are those of the steps alone"]
     else:
-        source = "the differences of runs made by turns" if first.change.source == "rounds" else "the means of the runs"
+        source = "the differences of runs made alternately" if first.change.source == "rounds" else "the means of the runs"
         lines = [f"run-to-run allowance: none needed, as the bounds are those of {source}"]
     lines.insert(0, base)
     seen = [
@@ -295,7 +295,7 @@ def _decided_by(judged: Judged, step_ns: float) -> str:
     if needs.steps_count:
         ways.append(f"{needs.steps_count:,} steps a run")
     if needs.runs_count:
-        ways.append(f"{needs.runs_count} runs a side by turns")
+        ways.append(f"{needs.runs_count} alternating runs a side")
     if not ways:
         return "the growth is too near to the limit for any reasonable number of runs"
     limit, growth = (_percent(ns, step_ns) for ns in (judged.limit_ns, needs.told_ns))

@@ -135,7 +135,7 @@ class TestWhatWouldDecide:
         folder, words = self.pasted(out)
         assert folder == str(tmp_path / "new dir")
         rounds = int(words[words.index("--rerun") + 1])
-        assert f"{rounds} runs a side by turns would separate" in out
+        assert f"{rounds} alternating runs a side would separate" in out
         assert words[words.index("--before") + 1] == shlex.join(old)
         assert words[words.index("--before-dir") + 1] == str(tmp_path / "old 'dir")
         assert words[words.index("--") + 1 :] == new

@@ -115,7 +115,7 @@ def test_a_rank_is_named_if_it_grew_by_more_than_the_others() -> None:
 def test_inconclusive_says_what_would_decide() -> None:
     (few,) = sentences(gate(side(40, steps=20, spread=0.1), side(44, steps=20, spread=0.1)))
     assert re.search(
-        r"about [\d,]+ steps a run or \d+ runs a side by turns would separate \+10\.0 % from \+5\.0 %$", few
+        r"about [\d,]+ steps a run or \d+ alternating runs a side would separate \+10\.0 % from \+5\.0 %$", few
     )
     (single,) = sentences(gate(side(40, steps=1), side(80, steps=1)))
     ending = ", too few to show how steps spread: record 10 or more"
@@ -130,7 +130,7 @@ def test_inconclusive_says_what_would_decide() -> None:
     (waited,) = sentences(gate(quiet, busy))
     assert re.search(
         r"^inconclusive: .*, at least \+2\d\.\d %; step\+5% allows 5 %, but ranks or their workers waited for a CPU for"
-        r" 9\.00 ms more of a step: .* by turns \(`stashtrace check --rerun`\)$",
+        r" 9\.00 ms more of a step: .* alternately \(`stashtrace check --rerun`\)$",
         waited,
     )
     (idle,) = sentences(gate(busy, quiet, "step+0%"))
@@ -139,9 +139,9 @@ def test_inconclusive_says_what_would_decide() -> None:
         idle,
     )
     (near,) = sentences(gate(side(40, steps=3000), side(42.4, steps=3000)))
-    assert re.search(r": about \d+ runs a side by turns would separate \+\d\.\d % from \+5\.0 %$", near)
+    assert re.search(r": about \d+ alternating runs a side would separate \+\d\.\d % from \+5\.0 %$", near)
     (equal,) = sentences(gate(side(40, steps=3000), side(39.9, steps=3000), "step+1%"))
-    assert equal.endswith(" runs a side by turns would separate no growth from +1.0 %")
+    assert equal.endswith(" alternating runs a side would separate no growth from +1.0 %")
     (hidden,) = sentences(gate(side(40, steps=20, spread=3), side(41, steps=20, spread=3)))
     assert hidden.endswith(
         ": it would take more than 30 runs a side, as the machine's spread hides the growth:"
@@ -157,7 +157,7 @@ def test_a_busy_machine_is_named_with_what_it_can_explain() -> None:
     (busy,) = sentences(gate(quiet, using(160, 150, 1.4, 0.0)))
     assert re.search(
         r"but the machine was busier: programs outside the job used 0\.1 CPUs before and 1\.4 after; that can explain"
-        r" up to 148 ms of a step, so record on a machine without other work, or by turns"
+        r" up to 148 ms of a step, so record on a machine without other work, or alternately"
         r" \(`stashtrace check --rerun`\)$",
         busy,
     )
@@ -270,7 +270,7 @@ def test_the_allowance_is_told() -> None:
     three = "\n".join(gate_lines(gate(side(40, 41, 42), side(40, 41, 42))))
     assert "none needed, as the bounds are those of the means of the runs" in three
     turns = "\n".join(gate_lines(gate(side(40, 41, 42), side(40, 41, 42), by_turns=True)))
-    assert "the differences of runs made by turns" in turns
+    assert "the differences of runs made alternately" in turns
 
 
 def test_jobs_that_do_not_compare() -> None:

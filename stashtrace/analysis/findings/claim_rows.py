@@ -73,7 +73,7 @@ BUDGETS = schema(
     "The bars of a summary: time of the counted steps of a rank by column; the columns of a rank sum to its step",
     RANK,
     col.word("host", "where it ran"),
-    col.word("step_kind", "validation or inference beside the steps that train; empty for these, or the only ones"),
+    col.word("step_kind", "validation or inference next to the steps that train; empty for these, or the only ones"),
     col.number("steps_count", "counted steps"),
     col.ns("step_ns", "mean length of a step"),
     col.ns("median_step_ns", "median length of a step"),

@@ -42,7 +42,7 @@ a part of one (prep, network), by its word or its id (straggler). Exit
 codes: 0 not worse, 1 worse beyond doubt, 4 not comparable, 5 inconclusive."""
 _EPILOG = """BASELINE is a name in the folder of --baselines, a baseline file, a run
 directory, or the URL of one of these. With --rerun, the job before (--before,
---before-dir) and COMMAND are recorded by turns, N times each, order changing.
+--before-dir) and COMMAND are recorded alternately, N times each, order changing.
 
 examples:
   stashtrace check ./stash-new --save-baseline main
@@ -73,7 +73,7 @@ def parser() -> Parser:
     add_value(parser, "--allowance", "PERCENT", allowance, read_percent)
     add_value(parser, "--baselines", "DIR", f"folder of baselines (default {DEFAULT_FOLDER})", default=DEFAULT_FOLDER)
     add_value(parser, "--save-baseline", "NAME", "keep the runs as a baseline; with --against, if not worse")
-    rerun = parser.add_argument_group("recording by turns")
+    rerun = parser.add_argument_group("recording alternately")
     add_value(rerun, "--rerun", "N", "record N times", read_whole)
     add_value(rerun, "--before", "CMD", "command of the job before (default: COMMAND)")
     add_value(rerun, "--before-dir", "DIR", "folder in which the job before runs, such as a git worktree")
@@ -120,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _command_that_decides(gate: Gate, given: argparse.Namespace) -> Command | None:
-    """Return a command that records both jobs by turns so often that they are likely to differ clearly.
+    """Return a command that records both jobs alternately, so often that they are likely to differ clearly.
 
     None if nothing is to be decided, no reasonable number of runs would do, or the recordings hold no commands that
     can be run again here.

@@ -116,7 +116,7 @@ def require_slow_worker(graph: Graph, change: Change) -> None:
         return
     raise MissingDataError(
         f"{change}: no worker of this run clearly takes longer for its batches than the others of its rank",
-        hint="prep=x0.5 makes the batches of all workers quicker",
+        hint="prep=x0.5 makes the batches of all workers faster",
     )
 
 

@@ -88,7 +88,7 @@ _THAN = {
     "usual": " longer than usual",
 }
 #: What all ranks do, now one of them longer and now another one.
-_UNEVENLY = " longer than the mean of the ranks, by turns"
+_UNEVENLY = " longer than the mean of the ranks, alternately"
 _EVENLY = "the same amount of work for each rank in each step (batches of even cost)"
 _AS = {
     "peers": "as fast as the others",

@@ -141,7 +141,7 @@ def _makers_not_recorded(trace: Trace, rank: int) -> list[Evidence]:
     own = batches["worker_id"][batches["rank"] == rank]
     made = (batches["phase_code"][batches["rank"] == rank] == BatchPhase.FETCH).any()
     if (own == UNSEEN_WORKER).any():
-        said = "who made the batches is not in the recording: reading, decoding and hand-off cannot be told apart"
+        said = "who made the batches is not in the recording: reading, decoding and hand-off cannot be separated"
     elif (own == MAIN_PROCESS).any() and not (own >= 0).any() and not made:
         said = (
             "the step thread makes the batches itself (num_workers=0): this recording cannot tell reading from"
