@@ -153,7 +153,7 @@ def notes(gate: Gate) -> list[str]:
     elif first.change.source == "steps":
         lines = ["run-to-run allowance: none, by --allowance; the bounds are those of the steps alone"]
     else:
-        source = "the differences of runs made alternately" if first.change.source == "rounds" else "the means of the runs"
+        source = "differences of alternating runs" if first.change.source == "rounds" else "the means of the runs"
         lines = [f"run-to-run allowance: none needed, as the bounds are those of {source}"]
     lines.insert(0, base)
     seen = [

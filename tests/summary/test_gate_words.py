@@ -270,7 +270,7 @@ def test_the_allowance_is_told() -> None:
     three = "\n".join(gate_lines(gate(side(40, 41, 42), side(40, 41, 42))))
     assert "none needed, as the bounds are those of the means of the runs" in three
     turns = "\n".join(gate_lines(gate(side(40, 41, 42), side(40, 41, 42), by_turns=True)))
-    assert "the differences of runs made alternately" in turns
+    assert "differences of alternating runs" in turns
 
 
 def test_jobs_that_do_not_compare() -> None:
