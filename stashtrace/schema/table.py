@@ -291,10 +291,7 @@ class Table:
 
 
 class GrowingTable:
-    """A table made piece by piece. Columns grow in place, so that no row is held twice.
-
-    ``schema``: declares the columns.
-    """
+    """A table made piece by piece. Columns grow in place, so that no row is held twice."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema, self._count = schema, 0

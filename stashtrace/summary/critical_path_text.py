@@ -68,10 +68,8 @@ def critical_lines(path: CriticalPath) -> list[str]:
 
 def critical_sentence(path: CriticalPath) -> str:
     """Return a sentence with the at most three largest parts of the critical path; empty if no step counts.
-
     They are in their usual order if most steps have one. Percents are of the time of the path in the counted steps:
-    ``critical path: 41 % rank 3 data: prep -> 22 % all-reduce 0 -> 12 % rank 3 compute``
-    """
+    ``critical path: 41 % rank 3 data: prep -> 22 % all-reduce 0 -> 12 % rank 3 compute``"""
     return _sentence(path)
 
 
@@ -97,10 +95,8 @@ def _sentence(path: CriticalPath, kept: str = " ") -> str:
 
 def groups(shares: Table) -> list[Group]:
     """Group the rows of ``critical_share``, the largest group first.
-
     Each rank and kind is a group, and so is each operation. A kind of which no rank has half is one group of all ranks
-    instead, and transfers of which no operation has half are one group of all transfers of that kind.
-    """
+    instead, and transfers of which no operation has half are one group of all transfers of that kind."""
     found, total_ns = [], max(float(shares["held_ns"].sum()), 1.0)
     for kind in np.unique(_kinds(shares)).tolist():
         for is_transfer in (False, True):

@@ -10,9 +10,7 @@ from stashtrace.summary.words import claim_text, evidence_texts, findings_of
 
 def describe_stuck(trace: Trace, *, lives: bool = False) -> list[str]:
     """Return lines about how the job failed or stands still: who is waited for, who waits, what was done last.
-
-    Of one that still ``lives`` it is not said that it hung.
-    """
+    Of one that still ``lives`` it is not said that it hung."""
     lines = []
     for finding in findings_of(*tables_of(ending_claims(trace, lives=lives))):
         lines.append(claim_text(finding))

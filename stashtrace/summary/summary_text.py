@@ -46,11 +46,9 @@ def summary(
     trace: Trace, *, look: Look | None = None, shown: str = "", first: Table | None = None, everything: bool = False
 ) -> str:
     """Return the summary of a run as text.
-
     ``trace``: one run. ``look``: what the screen can show; by default 80 columns of UTF-8 without colour. ``shown``:
     the run directory as a person would type it in a command; by default the path of the trace. ``first``: rows of the
-    analysis ``causes``. Without, or where they name no cause, or for ``everything``, all findings are told.
-    """
+    analysis ``causes``. Without, or where they name no cause, or for ``everything``, all findings are told."""
     return render(summarize(trace), look or Look(), shown or shlex.quote(trace.path or "DIR"), first, everything)
 
 

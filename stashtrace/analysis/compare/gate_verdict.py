@@ -159,11 +159,9 @@ def judge(
     by_turns: bool = False,
 ) -> Gate:
     """Compare two jobs, and judge the conditions unless the jobs cannot be compared.
-
     ``allowed``: fields of :data:`stashtrace.analysis.compare.job_identity.DECIDING` that may differ.
     ``allowance_ratio``, ``by_turns``: as in :func:`stashtrace.analysis.compare.change.change_of`. Raises
-    MissingDataError if the steps before have no length.
-    """
+    MissingDataError if the steps before have no length."""
     differs = tuple(differences(before.facts, after.facts))
     refused = tuple(
         one for one in differs if one.is_known and one.field.name in DECIDING and one.field.name not in allowed
@@ -194,9 +192,7 @@ def judge(
 
 def other_work(before: Side, after: Side) -> OtherWork:
     """Return what other work on the machine can have added to the step after.
-
-    Where a recording does not show how much CPU time went to others, it may be all that waits for a CPU grew by.
-    """
+    Where a recording does not show how much CPU time went to others, it may be all that waits for a CPU grew by."""
     if before.cpus is not None and after.cpus is not None:
         return added_by_others(before.cpus, after.cpus, before.value(STEP, "mean"), after.value(STEP, "mean"))
     return OtherWork(_waits_grew_ns(before, after))

@@ -47,11 +47,9 @@ NO_NEEDS = Needs()
 
 def needs_of(before: Side, after: Side, change: Change, limit_ns: float, step_ns: float, run_ns: float) -> Needs:
     """Return what would decide an inconclusive condition.
-
     ``change``: of the kind that the condition is about. ``limit_ns``: growth that is allowed. ``step_ns``: the step
     before. ``run_ns``: by how much the means of equal runs differ beyond what their steps show, where too few runs show
-    it: their distance in 95 of 100 cases.
-    """
+    it: their distance in 95 of 100 cases."""
     if not math.isfinite(change.steps_ns):
         return NO_NEEDS
     widest_ns = max(limit_ns, _LEAST_RATIO * step_ns)

@@ -49,10 +49,8 @@ def function_means(
     ranks_count: float = 1,
 ) -> FunctionMeans:
     """Return the mean time of functions in the steps of each column.
-
     ``chosen``: amounts that count. ``function_number``: of each place. ``column``: of each amount. ``window``: number
-    of its step. ``windows_count``: steps of each column. ``ranks_count``: how many ranks a column is the mean of.
-    """
+    of its step. ``windows_count``: steps of each column. ``ranks_count``: how many ranks a column is the mean of."""
     names = ("kind", "place", "whole_ns", "exact_ns", "unseen_ns", "samples_count")
     rows = {name: getattr(times, name)[chosen] for name in names}
     column, count = column[chosen], len(windows_count)

@@ -30,9 +30,7 @@ from stashtrace.schema.trace import Trace
 
 def functions_of_run(trace: Trace) -> FunctionsOfRun | None:
     """Return the time of the user's functions in the steps that the step time of a run is made of, and in batches.
-
-    None if no stack was recorded in these steps. Raises MissingDataError if no rank has steps.
-    """
+    None if no stack was recorded in these steps. Raises MissingDataError if no rank has steps."""
     times = place_times(trace)
     if times is None:
         return None

@@ -132,9 +132,7 @@ def _ended_the_wait(
     place_of_wait: Int64,
 ) -> npt.NDArray[np.bool_]:
     """Return which samples are of a thread that ended the wait in which they were taken.
-
-    ``wait``: of each sample of the thread that waits, -1 in none.
-    """
+    ``wait``: of each sample of the thread that waits, -1 in none."""
     own = wait[active.look]
     ender, place = np.append(waits["gil_track_id"], -1)[wait], np.append(place_of_wait, -1)[own]
     locks = waits["wait_code"] == WaitOp.SEMAPHORE
@@ -162,9 +160,7 @@ def _stops(
     active: _Active, ended: npt.NDArray[np.bool_], ender: Int64, compared: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
     """Return which samples are of threads that run less than half as often while none waits for them.
-
-    ``ender``: of the wait of each sample of the thread that waits.
-    """
+    ``ender``: of the wait of each sample of the thread that waits."""
     threads, looks = GroupBy(active.track), GroupBy(ender)
     runs = threads.sum(int64(ended)) / np.maximum(np.append(looks.sizes, 0)[looks.find(threads.values)], 1)
     always = threads.sum(int64(compared[active.look])) / max(int(compared.sum()), 1)

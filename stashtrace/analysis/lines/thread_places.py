@@ -116,9 +116,7 @@ class ThreadPlaces:
 
 def exact_calls(spans: Table) -> tuple[LabelledIntervals, Int64]:
     """Return the long calls of a thread, of nested ones the innermost, and the row of ``stack_spans`` of each.
-
-    What a coroutine awaits stands for the calls by which its event loop waits.
-    """
+    What a coroutine awaits stands for the calls by which its event loop waits."""
     rows = np.flatnonzero(is_one_of(spans["cause_code"], _EXACT) & (spans["end_ns"] > spans["begin_ns"]))
     begin, end, is_awaited = spans["begin_ns"][rows], spans["end_ns"][rows], spans["cause_code"][rows] == _AWAITED
     if is_awaited.any():

@@ -226,10 +226,7 @@ def link_efficiency(
 
 
 def expected_transfers(trace: Trace, calibration: Calibration | None) -> ExpectedTransfers:
-    """Return how long the transfer of every collective should take.
-
-    ``trace``: any. ``calibration``: as :func:`calibration_of` finds it.
-    """
+    """Return how long the transfer of every collective should take."""
     table = trace.collectives
     expected, error = np.full(len(table), -1.0), np.full(len(table), -1.0)
     method = np.full(len(table), _NONE, dtype=np.int64)

@@ -78,10 +78,8 @@ def step_time_of(trace: Trace) -> StepTime | None:
 
 def step_time(steps: Table, counted: Table | None = None) -> StepTime:
     """Return the step time of a run.
-
     ``steps``: ``steps`` of all ranks. ``counted``: those of them that count, where they are known:
-    :func:`step_time_steps`.
-    """
+    :func:`step_time_steps`."""
     counted = step_time_steps(steps) if counted is None else counted
     lengths = step_lengths(counted)
     if not len(lengths):
