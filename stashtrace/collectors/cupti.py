@@ -68,7 +68,6 @@ def _kernel_names(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[st
 
 
 def _streams(rows: npt.NDArray[np.void], raw: RawProcess, streams: list[Stream], context: DecodeContext) -> Int64:
-    """Track of the stream of each row."""
     numbered = GroupBy(rows["device_index"].astype(np.int64) << 32 | rows["stream_index"])
     tracks = _by_launches(rows, numbered, raw, context)
     kernels_count = numbered.count(where=rows["work_code"] == DeviceWork.KERNEL)

@@ -158,7 +158,6 @@ def _columns(payload: bytes, row_bytes: int, row_count: int) -> Bytes:
 
 
 def _text_fields(dtype: np.dtype[np.void]) -> list[tuple[int, int]]:
-    """(offset, size) of each text."""
     assert dtype.fields is not None
     return [(dtype.fields[n][1], dtype[n].itemsize) for n in dtype.names or () if dtype[n].kind == "S"]
 

@@ -213,7 +213,6 @@ class _Job:
         )
 
     def _add_operations(self, rows: Int64, name: str, process: int, thread: int, stream: int) -> None:
-        """Add the rows of one kind of operation of a rank."""
         context, is_communication = self._context, name not in _COMPUTE
         context.add(
             "kernels",

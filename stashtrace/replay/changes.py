@@ -210,7 +210,6 @@ def _hint(word: str) -> str:
 
 
 def _size_mib(text: str) -> float:
-    """Read a size of buckets in MiB."""
     least, most = _BUCKET_RANGE_MIB
     try:
         size = float(text)

@@ -18,26 +18,11 @@ import numpy as np
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError, UsageError, guarded
-from stashtrace.replay.change_lengths import (
-    LINKS,
-    absent_times,
-    compressed,
-    over_link,
-    ranks_wanted,
-    require_time,
-    with_link,
-    with_ranks,
-    with_time,
-)
+from stashtrace.replay import change_lengths
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
 from stashtrace.replay.communication.buckets import Buckets, regrouped
-from stashtrace.replay.loaders.loader_options import (
-    require_new_workers,
-    require_several_workers,
-    with_any_order,
-    with_kept_workers,
-)
+from stashtrace.replay.loaders import loader_options
 from stashtrace.replay.loaders.slow_worker import require_slow_worker, without_slow_workers, workers_differ
 from stashtrace.replay.loaders.worker_count import known_loaders, with_own_batches_apart, with_workers, workers_to_try
 from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
@@ -196,7 +181,7 @@ def _single_changes(
     asked = [Change.parse(text) for text in _SINGLE]
     asked += [
         Change(f"{link}.{quantity}", factor)
-        for link in LINKS
+        for link in change_lengths.LINKS
         for quantity, factor in (("bandwidth", 2.0), ("latency", 0.5))
     ]
     predictions: dict[str, Callable[[], Answer | None]] = {
@@ -247,8 +232,8 @@ def _require_known(graph: Graph, change: Change) -> None:
             hint="compute, late and the links of its transfers can be changed",
         )
     link = change.quantity.partition(".")[0]
-    if link in LINKS and not over_link(graph, link).any():
-        words = [words_of(name) for name in LINKS if over_link(graph, name).any()]
+    if link in change_lengths.LINKS and not change_lengths.over_link(graph, link).any():
+        words = [words_of(name) for name in change_lengths.LINKS if change_lengths.over_link(graph, name).any()]
         raise MissingDataError(
             f"{change}: no transfer of this run is known to count as {words_of(link)}",
             hint=f"its transfers count as {' and '.join(words)}" if words else "it has no transfers",
@@ -258,11 +243,11 @@ def _require_known(graph: Graph, change: Change) -> None:
     elif change.quantity == "slow_worker":
         require_slow_worker(graph, change)
     elif change.quantity == KEPT:
-        require_new_workers(graph, change)
+        loader_options.require_new_workers(graph, change)
     elif change.quantity == IN_ORDER:
-        require_several_workers(graph, change)
+        loader_options.require_several_workers(graph, change)
     elif change.quantity in TIMES:
-        require_time(graph, change)
+        change_lengths.require_time(graph, change)
     elif change.quantity == "workers":
         known_loaders(graph, change)
 
@@ -435,7 +420,9 @@ class ReplayedRun:
             low, high = max(low, replayed_ns), max(high, replayed_ns)
         noise_ns = math.hypot(self._noise_ns(runs), self._storage_ns(scenarios, alone)) if self._noise else 0.0
         present = len(np.unique(graph.ends_rank))
-        if changes and all(c.quantity == "ranks" and ranks_wanted(c, present) >= present for c in changes):
+        if changes and all(
+            c.quantity == "ranks" and change_lengths.ranks_wanted(c, present) >= present for c in changes
+        ):
             low, high = max(low, self.measured_ns), max(high, self.measured_ns)  # the same work, and more waiting
         answer = Answer(
             changes,
@@ -570,7 +557,7 @@ class ReplayedRun:
     @cached_property
     def absent_times(self) -> frozenset[str]:
         """Times that the run has none of."""
-        return absent_times(self.graph)
+        return change_lengths.absent_times(self.graph)
 
     @cached_property
     def _workers_differ(self) -> bool:
@@ -724,21 +711,21 @@ def _apply(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
         if change.quantity == BUCKET:
             continue
         if change.quantity in LINK_QUANTITIES:
-            scenario = with_link(scenario, change)
+            scenario = change_lengths.with_link(scenario, change)
         elif change.quantity == "straggler":
             scenario = without_lateness(scenario)
         elif change.quantity == KEPT:
-            scenario = with_kept_workers(scenario)
+            scenario = loader_options.with_kept_workers(scenario)
         elif change.quantity == "slow_worker":
             scenario = without_slow_workers(scenario)
         elif change.quantity == IN_ORDER:
-            scenario = with_any_order(scenario)
+            scenario = loader_options.with_any_order(scenario)
         elif change.quantity == "workers":
             scenario = with_workers(scenario, change)
         elif change.quantity == "ranks":
-            scenario = with_ranks(scenario, change)
+            scenario = change_lengths.with_ranks(scenario, change)
         elif change.quantity == "compression":
-            scenario = compressed(scenario)
+            scenario = change_lengths.compressed(scenario)
         else:
-            scenario = with_time(scenario, change)
+            scenario = change_lengths.with_time(scenario, change)
     return scenario

@@ -100,8 +100,6 @@ KIND_WORDS: dict[str, str] = {kind.name: kind.words for kind in STALL_KINDS}
 KIND_LABELS: dict[str, str] = {kind.name: kind.label for kind in STALL_KINDS}
 #: Kind -> its colour in a picture on a light ground.
 KIND_COLOURS: dict[str, str] = {kind.name: kind.colour for kind in STALL_KINDS}
-#: Column of the budget -> the same.
-COLUMN_COLOURS: dict[str, str] = {column: KIND_COLOURS[kinds[0]] for column, kinds in COLUMNS.items()}
 #: Kinds of time of a worker that makes a batch.
 WORKER_KINDS: dict[str, str] = {name: KIND_LABELS[name] for name in ("prep", "fetch")}
 #: Kinds in the order of the enumeration, as tables and comparisons list them.

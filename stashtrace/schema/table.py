@@ -68,11 +68,9 @@ class Table:
 
     @property
     def _columns(self) -> dict[str, Array]:
-        """All columns in order."""
         return self._arrays if self._whole is None else {name: self._column(name) for name in self._whole}
 
     def _column(self, name: str) -> Array:
-        """Column by name."""
         array = self._arrays.get(name)
         if array is None:
             if self._whole is None:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.analysis.compare.change import CLEARLY_MORE, LEAST_STEPS, RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
-from stashtrace.analysis.compare.gate_verdict import Gate, Judged
+from stashtrace.analysis.compare.gate_verdict import MOST_RUNS, Gate, Judged
 from stashtrace.analysis.compare.job_identity import Fact
-from stashtrace.analysis.compare.needs import MOST_RUNS
 from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
 from stashtrace.schema.stall_kinds import OPTION_WORDS, words_of
 from stashtrace.summary.between_runs_text import functions_document, functions_of_gate

@@ -11,13 +11,7 @@ from stashtrace.analysis.stalls.budget import OUTSIDE_STEPS, STALL_TOTALS, STALL
 from stashtrace.errors import UsageError
 from stashtrace.schema.stall_kinds import KIND_COLOURS, words_of
 from stashtrace.schema.table import Table
-from stashtrace.summary.picture_style import (
-    FAINT,
-    duration_axis,
-    new_figure,
-    plain_axes,
-    require_matplotlib,
-)
+from stashtrace.summary.picture_style import FAINT, duration_axis, new_figure, plain_axes, require_matplotlib
 from stashtrace.text.units import duration_text
 
 if TYPE_CHECKING:
@@ -92,7 +86,6 @@ def _draw_bars(
 
 
 def _steps_of(table: Table, ranks_count: int, rank_at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Number of steps of each rank."""
     counts = np.zeros(ranks_count, dtype=np.int64)
     if "steps_count" in table:
         np.maximum.at(counts, rank_at, table["steps_count"])

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from stashtrace.analysis.findings import Summary, summarize
+from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.rules.ending import ENDINGS
+from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -318,3 +320,13 @@ def _no_cause(first: Table, look: Look) -> list[str]:
 
 def _s(count: int) -> str:
     return "" if count == 1 else "s"
+
+
+def describe_stuck(trace: Trace, *, lives: bool = False) -> list[str]:
+    """Return lines about how the job failed or stands still: who is waited for, who waits, what was done last.
+    Of one that still ``lives`` it is not said that it hung."""
+    lines = []
+    for finding in findings_of(*tables_of(ending_claims(trace, lives=lives))):
+        lines.append(claim_text(finding))
+        lines += [f"  {sentence}" for sentence in evidence_texts(finding)]
+    return lines

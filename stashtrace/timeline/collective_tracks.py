@@ -164,12 +164,7 @@ def _ends(trace: Trace, table: Table, resolved_ns: Ints) -> Ints:
 
 
 def _place(
-    trace: Trace,
-    tree: TrackTree,
-    places: Mapping[int, Places],
-    table: Table,
-    end: Ints,
-    on_device: Bools,
+    trace: Trace, tree: TrackTree, places: Mapping[int, Places], table: Table, end: Ints, on_device: Bools
 ) -> Ints:
     """Make the tracks of all rows: below the rank or the device, one line per communicator. Return each row's track."""
     groups = {(g["rank"], g["group_hash"]): g for g in trace.groups.rows()}
@@ -203,13 +198,7 @@ def _parents(trace: Trace, places: Mapping[int, Places], table: Table, on_device
 
 
 def _join(
-    tree: TrackTree,
-    table: Table,
-    late: Ints,
-    waits: Bools,
-    moving: Ints,
-    operation: Piece,
-    transfer: Piece,
+    tree: TrackTree, table: Table, late: Ints, waits: Bools, moving: Ints, operation: Piece, transfer: Piece
 ) -> None:
     """Add an arrow from the late rank's operation to the transfer of each rank that waited for it."""
     operations = GroupBy(table["group_hash"], table["sequence"], table["rank"])

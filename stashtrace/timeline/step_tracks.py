@@ -101,7 +101,6 @@ class _Parts(NamedTuple):
 
 
 def _parts_of(intervals: dict[str, Ints], rank: int, steps: Ints) -> _Parts:
-    """Return the parts of these steps of a rank."""
     own = slice(*np.searchsorted(intervals["rank"], [rank, rank + 1]).tolist())
     inside = np.isin(intervals["step"][own], steps)
     step, begin, end, kind, cause = (
@@ -124,13 +123,7 @@ def _step_piece(table: Table, parts: _Parts) -> Piece:
 
 
 def _part_piece(parts: _Parts) -> Piece:
-    piece = Piece(
-        np.zeros(len(parts.kind), dtype=np.int64),
-        parts.begin_ns,
-        parts.end_ns,
-        parts.kind,
-        _WORDS,
-    )
+    piece = Piece(np.zeros(len(parts.kind), dtype=np.int64), parts.begin_ns, parts.end_ns, parts.kind, _WORDS)
     piece.correlation = (parts.kind, coloured(KINDS))
     piece.ints["late_rank"] = value_where(parts.cause_rank >= 0, parts.cause_rank)
     return piece

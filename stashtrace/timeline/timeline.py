@@ -32,11 +32,10 @@ from stashtrace.schema.kinds import ProcessRole, Severity
 from stashtrace.schema.trace import Trace
 from stashtrace.text.units import duration_text
 from stashtrace.timeline.collective_tracks import Places, collective_layer
-from stashtrace.timeline.counter_tracks import counter_layer
 from stashtrace.timeline.device_tracks import device_groups, device_layer, device_slices_count
 from stashtrace.timeline.host_tracks import Bins, bins_for, file_layer, thread_layers
 from stashtrace.timeline.rows_by_rank import UNRANKED, RankRows, TraceRows, Window
-from stashtrace.timeline.stack_tracks import Functions, StackSamples
+from stashtrace.timeline.sample_tracks import Functions, StackSamples, counter_layer
 from stashtrace.timeline.step_tracks import Budget, critical_layer, critical_stretches, worst_step
 from stashtrace.timeline.tracks import TrackTree
 

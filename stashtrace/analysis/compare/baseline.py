@@ -158,7 +158,6 @@ def _is_time(value: Any) -> bool:
 
 
 def _functions_as_json(functions: FunctionsOfRun | None) -> dict[str, Any] | None:
-    """Return the functions of a run as a baseline stores them."""
     if functions is None:
         return None
     kept = functions.condensed()

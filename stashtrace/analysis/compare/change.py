@@ -18,15 +18,7 @@ import numpy as np
 from stashtrace.analysis.compare.cpu_use import CpuUse
 from stashtrace.analysis.compare.job_identity import Fact, common_facts
 from stashtrace.analysis.compare.steps_of_run import KINDS, STEP, StepsOfRun, is_same_recording, parts_of
-from stashtrace.calibration.noise import (
-    FOUR_OF_FIVE,
-    NORMAL,
-    STATISTICS,
-    Floats,
-    Statistic,
-    standard_error,
-    student,
-)
+from stashtrace.calibration.noise import FOUR_OF_FIVE, NORMAL, STATISTICS, Floats, Statistic, standard_error, student
 
 #: Two equal runs differ by up to this part of their step beyond what their steps show: ``benchmarks/results/gate.md``.
 RUN_TO_RUN_RATIO = 0.02

@@ -56,12 +56,8 @@ def diff(before: Trace, after: Trace) -> Table:
     runs: differences from run to run (placement, neighbours) are not in the interval. :func:`diff_of_sides` takes
     several runs a side.
 
-    ``before``, ``after``: both need steps. Raises MissingDataError if one of them has no steps.
-
-    Columns
-    -------
-    kind, before_ns, after_ns, change_ns, spread_before_ns, spread_after_ns, noise_ns, verdict, statistic,
-    before_steps_count, after_steps_count, low_ns, high_ns, detectable_ns, before_runs_count, after_runs_count
+    ``before``, ``after``: both need steps. Raises MissingDataError if one of them has no steps. Columns: table ``diff``
+    of ``docs/reference/tables.md``.
     """
     return diff_of_sides(Side("before", (steps_of_run(before),)), Side("after", (steps_of_run(after),)))
 

@@ -177,7 +177,6 @@ class _Rank:
 
     @cached_property
     def _device_waits(self) -> _DeviceWaits:
-        """When the host waited for its device."""
         pieces, calls = self.pieces, self.index.trace.device_calls
         rows = self.index.device_calls.rows(self.thread.process_id)
         rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]

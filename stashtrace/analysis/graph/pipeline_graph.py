@@ -225,7 +225,6 @@ class _Chain:
 
 
 def _rank(work: _Work, rank: int, steps: _Steps, meetings: _Meetings, parts: Parts, overlapped: bool) -> _Chain:
-    """Add the nodes and edges of one rank."""
     rows = slice(*np.searchsorted(work.rank, [rank, rank + 1]).tolist())
     begin, end, operation = work.begin[rows], work.end[rows], work.operation[rows]
     collective, talks = work.collective[rows], work.talks[rows]

@@ -334,7 +334,6 @@ def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> 
 
 
 def _divide_into_blocks(reads: _Reads, block_bytes: int, host: int) -> Accesses:
-    """Return the accesses to the blocks that reads touch."""
     call = np.repeat(np.arange(len(reads.each)), reads.each)
     inside = np.arange(len(call)) - np.repeat(np.cumsum(reads.each) - reads.each, reads.each)
     block = reads.low_block[call] + inside

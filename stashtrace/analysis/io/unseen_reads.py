@@ -99,7 +99,6 @@ def _processes(trace: Trace, facts: Callable[[str], Mapping[int, int]]) -> Itera
 
 
 def _add(process: _Process, piece: Table) -> None:
-    """Add the calls of a piece."""
     of_file = (piece["io_flags"] & NOT_FILES) == 0
     moved = np.maximum(piece["result_bytes"], 0)
     reads = of_file & (moves(piece) == READING)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.lines.function_means import (
+from stashtrace.analysis.lines.functions_of_run import (
     CHANCE,
     FunctionMeans,
     function_means,
@@ -71,15 +71,12 @@ def lines_between_ranks(trace: Trace) -> Table:
     other ranks as these are. Bounds are as many such errors wide (by Student's distribution) that with equal ranks the
     chance is 5 % that a lower bound of any function of any rank is above 0: the allowed chance is divided by the number
     of functions times ranks compared (Bonferroni). Time whose function is unknown may be in any: it widens the bounds.
+    Columns: table ``lines_between_ranks`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Without Python functions, or with one rank, there are no rows.
-
-    Columns
-    -------
-    rank, where, step_kind, function_code, path_code, time_ns, others_ns, longer_ns, low_ns, high_ns, samples_count
 
     Raises
     ------

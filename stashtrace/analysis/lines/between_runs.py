@@ -30,8 +30,7 @@ from stashtrace.analysis.compare.function_times import (
     FunctionTime,
 )
 from stashtrace.analysis.compare.gate_verdict import Gate, other_work
-from stashtrace.analysis.lines.function_means import CHANCE, median_of_others, variance_from_others
-from stashtrace.analysis.lines.lines_of_function import line_that_changed
+from stashtrace.analysis.lines.functions_of_run import CHANCE, line_that_changed, median_of_others, variance_from_others
 from stashtrace.analysis.lines.place_times import OF_OTHERS, OF_WORKERS
 from stashtrace.calibration.noise import errors_at
 from stashtrace.schema import columns as col
@@ -143,12 +142,8 @@ def lines_between_runs(
 
     ``before``, ``after``: runs with their functions. ``changed``: kinds whose own change is beyond their bounds.
     ``allowance_ratio``: by how much equal runs may differ beyond what their steps show, as a part of a step or batch;
-    three runs on a side tell it themselves. Returns None where a run has no functions.
-
-    Columns
-    -------
-    kind, rank, where, function, path, line, leaf, before_ns, after_ns, change_ns, low_ns, high_ns, verdict, known_in,
-    most_rank, most_rank_change_ns
+    three runs on a side tell it themselves. Returns None where a run has no functions. Columns: table
+    ``lines_between_runs`` of ``docs/reference/tables.md``.
     """
     # A column of the summary is a sum of kinds that stand for themselves.
     changed = [kind for kind in changed if kind in KIND_NAMES]

@@ -92,8 +92,9 @@ def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
     recorder is its time. Calls of a millisecond and more that wait, move files or collect garbage are known exactly;
     the rest of a kind is divided as the samples taken in it are. Its bounds are those that so many samples leave
     (Wilson's interval of the share). Time without a sample has an empty function. A wait for a lock or for the GIL is
-    spent in the line of the thread that holds it, as far as that is known; the line that waits stands with it. Rows
-    of steps come first, then those of workers, then those of the start.
+    spent in the line of the thread that holds it, as far as that is known; the line that waits stands with it. Rows of
+    steps come first, then those of workers, then those of the start. Columns: table ``lines`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -101,11 +102,6 @@ def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
         Without Python functions there are no rows.
     by : {"rank", "run"}
         Each rank for itself, or all together (``rank`` is -1): means of the steps of all ranks.
-
-    Columns
-    -------
-    rank, where, step_kind, kind, function_code, path_code, line, leaf_code, waiting_function_code, waiting_path_code,
-    waiting_line, time_ns, low_ns, high_ns, samples_count, exact_ratio
 
     Raises
     ------

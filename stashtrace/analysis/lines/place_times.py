@@ -178,7 +178,6 @@ class PlaceParts:
         self._add(track, time, _Windows(rank, WORKER, windows, made + number, 0 * number))
 
     def _add(self, track: int, time: LabelledIntervals, of: _Windows) -> None:
-        """Add the time of a thread in some windows."""
         begin, end, row, window = intervals.join(time.begin, time.end, of.time.begin, of.time.end)
         stays = self._of_threads.of(track)
         exact = stays.calls
@@ -209,7 +208,6 @@ class PlaceParts:
 
 
 def _columns(parts: Sequence[Sequence[Int64]], count: int) -> list[Int64]:
-    """Join the columns of several parts."""
     return [int64(np.concatenate([part[n] for part in parts])) if parts else int64([]) for n in range(count)]
 
 

@@ -77,15 +77,20 @@ class Places:
         return np.where(row >= 0, self._of_frame[row], -1)
 
 
+def callers_of(trace: Trace) -> tuple[GroupBy, Int64]:
+    """Return the frames by process and key, and the row of each one's caller; -1 for none and around worker loops."""
+    frames, loops = trace.frames, worker_loops(trace)
+    by_key = GroupBy(frames["process_id"], frames["frame_key"])
+    caller = by_key.row_of(frames["process_id"], frames["caller_key"])
+    return by_key, np.where(loops | np.append(loops, False)[caller], -1, caller)
+
+
 @cached_on_trace
 def places(trace: Trace) -> Places:
     """Find the place of each frame: once for each, however many stacks it is the innermost of."""
     frames = trace.frames
     whose = owners(trace)
-    by_key = GroupBy(frames["process_id"], frames["frame_key"])
-    caller = by_key.row_of(frames["process_id"], frames["caller_key"])
-    loops = worker_loops(trace)
-    caller = np.where(loops | np.append(loops, False)[caller], -1, caller)
+    by_key, caller = callers_of(trace)
     leaf = innermost_wanted(whose != OURS, caller)
     place = innermost_wanted(whose == USERS, caller)
     place = np.where(place >= 0, place, leaf)

@@ -198,7 +198,6 @@ class Namer:
         return Named(thread.process_id, -1, self._index.trace.text(code), spent)
 
     def _kernels(self, window: Window) -> dict[int, int]:
-        """Return the time of the kernels of a window by name code."""
         kernels, rows = self._index.trace.kernels, self._index.kernels.rows(window.times.thread.process_id)
         rows = rows[~np.isin(kernels["work_code"][rows], (DeviceWork.COMMUNICATION, DeviceWork.SYNCHRONIZATION))]
         spent = window.time.within(kernels["begin_ns"][rows], kernels["end_ns"][rows])

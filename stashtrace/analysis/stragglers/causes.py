@@ -302,7 +302,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     **{column: tuple(k for k in kinds if k != "python") for column, kinds in COLUMNS.items() if column != "other"},
     **{kind: (kind,) for kind in ("python", "gc", "compile", "sleep", "cpu_contention", "other")},
 }
-GROUP_OF = {kind: group for group, kinds in GROUPS.items() for kind in kinds}
 
 
 def surplus_over_peers(trace: Trace, steps: Table, rank: int, peers: Sequence[int]) -> dict[str, float]:

@@ -219,7 +219,6 @@ def _made_by_workers(loop: Loop, items: _Rows, turns: int) -> None:
 
 
 def _where(rows: _Rows, chosen: Bools) -> _Rows:
-    """Return the chosen rows."""
     return {name: column[chosen] for name, column in rows.items()}
 
 

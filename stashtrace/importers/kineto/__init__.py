@@ -180,7 +180,6 @@ def _report_unread(file: KinetoFile, work: DeviceRows, name: str, context: Impor
 
 
 def _report_losses(file: KinetoFile, name: str, context: ImportContext, process_id: int) -> None:
-    """Report what the scanner left out."""
     counts = file.counts
     if counts["truncated"]:
         # Kineto writes the host's events first, so a cut removes the work on devices.

@@ -280,7 +280,6 @@ def read_operators(source: Source, base_ns: int | None) -> tuple[dict[int, Threa
 
 
 def _by_thread(columns: dict[str, Any], texts: Sequence[str], base_ns: int) -> dict[int, ThreadEvents]:
-    """Return the events with a duration by thread."""
     begin, duration, tid, name = (columns[key] for key in ("begin_ns", "duration_ns", "tid", "name"))
     kept = np.flatnonzero(_is_time(begin) & (duration > 0) & (tid >= 0))
     begin, name = begin[kept] + base_ns, name[kept]

@@ -299,7 +299,6 @@ def _named(database: Database) -> list[tuple[int, int, str]]:
 
 
 def _environment(database: Database) -> dict[str, str]:
-    """Return the environment of the command that recorded."""
     text = database.pairs("TARGET_INFO_SYSTEM_ENV").get("DeviceEnvironment", "")
     return {name: value for name, sign, value in (part.partition("=") for part in text.split(";")) if sign}
 

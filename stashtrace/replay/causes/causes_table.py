@@ -25,9 +25,8 @@ from stashtrace.errors import MissingDataError, guarded
 from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, called_in, file_of, waiting_place
 from stashtrace.replay.causes.candidates import QUEUED, Candidate, kind_word, operation, ranks_of
 from stashtrace.replay.causes.choose_causes import Cause, causes_by_time, causes_of, waits_for, without
-from stashtrace.replay.causes.gradients import sends_gradients
 from stashtrace.replay.causes.policy import POLICY
-from stashtrace.replay.causes.who_waits import Waiting, who_waits
+from stashtrace.replay.causes.who_waits import Waiting, sends_gradients, who_waits
 from stashtrace.replay.causes.work_by_line import BACKWARD, COMPILE, OBJECTS, Floats, WorkByLine, work_by_line
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
 from stashtrace.replay.communication.messages import shows_ddp
@@ -131,20 +130,13 @@ def causes(trace: Trace) -> Table:
     """List what makes the steps of a run long, at most three causes and waits for CPUs, by what removal of each saves.
 
     Where nothing saves 3 % of a step, one row says so. Where a replay of the unchanged run is not like the run, a row
-    says so, and a cause saves at most the time that it takes (``saved_ns`` is -1).
+    says so, and a cause saves at most the time that it takes (``saved_ns`` is -1). Columns: table ``causes`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Anything that loads.
-
-    Columns
-    -------
-    ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, excess_ratio, backward_ratio, call,
-    file, file_call, files_count, work_ns, waiter, operations_count, moved_bytes, waiting_ranks, waiting_op,
-    through_ranks, waiting_ns, step_ns, of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio,
-    sure, steps_count, of_steps_count, every_count, first_step_index, last_step_index, shape, event_ns, change,
-    present_count, worker_id, reason
 
     Raises
     ------
@@ -187,7 +179,8 @@ def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Ca
     Where the same is left of both, that one saves what both do."""
     joined: list[tuple[Row, list[Cause]]] = []
     for row, about in rows:
-        same = (at for at, (one, _) in enumerate(joined) if row["file"] and _on_one_file(one, row))
+        key = (row["file"], row["ranks"])
+        same = (at for at, (one, _) in enumerate(joined) if row["file"] and key == (one["file"], one["ranks"]))
         at = next(same, -1)
         if at < 0:
             joined.append((row, about))
@@ -198,10 +191,6 @@ def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Ca
         sums = {name: before[name] + row[name] for name in _SUMMED}
         joined[at] = {**before, **sums, "sure": _certainty(sums["saved_low_ns"], sums["saved_high_ns"])}, others + about
     return joined
-
-
-def _on_one_file(one: Row, other: Row) -> bool:
-    return bool(one["file"] == other["file"] and one["ranks"] == other["ranks"])
 
 
 def _certainty(low_ns: float, high_ns: float) -> str:
@@ -647,7 +636,6 @@ def _what_to_do_first(trace: Trace) -> Table:
 
 
 def _rows_count(trace: Trace) -> int:
-    """Return the rows of the tables that the graph is made of."""
     tables = (trace.kernels, trace.phases, trace.collectives, trace.batches, trace.waits, trace.device_brackets)
     return sum(map(len, tables))
 

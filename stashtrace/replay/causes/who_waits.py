@@ -12,12 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.analysis.graph import EdgeKind, Graph, Replayed
-from stashtrace.analysis.intervals import Int64, int64
+from stashtrace.analysis.intervals import NEVER, Int64, int64
+from stashtrace.errors import MissingDataError
 from stashtrace.replay.causes.candidates import Candidate
 from stashtrace.replay.causes.policy import POLICY
 from stashtrace.replay.causes.work_by_line import Floats
+from stashtrace.replay.communication.messages import gradient_messages, shows_ddp
 from stashtrace.replay.whatif import ReplayedRun
 from stashtrace.schema.groupby import GroupBy
+from stashtrace.schema.kinds import CollectiveOp
+from stashtrace.schema.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +108,22 @@ def _operations(graph: Graph, members: Int64) -> Int64:
 def _with_most(keys: Int64, amounts: Floats) -> int:
     groups = GroupBy(keys)
     return int(groups.values[groups.sum(amounts).argmax()])
+
+
+#: Most of the bytes.
+_MOSTLY_RATIO = 0.6
+
+
+def sends_gradients(trace: Trace, graph: Graph, op: int) -> bool:
+    """Return True if most bytes of an operation are what DistributedDataParallel sends in backward passes."""
+    if graph.facts is None or op != CollectiveOp.ALL_REDUCE or not shows_ddp(trace):
+        return False
+    try:
+        messages = gradient_messages(trace)
+    except MissingDataError:
+        return False
+    sent = (messages.step >= 0) & (messages.backward >= 0) & messages.within & (messages.op == "all_reduce")
+    first, last = messages.ready_ns[sent].min(initial=NEVER), messages.end_ns[sent].max(initial=-NEVER)
+    of_op = graph.is_transfer & (graph.facts.op == op)
+    moved = graph.moved_bytes[of_op & (graph.begin_ns >= first) & (graph.end_ns <= last)]
+    return bool(messages.bytes[sent].sum() >= _MOSTLY_RATIO * moved.sum() > 0)

@@ -247,7 +247,6 @@ def _divides(bucket_mib: float, sizes: Floats) -> MissingDataError:
 
 
 def _pieces(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: bool) -> _Pieces:
-    """Make the buckets of all passes that change."""
     cap_bytes, recorded = bucket_mib * 2**20, buckets.ddp.bucket_mib
     known: dict[str, Any] = {
         "gradients_bytes": buckets.ddp.gradients_bytes,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from stashtrace.analysis.findings.rules.ending import ENDINGS
 from stashtrace.errors import guarded
+from stashtrace.summary.causes_block import steps_of
 from stashtrace.summary.words import Finding, Row, claim_text
-from stashtrace.summary.words.beside_causes import steps_of
 from stashtrace.summary.words.cause_templates import cause_headline
 from stashtrace.summary.words.policy import POLICY
 

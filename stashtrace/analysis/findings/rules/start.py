@@ -59,16 +59,13 @@ def start(trace: Trace) -> Table:
 
     Where parts overlap, the first of these counts: waits for other ranks, waits for batches, compilations, calls of
     torch that were timed, checkpoints, the steps that are left out as warm-up, and the script for all the rest. What a
-    rank takes longer than the quickest one in a call in which all ranks meet, it waits there for the last one.
+    rank takes longer than the quickest one in a call in which all ranks meet, it waits there for the last one. Columns:
+    table ``start`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps. Recordings of other tools, and those of some steps alone, do not hold the start: no rows.
-
-    Columns
-    -------
-    rank, part, name, spent_ns, share_ratio
 
     Raises
     ------

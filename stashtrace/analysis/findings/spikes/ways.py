@@ -149,11 +149,7 @@ def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64,
 
 
 def _files(
-    trace: Trace,
-    tracks: Int64,
-    windows: tuple[Int64, Int64],
-    chosen: Table | None = None,
-    time: TimeSet | None = None,
+    trace: Trace, tracks: Int64, windows: tuple[Int64, Int64], chosen: Table | None = None, time: TimeSet | None = None
 ) -> list[tuple[str, Floats]]:
     """Return the time in calls on each file by step; with ``chosen``, by the step that waits for the batch."""
     sums: dict[int, Floats] = {}

@@ -19,14 +19,7 @@ from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, clai
 from stashtrace.analysis.findings.ending.last_activity import find_idle, is_gone, newest_ns, still_works
 from stashtrace.analysis.findings.ending.looked import ENDED
 from stashtrace.analysis.findings.ending.policy import POLICY
-from stashtrace.analysis.findings.ending.stuck import (
-    NOT_ENTERED,
-    NOT_FINISHED,
-    Operation,
-    Root,
-    Stuck,
-    find_stuck,
-)
+from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, NOT_FINISHED, Operation, Root, Stuck, find_stuck
 from stashtrace.analysis.findings.rules.ending.failures import (
     FAILED_FIRST,
     NAMELESS,
@@ -226,7 +219,10 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
         how = "its process ended before the others, or was stopped"
         if any(row.code == "look_thread" and row["kind"] == ENDED for row in rows):
             how = "its process has ended"
-            rows = [replace(row, text="") if _is_of_ended(row) else row for row in rows]
+            rows = [
+                replace(row, text="") if row.facts.get("kind") == ENDED and row.facts.get("worker_id", -1) < 0 else row
+                for row in rows
+            ]
         if len(ranks) == 1:
             failed = [row for row in failed_ranks(trace) if row["rank"] == ranks[0] and row["worker_id"] < 0][:1]
             rows += [replace(failure(row), text="") for row in failed]
@@ -234,10 +230,6 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
         rows += [fact("lives", "", "processes")] if lives else []
         return claim("headline", "hung", f"{lacking}: {how}", rows, stall_ns=since_ns, **own)
     return _stands_still(f": {lacking}", rows, lives, since_ns, **own)
-
-
-def _is_of_ended(row: Evidence) -> bool:
-    return row.facts.get("kind") == ENDED and row.facts.get("worker_id", -1) < 0
 
 
 def _lacking(operation: Operation, lack: str, inside: str, gone: bool) -> str:

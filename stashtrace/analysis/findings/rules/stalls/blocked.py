@@ -22,10 +22,7 @@ from stashtrace.analysis.findings.blocked_calls import KNOWN_CALLS
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
-from stashtrace.analysis.findings.rules.stalls.loop_code import (
-    annotations_in,
-    time_of_kind,
-)
+from stashtrace.analysis.findings.rules.stalls.loop_code import annotations_in, time_of_kind
 from stashtrace.analysis.findings.stall_claims import confidence, stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet

@@ -19,11 +19,7 @@ from stashtrace.analysis.findings.claim_rows import Claim, Evidence, evidence_by
 from stashtrace.analysis.findings.rules.losses import cut_ranks
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
-from stashtrace.analysis.findings.rules.stalls.loop_code import (
-    NAMED_CODE,
-    code_in,
-    time_of_kind,
-)
+from stashtrace.analysis.findings.rules.stalls.loop_code import NAMED_CODE, code_in, time_of_kind
 from stashtrace.analysis.findings.stall_claims import part_of, stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet

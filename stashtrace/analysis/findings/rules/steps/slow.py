@@ -254,8 +254,5 @@ def time_that_changes(kind: str, ranks: str, longer_ns: float, grows: bool) -> s
     verbs, rest = _VERBS[kind if kind in _VERBS else COLUMN_OF[kind]]
     words = {"longer": "longer", "more": "more"} if grows else {"longer": "less", "more": "less"}
     said = rest.format(**words, part=_PARTS.get(kind, ""))
-    return f"{_who(ranks, verbs)} {duration_text(longer_ns)} {said}"
-
-
-def _who(ranks: str, verbs: tuple[str, str]) -> str:
-    return f"rank{'s' if is_several(ranks) else ''} {ranks} {verbs[is_several(ranks)]}"
+    several = is_several(ranks)
+    return f"rank{'s' if several else ''} {ranks} {verbs[several]} {duration_text(longer_ns)} {said}"
