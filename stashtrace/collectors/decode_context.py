@@ -176,9 +176,9 @@ class DecodeContext:
         """Track id of the thread that each row names, for rows in any order; -1 where it names none (0)."""
         return for_each(tids, lambda tid: self.track(tid) if tid else -1)
 
-    def device_track(self, device_index: int, name: str = "") -> int:
+    def device_track(self, device_index: int) -> int:
         """Track of a device of this process."""
-        return self.registry.device(self.process_id, int(device_index), name or f"GPU {device_index}")
+        return self.registry.device(self.process_id, int(device_index), f"GPU {device_index}")
 
     def stream_track(self, stream_key: int, name: str = "") -> int:
         """Track of a stream of this process; named by :meth:`name_streams` if its description was recorded."""

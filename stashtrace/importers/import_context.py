@@ -353,10 +353,10 @@ class ImportContext:
         """Note the job that the file names, so that files of several jobs are not taken for one."""
         self.jobs.append(NamedJob(self._path or self._source, job, run))
 
-    def say_once(self, key: str, value: str) -> None:
-        """Record a fact about the whole load that several of its files repeat."""
-        if (-1, key, value) not in self.metadata:
-            self.say(key, value)
+    def not_recorded(self, what: str) -> None:
+        """Record what the files of a load do not hold; several of them repeat it."""
+        if (-1, "not_recorded", what) not in self.metadata:
+            self.say("not_recorded", what)
 
     # For loading.foreign ------------------------------------------------------------------------
 

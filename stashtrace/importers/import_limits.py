@@ -63,8 +63,6 @@ def counted(value: Any) -> int:
 def integer_or(value: object, default: int, *, lowest: int = 1 - HIGHEST) -> int:
     """Return an integer that a document holds; ``default`` for other types and for numbers that no column holds.
 
-    Examples
-    --------
     >>> integer_or(7, -1), integer_or("7", -1), integer_or(True, -1), integer_or(1 << 70, 0)
     (7, -1, -1, 0)
     """

@@ -386,8 +386,6 @@ class RowsBy:
 def order_by(*columns: Any) -> Int64:
     """Order of the rows by the columns, the most significant first; equal rows keep theirs.
 
-    Examples
-    --------
     >>> order_by(np.array([2, 1, 2, 1]), -np.array([5, 6, 7, 8])).tolist()
     [3, 1, 2, 0]
     """

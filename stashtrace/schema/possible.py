@@ -26,8 +26,6 @@ _least, _most = np.minimum.reduce, np.maximum.reduce
 def rank_number(text: str) -> int:
     """Parse the number of a rank, or the number of ranks; -1 if the text is neither.
 
-    Examples
-    --------
     >>> rank_number("7"), rank_number("999999999999"), rank_number("-1"), rank_number("many")
     (7, -1, -1, -1)
     """

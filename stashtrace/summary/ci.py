@@ -62,8 +62,6 @@ def annotation_lines(gate: Gate) -> list[str]:
 def _command(level: str, title: str, message: str) -> str:
     """Return a workflow command, escaped as the runner reads it back: properties more than the message.
 
-    Examples
-    --------
     >>> _command("error", "a: b, c", "50 % more")
     '::error title=a%3A b%2C c::50 %25 more'
     """

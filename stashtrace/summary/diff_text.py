@@ -162,8 +162,6 @@ def _use(other: OtherWork) -> str:
 def _digits(difference: float) -> int:
     """Return the decimals that show a difference of two numbers.
 
-    Examples
-    --------
     >>> _digits(30.0), _digits(0.5), _digits(0.04)
     (0, 1, 2)
     """

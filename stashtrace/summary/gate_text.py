@@ -312,8 +312,6 @@ def _percent(ns: float, step_ns: float, to: Callable[[float], float] = round) ->
 
     ``to``: ``math.floor`` for a lower bound and ``math.ceil`` for an upper one, so that rounding claims nothing.
 
-    Examples
-    --------
     >>> _percent(412, 10_000), _percent(-1478, 10_000, math.floor), _percent(0, 1), _percent(12_300, 1000)
     ('+4.1 %', '-14.8 %', '0 %', '+1,230 %')
     """

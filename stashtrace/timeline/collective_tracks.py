@@ -235,8 +235,6 @@ def reasons(trace: Trace, table: Table) -> tuple[Ints, Texts]:
 def reason(row: dict[str, Any]) -> str:
     """Return cause, time, worker and name in one line.
 
-    Examples
-    --------
     >>> reason({"cause_kind": "fetch", "cause_ns": 38_000_000, "cause_worker_id": 5, "cause_name": "/data/shard-0117"})
     'data: storage 38.0 ms longer, worker 5, shard-0117'
     """

@@ -145,8 +145,6 @@ def _spread_of_runs(before: Side, after: Side, change: Change, run_ns: float) ->
 def _rounded_up(count: float) -> int:
     """Round up to two significant digits.
 
-    Examples
-    --------
     >>> _rounded_up(7.2), _rounded_up(99.5), _rounded_up(431.0)
     (8, 100, 440)
     """
@@ -178,8 +176,6 @@ class Condition:
 
         Raises UsageError if it is not of that form, or there is no such kind or column.
 
-        Examples
-        --------
         >>> Condition.of("network+2.5%")
         Condition(kind='network', percent=2.5)
         >>> Condition.of("data: hand-off + 2%")

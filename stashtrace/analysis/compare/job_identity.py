@@ -139,8 +139,6 @@ def differences(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[D
 def changed_words(before: str, after: str) -> tuple[list[str], list[str]]:
     """Return the words of two command lines that the other one does not have, in their order.
 
-    Examples
-    --------
     >>> changed_words("python train.py --lr 0.1", "python train.py --lr 0.2 --fast")
     (['0.1'], ['0.2', '--fast'])
     """

@@ -164,8 +164,6 @@ def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = Non
 def shuffled_lru_hits(cached: Floats) -> Floats:
     """Return the share of reads that LRU serves if each epoch reads all in new random order: x + (1-x) ln(1-x).
 
-    Examples
-    --------
     >>> shuffled_lru_hits(np.array([0.35, 0.5, 0.9, 1.0])).round(3).tolist()
     [0.07, 0.153, 0.67, 1.0]
     """
@@ -419,8 +417,6 @@ def most_important_first(weight: Floats, first: Int64, size: Int64) -> Int64:
 def previous_uses(item: Int64) -> Int64:
     """Return the place of the last use of the same item before each use; -1 if there is none.
 
-    Examples
-    --------
     >>> previous_uses(np.array([7, 8, 7, 7])).tolist()
     [-1, -1, 0, 2]
     """
@@ -447,8 +443,6 @@ def stack_distances(previous: Int64, size: Int64) -> Int64:
     ``previous``, uses are divided by the bits of their place, highest first: a use with the bit set adds the uses
     before it in its block that do not have the bit. That takes one pass over the data for each bit.
 
-    Examples
-    --------
     >>> uses = np.array([1, 2, 3, 2, 1])
     >>> stack_distances(previous_uses(uses), uses * 100).tolist()
     [-1, -1, -1, 500, 600]

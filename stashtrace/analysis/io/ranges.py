@@ -30,8 +30,6 @@ class DistinctBytes:
 
     ``limit``: number of ranges that are kept separate.
 
-    Examples
-    --------
     >>> found = DistinctBytes()
     >>> found.add(np.array([7, 7, 9]), np.array([0, 2048, 8192]), np.array([4096, 4096, 10]))
     >>> [column.tolist() for column in found.totals()]

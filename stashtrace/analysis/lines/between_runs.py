@@ -249,8 +249,6 @@ def _end(path: str, depth: int) -> str:
 def _depth_that_tells(files: set[str]) -> int:
     """Return how many last parts of paths tell them apart.
 
-    Examples
-    --------
     >>> _depth_that_tells({"/job/a/model.py"}), _depth_that_tells({"/job/a/model.py", "/job/b/model.py"})
     (1, 2)
     """

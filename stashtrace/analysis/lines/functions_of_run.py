@@ -127,8 +127,6 @@ def _over_steps(cells: GroupBy, step: Int64, spent: Floats, steps: Int64) -> tup
 def median_of_others(values: Floats) -> Floats:
     """Return for each value the median of the others in its row, of which there is one at least.
 
-    Examples
-    --------
     >>> median_of_others(np.array([[1.0, 5.0, 2.0, 8.0]])).tolist()
     [[5.0, 2.0, 5.0, 2.0]]
     """
@@ -159,8 +157,6 @@ def line_that_changed(before: Sequence[LineTime], after: Sequence[LineTime]) -> 
     same and take about as long, so many are paired that all differ least. Of a function that is gone, the line is that
     of ``before``.
 
-    Examples
-    --------
     >>> step, sleep, loss = LineTime(50, "", 30.0), LineTime(51, "time sleep", 5.0), LineTime(53, "", 2.0)
     >>> line_that_changed([step, LineTime(52, "", 2.1)], [step, sleep, loss])
     (51, 'time sleep')

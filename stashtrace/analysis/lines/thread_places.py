@@ -279,8 +279,6 @@ def exact_calls(spans: Table) -> tuple[LabelledIntervals, Int64]:
 def innermost(begin: Int64, end: Int64) -> LabelledIntervals:
     """Return the innermost of nested intervals at each instant, as its row; they are sorted, the outer one first.
 
-    Examples
-    --------
     >>> found = innermost(int64([0, 2, 20]), int64([10, 5, 30]))
     >>> found.begin.tolist(), found.end.tolist(), found.tag.tolist()
     ([0, 2, 5, 20], [2, 5, 10, 30], [0, 1, 0, 2])

@@ -162,8 +162,6 @@ def _functions(trace: Trace) -> Int64:
 def place_of(function: str, path: str, line: int, leaf: str = "") -> str:
     """Return the words for a place in code, and for what it calls in a library; empty for an unknown one.
 
-    Examples
-    --------
     >>> place_of("hook", "/jobs/late.py", 14), place_of("<module>", "/jobs/late.py", 26), place_of("f", "<stdin>", -1)
     ('hook (late.py:14)', 'late.py:26', 'f (<stdin>)')
     >>> place_of("train.<locals>.step", "/jobs/late.py", 8)
@@ -259,8 +257,6 @@ def leaf_codes(trace: Trace, row: Int64) -> Int64:
 def _library_call(path: str, function: str, known: tuple[re.Pattern[str], ...] = _LIBRARIES) -> str:
     """Return the words for a call of a library.
 
-    Examples
-    --------
     >>> _library_call("/venv/lib/python3.11/site-packages/PIL/ImageFile.py", "ImageFile.load")
     'PIL ImageFile.load'
     >>> _library_call("<frozen posixpath>", "realpath"), _library_call("/usr/lib/python3.11/json/decoder.py", "decode")

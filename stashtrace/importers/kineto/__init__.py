@@ -143,7 +143,7 @@ def _record_facts(file: KinetoFile, context: ImportContext, process_id: int) -> 
     for key in _FACTS:
         if key in file.top:
             context.say(key, str(file.top[key]), process_id)
-    context.say_once("not_recorded", "files, other processes, how batches are made")
+    context.not_recorded("files, other processes, how batches are made")
     if "nccl_version" in file.distributed_info:
         context.say("nccl_version", str(file.distributed_info["nccl_version"]), process_id)
     version = file.top.get("schemaVersion")

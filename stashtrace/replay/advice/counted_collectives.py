@@ -249,8 +249,6 @@ def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
 def element_bytes_of(kernel_name: str) -> int:
     """Return the size of the elements that a communication kernel names, 0 if it names none.
 
-    Examples
-    --------
     >>> element_bytes_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long)")
     2
     >>> element_bytes_of("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)")

@@ -61,8 +61,6 @@ def split_saving_ns(update_ns: Any, ranks_count: Any) -> Floats:
 
     The bytes that move stay the same: a reduce-scatter and an all-gather are the two halves of an all-reduce.
 
-    Examples
-    --------
     >>> float(split_saving_ns(80.0, 4))
     60.0
     """
@@ -76,8 +74,6 @@ def gather_cost_ns(transfer_ns: Any, exposed_ns: Any) -> Floats:
     Half of the transfer then comes after the update, where no backward hides it. If more than that was exposed of the
     all-reduce, it still is.
 
-    Examples
-    --------
     >>> float(gather_cost_ns(10.0, 10.0)), float(gather_cost_ns(10.0, 0.0))
     (0.0, 5.0)
     """
@@ -91,8 +87,6 @@ def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, content
     ``producer_ns``, ``transfer_ns``: alone, one after the other. ``chunks_count``: at least 1; with 1 nothing overlaps.
     ``contention_ratio``: how many times longer either takes during the other, 1 or more.
 
-    Examples
-    --------
     >>> float(overlapped_ns(8.0, 4.0, 4)), float(overlapped_ns(8.0, 4.0, 1))
     (9.0, 12.0)
     """

@@ -556,8 +556,6 @@ def error_of_count(count: int) -> float:
 def is_long(ns: Floats) -> Bools:
     """Return in which steps a time is long: not much shorter than in the longest of its usual ones.
 
-    Examples
-    --------
     >>> is_long(np.array([0.0, 9.0, 0.0, 10.0])).tolist(), is_long(np.array([8.0, 9.0, 10.0])).tolist()
     ([False, True, False, True], [True, True, True])
     """

@@ -42,8 +42,6 @@ class Ring:
 
     ``ns_per_byte``: reciprocal bandwidth of one link.
 
-    Examples
-    --------
     >>> ring = Ring.of_messages(600.0, 1.5, workers=4)
     >>> ring.latency_ns, ring.ns_per_byte, ring.message_line(8)
     (100.0, 1.0, (1400.0, 1.75))
