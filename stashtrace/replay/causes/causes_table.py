@@ -22,11 +22,19 @@ from stashtrace.analysis.steps.step_time import step_time_of, step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.window import window_of
 from stashtrace.errors import MissingDataError, guarded
-from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, called_in, file_of, waiting_place
 from stashtrace.replay.causes.candidates import QUEUED, Candidate, kind_word, operation, ranks_of
 from stashtrace.replay.causes.choose_causes import Cause, causes_by_time, causes_of, waits_for, without
 from stashtrace.replay.causes.policy import POLICY
-from stashtrace.replay.causes.who_waits import Waiting, sends_gradients, who_waits
+from stashtrace.replay.causes.who_waits import (
+    OnFile,
+    Waiting,
+    blocking_call,
+    called_in,
+    file_of,
+    sends_gradients,
+    waiting_place,
+    who_waits,
+)
 from stashtrace.replay.causes.work_by_line import BACKWARD, COMPILE, OBJECTS, Floats, WorkByLine, work_by_line
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
 from stashtrace.replay.communication.messages import shows_ddp
