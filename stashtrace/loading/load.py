@@ -208,7 +208,7 @@ def identify_run(
     runs: list[RawRun], path: str, start: int | None, ranks: Collection[int] | None, others: Sequence[StashFile] = ()
 ) -> OpenedRun:
     """Identify the processes of opened directories and align their clocks.
-    ``others``: processes that a follower of this host is told of by other hosts. They are numbered behind the own ones,
+    ``others``: processes that other hosts report to a follower of this host. They are numbered behind the own ones,
     and common time is that of the own ones."""
     own_files = [file for run in runs for file in run.processes]
     files = [*own_files, *others]

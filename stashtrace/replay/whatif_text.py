@@ -237,7 +237,7 @@ class Group:
     """A part of the path that the sentence names as one."""
 
     #: Of the time of the critical path in the counted steps. Long steps weigh more, as they do in what a change saves;
-    #: ``critical_share`` counts each step alike.
+    #: ``critical_share`` counts each step equally.
     share_ratio: float
     #: StallKind in lower case; or ``unexplained``: gaps, and delays of no known kind; or that the rank began later.
     kind: str

@@ -93,12 +93,12 @@ def causes_found(first: Table | None) -> list[Row]:
 def causes_block(causes: Sequence[Row], found: Sequence[Finding], look: Look, path: str) -> list[str]:
     """Return the lines about causes; ``found``: the findings, of which the details are taken."""
     lines: list[str] = []
-    told: set[str] = set()
+    shown: set[str] = set()
     for row in causes:
         what, waits, saving = cause_lines(row, path)
         what += steps_of(row, found)
-        details = [said for said in details_of(row, found) if said not in told]
-        told.update(details)
+        details = [said for said in details_of(row, found) if said not in shown]
+        shown.update(details)
         lines += [look.paint(line, "strong") for line in look.wrap(what, f"{_INDENT}▶ ", _INDENT * 2)]
         for sentence in (*details, "; ".join(said for said in (waits, saving) if said)):
             lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4) if sentence else []

@@ -107,7 +107,7 @@ def of_sample_ns(groups: GroupBy, rows: dict[str, Int64]) -> Floats:
 def _over_steps(cells: GroupBy, step: Int64, spent: Floats, steps: Int64) -> tuple[Floats, Floats, Floats]:
     """Return mean, standard error and degrees of freedom of each series of steps; a step without a row has no time.
 
-    Neighbours that are alike say less: of a series in which a part r of a deviation lasts to the next step, n steps are
+    Similar neighbours say less: of a series in which a part r of a deviation lasts to the next step, n steps are
     worth n (1 - r) / (1 + r).
 
     ``cells``: by function and column, of rows sorted by cell and step. ``step``, ``spent``: of each row. ``steps``: how
@@ -153,9 +153,9 @@ _SIMILAR_RATIO = 4
 def line_that_changed(before: Sequence[LineTime], after: Sequence[LineTime]) -> tuple[int, str]:
     """Return number and leaf of the line whose time changed most, -1 if that line is gone from a function that is not.
 
-    Lines keep their order, so the two lists are laid next to each other as `diff` lays texts: of those that call the
-    same and take about as long, so many are paired that all differ least. Of a function that is gone, the line is that
-    of ``before``.
+    Lines keep their order, so the two lists are laid next to each other as `diff` lays texts: those that call the
+    same and take about as long are paired so that all differ least. Of a function that is gone, the line is that of
+    ``before``.
 
     >>> step, sleep, loss = LineTime(50, "", 30.0), LineTime(51, "time sleep", 5.0), LineTime(53, "", 2.0)
     >>> line_that_changed([step, LineTime(52, "", 2.1)], [step, sleep, loss])
