@@ -32,8 +32,7 @@ import numpy.typing as npt
 sys.path.insert(0, str(harness.ROOT))
 
 from stashtrace.analysis.findings.spikes.policy import POLICY
-from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
-from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS, STEP_TIMES
+from stashtrace.analysis.findings.spikes.slow_steps import KIND_COLUMNS, STEP_TIMES, SlowStep, SlowSteps
 from stashtrace.schema.table import Table
 
 Floats = npt.NDArray[np.float64]

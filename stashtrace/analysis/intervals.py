@@ -127,8 +127,6 @@ def rows_of(column: npt.NDArray[np.integer], value: int) -> slice:
 
     Bounds of another type than the column's would have all of it converted, for each value again.
 
-    Examples
-    --------
     >>> rows_of(np.array([1, 4, 4, 9], dtype=np.int32), 4)
     slice(1, 3, None)
     """
@@ -139,8 +137,6 @@ def rows_of(column: npt.NDArray[np.integer], value: int) -> slice:
 def ranges(begins: Int64, ends: Int64) -> Int64:
     """Return the numbers of several ranges, one after the other.
 
-    Examples
-    --------
     >>> ranges(np.array([3, 8, 1]), np.array([5, 8, 2])).tolist()
     [3, 4, 1]
     """
@@ -154,8 +150,6 @@ def window_at(moments: Any, begin: Int64, end: Int64) -> Int64:
 
     Windows ascend by their begin; where they overlap, the last that had begun is asked.
 
-    Examples
-    --------
     >>> window_at([0, 5, 9, 12], int64([5, 10]), int64([9, 20])).tolist()
     [-1, 0, -1, 1]
     """

@@ -43,11 +43,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("kernels", "stashtrace.analysis.devices.kernels:kernel_times", "what ran on the GPUs, by name"),
     ("launches", "stashtrace.analysis.devices.launches:launches", "how far ahead the host was: latency and queues"),
     ("copies", "stashtrace.analysis.devices.breakdown:copies", "copies by direction: bytes, rate, pinned or not"),
-    (
-        "lines",
-        "stashtrace.analysis.lines.lines:lines",
-        "lines of your code in which each kind of time was spent",
-    ),
+    ("lines", "stashtrace.analysis.lines.lines:lines", "lines of your code in which each kind of time was spent"),
     (
         "lines_between_ranks",
         "stashtrace.analysis.lines.between_ranks:lines_between_ranks",
@@ -61,11 +57,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
         "stashtrace.analysis.collectives.collective_waits:collectives",
         "every collective: waiting, then transfer",
     ),
-    (
-        "link_efficiency",
-        "stashtrace.analysis.links.bandwidth:link_efficiency",
-        "transfers, and what the link can do",
-    ),
+    ("link_efficiency", "stashtrace.analysis.links.bandwidth:link_efficiency", "transfers, and what the link can do"),
     (
         "stragglers",
         "stashtrace.analysis.stragglers.stragglers:stragglers",
@@ -99,14 +91,10 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("slack", "stashtrace.analysis.graph.critical_path_tables:slack", "by how much each piece of work could end later"),
     (
         "transfer_certainty",
-        "stashtrace.analysis.links.certainty:transfer_certainty",
+        "stashtrace.analysis.links.bandwidth:transfer_certainty",
         "how much link time came after every rank had arrived",
     ),
-    (
-        "overlap_advice",
-        "stashtrace.replay.advice:overlap_advice",
-        "what overlapping or splitting collectives saves",
-    ),
+    ("overlap_advice", "stashtrace.replay.advice:overlap_advice", "what overlapping or splitting collectives saves"),
     ("links", "stashtrace.analysis.links.paths:links", "which way collectives went: NVLink, PCIe or a network"),
     ("io", "stashtrace.analysis.io.files:io", "calls, bytes and blocked time of each file"),
     ("io_directories", "stashtrace.analysis.io.files:io_directories", "the same of each directory"),
@@ -130,11 +118,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
     ("findings", "stashtrace.analysis.findings:findings", "what the summary claims, one row per claim"),
     ("finding_evidence", "stashtrace.analysis.findings:finding_evidence", "what each of these claims rests on"),
     ("budgets", "stashtrace.analysis.findings:budgets", "the bars of the summary: time of each rank by column"),
-    (
-        "start",
-        "stashtrace.analysis.findings.rules.start:start",
-        "what each rank did before its first counted step",
-    ),
+    ("start", "stashtrace.analysis.findings.rules.start:start", "what each rank did before its first counted step"),
     (
         "killed",
         "stashtrace.analysis.findings.ending.endings:killed",
@@ -155,10 +139,7 @@ ANALYSES: tuple[tuple[str, str, str], ...] = (
 )
 #: What a person asks, and the analyses that answer it; each stands in one place.
 QUESTIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    (
-        "What slows the run down?",
-        ("findings", "finding_evidence", "budgets", "killed", "endings", "hang", "causes"),
-    ),
+    ("What slows the run down?", ("findings", "finding_evidence", "budgets", "killed", "endings", "hang", "causes")),
     (
         "Where does the time of a step go?",
         (

@@ -48,9 +48,7 @@ class DeviceTime:
 @dataclass(frozen=True, slots=True)
 class Subgroup:
     """Operations of a communicator that are numbered on their own: ``kind`` says why.
-
-    ``ends`` are the two members between which messages go, in the communicator's numbering; empty for all members.
-    """
+    ``ends`` are the two members between which messages go, in the communicator's numbering; empty for all members."""
 
     group_hash: int
     kind: str
@@ -82,13 +80,11 @@ class ProcessIdentity:
 
 class DecodeContext:
     """Clock, tracks and strings of one process.
-
     ``identity``: its fields are readable from the context too: ``context.process_id``, ``context.rank``, ...
     ``tracks``: shared by the processes of a trace. ``texts``: string id -> text, of this process
     (``RawProcess.strings``). ``clock``: uint64 ticks -> int64 ns of the common clock. ``wanted``: tables that the
     caller keeps, all if None; a decoder may skip the others. ``device_times``: (device index, DeviceClock) -> its
-    clock.
-    """
+    clock."""
 
     def __init__(
         self,
@@ -129,10 +125,8 @@ class DecodeContext:
 
     def device_ns(self, device_index: Any, clock_code: int, values: Any) -> Int64:
         """Times of a device's clock -> int64 ns of the common clock.
-
         -1 stays -1. A clock without readings gives -1 too, and a loss. ``device_index`` is one number, or one for each
-        value; -1 stands for the only device that has such a clock.
-        """
+        value; -1 stands for the only device that has such a clock."""
         given = np.ascontiguousarray(values, dtype=np.int64)
         devices = np.broadcast_to(np.asarray(device_index, dtype=np.int64), given.shape)
         out = np.full(given.shape, -1, dtype=np.int64)
@@ -182,9 +176,9 @@ class DecodeContext:
         """Track id of the thread that each row names, for rows in any order; -1 where it names none (0)."""
         return for_each(tids, lambda tid: self.track(tid) if tid else -1)
 
-    def device_track(self, device_index: int, name: str = "") -> int:
+    def device_track(self, device_index: int) -> int:
         """Track of a device of this process."""
-        return self.registry.device(self.process_id, int(device_index), name or f"GPU {device_index}")
+        return self.registry.device(self.process_id, int(device_index), f"GPU {device_index}")
 
     def stream_track(self, stream_key: int, name: str = "") -> int:
         """Track of a stream of this process; named by :meth:`name_streams` if its description was recorded."""
@@ -196,10 +190,8 @@ class DecodeContext:
 
     def name_streams(self, raw: RawProcess) -> list[Stream]:
         """Make and name the tracks of all streams that ``stream_info`` describes, in the order in which they were seen.
-
         Every decoder that calls this gets the same. A stream that was described again has the flags of all its
-        descriptions.
-        """
+        descriptions."""
         rows = raw.rows("stream_info")
         if rows is None:
             return []
@@ -219,9 +211,7 @@ class DecodeContext:
 
     def intervals(self, raw: RawProcess, name: str) -> tuple[npt.NDArray[np.void], dict[str, Any]] | None:
         """Rows of a record sorted by track and begin, None if there are none.
-
-        The second result has their columns ``begin_ns``, ``end_ns``, ``track_id`` and ``process_id``.
-        """
+        The second result has their columns ``begin_ns``, ``end_ns``, ``track_id`` and ``process_id``."""
         if raw.rows(name) is None:
             return None
         records = raw.records[name]

@@ -130,7 +130,6 @@ class _Group:
 
 
 def _groups(raw: RawProcess, context: DecodeContext) -> dict[int, _Group]:
-    """Groups by their hash."""
     rows = raw.rows("group")
     groups: dict[int, _Group] = {}
     for row in [] if rows is None else rows:

@@ -43,9 +43,7 @@ def encode(rows: npt.NDArray[np.void], raw: bytes | None = None) -> tuple[Codec,
 
 def decode(codec: int, payload: bytes, row_count: int, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
     """Rows of a payload.
-
-    Raises FormatError if the payload does not hold exactly ``row_count`` rows, or the codec is unknown.
-    """
+    Raises FormatError if the payload does not hold exactly ``row_count`` rows, or the codec is unknown."""
     data: Any
     if codec == Codec.RAW:
         data = payload
@@ -160,7 +158,6 @@ def _columns(payload: bytes, row_bytes: int, row_count: int) -> Bytes:
 
 
 def _text_fields(dtype: np.dtype[np.void]) -> list[tuple[int, int]]:
-    """(offset, size) of each text."""
     assert dtype.fields is not None
     return [(dtype.fields[n][1], dtype[n].itemsize) for n in dtype.names or () if dtype[n].kind == "S"]
 

@@ -37,10 +37,7 @@ def survey_file(process: StashFile, survey: Survey) -> None:
 
 
 class ScrubbedFile(StashFile):
-    """A process file as it is to be written by ``compact``.
-
-    ``path``: the .stash file.
-    """
+    """A process file as it is to be written by ``compact``."""
 
     def __init__(self, path: str, scrubber: Scrubber) -> None:
         self._facts: dict[str, Any] | None = None  # until the file is read: as they stand in it

@@ -293,7 +293,6 @@ _CONVERT = "convert it to JSON with chakra_jsonizer, of the package chakra"
 
 
 def _message(stream: BinaryIO) -> bytes | None:
-    """Return the next message, None at the end."""
     length = shift = 0
     while True:
         byte = stream.read(1)

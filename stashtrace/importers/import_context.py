@@ -342,9 +342,7 @@ class ImportContext:
 
     def count_from(self, process_id: int, base_ns: int | None) -> None:
         """Set the base of a file's times, which its stamps already include; None if the file has none.
-
-        Times without a base count from that of the other files of the load.
-        """
+        Times without a base count from that of the other files of the load."""
         self.bases_ns[process_id] = base_ns
 
     def number_anew(self, group_hash: int) -> None:
@@ -355,10 +353,10 @@ class ImportContext:
         """Note the job that the file names, so that files of several jobs are not taken for one."""
         self.jobs.append(NamedJob(self._path or self._source, job, run))
 
-    def say_once(self, key: str, value: str) -> None:
-        """Record a fact about the whole load that several of its files repeat."""
-        if (-1, key, value) not in self.metadata:
-            self.say(key, value)
+    def not_recorded(self, what: str) -> None:
+        """Record what the files of a load do not hold; several of them repeat it."""
+        if (-1, "not_recorded", what) not in self.metadata:
+            self.say("not_recorded", what)
 
     # For loading.foreign ------------------------------------------------------------------------
 
@@ -428,10 +426,8 @@ def is_nested(track: Int64, begin_ns: Int64, end_ns: Int64) -> Bools:
 
 def stretches(begin_ns: Int64, end_ns: Int64, gap_ns: int, is_border: Bools | None = None) -> tuple[Int64, Int64]:
     """Join rows, sorted by begin, that follow each other within a gap.
-
     ``gap_ns``: longest pause inside a stretch. ``is_border``: per row but the first, whether a stretch begins with it
-    in any case. Returns first row and latest end of each stretch.
-    """
+    in any case. Returns first row and latest end of each stretch."""
     if not len(begin_ns):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     latest_ns = np.maximum.accumulate(end_ns)

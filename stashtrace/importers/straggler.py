@@ -196,7 +196,7 @@ class _Job:
         shown = ", ".join(f"{name} {size}" for name, size in self._sizes.items())
         context.say("straggler.sizes", shown or "no meta-*.yaml next to the trace")
         context.say("straggler.times", "within each step as recorded; steps are placed one after the other")
-        context.say_once("not_recorded", "host, files, batches, operations inside a tensor-parallel group")
+        context.not_recorded("host, files, batches, operations inside a tensor-parallel group")
 
     def _add_steps(self, rows: Int64, thread: int) -> None:
         """Add the steps of a rank, from its first operation to the end of its last one."""
@@ -213,7 +213,6 @@ class _Job:
         )
 
     def _add_operations(self, rows: Int64, name: str, process: int, thread: int, stream: int) -> None:
-        """Add the rows of one kind of operation of a rank."""
         context, is_communication = self._context, name not in _COMPUTE
         context.add(
             "kernels",

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS, STEP_TIMES, step_times
+from stashtrace.analysis.findings.spikes.slow_steps import KIND_COLUMNS, STEP_TIMES, step_times
 from stashtrace.analysis.steps.step_time import KINDS
 from stashtrace.errors import FormatError
 from stashtrace.files.whole_files import whole_file

@@ -34,9 +34,8 @@ from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, thr
 from stashtrace.analysis.findings.ending.last_activity import long_ns
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims, stuck_at_end
 from stashtrace.analysis.findings.rules.steps.slow import claim_of_step
-from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, SlowSteps
+from stashtrace.analysis.findings.spikes.slow_steps import KIND_COLUMNS, SlowStep, SlowSteps
 from stashtrace.analysis.findings.spikes.spikes import described, samples_of
-from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.analysis.stalls.hidden import hidden
 from stashtrace.analysis.steps.steps import WARMUP_STEPS, steps
 from stashtrace.analysis.steps.training_loop import QUIET_KINDS

@@ -45,11 +45,9 @@ _RANGE = {
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change.
-
     ``quantity``: one of ``QUANTITIES``, or ``BUCKET``. ``factor``: factor of the quantity; 0 takes a time away. For
     ``BUCKET`` the size itself. ``amount``: without a factor: the new value, in ns, in bits a second, or as a number.
-    ``text``: the value as it was typed.
-    """
+    ``text``: the value as it was typed."""
 
     quantity: str
     factor: float | None
@@ -62,8 +60,6 @@ class Change:
 
         Raises UsageError: for an unknown quantity, or a value that it cannot have.
 
-        Examples
-        --------
         >>> Change.parse("in-host.bandwidth=x2").quantity, Change.parse("late=0").quantity
         ('interconnect.bandwidth', 'straggler')
         """
@@ -96,8 +92,6 @@ class Change:
     def parse_all(cls, text: str) -> tuple[Change, ...]:
         """Read ``QUANTITY=VALUE``, where a column of the summary stands for all of its kinds that can be changed.
 
-        Examples
-        --------
         >>> [str(change) for change in Change.parse_all("data=x0.5")]
         ['storage=x0.5', 'prep=x0.5']
         """
@@ -142,8 +136,6 @@ class Change:
 def of_cause(number: int) -> Change:
     """Return the change that takes a cause of the summary away; its work is known to ``replay.causes`` alone.
 
-    Examples
-    --------
     >>> str(of_cause(2))
     'cause=2'
     """
@@ -153,8 +145,6 @@ def of_cause(number: int) -> Change:
 def example_of(word: str) -> str:
     """Return a change of a quantity or column, for a hint; empty if the word is none.
 
-    Examples
-    --------
     >>> example_of("workers"), example_of("compression"), example_of("data"), example_of("luck")
     ('workers=8', 'compression=fp16', 'data=x0.5', '')
     """
@@ -175,8 +165,6 @@ def example_of(word: str) -> str:
 def quantity_words(quantity: str) -> str:
     """Return a quantity in the words that people read and type.
 
-    Examples
-    --------
     >>> quantity_words("straggler"), quantity_words("interconnect.latency"), quantity_words("workers")
     ('late', 'in-host.latency', 'workers')
     """
@@ -212,7 +200,6 @@ def _hint(word: str) -> str:
 
 
 def _size_mib(text: str) -> float:
-    """Read a size of buckets in MiB."""
     least, most = _BUCKET_RANGE_MIB
     try:
         size = float(text)

@@ -18,26 +18,11 @@ import numpy as np
 from stashtrace.analysis.graph import EdgeKind, Graph, PipelineGraph, Replayed, Resource
 from stashtrace.analysis.intervals import Int64
 from stashtrace.errors import MissingDataError, UsageError, guarded
-from stashtrace.replay.change_lengths import (
-    LINKS,
-    absent_times,
-    compressed,
-    over_link,
-    ranks_wanted,
-    require_time,
-    with_link,
-    with_ranks,
-    with_time,
-)
+from stashtrace.replay import change_lengths
 from stashtrace.replay.changes import BUCKET, IN_ORDER, KEPT, TIMES, Change
 from stashtrace.replay.changes import LINKS as LINK_QUANTITIES
 from stashtrace.replay.communication.buckets import Buckets, regrouped
-from stashtrace.replay.loaders.loader_options import (
-    require_new_workers,
-    require_several_workers,
-    with_any_order,
-    with_kept_workers,
-)
+from stashtrace.replay.loaders import loader_options
 from stashtrace.replay.loaders.slow_worker import require_slow_worker, without_slow_workers, workers_differ
 from stashtrace.replay.loaders.worker_count import known_loaders, with_own_batches_apart, with_workers, workers_to_try
 from stashtrace.replay.prediction_intervals import BETWEEN_RUNS, STORAGE_BETWEEN, Contention, noise_ns, period_of
@@ -181,10 +166,8 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
 
 def single_changes(graph: Graph, *, buckets: Buckets | None = None, unsaid: list[str] | None = None) -> list[Answer]:
     """Predict single changes of what the run has; those that save most come first.
-
     ``buckets``: of the gradients, to rank sizes too. ``unsaid``: gets a line for each change of which the prediction
-    fails, by a fault of ours; without it the first one is raised.
-    """
+    fails, by a fault of ours; without it the first one is raised."""
     return ReplayedRun(graph).single_changes(buckets, unsaid)
 
 
@@ -198,7 +181,7 @@ def _single_changes(
     asked = [Change.parse(text) for text in _SINGLE]
     asked += [
         Change(f"{link}.{quantity}", factor)
-        for link in LINKS
+        for link in change_lengths.LINKS
         for quantity, factor in (("bandwidth", 2.0), ("latency", 0.5))
     ]
     predictions: dict[str, Callable[[], Answer | None]] = {
@@ -225,9 +208,7 @@ def _answer_if_known(run: ReplayedRun, change: Change) -> Answer | None:
 
 def known_changes(graph: Graph, together: Sequence[Change]) -> list[Change]:
     """Return those of several changes that one word stands for of which the run has something.
-
-    Raises MissingDataError if the run has nothing of any.
-    """
+    Raises MissingDataError if the run has nothing of any."""
     known = [change for change in together if _is_known(graph, change)]
     if not known:
         _require_known(graph, together[0])
@@ -251,8 +232,8 @@ def _require_known(graph: Graph, change: Change) -> None:
             hint="compute, late and the links of its transfers can be changed",
         )
     link = change.quantity.partition(".")[0]
-    if link in LINKS and not over_link(graph, link).any():
-        words = [words_of(name) for name in LINKS if over_link(graph, name).any()]
+    if link in change_lengths.LINKS and not change_lengths.over_link(graph, link).any():
+        words = [words_of(name) for name in change_lengths.LINKS if change_lengths.over_link(graph, name).any()]
         raise MissingDataError(
             f"{change}: no transfer of this run is known to count as {words_of(link)}",
             hint=f"its transfers count as {' and '.join(words)}" if words else "it has no transfers",
@@ -262,11 +243,11 @@ def _require_known(graph: Graph, change: Change) -> None:
     elif change.quantity == "slow_worker":
         require_slow_worker(graph, change)
     elif change.quantity == KEPT:
-        require_new_workers(graph, change)
+        loader_options.require_new_workers(graph, change)
     elif change.quantity == IN_ORDER:
-        require_several_workers(graph, change)
+        loader_options.require_several_workers(graph, change)
     elif change.quantity in TIMES:
-        require_time(graph, change)
+        change_lengths.require_time(graph, change)
     elif change.quantity == "workers":
         known_loaders(graph, change)
 
@@ -287,9 +268,7 @@ def _require_peers(graph: Graph, change: Change) -> None:
 
 def best_buckets(graph: Graph, buckets: Buckets) -> Answer | None:
     """Return the size of buckets with the shortest steps by the replay; None if none is better than those of the run.
-
-    Sizes are compared by the middle of their intervals.
-    """
+    Sizes are compared by the middle of their intervals."""
     return _best_buckets(ReplayedRun(graph), buckets)
 
 
@@ -305,9 +284,7 @@ def _best_buckets(run: ReplayedRun, buckets: Buckets) -> Answer | None:
 
 def best_workers(graph: Graph) -> Answer | None:
     """Return the least number of workers whose steps are as short as those of any larger number, by the replay.
-
-    None if the run made no batches, or its passes have no batches for more workers.
-    """
+    None if the run made no batches, or its passes have no batches for more workers."""
     return _best_workers(ReplayedRun(graph))
 
 
@@ -324,10 +301,8 @@ def _best_workers(run: ReplayedRun, most: float = math.inf) -> Answer | None:
 
 class ReplayedRun:
     """A run that is replayed with changes; what several answers need of the unchanged run is computed once.
-
     ``budgets``: whether answers say where the time of a step goes. ``noise``: whether they say by how much the mean of
-    another recording may differ; without it ``noise_ns`` is 0.
-    """
+    another recording may differ; without it ``noise_ns`` is 0."""
 
     def __init__(self, graph: Graph, *, budgets: bool = True, noise: bool = True) -> None:
         self.graph, self._budgets, self._noise = graph, budgets, noise
@@ -367,9 +342,7 @@ class ReplayedRun:
         most_workers: float = math.inf,
     ) -> list[Answer]:
         """Return the answers of :func:`single_changes`.
-
-        ``only``: those of these quantities. ``most_workers``: no larger number of loader workers is asked about.
-        """
+        ``only``: those of these quantities. ``most_workers``: no larger number of loader workers is asked about."""
         return _single_changes(self, buckets, unsaid, only, most_workers)
 
     def answer(self, changes: tuple[Change, ...], buckets: Buckets | None = None) -> Answer:
@@ -378,16 +351,13 @@ class ReplayedRun:
 
     def shorter(self, removed: Sequence[Floats]) -> Answer:
         """Predict the step with less work.
-
-        ``removed``: ns by node that go, once or for both bounds of what is in doubt.
-        """
+        ``removed``: ns by node that go, once or for both bounds of what is in doubt."""
         return self._combined(list(map(self._without, removed)), (), changed=True)[0]
 
     def shorter_by_step(self, removed: tuple[Floats, Floats]) -> tuple[Answer, Floats, float]:
         """Return what :meth:`shorter` predicts, :meth:`saved_ns` of the middle of both bounds, and the least saving.
-
-        The last is a mean of the counted steps, by the replays alone. Bounds that are the same array are replayed once.
-        """
+        The last is a mean of the counted steps, by the replays alone. Bounds that are the same array are replayed
+        once."""
         low, high = removed
         scenarios = [self._without(low)] if low is high else [self._without(low), self._without(high)]
         answer, before, runs = self._combined(scenarios, (), changed=True)
@@ -420,9 +390,7 @@ class ReplayedRun:
         self, scenarios: Sequence[Scenario], changes: tuple[Change, ...], *, changed: bool
     ) -> tuple[Answer, Replayed, list[tuple[Graph, Replayed]]]:
         """Replay scenarios and combine them; also return the replay of the run as it was, and those of the scenarios.
-
-        ``changes``: what made the scenarios, if they are not just shorter work.
-        """
+        ``changes``: what made the scenarios, if they are not just shorter work."""
         graph = self.graph
         runs = [(scenario.graph, replayed(scenario)) for scenario in scenarios]
         unchanged = self.unchanged
@@ -452,7 +420,9 @@ class ReplayedRun:
             low, high = max(low, replayed_ns), max(high, replayed_ns)
         noise_ns = math.hypot(self._noise_ns(runs), self._storage_ns(scenarios, alone)) if self._noise else 0.0
         present = len(np.unique(graph.ends_rank))
-        if changes and all(c.quantity == "ranks" and ranks_wanted(c, present) >= present for c in changes):
+        if changes and all(
+            c.quantity == "ranks" and change_lengths.ranks_wanted(c, present) >= present for c in changes
+        ):
             low, high = max(low, self.measured_ns), max(high, self.measured_ns)  # the same work, and more waiting
         answer = Answer(
             changes,
@@ -476,10 +446,8 @@ class ReplayedRun:
     @cached_property
     def _apart_ratio(self) -> float:
         """Part of what the job does outside its nodes that none of these waits for.
-
         How much of it runs at the same time is not recorded. With too few CPUs a replay of the unchanged run takes
-        longer than the run: it is the least part with which it does not, to an eighth.
-        """
+        longer than the run: it is the least part with which it does not, to an eighth."""
         unchanged, longest_ns = Scenario.of(self.graph, Unknowns()), (1 + BETWEEN_RUNS) * self.measured_ns
 
         def takes_too_long(apart: float) -> bool:
@@ -533,9 +501,7 @@ class ReplayedRun:
 
     def _then(self, unchanged: Replayed, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
         """Return the budget with changes: each column grows as it does from a replay without them to one with them.
-
-        By how much these replays miss the step is taken for waiting, not for work.
-        """
+        By how much these replays miss the step is taken for waiting, not for work."""
         as_recorded = unchanged is self.unchanged
         before = self._columns_ns if as_recorded else step_budget(self.graph, unchanged, self.steps)
         after = step_budget(graph, replayed, self.steps)
@@ -591,7 +557,7 @@ class ReplayedRun:
     @cached_property
     def absent_times(self) -> frozenset[str]:
         """Times that the run has none of."""
-        return absent_times(self.graph)
+        return change_lengths.absent_times(self.graph)
 
     @cached_property
     def _workers_differ(self) -> bool:
@@ -738,29 +704,28 @@ def _workers(changes: Sequence[Change], present: int) -> float:
 
 def _apply(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
     """Apply changes to a scenario, one after the other.
-
-    Those that ask which process made a batch come first, and last the one for which the lengths of all batches matter.
-    """
+    Those that ask which process made a batch come first, and last the one for which the lengths of all batches
+    matter."""
     places = {KEPT: 0, "slow_worker": 0, IN_ORDER: 2}
     for change in sorted(changes, key=lambda change: places.get(change.quantity, 1)):
         if change.quantity == BUCKET:
             continue
         if change.quantity in LINK_QUANTITIES:
-            scenario = with_link(scenario, change)
+            scenario = change_lengths.with_link(scenario, change)
         elif change.quantity == "straggler":
             scenario = without_lateness(scenario)
         elif change.quantity == KEPT:
-            scenario = with_kept_workers(scenario)
+            scenario = loader_options.with_kept_workers(scenario)
         elif change.quantity == "slow_worker":
             scenario = without_slow_workers(scenario)
         elif change.quantity == IN_ORDER:
-            scenario = with_any_order(scenario)
+            scenario = loader_options.with_any_order(scenario)
         elif change.quantity == "workers":
             scenario = with_workers(scenario, change)
         elif change.quantity == "ranks":
-            scenario = with_ranks(scenario, change)
+            scenario = change_lengths.with_ranks(scenario, change)
         elif change.quantity == "compression":
-            scenario = compressed(scenario)
+            scenario = change_lengths.compressed(scenario)
         else:
-            scenario = with_time(scenario, change)
+            scenario = change_lengths.with_time(scenario, change)
     return scenario

@@ -35,10 +35,10 @@ from stashtrace.report.page.flame_graphs import costliest_lines, flame_graphs
 from stashtrace.report.steps_over_time import heat_maps, slow_steps, step_curve
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, run_facts
+from stashtrace.summary.causes_block import column_of_cause, details_of, steps_of
 from stashtrace.summary.summary_document import document
 from stashtrace.summary.summary_text import WARNINGS
 from stashtrace.summary.words import findings_of
-from stashtrace.summary.words.beside_causes import column_of_cause, details_of, steps_of
 from stashtrace.text.units import bytes_text, duration_text, ranks_text
 
 T = TypeVar("T")

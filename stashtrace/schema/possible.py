@@ -26,8 +26,6 @@ _least, _most = np.minimum.reduce, np.maximum.reduce
 def rank_number(text: str) -> int:
     """Parse the number of a rank, or the number of ranks; -1 if the text is neither.
 
-    Examples
-    --------
     >>> rank_number("7"), rank_number("999999999999"), rank_number("-1"), rank_number("many")
     (7, -1, -1, -1)
     """
@@ -44,9 +42,7 @@ def is_possible(values: Int64) -> Bools:
 
 def without_impossible(table: Table) -> tuple[Table, int]:
     """Rows whose moments, amounts and counts are all within :data:`HIGHEST`, and the number of rows left out.
-
-    A negative code in a narrow column is one that did not fit into it, so its meaning is lost.
-    """
+    A negative code in a narrow column is one that did not fit into it, so its meaning is lost."""
     bad: Bools | None = None
     for name, lowest, highest in _bounds(table.schema) if len(table) else ():
         values = table[name]

@@ -100,8 +100,6 @@ KIND_WORDS: dict[str, str] = {kind.name: kind.words for kind in STALL_KINDS}
 KIND_LABELS: dict[str, str] = {kind.name: kind.label for kind in STALL_KINDS}
 #: Kind -> its colour in a picture on a light ground.
 KIND_COLOURS: dict[str, str] = {kind.name: kind.colour for kind in STALL_KINDS}
-#: Column of the budget -> the same.
-COLUMN_COLOURS: dict[str, str] = {column: KIND_COLOURS[kinds[0]] for column, kinds in COLUMNS.items()}
 #: Kinds of time of a worker that makes a batch.
 WORKER_KINDS: dict[str, str] = {name: KIND_LABELS[name] for name in ("prep", "fetch")}
 #: Kinds in the order of the enumeration, as tables and comparisons list them.
@@ -133,8 +131,6 @@ _OTHER_WORDS: dict[str, str] = {
 def id_of_word(word: str) -> str:
     """Return the id of the column or kind that a word stands for; empty for an unknown word.
 
-    Examples
-    --------
     >>> id_of_word("data"), id_of_word("data: hand-off"), id_of_word("in-host"), id_of_word("fetch")
     ('data', 'handoff', 'interconnect', 'fetch')
     """
@@ -144,8 +140,6 @@ def id_of_word(word: str) -> str:
 def kinds_of_word(word: str) -> tuple[str, ...]:
     """Return the kinds that a word stands for: those of a column, or the kind itself; none for an unknown word.
 
-    Examples
-    --------
     >>> kinds_of_word("data"), kinds_of_word("prep"), kinds_of_word("storage"), kinds_of_word("loader")
     (('fetch', 'prep', 'handoff'), ('prep',), ('fetch',), ())
     """
@@ -156,8 +150,6 @@ def kinds_of_word(word: str) -> tuple[str, ...]:
 def words_of(name: str) -> str:
     """Return what people read for the id of a kind; other names as they are.
 
-    Examples
-    --------
     >>> words_of("straggler"), words_of("prep"), words_of("data"), words_of("step")
     ('late', 'data: prep', 'data', 'step')
     """
@@ -167,8 +159,6 @@ def words_of(name: str) -> str:
 def word_text(word: str) -> str:
     """Return a word that an option takes as people read it, with the parts that it sums if these are several.
 
-    Examples
-    --------
     >>> word_text("data"), word_text("late"), word_text("straggler"), word_text("workers")
     ("'data' (storage + prep + hand-off)", "'late'", "'late'", "'workers'")
     """
@@ -189,9 +179,7 @@ def nearest_word(word: str, known: Iterable[str]) -> str:
 
 def hint_for(word: str, more: Iterable[str] = ()) -> str:
     """Return the hint for an unknown word of an option: the nearest one, and all that there are.
-
-    ``word``: as it was typed. ``more``: words that are neither a column nor a kind.
-    """
+    ``word``: as it was typed. ``more``: words that are neither a column nor a kind."""
     beside = list(more)
     near = nearest_word(word, [*beside, *COLUMNS, *KIND_NAMES])
     columns = ", ".join(_with_id(name, kinds[0] if len(kinds) == 1 else name) for name, kinds in COLUMNS.items())
@@ -203,8 +191,6 @@ def hint_for(word: str, more: Iterable[str] = ()) -> str:
 def _with_id(word: str, name: str) -> str:
     """Return a word, and the id that is taken too if it is another.
 
-    Examples
-    --------
     >>> _with_id("late", "straggler"), _with_id("prep", "prep")
     ('late (straggler)', 'prep')
     """

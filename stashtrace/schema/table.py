@@ -68,11 +68,9 @@ class Table:
 
     @property
     def _columns(self) -> dict[str, Array]:
-        """All columns in order."""
         return self._arrays if self._whole is None else {name: self._column(name) for name in self._whole}
 
     def _column(self, name: str) -> Array:
-        """Column by name."""
         array = self._arrays.get(name)
         if array is None:
             if self._whole is None:
@@ -291,10 +289,7 @@ class Table:
 
 
 class GrowingTable:
-    """A table made piece by piece. Columns grow in place, so that no row is held twice.
-
-    ``schema``: declares the columns.
-    """
+    """A table made piece by piece. Columns grow in place, so that no row is held twice."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema, self._count = schema, 0

@@ -1,4 +1,4 @@
-"""The budget of each rank as a row of bars, one for each column; of many ranks the alike ones share a row."""
+"""The budget of each rank as a row of bars, one for each column; of many ranks the similar ones share a row."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ def _small_percent(text: str) -> str:
 
 def _percents(ratios: Sequence[float]) -> list[str]:
     """Return whole percents that add up to 100; below 1 % with a decimal.
-
-    The first one (compute) takes the rest of the rounding, so that stalls have the same figures as in the findings.
-    """
+    The first one (compute) takes the rest of the rounding, so that stalls have the same figures as in the findings."""
     large = [r >= _SMALL_RATIO for r in ratios]
     whole = [round(100 * r) for r in ratios]
     if large[0]:
@@ -103,7 +101,7 @@ def _always(ranks: Sequence[Budget], sources: Collection[str]) -> list[str]:
 
 
 def _rows(ranks: Sequence[Budget]) -> list[tuple[str, list[Budget]]]:
-    """Return label and ranks of each row: one rank, or of many the alike ones together and those that differ."""
+    """Return label and ranks of each row: one rank, or of many the similar ones together and those that differ."""
     kind = f" {ranks[0].step_kind}" if ranks[0].step_kind else ""
     if len(ranks) <= _ROWS_AT_MOST:
         return [(f"{r.rank}{kind}", [r]) for r in ranks]
@@ -112,8 +110,8 @@ def _rows(ranks: Sequence[Budget]) -> list[tuple[str, list[Budget]]]:
     typical = float(np.median(distance))
     far = np.flatnonzero(distance > max(0.05, 4 * typical))
     apart = sorted(far[np.argsort(-distance[far], kind="stable")][:_OUTLIERS_AT_MOST].tolist())
-    alike = [r for i, r in enumerate(ranks) if i not in apart]
-    label = ranks_text([r.rank for r in alike])
+    similar = [r for i, r in enumerate(ranks) if i not in apart]
+    label = ranks_text([r.rank for r in similar])
     if len(label) > 12:
-        label = f"{len(alike)} ranks" if not apart else f"{len(alike)} others"
-    return [(f"{label}{kind}", alike), *((f"{ranks[i].rank}{kind}", [ranks[i]]) for i in apart)]
+        label = f"{len(similar)} ranks" if not apart else f"{len(similar)} others"
+    return [(f"{label}{kind}", similar), *((f"{ranks[i].rank}{kind}", [ranks[i]]) for i in apart)]

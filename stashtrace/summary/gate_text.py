@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stashtrace.analysis.compare.change import CLEARLY_MORE, LEAST_STEPS, RUN_TO_RUN_RATIO, RUNS_THAT_TELL, Change, Side
-from stashtrace.analysis.compare.gate_verdict import Gate, Judged
+from stashtrace.analysis.compare.gate_verdict import MOST_RUNS, Gate, Judged
 from stashtrace.analysis.compare.job_identity import Fact
-from stashtrace.analysis.compare.needs import MOST_RUNS
 from stashtrace.analysis.compare.steps_of_run import STEP, parts_of
 from stashtrace.schema.stall_kinds import OPTION_WORDS, words_of
 from stashtrace.summary.between_runs_text import functions_document, functions_of_gate
@@ -41,9 +40,7 @@ class Command:
 
 def gate_lines(gate: Gate, command: Command | None = None) -> list[str]:
     """Return the answer for a terminal: what differs, the verdicts, the numbers behind them.
-
-    ``command``: what would decide, where something is to be decided and it can be said.
-    """
+    ``command``: what would decide, where something is to be decided and it can be said."""
     lines = [*jobs_lines(gate.before.facts, gate.after.facts), runs_text(gate), ""]
     lines += [*sentences(gate), *functions_of_gate(gate)]
     if command is not None:
@@ -55,9 +52,7 @@ def gate_lines(gate: Gate, command: Command | None = None) -> list[str]:
 
 def sentences(gate: Gate) -> list[str]:
     """Return one sentence for each condition, worst first; for incomparable jobs, one that says why.
-
-    Behind them stands what growth of a kind was in truth.
-    """
+    Behind them stands what growth of a kind was in truth."""
     if gate.refused:
         fields = ", ".join(f"{one.field.words} ({' -> '.join(difference_texts(one))})" for one in gate.refused)
         return [f"not comparable: the jobs differ in {fields}"]
@@ -85,10 +80,7 @@ def condition_sentence(gate: Gate, judged: Judged) -> str:
 
 
 def sentence(judged: Judged, step_ns: float) -> str:
-    """Return the verdict on one condition.
-
-    ``step_ns``: the step before, of which growth is a part.
-    """
+    """Return the verdict on one condition. ``step_ns``: the step before, of which growth is a part."""
     change, condition = judged.change, judged.condition
     is_step = condition.kind == STEP
     allows = f"{condition.words} allows {condition.percent:g} %{'' if is_step else ' of the step'}"
@@ -171,9 +163,7 @@ def runs_text(gate: Gate) -> str:
 
 def markdown(gate: Gate, command: Command | None = None) -> str:
     """Return the answer as Markdown, for the summary of a step or a comment on a pull request.
-
-    ``command``: as of :func:`gate_lines`.
-    """
+    ``command``: as of :func:`gate_lines`."""
     lines = [f"### stashtrace check: {gate.verdict}", ""]
     lines += [f"- {markdown_text(text)}" for text in (*sentences(gate), *functions_of_gate(gate))]
     if command is not None:
@@ -191,9 +181,7 @@ def markdown(gate: Gate, command: Command | None = None) -> str:
 
 def document(gate: Gate, command: Command | None = None) -> dict[str, Any]:
     """Return the answer for programs: verdict, conditions and kinds with their bounds in ns, facts of both jobs.
-
-    ``command``: as of :func:`gate_lines`.
-    """
+    ``command``: as of :func:`gate_lines`."""
     return {
         "verdict": gate.verdict,
         "exit_code": gate.exit_code,
@@ -324,8 +312,6 @@ def _percent(ns: float, step_ns: float, to: Callable[[float], float] = round) ->
 
     ``to``: ``math.floor`` for a lower bound and ``math.ceil`` for an upper one, so that rounding claims nothing.
 
-    Examples
-    --------
     >>> _percent(412, 10_000), _percent(-1478, 10_000, math.floor), _percent(0, 1), _percent(12_300, 1000)
     ('+4.1 %', '-14.8 %', '0 %', '+1,230 %')
     """

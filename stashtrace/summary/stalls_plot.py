@@ -11,13 +11,7 @@ from stashtrace.analysis.stalls.budget import OUTSIDE_STEPS, STALL_TOTALS, STALL
 from stashtrace.errors import UsageError
 from stashtrace.schema.stall_kinds import KIND_COLOURS, words_of
 from stashtrace.schema.table import Table
-from stashtrace.summary.picture_style import (
-    FAINT,
-    duration_axis,
-    new_figure,
-    plain_axes,
-    require_matplotlib,
-)
+from stashtrace.summary.picture_style import FAINT, duration_axis, new_figure, plain_axes, require_matplotlib
 from stashtrace.text.units import duration_text
 
 if TYPE_CHECKING:
@@ -34,10 +28,7 @@ _TICKS = 12
 
 
 def plot_table(table: Table) -> Figure:
-    """Draw a table for which there is a picture.
-
-    Raises UsageError if there is none, or matplotlib is not installed.
-    """
+    """Draw a table for which there is a picture. Raises UsageError if there is none, or matplotlib is not installed."""
     if table.schema.name not in (STALLS.name, STALL_TOTALS.name):
         raise UsageError(
             f"there is no picture of the table {table.schema.name}",
@@ -48,11 +39,9 @@ def plot_table(table: Table) -> Figure:
 
 def plot_stalls(table: Table) -> Figure:
     """Draw where the time of a step goes.
-
     ``table``: ``stalls`` by step, rank or run. Of stalls by step, bars are means over the steps that the table has;
     time outside of steps is left out, and a map of ranks and steps follows if there are several steps. Raises
-    UsageError if the table has no step, or matplotlib is not installed.
-    """
+    UsageError if the table has no step, or matplotlib is not installed."""
     require_matplotlib("plot()")
     by_step = table.schema.name == STALLS.name
     inside = table[table["step"] != OUTSIDE_STEPS] if by_step else table
@@ -97,7 +86,6 @@ def _draw_bars(
 
 
 def _steps_of(table: Table, ranks_count: int, rank_at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Number of steps of each rank."""
     counts = np.zeros(ranks_count, dtype=np.int64)
     if "steps_count" in table:
         np.maximum.at(counts, rank_at, table["steps_count"])

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from stashtrace.analysis.findings import Summary, summarize
+from stashtrace.analysis.findings.claim_rows import tables_of
 from stashtrace.analysis.findings.rules.ending import ENDINGS
+from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -26,7 +28,7 @@ from stashtrace.text.visible import visible_line
 #: Verdicts that are shown; the others are counted.
 _VERDICTS_AT_MOST = 3
 _INDENT = "  "
-#: Claims about the machine that are in nearly every run, and are told with all findings.
+#: Claims about the machine that are in nearly every run, and are listed with all findings.
 _IN_ALL = ("start", "hosts")
 #: Claims about what was recorded that say the same of nearly every run.
 _USUAL = ("measured", "clocks")
@@ -36,7 +38,7 @@ _BETWEEN_EPOCHS = ("persistent_workers",)
 _IN_FEW = ("slow_steps", "period")
 #: What says more.
 _NEXT = "report, summary --all"
-#: Waits for other ranks that no cause explains are told from this part of a step on; less is seen in the table alone.
+#: Waits for other ranks that no cause explains are named from this part of a step on; less is seen in the table alone.
 _WAITS_RATIO = 0.1
 #: Claims of the first line that put all figures in doubt.
 WARNINGS = ("records_lost", "low_confidence", "host_timed_steps")
@@ -46,11 +48,9 @@ def summary(
     trace: Trace, *, look: Look | None = None, shown: str = "", first: Table | None = None, everything: bool = False
 ) -> str:
     """Return the summary of a run as text.
-
     ``trace``: one run. ``look``: what the screen can show; by default 80 columns of UTF-8 without colour. ``shown``:
     the run directory as a person would type it in a command; by default the path of the trace. ``first``: rows of the
-    analysis ``causes``. Without, or where they name no cause, or for ``everything``, all findings are told.
-    """
+    analysis ``causes``. Without, or where they name no cause, or for ``everything``, all findings are listed."""
     return render(summarize(trace), look or Look(), shown or shlex.quote(trace.path or "DIR"), first, everything)
 
 
@@ -137,7 +137,7 @@ def _commands(found: Sequence[Finding], path: str) -> list[str]:
 def _whole_page(
     found: Sequence[Finding], ranks: Sequence[Budget], look: Look, path: str, first: Table | None, most: int
 ) -> list[str]:
-    """Return all findings of a run, with its causes or why none is known. ``most``: verdicts that are told."""
+    """Return all findings of a run, with its causes or why none is known. ``most``: verdicts that are listed."""
     lines_of = partial(_lines_of, look)
     causes, verdicts = causes_found(first), _of(found, "verdict")
     said = headline_text(found, causes if ranks else [], _two_lines(look))
@@ -320,3 +320,13 @@ def _no_cause(first: Table, look: Look) -> list[str]:
 
 def _s(count: int) -> str:
     return "" if count == 1 else "s"
+
+
+def describe_stuck(trace: Trace, *, lives: bool = False) -> list[str]:
+    """Return lines about how the job failed or stands still: who is waited for, who waits, what was done last.
+    Of one that still ``lives`` it is not said that it hung."""
+    lines = []
+    for finding in findings_of(*tables_of(ending_claims(trace, lives=lives))):
+        lines.append(claim_text(finding))
+        lines += [f"  {sentence}" for sentence in evidence_texts(finding)]
+    return lines

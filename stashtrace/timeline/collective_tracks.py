@@ -64,10 +64,8 @@ def collective_layer(
     rows: TraceRows, tree: TrackTree, places: Mapping[int, Places]
 ) -> tuple[list[_native.perfetto.Slices], Ints]:
     """Return the slices of the collectives of these ranks, parents before children, and the arrows from their calls.
-
     The arrows are numbers by row of the table: 0 if the row is not on a device or not shown, -1 if it is shown without
-    an arrow.
-    """
+    an arrow."""
     launches = np.zeros(len(rows.trace.collectives), dtype=np.int64)
     if not len(launches):
         return [], launches
@@ -166,12 +164,7 @@ def _ends(trace: Trace, table: Table, resolved_ns: Ints) -> Ints:
 
 
 def _place(
-    trace: Trace,
-    tree: TrackTree,
-    places: Mapping[int, Places],
-    table: Table,
-    end: Ints,
-    on_device: Bools,
+    trace: Trace, tree: TrackTree, places: Mapping[int, Places], table: Table, end: Ints, on_device: Bools
 ) -> Ints:
     """Make the tracks of all rows: below the rank or the device, one line per communicator. Return each row's track."""
     groups = {(g["rank"], g["group_hash"]): g for g in trace.groups.rows()}
@@ -205,13 +198,7 @@ def _parents(trace: Trace, places: Mapping[int, Places], table: Table, on_device
 
 
 def _join(
-    tree: TrackTree,
-    table: Table,
-    late: Ints,
-    waits: Bools,
-    moving: Ints,
-    operation: Piece,
-    transfer: Piece,
+    tree: TrackTree, table: Table, late: Ints, waits: Bools, moving: Ints, operation: Piece, transfer: Piece
 ) -> None:
     """Add an arrow from the late rank's operation to the transfer of each rank that waited for it."""
     operations = GroupBy(table["group_hash"], table["sequence"], table["rank"])
@@ -248,8 +235,6 @@ def reasons(trace: Trace, table: Table) -> tuple[Ints, Texts]:
 def reason(row: dict[str, Any]) -> str:
     """Return cause, time, worker and name in one line.
 
-    Examples
-    --------
     >>> reason({"cause_kind": "fetch", "cause_ns": 38_000_000, "cause_worker_id": 5, "cause_name": "/data/shard-0117"})
     'data: storage 38.0 ms longer, worker 5, shard-0117'
     """

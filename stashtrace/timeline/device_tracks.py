@@ -15,18 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace import _native
+from stashtrace.schema import kinds
 from stashtrace.schema.groupby import GroupBy, order_by
-from stashtrace.schema.kinds import (
-    Awaited,
-    Bracket,
-    BracketFlag,
-    CollectiveOp,
-    CopyDirection,
-    DeviceCall,
-    DeviceClock,
-    DeviceWork,
-    StreamFlag,
-)
 from stashtrace.schema.table import Table
 from stashtrace.text.units import duration_text
 from stashtrace.timeline.host_tracks import OPS, Bins
@@ -52,11 +42,11 @@ Groups = Mapping[tuple[int, int], int]
 
 _DIRECTIONS = ["", "host to device", "device to host", "on device", "between devices", "on host", "unknown direction"]
 _AWAITED = ["event", "copy", "collective", "compute", "graph", "function on the host"]
-_CALLS = [call.name.lower().replace("_", " ") for call in DeviceCall]
-_WORK = [work.name.lower() for work in DeviceWork]
-_LAUNCHES = (Bracket.COPY, Bracket.GRAPH, Bracket.HOST_FUNCTION)
+_CALLS = [call.name.lower().replace("_", " ") for call in kinds.DeviceCall]
+_WORK = [work.name.lower() for work in kinds.DeviceWork]
+_LAUNCHES = (kinds.Bracket.COPY, kinds.Bracket.GRAPH, kinds.Bracket.HOST_FUNCTION)
 #: Brackets that are drawn on their stream; the others are instants.
-_DRAWN = (Bracket.BATCH_WAIT, Bracket.STREAM_WAIT, Bracket.COLLECTIVE, *_LAUNCHES)
+_DRAWN = (kinds.Bracket.BATCH_WAIT, kinds.Bracket.STREAM_WAIT, kinds.Bracket.COLLECTIVE, *_LAUNCHES)
 #: Added to the id of a track: key of its second line.
 _SECOND_LINE = 1 << 40
 _COPY_WORDS = [f"copy {direction}".strip() for direction in _DIRECTIONS]
@@ -104,7 +94,7 @@ def _about(rows: RankRows, device: dict[str, int]) -> str:
     for clock in clocks.rows():
         drift = f", drift {clock['drift_ppb'] / 1000:+.1f} ppm" if clock["anchors_count"] > 1 else ", drift unknown"
         parts.append(
-            f"Its {DeviceClock(clock['clock_code']).name.lower()} clock is known to +-"
+            f"Its {kinds.DeviceClock(clock['clock_code']).name.lower()} clock is known to +-"
             f"{duration_text(clock['error_ns'])} ({clock['anchors_count']} readings{drift})."
         )
     if not len(clocks):
@@ -159,7 +149,7 @@ def device_layer(
 def host_lead(rows: RankRows, process: int, device: int) -> tuple[Ints, Doubles]:
     """Return the times of single events, and the ns by which the host was ahead of the device at each."""
     brackets = rows.table("device_brackets")
-    is_event = np.isin(brackets["bracket_code"], (Bracket.STEP, Bracket.MARK)) & (brackets["begin_ns"] >= 0)
+    is_event = np.isin(brackets["bracket_code"], (kinds.Bracket.STEP, kinds.Bracket.MARK)) & (brackets["begin_ns"] >= 0)
     chosen = brackets.take(is_event & on_device(brackets, process, device)).sort_by("begin_ns")
     return chosen["begin_ns"], np.maximum(chosen["begin_ns"] - chosen["call_ns"], 0).astype(np.float64)
 
@@ -177,10 +167,10 @@ def _stream_lines(rows: RankRows, bins: Bins | None) -> dict[int, Line]:
     lines = {}
     for order, track in enumerate(names):
         row = streams.get(track)
-        flags = StreamFlag(row["stream_flags"] if row else 0)
-        words = [flag.name.lower().replace("_", " ") for flag in StreamFlag if flag in flags and flag.name]
+        flags = kinds.StreamFlag(row["stream_flags"] if row else 0)
+        words = [flag.name.lower().replace("_", " ") for flag in kinds.StreamFlag if flag in flags and flag.name]
         about = f"{', '.join(words) or 'plain'}, priority {row['priority_index']}." if row else "It was not described."
-        first = 0 if StreamFlag.CARRIES_COMPUTE in flags else 1000
+        first = 0 if kinds.StreamFlag.CARRIES_COMPUTE in flags else 1000
         name = rows.trace.text(names[track])
         lines[track] = Line(f"{name}{suffix}", 10 + first + 2 * order, about + note)
         lines[track + _SECOND_LINE] = Line(f"{name} · brackets{suffix}", 11 + first + 2 * order, about + note)
@@ -194,7 +184,7 @@ def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
         *(f"wait for {w}" for w in _AWAITED),
         *_COPY_WORDS,
         "graph launch",
-        _AWAITED[Awaited.HOST_FUNCTION],
+        _AWAITED[kinds.Awaited.HOST_FUNCTION],
         "collective",
         *OPS,
     ]
@@ -202,11 +192,11 @@ def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
     op, sequence = _operations(rows, brackets)
     word = np.select(
         [
-            kind == Bracket.BATCH_WAIT,
-            kind == Bracket.STREAM_WAIT,
-            kind == Bracket.COPY,
-            kind == Bracket.GRAPH,
-            kind == Bracket.HOST_FUNCTION,
+            kind == kinds.Bracket.BATCH_WAIT,
+            kind == kinds.Bracket.STREAM_WAIT,
+            kind == kinds.Bracket.COPY,
+            kind == kinds.Bracket.GRAPH,
+            kind == kinds.Bracket.HOST_FUNCTION,
             op >= 0,
         ],
         [
@@ -219,18 +209,18 @@ def _bracket_piece(rows: RankRows, brackets: Table) -> Piece:
         ],
         graph + 2,
     )
-    number = np.where(kind == Bracket.BATCH_WAIT, brackets["correlation_id"], np.where(op >= 0, sequence, -1))
+    number = np.where(kind == kinds.Bracket.BATCH_WAIT, brackets["correlation_id"], np.where(op >= 0, sequence, -1))
     codes, names = numbered(words, word, number)
     piece = Piece.from_rows(brackets, codes, names)
     size, length = brackets["size_bytes"], np.maximum(brackets["end_ns"] - brackets["begin_ns"], 1)
-    copies = (kind == Bracket.COPY) & (size > 0)
+    copies = (kind == kinds.Bracket.COPY) & (size > 0)
     piece.ints["bytes"] = value_where(copies, size)
     piece.doubles["gb_per_s"] = np.where(copies, size / length, np.nan)
-    memory = np.where(brackets["bracket_flags"] & BracketFlag.PINNED, 0, 1)
-    known = (brackets["bracket_flags"] & (BracketFlag.PINNED | BracketFlag.PAGEABLE)) != 0
+    memory = np.where(brackets["bracket_flags"] & kinds.BracketFlag.PINNED, 0, 1)
+    known = (brackets["bracket_flags"] & (kinds.BracketFlag.PINNED | kinds.BracketFlag.PAGEABLE)) != 0
     piece.texts["host_memory"] = (code_where(copies & known, memory), Texts(["pinned", "pageable"]))
     exposed = np.clip(brackets["awaited_ns"] - brackets["begin_ns"], 0, length)
-    waited = (kind == Bracket.STREAM_WAIT) & (brackets["awaited_ns"] >= 0)
+    waited = (kind == kinds.Bracket.STREAM_WAIT) & (brackets["awaited_ns"] >= 0)
     piece.ints["exposed_ns"] = value_where(waited, exposed)
     piece.ints["host_ahead_ns"] = np.maximum(brackets["begin_ns"] - brackets["return_ns"], 0)
     return piece
@@ -242,8 +232,8 @@ def _operations(rows: RankRows, brackets: Table) -> tuple[Ints, Ints]:
     table = table.take((table["rank"] == rows.rank) & (table["stream_track_id"] >= 0) & (table["end_ns"] >= 0))
     # Both ends come from one event, so they are equal to the nanosecond.
     row = GroupBy(table["stream_track_id"], table["end_ns"]).row_of(brackets["track_id"], brackets["end_ns"])
-    row[brackets["bracket_code"] != Bracket.COLLECTIVE] = -1
-    op = np.minimum(coded(table["op_code"], list(CollectiveOp)), len(OPS) - 1)
+    row[brackets["bracket_code"] != kinds.Bracket.COLLECTIVE] = -1
+    op = np.minimum(coded(table["op_code"], list(kinds.CollectiveOp)), len(OPS) - 1)
     return np.append(op, -1)[row], np.append(table["sequence"], -1)[row]
 
 
@@ -251,15 +241,15 @@ def _kernel_piece(rows: RankRows, kernels: Table) -> Piece:
     piece = Piece.from_rows(kernels, kernels["name_code"], rows.texts)
     size = kernels["size_bytes"]
     piece.ints["bytes"] = value_where(size > 0, size)
-    piece.texts["work"] = (coded(kernels["work_code"], list(DeviceWork)), Texts([*_WORK, "other"]))
-    known = np.isin(kernels["copy_code"], list(CopyDirection))
+    piece.texts["work"] = (coded(kernels["work_code"], list(kinds.DeviceWork)), Texts([*_WORK, "other"]))
+    known = np.isin(kernels["copy_code"], list(kinds.CopyDirection))
     piece.texts["direction"] = (code_where(known, kernels["copy_code"]), Texts(_DIRECTIONS))
     piece.ints["graph_node"] = value_where(kernels["graph_key"] != 0, kernels["graph_key"])
     return piece
 
 
 def _call_piece(calls: Table) -> Piece:
-    codes = coded(calls["call_code"], list(DeviceCall))
+    codes = coded(calls["call_code"], list(kinds.DeviceCall))
     piece = Piece.from_rows(calls, codes, Texts([*_CALLS, "device call"]))
     piece.ints["bytes"] = value_where(calls["size_bytes"] > 0, calls["size_bytes"])
     piece.ints["error"] = value_where(calls["status_code"] != 0, calls["status_code"])
@@ -271,7 +261,9 @@ def _collective_calls(rows: RankRows, launches: Ints) -> Piece:
     table = rows.trace.collectives
     own = np.flatnonzero((table["rank"] == rows.rank) & (launches != 0)) if len(launches) else launches
     chosen = table.take(own)
-    codes, names = numbered([*OPS, "collective"], coded(chosen["op_code"], list(CollectiveOp)), chosen["sequence"])
+    codes, names = numbered(
+        [*OPS, "collective"], coded(chosen["op_code"], list(kinds.CollectiveOp)), chosen["sequence"]
+    )
     end = np.maximum(chosen["return_ns"], chosen["call_ns"])
     piece = Piece(chosen["track_id"], chosen["call_ns"], end, codes, names)
     piece.ints["bytes"] = chosen["message_bytes"]
@@ -287,8 +279,8 @@ def _launches(tree: TrackTree, brackets: Table, on_streams: Piece, kernels: Tabl
     on_streams.flows.append((rows, ids))
     call = brackets["call_ns"][rows]
     kind = brackets["bracket_code"][rows]
-    other = np.where(kind == Bracket.GRAPH, len(_DIRECTIONS), len(_DIRECTIONS) + 1)
-    word = np.where(kind == Bracket.COPY, np.minimum(brackets["copy_code"][rows], len(_DIRECTIONS) - 1), other)
+    other = np.where(kind == kinds.Bracket.GRAPH, len(_DIRECTIONS), len(_DIRECTIONS) + 1)
+    word = np.where(kind == kinds.Bracket.COPY, np.minimum(brackets["copy_code"][rows], len(_DIRECTIONS) - 1), other)
     names = Texts([*_COPY_WORDS, "graph launch", "enqueue a function on the host"])
     plain = Piece(brackets["thread_track_id"][rows], call, np.maximum(brackets["return_ns"][rows], call), word, names)
     plain.flows.append((np.arange(len(rows)), ids))
@@ -309,7 +301,7 @@ def _launches(tree: TrackTree, brackets: Table, on_streams: Piece, kernels: Tabl
 
 def _join_waits(tree: TrackTree, brackets: Table, piece: Piece) -> None:
     """Add arrows between a stream's waits and the awaited work, which their correlation names."""
-    waits = np.flatnonzero((brackets["bracket_code"] == Bracket.STREAM_WAIT) & (brackets["correlation_id"] > 0))
+    waits = np.flatnonzero((brackets["bracket_code"] == kinds.Bracket.STREAM_WAIT) & (brackets["correlation_id"] > 0))
     ids_of_process = GroupBy(brackets["process_id"], brackets["bracket_id"])
     awaited = ids_of_process.row_of(brackets["process_id"][waits], brackets["correlation_id"][waits])
     waits, awaited = waits[awaited >= 0], awaited[awaited >= 0]
@@ -318,7 +310,7 @@ def _join_waits(tree: TrackTree, brackets: Table, piece: Piece) -> None:
 
 
 def _steps(brackets: Table) -> Piece:
-    events = brackets.take(brackets["bracket_code"] == Bracket.STEP).sort_by("begin_ns")
+    events = brackets.take(brackets["bracket_code"] == kinds.Bracket.STEP).sort_by("begin_ns")
     codes, names = numbered(["step"], np.zeros(max(len(events) - 1, 0)), events["correlation_id"][:-1])
     nowhere = np.zeros(len(codes), dtype=np.int64)
     return Piece(nowhere, events["begin_ns"][:-1], events["begin_ns"][1:], codes, names)
@@ -327,28 +319,27 @@ def _steps(brackets: Table) -> Piece:
 def _exposed_waits(rows: RankRows, brackets: Table) -> Piece:
     """Return the waits of the compute streams: the parts of brackets in which they had run dry."""
     streams = rows.table("streams")
-    compute = streams["track_id"][(streams["stream_flags"] & StreamFlag.CARRIES_COMPUTE) != 0]
+    compute = streams["track_id"][(streams["stream_flags"] & kinds.StreamFlag.CARRIES_COMPUTE) != 0]
     kind, awaited = brackets["bracket_code"], brackets["awaited_code"]
     begin, end = brackets["begin_ns"], brackets["end_ns"]
-    batch, stream = kind == Bracket.BATCH_WAIT, kind == Bracket.STREAM_WAIT
+    batch, stream = kind == kinds.Bracket.BATCH_WAIT, kind == kinds.Bracket.STREAM_WAIT
     begin = np.where(batch, np.maximum(begin, brackets["call_ns"]), begin)
     end = np.where(
         batch, np.minimum(end, brackets["return_ns"]), np.where(stream, np.minimum(end, brackets["awaited_ns"]), end)
     )
     shown = np.isin(brackets["track_id"], compute) & (end > begin)
-    held = (Bracket.COLLECTIVE, Bracket.COPY, Bracket.HOST_FUNCTION)
-    shown &= batch | (stream & (awaited != Awaited.NOTHING)) | np.isin(kind, held)
+    held = (kinds.Bracket.COLLECTIVE, kinds.Bracket.COPY, kinds.Bracket.HOST_FUNCTION)
+    shown &= batch | (stream & (awaited != kinds.Awaited.NOTHING)) | np.isin(kind, held)
     word = np.select(
-        [batch, stream, kind == Bracket.COPY, kind == Bracket.HOST_FUNCTION],
-        [0, 1 + np.minimum(awaited, len(_AWAITED) - 1), 2, 1 + int(Awaited.HOST_FUNCTION)],
-        1 + int(Awaited.COLLECTIVE),
+        [batch, stream, kind == kinds.Bracket.COPY, kind == kinds.Bracket.HOST_FUNCTION],
+        [0, 1 + np.minimum(awaited, len(_AWAITED) - 1), 2, 1 + int(kinds.Awaited.HOST_FUNCTION)],
+        1 + int(kinds.Awaited.COLLECTIVE),
     )
     codes, names = numbered(["batch", *_AWAITED], word[shown], np.where(batch, brackets["correlation_id"], -1)[shown])
     return Piece(np.zeros(int(shown.sum()), dtype=np.int64), begin[shown], end[shown], codes, names)
 
 
 def _part(piece: Piece, chosen: Bools) -> Piece:
-    """Return the chosen slices of a piece, with their arrows."""
     place = np.cumsum(chosen) - 1
 
     def cut(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -72,10 +72,8 @@ class Budget:
 
     def trunk(self, tree: TrackTree, process: int, rank: int) -> int:
         """Add the step track of a rank, the parent of all its other tracks; return its uuid.
-
         Viewers sort tracks directly below a process by name, and only those below a track in the order asked for. Also,
-        the budget of a rank stays visible when the rest is folded away.
-        """
+        the budget of a rank stays visible when the rest is folded away."""
         if rank < 0:
             return process
         if self.steps is None or not (self.steps["rank"] == rank).any():
@@ -103,7 +101,6 @@ class _Parts(NamedTuple):
 
 
 def _parts_of(intervals: dict[str, Ints], rank: int, steps: Ints) -> _Parts:
-    """Return the parts of these steps of a rank."""
     own = slice(*np.searchsorted(intervals["rank"], [rank, rank + 1]).tolist())
     inside = np.isin(intervals["step"][own], steps)
     step, begin, end, kind, cause = (
@@ -126,13 +123,7 @@ def _step_piece(table: Table, parts: _Parts) -> Piece:
 
 
 def _part_piece(parts: _Parts) -> Piece:
-    piece = Piece(
-        np.zeros(len(parts.kind), dtype=np.int64),
-        parts.begin_ns,
-        parts.end_ns,
-        parts.kind,
-        _WORDS,
-    )
+    piece = Piece(np.zeros(len(parts.kind), dtype=np.int64), parts.begin_ns, parts.end_ns, parts.kind, _WORDS)
     piece.correlation = (parts.kind, coloured(KINDS))
     piece.ints["late_rank"] = value_where(parts.cause_rank >= 0, parts.cause_rank)
     return piece
@@ -150,10 +141,8 @@ def _largest(keys: Ints, amount: Ints) -> tuple[int, int]:
 
 def worst_step(budget: Budget, ranks: list[int], window: Window | None = None) -> tuple[int, int, int] | None:
     """Return (begin_ns, end_ns, rank) of the step that lost most, which a viewer should show first.
-
     Steps of the warm-up count only if there are no others, and with a window only steps that touch it. The rank is the
-    one that made the others wait, if a straggler is the largest stall, else the one that lost most.
-    """
+    one that made the others wait, if a straggler is the largest stall, else the one that lost most."""
     if budget.steps is None or budget.intervals is None:
         return None
     table = budget.steps.take(np.isin(budget.steps["rank"], ranks))

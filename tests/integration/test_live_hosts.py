@@ -17,7 +17,7 @@ from ground_truth.hosts import Host, hosts
 from ground_truth.machine import Missing
 from test_jobs_on_many_hosts import Job, torchrun
 
-from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
+from stashtrace.analysis.findings.spikes.slow_steps import KIND_COLUMNS
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.live.state import Event, LiveState, read_events, read_states

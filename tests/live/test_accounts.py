@@ -12,7 +12,7 @@ import pytest
 from growing_files import grow
 from made_job import MS, write_job
 
-from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
+from stashtrace.analysis.findings.spikes.slow_steps import KIND_COLUMNS
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.format.growing import GrowingRun

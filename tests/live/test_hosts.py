@@ -18,7 +18,7 @@ from stash_files import RUN_ID, START_NS
 from test_accounts import SECOND, afterwards
 
 from stashtrace.analysis.findings.ending.hang_table import hang
-from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
+from stashtrace.analysis.findings.spikes.slow_steps import KIND_COLUMNS
 from stashtrace.errors import DataLossWarning
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
+from stashtrace.analysis.findings.spikes.slow_steps import KIND_COLUMNS
 from stashtrace.errors import FormatError, UnsupportedVersionError
 from stashtrace.live.state import Event, LiveState, read_states
 from stashtrace.live.table import LIVE_STEPS, STEP_BOUNDS_S, LiveFile, LiveTotals, read_live

@@ -5,13 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from stashtrace.replay.advice.patterns import chunks_of, gather_cost_ns, overlapped_ns, split_saving_ns
 from stashtrace.replay.advice.policy import POLICY
-from stashtrace.replay.advice.predict import (
-    chunks_of,
-    gather_cost_ns,
-    overlapped_ns,
-    split_saving_ns,
-)
 
 #: Elements -> all-reduce and Apex FusedAdam, of which its kernel, and CoCoNeT's fused update; ms of 1,000 iterations on
 #: 128 GPUs (parasailteam/coconet@52175e2, examples/pytorch-optimizers-results-128-gpus-all-algos and

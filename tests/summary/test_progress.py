@@ -9,8 +9,7 @@ from scenes import job
 
 from stashtrace.analysis.findings.ending.last_activity import newest_ns
 from stashtrace.schema.kinds import CollectiveOp, ProcessRole, TrackKind, WaitOp
-from stashtrace.summary.status_text import describe_stuck
-from stashtrace.summary.summary_text import summary
+from stashtrace.summary.summary_text import describe_stuck, summary
 
 
 def hanging(missing: tuple[int, ...], ranks: int = 4) -> TraceBuilder:

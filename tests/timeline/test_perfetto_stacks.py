@@ -21,7 +21,7 @@ from stashtrace.exporters.registry import export
 from stashtrace.schema.kinds import StackCause
 from stashtrace.schema.trace import Trace
 from stashtrace.timeline.rows_by_rank import TraceRows
-from stashtrace.timeline.stack_tracks import Functions
+from stashtrace.timeline.sample_tracks import Functions
 
 pytestmark = pytest.mark.skipif(bool(trace_processor.missing()), reason=trace_processor.missing() or "-")
 

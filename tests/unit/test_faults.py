@@ -44,7 +44,8 @@ FINDINGS, WORDS, REPORT = "stashtrace.analysis.findings", "stashtrace.summary.wo
 #: Module, name in it, and what of the summary is lost with it.
 OF_THE_SUMMARY = (
     *((f"{FINDINGS}.all_claims", name) for name in ("loss_claims", "contention_claims", "ending_claims", "verdicts")),
-    *((f"{FINDINGS}.all_claims", name) for name in ("change_claims", "slow_claims", "steps_claims")),
+    *((f"{FINDINGS}.all_claims", name) for name in ("change_claims", "slow_claims")),
+    (f"{FINDINGS}.rules.headline", "steps_claims"),
     *((f"{FINDINGS}.summary_input", name) for name in ("hidden", "changes_of", "spikes_of")),
     *((f"{FINDINGS}.summary_input", name) for name in ("bounds_of_groups", "blocked_calls", "trust")),
     (f"{FINDINGS}.rules.stalls.late", "roots_of"),

@@ -46,21 +46,15 @@ _FUNCTION = ("mean_ns", "error_ns", "degrees")
 
 
 def baseline_text(runs: Sequence[StepsOfRun], version: str) -> str:
-    """Return the content of a baseline file.
-
-    ``version``: of stashtrace.
-    """
+    """Return the content of a baseline file."""
     content = {_VERSION: SCHEMA_VERSION, _WRITER: version, "runs": [_run_as_json(run.condensed()) for run in runs]}
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def read_baseline(text: str, path: str, name: str, again: str = "") -> tuple[StepsOfRun, ...]:
     """Return the runs of a baseline.
-
-    ``text``: content of the file. ``path``: where it is, for messages. ``name``: what to call the runs. ``again``: how
-    it is saved again, for hints. Raises FormatError if the file is damaged, no baseline, or of another version of the
-    format.
-    """
+    ``name``: what to call the runs. ``again``: how it is saved again, for hints. Raises FormatError if the file is
+    damaged, no baseline, or of another version of the format."""
     file = CheckedFile(path, "baseline", "baseline", again)
     content = file.json(text)
     version = content.get(_VERSION)
@@ -164,7 +158,6 @@ def _is_time(value: Any) -> bool:
 
 
 def _functions_as_json(functions: FunctionsOfRun | None) -> dict[str, Any] | None:
-    """Return the functions of a run as a baseline stores them."""
     if functions is None:
         return None
     kept = functions.condensed()

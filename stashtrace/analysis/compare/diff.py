@@ -56,21 +56,15 @@ def diff(before: Trace, after: Trace) -> Table:
     runs: differences from run to run (placement, neighbours) are not in the interval. :func:`diff_of_sides` takes
     several runs a side.
 
-    ``before``, ``after``: both need steps. Raises MissingDataError if one of them has no steps.
-
-    Columns
-    -------
-    kind, before_ns, after_ns, change_ns, spread_before_ns, spread_after_ns, noise_ns, verdict, statistic,
-    before_steps_count, after_steps_count, low_ns, high_ns, detectable_ns, before_runs_count, after_runs_count
+    ``before``, ``after``: both need steps. Raises MissingDataError if one of them has no steps. Columns: table ``diff``
+    of ``docs/reference/tables.md``.
     """
     return diff_of_sides(Side("before", (steps_of_run(before),)), Side("after", (steps_of_run(after),)))
 
 
 def diff_of_sides(before: Side, after: Side) -> Table:
     """Compare a typical step of two jobs of one run or more; columns and verdicts as in :func:`diff`.
-
-    With three runs on a side, the interval and the noise are those of the runs, not of their steps.
-    """
+    With three runs on a side, the interval and the noise are those of the runs, not of their steps."""
     kinds = kinds_of((before, after))
     floor_ns = WORTH_NAMING_RATIO * before.value(STEP, "median")
     return Table.from_rows(DIFF, [_row(before, after, kind, floor_ns) for kind in kinds])

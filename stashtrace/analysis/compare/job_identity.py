@@ -75,11 +75,9 @@ class Difference:
 
 def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str] = ()) -> dict[str, Fact]:
     """Return what a recording says of its job, by the names of :data:`FIELDS`; None for what it does not say.
-
     ``counted``: the steps that are compared; without them nothing is said of steps and batches. ``methods``: how the
-    time of the steps was attributed.
-    """
-    told = _Metadata(trace)
+    time of the steps was attributed."""
+    recorded = _Metadata(trace)
     processes, devices = trace.processes, trace.devices
     ranks = processes.take(processes["role_code"] == ProcessRole.RANK)
     world = int(ranks["world_size"].max(initial=-1))
@@ -88,7 +86,7 @@ def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str]
     samples = JobSamples() if counted is None else job_samples(trace)
     # Without an entry in ``devices``, what the recorder saw of the machine says whether there is none.
     devices_known = len(devices) > 0
-    no_device = "none" if told.of_run("gpu_driver") == "none" else None
+    no_device = "none" if recorded.of_run("gpu_driver") == "none" else None
     names = {trace.text(code) for code in np.unique(devices["name_code"]).tolist()} - {""}
     return {
         "ranks": world if world > 0 else len(trace.ranks) or None,
@@ -97,12 +95,12 @@ def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str]
         "hosts": len(np.unique(processes["host_code"])) if len(processes) else None,
         "devices": len(np.unique(devices["uuid_code"])) if devices_known else None,
         "driver": int(devices["driver_code"].max()) or None if devices_known else None,
-        "cpu": told.of_run("cpu"),
-        "cores": _number(told.of_run("cores_count")),
-        "torch": told.of_ranks("torch_version"),
-        "backend": told.of_ranks("backend"),
-        "threads": told.of_ranks("torch_threads"),
-        "workers": _alike(
+        "cpu": recorded.of_run("cpu"),
+        "cores": _number(recorded.of_run("cores_count")),
+        "torch": recorded.of_ranks("torch_version"),
+        "backend": recorded.of_ranks("backend"),
+        "threads": recorded.of_ranks("torch_threads"),
+        "workers": _common(
             [workers_count(workers["worker_id"][workers["rank"] == rank]) for rank in np.unique(ranks["rank"])]
         ),
         "micro_batches": None if counted is None else int(np.median(counted["sub_steps_count"])),
@@ -110,10 +108,10 @@ def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str]
         "epoch": samples.epoch_samples or None,
         "steps": None if counted is None else len(np.unique(counted["step"])),
         "method": _join_texts(methods),
-        "stashtrace": told.of_run("stashtrace_version"),
-        "collectors": told.of_run("collectors"),
-        "importer": told.of_run("imported"),
-        "command": told.of_ranks("argv") or told.of_run("command"),
+        "stashtrace": recorded.of_run("stashtrace_version"),
+        "collectors": recorded.of_run("collectors"),
+        "importer": recorded.of_run("imported"),
+        "command": recorded.of_ranks("argv") or recorded.of_run("command"),
     }
 
 
@@ -141,8 +139,6 @@ def differences(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[D
 def changed_words(before: str, after: str) -> tuple[list[str], list[str]]:
     """Return the words of two command lines that the other one does not have, in their order.
 
-    Examples
-    --------
     >>> changed_words("python train.py --lr 0.1", "python train.py --lr 0.2 --fast")
     (['0.1'], ['0.2', '--fast'])
     """
@@ -180,7 +176,7 @@ def _one_batch(loaders: Any) -> int | None:
     return sizes.pop() if len(sizes) == 1 and 0 not in sizes else None
 
 
-def _alike(numbers: Sequence[int]) -> Fact:
+def _common(numbers: Sequence[int]) -> Fact:
     """A number that all ranks have, or all of them in one text."""
     found = sorted(set(numbers))
     return found[0] if len(found) == 1 else _join_texts(map(str, found))

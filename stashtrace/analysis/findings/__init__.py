@@ -44,16 +44,12 @@ def findings(trace: Trace) -> Table:
 
     A verdict about a stall has the figures of the rank with the largest stall, per counted step, with their bounds;
     ``confidence`` follows from these. Rows of ``finding_evidence`` with the same ``finding_id`` are its evidence.
+    Columns: table ``findings`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Anything that loads. Without steps there are no verdicts.
-
-    Columns
-    -------
-    finding_id, order, section, kind, name, ranks, rank, items_count, share_ratio, least_ratio, stall_ns, low_ns,
-    high_ns, least_ns, cause_kind, cause_rank, file, call, confidence, method, text, facts
     """
     return summarize(trace).findings
 
@@ -61,14 +57,12 @@ def findings(trace: Trace) -> Table:
 def finding_evidence(trace: Trace) -> Table:
     """Collect the evidence for the claims of ``findings``.
 
+    Columns: table ``finding_evidence`` of ``docs/reference/tables.md``.
+
     Parameters
     ----------
     trace : Trace
         Anything that loads.
-
-    Columns
-    -------
-    finding_id, order, code, source_table, source_index, text, facts
     """
     return summarize(trace).evidence
 
@@ -76,13 +70,11 @@ def finding_evidence(trace: Trace) -> Table:
 def budgets(trace: Trace) -> Table:
     """Sum the counted steps of each rank by the columns of the summary.
 
+    Columns: table ``budgets`` of ``docs/reference/tables.md``.
+
     Parameters
     ----------
     trace : Trace
         Without steps the table is empty.
-
-    Columns
-    -------
-    rank, host, step_kind, steps_count, step_ns, median_step_ns, column, stall_ns, low_ns, high_ns, share_ratio
     """
     return summarize(trace).budgets

@@ -7,30 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from stashtrace.analysis.findings.claim_rows import NOT_SAID, Claim, claims_by, not_said
+from stashtrace.analysis.findings.rules import headline, machine
 from stashtrace.analysis.findings.rules.contention import contention_claims
 from stashtrace.analysis.findings.rules.ending.failures import failure_claims, killed_claims
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.findings.rules.files import files_claims, without_steps
-from stashtrace.analysis.findings.rules.headline import (
-    doubt_claims,
-    no_steps_claim,
-    rank_claims,
-    recording_claim,
-    steps_claims,
-)
 from stashtrace.analysis.findings.rules.losses import loss_claims
-from stashtrace.analysis.findings.rules.machine import (
-    emulated_claims,
-    hidden_claims,
-    host_claims,
-    left_out_claims,
-    outlived_claims,
-    restart_claims,
-    staged_claims,
-    steal_claims,
-    thinned_claims,
-    uneven_claims,
-)
 from stashtrace.analysis.findings.rules.stalls.verdicts import verdicts
 from stashtrace.analysis.findings.rules.start import start_claims
 from stashtrace.analysis.findings.rules.steps.changes import change_claims
@@ -81,26 +63,26 @@ def _claims_of_steps(facts: RunFacts, claims: list[Claim]) -> list[Claim]:
 
 
 def _headline(facts: RunFacts) -> list[Claim]:
-    claims = [*doubt_claims(facts), *rank_claims(facts)]
+    claims = [*headline.doubt_claims(facts), *headline.rank_claims(facts)]
     if facts.ranks:
-        return [*claims, *claims_by("the steps", steps_claims, facts)]
-    return claims if facts.not_said else [*claims, no_steps_claim(facts.trace)]
+        return [*claims, *claims_by("the steps", headline.steps_claims, facts)]
+    return claims if facts.not_said else [*claims, headline.no_steps_claim(facts.trace)]
 
 
 #: What further claims are about -> who finds them, in reading order.
 _DETECTORS: dict[str, Callable[[RunFacts], list[Claim]]] = {
     "the time before the first step": lambda facts: start_claims(facts.trace) if facts.ranks else [],
-    "ranks with fewer steps": uneven_claims,
-    "what the hypervisor took": steal_claims,
-    "steps without timing events": thinned_claims,
-    "what was left out": lambda facts: left_out_claims(facts.trace) + unordered_claims(facts.trace),
-    "emulated computing": lambda facts: emulated_claims(facts.trace),
+    "ranks with fewer steps": machine.uneven_claims,
+    "what the hypervisor took": machine.steal_claims,
+    "steps without timing events": machine.thinned_claims,
+    "what was left out": lambda facts: machine.left_out_claims(facts.trace) + unordered_claims(facts.trace),
+    "emulated computing": lambda facts: machine.emulated_claims(facts.trace),
     "killed processes": lambda facts: killed_claims(facts.trace),
-    "other starts of the job": lambda facts: restart_claims(facts.trace),
-    "processes that still ran": lambda facts: outlived_claims(facts.trace),
-    "the hosts": host_claims,
-    "what the step hides": hidden_claims,
-    "staged copies": lambda facts: staged_claims(facts.trace),
+    "other starts of the job": lambda facts: machine.restart_claims(facts.trace),
+    "processes that still ran": lambda facts: machine.outlived_claims(facts.trace),
+    "the hosts": machine.host_claims,
+    "what the step hides": machine.hidden_claims,
+    "staged copies": lambda facts: machine.staged_claims(facts.trace),
     "how far to trust it": lambda facts: trust_claims(facts.trace, facts.trust),
     "how brackets and kernels agree": lambda facts: agreement_claims(facts.tables.get("agreement")),
 }
@@ -108,16 +90,14 @@ _DETECTORS: dict[str, Callable[[RunFacts], list[Claim]]] = {
 
 def limit_claims(trace: Trace) -> list[Claim]:
     """Collect what was lost or left out, and how the job failed; empty for a complete recording.
-
     The claims are those of the summary, for answers without it. They need the tables of losses, processes and phases,
-    and no analysis.
-    """
+    and no analysis."""
     losses = loss_claims(trace)
-    whole = [recording_claim()] if one_recording(trace) else []
+    whole = [headline.recording_claim()] if one_recording(trace) else []
     return [
         *(claim for claim in losses if claim.section == "headline"),
         *whole,
-        *left_out_claims(trace),
+        *machine.left_out_claims(trace),
         *killed_claims(trace),
         *failure_claims(trace),
         *(claim for claim in losses if claim.section == "loss"),

@@ -54,10 +54,7 @@ class Course:
 
     @classmethod
     def of(cls, graph: Graph, replayed: Replayed | None = None) -> Course:
-        """Take times as measured, or those of a replay.
-
-        Raises MissingDataError if no step of the graph ends.
-        """
+        """Take times as measured, or those of a replay. Raises MissingDataError if no step of the graph ends."""
         if not len(graph.ends):
             raise MissingDataError("no step of the run ends", hint="the critical path leads back from the last step")
         if replayed is None:
@@ -103,19 +100,15 @@ class Course:
     @property
     def path_bounds_ns(self) -> Int64:
         """Begin of each path node's part of the critical path, then the end of the run.
-
-        Gaps belong to the node behind them, the lags of edges to the node before. Where a node begins before the one
-        it waited for has ended (a negative lag), the later node holds the path.
-        """
+        Gaps belong to the node behind them, the lags of edges to the node before. Where a node begins before the one it
+        waited for has ended (a negative lag), the later node holds the path."""
         ready = np.append(self.ready_ns[self.path], self.stop_ns)
         return np.minimum.accumulate(ready[::-1])[::-1]
 
     @cached_property
     def slack_ns(self) -> Int64:
         """Time by which each node could end later without the run ending later; -1 where the end does not wait for it.
-
-        0 on the critical path, and on any other path that is as long.
-        """
+        0 on the critical path, and on any other path that is as long."""
         last = np.array([len(self.graph)], dtype=np.int32)
         slack: Int64 = self.plan.slack(self.ready_ns, self.end_ns - self.ready_ns, self.lag_ns, last, NO_SLACK)
         return slack[:-1]

@@ -164,8 +164,6 @@ def io_reuse(trace: Trace, *, block: str | int = "1MiB", under: str | None = Non
 def shuffled_lru_hits(cached: Floats) -> Floats:
     """Return the share of reads that LRU serves if each epoch reads all in new random order: x + (1-x) ln(1-x).
 
-    Examples
-    --------
     >>> shuffled_lru_hits(np.array([0.35, 0.5, 0.9, 1.0])).round(3).tolist()
     [0.07, 0.153, 0.67, 1.0]
     """
@@ -334,7 +332,6 @@ def _of_piece(piece: Table, follower: Follower, block_bytes: int, host: int) -> 
 
 
 def _divide_into_blocks(reads: _Reads, block_bytes: int, host: int) -> Accesses:
-    """Return the accesses to the blocks that reads touch."""
     call = np.repeat(np.arange(len(reads.each)), reads.each)
     inside = np.arange(len(call)) - np.repeat(np.cumsum(reads.each) - reads.each, reads.each)
     block = reads.low_block[call] + inside
@@ -361,9 +358,7 @@ Importance = Mapping[str, float] | str | os.PathLike[str]
 
 def weights_of(importance: Importance) -> dict[str, float]:
     """Return the weights by absolute path, from a mapping or from a file with a line ``path,weight`` per sample.
-
-    Raises UsageError if the file cannot be read, or a line has another form.
-    """
+    Raises UsageError if the file cannot be read, or a line has another form."""
     if isinstance(importance, Mapping):
         return {os.path.abspath(path): float(weight) for path, weight in importance.items()}
     try:
@@ -394,9 +389,7 @@ def weights_of(importance: Importance) -> dict[str, float]:
 
 def ranks_of(trace: Trace, importance: Importance) -> Floats:
     """Return the weights by string code of the path; minus infinity for paths without a weight.
-
-    Raises MissingDataError if no path of the run has a weight.
-    """
+    Raises MissingDataError if no path of the run has a weight."""
     weights = weights_of(importance)
     weight_of = np.full(len(trace.strings), -np.inf)
     for path, weight in weights.items():
@@ -424,8 +417,6 @@ def most_important_first(weight: Floats, first: Int64, size: Int64) -> Int64:
 def previous_uses(item: Int64) -> Int64:
     """Return the place of the last use of the same item before each use; -1 if there is none.
 
-    Examples
-    --------
     >>> previous_uses(np.array([7, 8, 7, 7])).tolist()
     [-1, -1, 0, 2]
     """
@@ -452,8 +443,6 @@ def stack_distances(previous: Int64, size: Int64) -> Int64:
     ``previous``, uses are divided by the bits of their place, highest first: a use with the bit set adds the uses
     before it in its block that do not have the bit. That takes one pass over the data for each bit.
 
-    Examples
-    --------
     >>> uses = np.array([1, 2, 3, 2, 1])
     >>> stack_distances(previous_uses(uses), uses * 100).tolist()
     [-1, -1, -1, 500, 600]

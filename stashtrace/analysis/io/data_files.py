@@ -34,8 +34,6 @@ _CODE = re.compile(r".*\.(py[ciwdo]?|so(\.\d+)*)")
 def is_pseudo_file(path: str) -> bool:
     """Return True for files of the kernel, pipes and sockets, which cannot be packed, staged or rearranged.
 
-    Examples
-    --------
     >>> is_pseudo_file("/proc/self/stat"), is_pseudo_file("/data/proc/stat"), is_pseudo_file("/dev/shm/a.jpg")
     (True, False, False)
     """
@@ -47,8 +45,6 @@ def is_data_file(path: str, under: str | None = None) -> bool:
 
     Folders of the system and of Python do not count, unless ``under`` asks for one of them.
 
-    Examples
-    --------
     >>> [is_data_file(p) for p in ("/data/a.jpg", "/usr/lib/libc.so.6", "/v/lib/python3.12/x.json", "/job/train.py")]
     [True, False, False, False]
     >>> is_data_file("/v/site-packages/sklearn/datasets/iris.csv", under="/v/site-packages/sklearn/datasets")
@@ -62,9 +58,7 @@ def is_data_file(path: str, under: str | None = None) -> bool:
 
 def data_files(trace: Trace, files: Files = "data", under: str | None = None) -> Bools:
     """Return a mask of the files that count, by path code.
-
-    Raises UsageError if ``files`` is neither ``data`` nor ``all``.
-    """
+    Raises UsageError if ``files`` is neither ``data`` nor ``all``."""
     if files not in FILES:
         raise UsageError(f"files cannot be {files!r}", hint="data, or all with those of the interpreter and the system")
     if files == "all":

@@ -112,10 +112,7 @@ class FileCounters:
 
 
 def count_files(trace: Trace) -> FileCounters:
-    """Return the counters of every file.
-
-    Raises MissingDataError if no call was recorded.
-    """
+    """Return the counters of every file. Raises MissingDataError if no call was recorded."""
     counters = FileCounters(len(trace.strings))
     for _, pieces in process_pieces(trace):
         _count_process(counters, pieces)

@@ -67,7 +67,6 @@ def io_bandwidth(trace: Trace) -> Table:
 
 
 def _row(name: str, layer: _Layer) -> tuple[str | int | float, ...]:
-    """Return one row of the result."""
     spent = {process: _by_path(parts) for process, parts in layer.processes.items()}
     shared = np.empty(0, dtype=np.int64)
     if len(spent) > 1 and not layer.imported:

@@ -30,8 +30,6 @@ class DistinctBytes:
 
     ``limit``: number of ranges that are kept separate.
 
-    Examples
-    --------
     >>> found = DistinctBytes()
     >>> found.add(np.array([7, 7, 9]), np.array([0, 2048, 8192]), np.array([4096, 4096, 10]))
     >>> [column.tolist() for column in found.totals()]
@@ -111,10 +109,8 @@ class FileReads:
 
 def file_reads(trace: Trace) -> FileReads:
     """Sum the reads of each file of the data set, by distinct bytes and passes.
-
     A pass of a rank over its data is an iteration of a DataLoader. If its processes open a file more often, with the
-    openings within one batch counted once, each opening counts as a pass over that file.
-    """
+    openings within one batch counted once, each opening counts as a pass over that file."""
     count = len(trace.strings)
     wanted = data_files(trace)
     owner = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
@@ -171,9 +167,7 @@ def loader_passes(trace: Trace) -> dict[int, int]:
 
 def batch_of(made: Table, track: Int64, begin: Int64) -> Int64:
     """Return for each call the row of the batch that its thread was making when the call began; -1 if none.
-
-    ``made``: ``batches`` by ``track_id``, then ``begin_ns``. ``track``, ``begin``: of the calls.
-    """
+    ``made``: ``batches`` by ``track_id``, then ``begin_ns``."""
     batch = np.full(len(track), -1, dtype=np.int64)
     for thread in np.intersect1d(made["track_id"], track).tolist():  # threads that make batches, never many
         calls = np.flatnonzero(track == thread)

@@ -130,8 +130,6 @@ def io_staging(
 def choose(size: Int64, gain: Int64, room: int | None) -> tuple[Bools, int]:
     """Return (mask of chosen files, all with a gain; bound on any choice's gain), for files by falling gain per byte.
 
-    Examples
-    --------
     >>> staged, bound = choose(np.array([4, 5, 3]), np.array([8, 9, 3]), 8)
     >>> staged.tolist(), bound
     ([True, False, True], 15)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stashtrace.analysis.intervals import Int64, int64
-from stashtrace.analysis.lines.function_means import (
+from stashtrace.analysis.lines.functions_of_run import (
     CHANCE,
     FunctionMeans,
     function_means,
@@ -71,15 +71,12 @@ def lines_between_ranks(trace: Trace) -> Table:
     other ranks as these are. Bounds are as many such errors wide (by Student's distribution) that with equal ranks the
     chance is 5 % that a lower bound of any function of any rank is above 0: the allowed chance is divided by the number
     of functions times ranks compared (Bonferroni). Time whose function is unknown may be in any: it widens the bounds.
+    Columns: table ``lines_between_ranks`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Without Python functions, or with one rank, there are no rows.
-
-    Columns
-    -------
-    rank, where, step_kind, function_code, path_code, time_ns, others_ns, longer_ns, low_ns, high_ns, samples_count
 
     Raises
     ------
@@ -112,9 +109,7 @@ def lines_between_ranks(trace: Trace) -> Table:
 
 def longer_lines(trace: Trace, rank: int, count: int, *, where: str = STEP) -> list[tuple[dict[str, Any], CostlyLine]]:
     """Return the functions in which a rank is certainly longer than the others, each with the line that differs most.
-
-    The first of each pair is a row of ``lines_between_ranks``. ``where``: of its step thread, or of its workers.
-    """
+    The first of each pair is a row of ``lines_between_ranks``. ``where``: of its step thread, or of its workers."""
     table = lines_between_ranks(trace)
     rows = table.take((table["rank"] == rank) & (table["where"] == where) & (table["low_ns"] > 0))
     found = []
@@ -128,9 +123,7 @@ def _means_of(
     times: PlaceTimes, function_number: Int64, chosen: npt.NDArray[np.bool_], where: int, step_kind: int
 ) -> _Means:
     """Return the means of one kind of step, or of batches.
-
-    ``function_number``: of each place. ``chosen``: amounts that count.
-    """
+    ``function_number``: of each place. ``chosen``: amounts that count."""
     windows = (times.window_where == where) & (times.window_step_kind == step_kind)
     ranks = GroupBy(times.window_rank[windows])
     of_functions = function_means(times, chosen, function_number, ranks.find(times.rank), times.step, ranks.sizes)

@@ -30,8 +30,7 @@ from stashtrace.analysis.compare.function_times import (
     FunctionTime,
 )
 from stashtrace.analysis.compare.gate_verdict import Gate, other_work
-from stashtrace.analysis.lines.function_means import CHANCE, median_of_others, variance_from_others
-from stashtrace.analysis.lines.lines_of_function import line_that_changed
+from stashtrace.analysis.lines.functions_of_run import CHANCE, line_that_changed, median_of_others, variance_from_others
 from stashtrace.analysis.lines.place_times import OF_OTHERS, OF_WORKERS
 from stashtrace.calibration.noise import errors_at
 from stashtrace.schema import columns as col
@@ -143,12 +142,8 @@ def lines_between_runs(
 
     ``before``, ``after``: runs with their functions. ``changed``: kinds whose own change is beyond their bounds.
     ``allowance_ratio``: by how much equal runs may differ beyond what their steps show, as a part of a step or batch;
-    three runs on a side tell it themselves. Returns None where a run has no functions.
-
-    Columns
-    -------
-    kind, rank, where, function, path, line, leaf, before_ns, after_ns, change_ns, low_ns, high_ns, verdict, known_in,
-    most_rank, most_rank_change_ns
+    three runs on a side tell it themselves. Returns None where a run has no functions. Columns: table
+    ``lines_between_runs`` of ``docs/reference/tables.md``.
     """
     # A column of the summary is a sum of kinds that stand for themselves.
     changed = [kind for kind in changed if kind in KIND_NAMES]
@@ -206,10 +201,8 @@ class _Keys:
 
 def renamed_files(before: Sequence[FunctionsOfRun], after: Sequence[FunctionsOfRun]) -> list[tuple[str, str]]:
     """Return the names of files of which one is only before and one only after, and that hold the same functions.
-
     They share more than half of the functions of either that stood in stacks, by qualified name, and at least two,
-    unless both have one alone. Of files of one name in several folders nothing is said.
-    """
+    unless both have one alone. Of files of one name in several folders nothing is said."""
     old, new = (_functions_by_file(side) for side in (before, after))
     pairs = [
         (len(old[first] & new[second]), first, second)
@@ -256,8 +249,6 @@ def _end(path: str, depth: int) -> str:
 def _depth_that_tells(files: set[str]) -> int:
     """Return how many last parts of paths tell them apart.
 
-    Examples
-    --------
     >>> _depth_that_tells({"/job/a/model.py"}), _depth_that_tells({"/job/a/model.py", "/job/b/model.py"})
     (1, 2)
     """
@@ -434,9 +425,8 @@ def _errors(chance: float, degrees: float) -> float:
 
 def lines_of_diff(before: Side, after: Side, table: Table) -> Table | None:
     """Compare the functions of the kinds that ``diff`` calls slower or faster, ``table`` being its result.
-
-    What other work on the machine can have added to a kind is in them, too. Returns None where a run has no functions.
-    """
+    What other work on the machine can have added to a kind is in them, too. Returns None where a run has no
+    functions."""
     changed = [row["kind"] for row in table.rows() if row["verdict"] != _NO_DIFFERENCE]
     # Unlike a kind, one of many functions is named only beyond what equal runs may differ by.
     return lines_between_runs(before, after, changed, allowance_ratio=RUN_TO_RUN_RATIO)
@@ -444,9 +434,7 @@ def lines_of_diff(before: Side, after: Side, table: Table) -> Table | None:
 
 def lines_of_gate(gate: Gate) -> Table | None:
     """Compare the functions of the kinds whose change in ``check`` is beyond its bounds; else as for ``diff``.
-
-    What other work on the machine can have added to a step does not count as a change of a kind.
-    """
+    What other work on the machine can have added to a step does not count as a change of a kind."""
     before, after = gate.before, gate.after
     changed: list[str] = []
     if not gate.is_same and before.tells_spread and after.tells_spread:

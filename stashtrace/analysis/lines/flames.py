@@ -16,15 +16,7 @@ import numpy as np
 from stashtrace.analysis.intervals import Int64, int64
 from stashtrace.analysis.lines.lines import divide
 from stashtrace.analysis.lines.place_times import PlaceParts, PlaceTimes
-from stashtrace.analysis.lines.user_frames import (
-    OURS,
-    USERS,
-    Places,
-    innermost_wanted,
-    leaf_codes,
-    owners,
-    worker_loops,
-)
+from stashtrace.analysis.lines.user_frames import OURS, USERS, Places, callers_of, innermost_wanted, leaf_codes, owners
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.analysis.steps.steps import counted_steps, ranks_and_steps
 from stashtrace.calibration.noise import wilson
@@ -70,9 +62,7 @@ class _Tree:
 @cached_on_trace
 def flames(trace: Trace) -> Table:
     """List the functions of the user below their callers, by rank and kind; without stacks there are no rows.
-
-    Raises MissingDataError if stacks were recorded, but no rank has steps.
-    """
+    Raises MissingDataError if stacks were recorded, but no rank has steps."""
     if not len(trace.stack_samples) and not len(trace.stack_spans):
         return Table.empty(FLAMES)
     tree = _tree_of(trace)
@@ -140,10 +130,7 @@ def _times(trace: Trace, places: Places) -> PlaceTimes:
 def _tree_of(trace: Trace) -> _Tree:
     """Put the functions of the user below their callers, and below these the calls of libraries."""
     frames, whose = trace.frames, owners(trace)
-    by_key = GroupBy(frames["process_id"], frames["frame_key"])
-    caller = by_key.row_of(frames["process_id"], frames["caller_key"])
-    loops = worker_loops(trace)
-    caller = np.where(loops | np.append(loops, False)[caller], -1, caller)
+    by_key, caller = callers_of(trace)
     innermost, user = innermost_wanted(whose != OURS, caller), innermost_wanted(whose == USERS, caller)
     made = _Nodes(len(frames))
     above = np.append(user, -1)[caller]

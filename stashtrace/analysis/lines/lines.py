@@ -92,8 +92,9 @@ def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
     recorder is its time. Calls of a millisecond and more that wait, move files or collect garbage are known exactly;
     the rest of a kind is divided as the samples taken in it are. Its bounds are those that so many samples leave
     (Wilson's interval of the share). Time without a sample has an empty function. A wait for a lock or for the GIL is
-    spent in the line of the thread that holds it, as far as that is known; the line that waits stands with it. Rows
-    of steps come first, then those of workers, then those of the start.
+    spent in the line of the thread that holds it, as far as that is known; the line that waits stands with it. Rows of
+    steps come first, then those of workers, then those of the start. Columns: table ``lines`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -101,11 +102,6 @@ def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
         Without Python functions there are no rows.
     by : {"rank", "run"}
         Each rank for itself, or all together (``rank`` is -1): means of the steps of all ranks.
-
-    Columns
-    -------
-    rank, where, step_kind, kind, function_code, path_code, line, leaf_code, waiting_function_code, waiting_path_code,
-    waiting_line, time_ns, low_ns, high_ns, samples_count, exact_ratio
 
     Raises
     ------
@@ -149,19 +145,15 @@ def costliest_lines(trace: Trace, rank: int, kind: str, count: int, *, step_kind
 
 def costliest_worker_lines(trace: Trace, rank: int, kind: str, count: int) -> list[CostlyLine]:
     """Return the lines in which the workers of a rank spent most of a kind of time, as means of a batch.
-
-    Parameters and errors as of :func:`costliest_lines`; ``kind`` is prep, fetch or data.
-    """
+    Parameters and errors as of :func:`costliest_lines`; ``kind`` is prep, fetch or data."""
     return _costliest(trace, rank, WORKER, kind, count, "")
 
 
 def costliest_of_all(trace: Trace) -> tuple[str, CostlyLine] | None:
     """Return the line in which the ranks together spent most of a step, as means of it; None if none is known.
-
     Waits for what others do are left out. Where ranks wait for batches for longer than any line of a step takes, it is
     the line of their workers, as means of a batch. The first of the pair says which, as ``lines.where`` does. Shares
-    are of the time that is compared. Raises MissingDataError if no rank has steps.
-    """
+    are of the time that is compared. Raises MissingDataError if no rank has steps."""
     times = place_times(trace)
     if times is None:
         return None
@@ -179,10 +171,8 @@ def costliest_of_all(trace: Trace) -> tuple[str, CostlyLine] | None:
 
 def costliest_rows(trace: Trace, where: str, count: int) -> list[tuple[CostlyLine, int]]:
     """Return the costliest pairs of line and kind of time of all ranks together, each with the time of all lines.
-
     ``where``: ``step`` (the kind of step that takes most of the time) or ``worker``. Empty without Python functions.
-    Raises MissingDataError if no rank has steps.
-    """
+    Raises MissingDataError if no rank has steps."""
     if place_times(trace) is None:
         return []
     found = _of_all(trace)
@@ -197,10 +187,8 @@ def line_that_differs(
     trace: Trace, rank: int, function_code: int, path_code: int, *, where: str = STEP
 ) -> CostlyLine | None:
     """Return the line of a function in which a rank is furthest beyond the median of the others; None if none is known.
-
     A function may be all of the loop, and longer by one of its lines. Waits for what others do are left out. ``where``:
-    whose time it is.
-    """
+    whose time it is."""
     times = place_times(trace)
     if times is None:
         return None
@@ -291,9 +279,7 @@ def _of_ranks(trace: Trace) -> dict[str, npt.NDArray[Any]]:
 
 def divide(times: PlaceTimes, rank: Int64) -> dict[str, npt.NDArray[Any]]:
     """Return the columns of ``lines`` and what they were made of.
-
-    ``rank``: of each amount: its own, or -1 for all ranks together.
-    """
+    ``rank``: of each amount: its own, or -1 for all ranks together."""
     kinds = GroupBy(rank, times.where, times.step_kind, times.kind)
     whole_ns, unseen_ns = kinds.sum(times.whole_ns), kinds.sum(times.unseen_ns)
     rest_ns, samples = whole_ns - kinds.sum(times.exact_ns) - unseen_ns, kinds.sum(times.samples_count)

@@ -77,15 +77,20 @@ class Places:
         return np.where(row >= 0, self._of_frame[row], -1)
 
 
+def callers_of(trace: Trace) -> tuple[GroupBy, Int64]:
+    """Return the frames by process and key, and the row of each one's caller; -1 for none and around worker loops."""
+    frames, loops = trace.frames, worker_loops(trace)
+    by_key = GroupBy(frames["process_id"], frames["frame_key"])
+    caller = by_key.row_of(frames["process_id"], frames["caller_key"])
+    return by_key, np.where(loops | np.append(loops, False)[caller], -1, caller)
+
+
 @cached_on_trace
 def places(trace: Trace) -> Places:
     """Find the place of each frame: once for each, however many stacks it is the innermost of."""
     frames = trace.frames
     whose = owners(trace)
-    by_key = GroupBy(frames["process_id"], frames["frame_key"])
-    caller = by_key.row_of(frames["process_id"], frames["caller_key"])
-    loops = worker_loops(trace)
-    caller = np.where(loops | np.append(loops, False)[caller], -1, caller)
+    by_key, caller = callers_of(trace)
     leaf = innermost_wanted(whose != OURS, caller)
     place = innermost_wanted(whose == USERS, caller)
     place = np.where(place >= 0, place, leaf)
@@ -104,10 +109,8 @@ def places(trace: Trace) -> Places:
 
 def _called_by_loop(trace: Trace, users: Int64, caller: Int64, by_key: GroupBy, names: Int64) -> Int64:
     """Return the frame of the function that a training loop calls and that each frame is in; -1 for the loop itself.
-
     The loop is the innermost function that nearly all samples of step threads are in. ``users``: the frame itself where
-    it is the user's, else -1.
-    """
+    it is the user's, else -1."""
     none = np.full(len(users), -1, dtype=np.int64)
     samples = trace.stack_samples
     try:
@@ -159,8 +162,6 @@ def _functions(trace: Trace) -> Int64:
 def place_of(function: str, path: str, line: int, leaf: str = "") -> str:
     """Return the words for a place in code, and for what it calls in a library; empty for an unknown one.
 
-    Examples
-    --------
     >>> place_of("hook", "/jobs/late.py", 14), place_of("<module>", "/jobs/late.py", 26), place_of("f", "<stdin>", -1)
     ('hook (late.py:14)', 'late.py:26', 'f (<stdin>)')
     >>> place_of("train.<locals>.step", "/jobs/late.py", 8)
@@ -190,9 +191,7 @@ def owners(trace: Trace) -> Int64:
 @cached_on_trace
 def libraries(trace: Trace) -> tuple[re.Pattern[str], ...]:
     """Return what the files of libraries match; the group is the package.
-
-    Beside the usual folders it is the one that holds torch: all of it, unless the job's own script lies there, too.
-    """
+    Beside the usual folders it is the one that holds torch: all of it, unless the job's own script lies there, too."""
     frames = trace.frames
     paths = [trace.text(code) for code in np.unique(frames["path_code"]).tolist()]
     known = (path for path in paths if not any(one.match(path) for one in _LIBRARIES))
@@ -258,8 +257,6 @@ def leaf_codes(trace: Trace, row: Int64) -> Int64:
 def _library_call(path: str, function: str, known: tuple[re.Pattern[str], ...] = _LIBRARIES) -> str:
     """Return the words for a call of a library.
 
-    Examples
-    --------
     >>> _library_call("/venv/lib/python3.11/site-packages/PIL/ImageFile.py", "ImageFile.load")
     'PIL ImageFile.load'
     >>> _library_call("<frozen posixpath>", "realpath"), _library_call("/usr/lib/python3.11/json/decoder.py", "decode")

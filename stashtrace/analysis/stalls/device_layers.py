@@ -28,23 +28,9 @@ import numpy as np
 
 from stashtrace.analysis.collectives.matching import is_imported
 from stashtrace.analysis.intervals import Bools, Int64, TimeSet
+from stashtrace.analysis.stalls import device_links
 from stashtrace.analysis.stalls.batch_waits import batch_layers, batch_waits
 from stashtrace.analysis.stalls.collective_blocking import blocked_on_collectives, collective_layers
-from stashtrace.analysis.stalls.device_links import (
-    ANY_STREAM,
-    BATCH,
-    COPY,
-    GRAPH,
-    HOST,
-    LINK,
-    LINK_KINDS,
-    PEER,
-    DeviceView,
-    Exposed,
-    joined,
-    link_layers,
-    queued_time,
-)
 from stashtrace.analysis.stalls.on_host import standing_of
 from stashtrace.analysis.stalls.rows_by_thread import Layer, RankLayers, TraceIndex
 from stashtrace.analysis.steps.threads import StepThread
@@ -87,7 +73,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     streams = kernels["track_id"][rows]
     # Only time that nothing else hides; the order within a stream decides which rank a piece waited for.
     exposed = {int(s): when(talks & (streams == s)) - computing - opaque for s in np.unique(streams[talks])}
-    divided = link_layers(index, thread, _once(exposed), running=True)
+    divided = device_links.link_layers(index, thread, _once(exposed), running=True)
     layers = [Layer(StallKind.COMPUTE, computing), Layer(StallKind.COMPUTE, opaque, (StallKind.OTHER,))]
     layers += divided.layers
     layers.append(Layer(StallKind.INTERCONNECT, when(peer)))
@@ -103,7 +89,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     unseen, (pauses, ahead) = _before_first(index, thread, begin), _launched_before(index, thread, idle)
     if thread.process_id in index.cut_processes:
         layers.append(Layer(StallKind.OTHER, idle, _UNKNOWN))
-    elif _saw_host(index, thread):
+    elif not index.has_fact(HOST_NOT_RECORDED, thread.process_id):
         layers.append(Layer(StallKind.OTHER, unseen, _UNKNOWN))
         layers.append(Layer(StallKind.OTHER, ahead))
         layers.append(Layer(StallKind.SYNC, _in_blocking_calls(index, thread, idle)))
@@ -116,7 +102,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
         layers = [
             x if x.kind == StallKind.COMPUTE else Layer(x.kind, x.time, (*x.alternatives, *_UNKNOWN)) for x in layers
         ]
-    queued = queued_time(index, DeviceView(index, thread))
+    queued = device_links.queued_time(index, device_links.DeviceView(index, thread))
     beside = {
         "graph_opaque": opaque,
         "queued": queued,
@@ -138,9 +124,7 @@ def _before_first(index: TraceIndex, thread: StepThread, begin: Int64) -> TimeSe
 
 def _launched_before(index: TraceIndex, thread: StepThread, idle: TimeSet) -> tuple[TimeSet, TimeSet]:
     """Return idle stretches before whose begin the next work had been launched, the short ones and the long ones.
-
-    The device did not wait for its host in them.
-    """
+    The device did not wait for its host in them."""
     next_work = _next_work(index, thread, idle)
     returned = np.append(index.trace.kernels["return_ns"], -1)[next_work]
     known = (next_work >= 0) & (returned >= 0) & (returned <= idle.begin)
@@ -165,25 +149,18 @@ def _next_work(index: TraceIndex, thread: StepThread, idle: TimeSet) -> Int64:
     return np.append(rows, -1)[np.searchsorted(kernels["begin_ns"][rows], idle.end)]
 
 
-def _saw_host(index: TraceIndex, thread: StepThread) -> bool:
-    """Return True if the host was recorded; else an idle device has no known cause."""
-    return not index.has_fact(HOST_NOT_RECORDED, thread.process_id)
-
-
 def _once(exposed: dict[int, TimeSet]) -> dict[int, TimeSet]:
     """Assign each instant to one stream: the first one, if several communicate at once."""
     taken, out = TimeSet.empty(), {}
     for stream, time in exposed.items():
         out[stream] = time - taken
         taken = taken | time
-    return out or {ANY_STREAM: TimeSet.empty()}
+    return out or {device_links.ANY_STREAM: TimeSet.empty()}
 
 
 def _in_blocking_calls(index: TraceIndex, thread: StepThread, idle: TimeSet) -> TimeSet:
     """Return idle stretches that begin inside a blocking call, which drained the device; of others, the part in one.
-
-    Within a stretch only calls of the thread count that launches the work at its end: it came late because of them.
-    """
+    Within a stretch only calls of the thread count that launches the work at its end: it came late because of them."""
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
     rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
     blocking = TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows] + 1)
@@ -232,9 +209,9 @@ _LOADING = (StallKind.PREP, StallKind.FETCH, StallKind.HANDOFF)
 _KINDS_OF: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[StallKind, ...]], ...] = (
     ((Bracket.BATCH_WAIT,), (), _LOADING),
     ((Bracket.COPY,), (), (StallKind.H2D,)),
-    ((Bracket.COLLECTIVE,), (), LINK_KINDS),
+    ((Bracket.COLLECTIVE,), (), device_links.LINK_KINDS),
     ((Bracket.STREAM_WAIT,), (Awaited.COPY,), (StallKind.H2D,)),
-    ((Bracket.STREAM_WAIT,), (Awaited.COLLECTIVE,), LINK_KINDS),
+    ((Bracket.STREAM_WAIT,), (Awaited.COLLECTIVE,), device_links.LINK_KINDS),
     ((Bracket.HOST_FUNCTION,), (), (StallKind.OTHER,)),
     ((Bracket.STREAM_WAIT,), (Awaited.HOST_FUNCTION,), (StallKind.OTHER,)),
 )
@@ -245,19 +222,21 @@ _DRAINS_STREAM = (DeviceCall.STREAM_SYNCHRONIZE, DeviceCall.COPY)
 
 def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     """Return layers of exposed intervals in the order of the kinds, then of what the device did or may have done."""
-    view = DeviceView(index, thread)
+    view = device_links.DeviceView(index, thread)
     whole = TimeSet.of([thread.begin_ns], [thread.end_ns])
     every = _all_waiting(view, whole)
     seen = list(view.exposed.values())
     streams = sorted({stream for x in seen for stream in x.links})
     links = {stream: TimeSet.united(*(x.link(stream) for x in seen)) for stream in streams}
     busy = {stream: view.busy_on(stream) for stream in streams}
-    divided = link_layers(index, thread, {stream: time & every for stream, time in links.items()}, busy=busy)
+    divided = device_links.link_layers(
+        index, thread, {stream: time & every for stream, time in links.items()}, busy=busy
+    )
     layers = divided.layers
-    layers.append(Layer(StallKind.INTERCONNECT, _of(seen, PEER) & every))
-    layers.append(Layer(StallKind.H2D, _of(seen, COPY) & every))
-    layers += _loading(index, thread, _of(seen, BATCH) & every)
-    layers.append(Layer(StallKind.OTHER, _of(seen, HOST) & every))
+    layers.append(Layer(StallKind.INTERCONNECT, _of(seen, device_links.PEER) & every))
+    layers.append(Layer(StallKind.H2D, _of(seen, device_links.COPY) & every))
+    layers += _loading(index, thread, _of(seen, device_links.BATCH) & every)
+    layers.append(Layer(StallKind.OTHER, _of(seen, device_links.HOST) & every))
     stalled = TimeSet.united(*(layer.time for layer in layers))
 
     # If one compute stream waited and another was not seen to wait, a stall is possible unless the other surely worked.
@@ -265,22 +244,22 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     all_or_one = every | (view.working - TimeSet.united(*(time for time, _ in thinned)))
     any_link = TimeSet.united(*links.values())
     partly: list[_Doubtful] = [
-        (any_link - all_or_one, LINK_KINDS),
-        (_of(seen, PEER) - all_or_one, LINK_KINDS[2:]),
-        (_of(seen, COPY) - all_or_one, (StallKind.H2D,)),
-        (_of(seen, BATCH) - all_or_one, _LOADING),
-        (_of(seen, HOST) - all_or_one, (StallKind.OTHER,)),
+        (any_link - all_or_one, device_links.LINK_KINDS),
+        (_of(seen, device_links.PEER) - all_or_one, device_links.LINK_KINDS[2:]),
+        (_of(seen, device_links.COPY) - all_or_one, (StallKind.H2D,)),
+        (_of(seen, device_links.BATCH) - all_or_one, _LOADING),
+        (_of(seen, device_links.HOST) - all_or_one, (StallKind.OTHER,)),
     ]
     unsure: list[_Doubtful] = [
-        (_unsure(seen, LINK), LINK_KINDS),
-        (_unsure(seen, PEER), LINK_KINDS[2:]),
-        (_unsure(seen, COPY), (StallKind.H2D,)),
-        (_unsure(seen, HOST), (StallKind.OTHER,)),
+        (_unsure(seen, device_links.LINK), device_links.LINK_KINDS),
+        (_unsure(seen, device_links.PEER), device_links.LINK_KINDS[2:]),
+        (_unsure(seen, device_links.COPY), (StallKind.H2D,)),
+        (_unsure(seen, device_links.HOST), (StallKind.OTHER,)),
     ]
     layers += _doubtful(partly + unsure + thinned)
-    opaque = _of(seen, GRAPH) - stalled
+    opaque = _of(seen, device_links.GRAPH) - stalled
     has_collectives = len(index.collectives.rows(thread.process_id)) > 0
-    layers.append(Layer(_COMPUTE, opaque, (StallKind.OTHER, *(LINK_KINDS if has_collectives else ()))))
+    layers.append(Layer(_COMPUTE, opaque, (StallKind.OTHER, *(device_links.LINK_KINDS if has_collectives else ()))))
 
     drained, blocking = _time_after_draining(index, thread, view)
     idle = whole - stalled - opaque - view.loaded - blocking
@@ -301,21 +280,21 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     beside = {
         "host_paced": host_paced,
         "graph_opaque": opaque,
-        "queued": queued_time(index, view),
+        "queued": device_links.queued_time(index, view),
         "estimated": divided.estimated,
     }
     return RankLayers("brackets", layers, divided.late, beside=beside)
 
 
-def _of(seen: list[Exposed], what: int) -> TimeSet:
+def _of(seen: list[device_links.Exposed], what: int) -> TimeSet:
     return TimeSet.united(*(x.of(what) for x in seen))
 
 
-def _unsure(seen: list[Exposed], what: int) -> TimeSet:
-    return joined([part for x in seen for part in x.unsure.get(what, [])])
+def _unsure(seen: list[device_links.Exposed], what: int) -> TimeSet:
+    return device_links.joined([part for x in seen for part in x.unsure.get(what, [])])
 
 
-def _all_waiting(view: DeviceView, whole: TimeSet) -> TimeSet:
+def _all_waiting(view: device_links.DeviceView, whole: TimeSet) -> TimeSet:
     """Return when every compute stream waited, or did not exist."""
     every = whole if view.compute else TimeSet.empty()
     for stream in view.compute:
@@ -350,11 +329,11 @@ def _doubtful(parts: list[_Doubtful]) -> list[Layer]:
     return layers
 
 
-def _time_after_draining(index: TraceIndex, thread: StepThread, view: DeviceView) -> tuple[TimeSet, TimeSet]:
+def _time_after_draining(
+    index: TraceIndex, thread: StepThread, view: device_links.DeviceView
+) -> tuple[TimeSet, TimeSet]:
     """Return the time from the end of calls that drained the device to the next event, and the time inside such calls.
-
-    The device works during such a call. Kernels launched after it are not recorded, so the first set is a bound.
-    """
+    The device works during such a call. Kernels launched after it are not recorded, so the first set is a bound."""
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
     code, stream = calls["call_code"][rows], calls["stream_track_id"][rows]
     on_compute = np.isin(stream, view.compute)

@@ -76,13 +76,9 @@ def step_time_of(trace: Trace) -> StepTime | None:
         return None
 
 
-def step_time(steps: Table, counted: Table | None = None) -> StepTime:
-    """Return the step time of a run.
-
-    ``steps``: ``steps`` of all ranks. ``counted``: those of them that count, where they are known:
-    :func:`step_time_steps`.
-    """
-    counted = step_time_steps(steps) if counted is None else counted
+def step_time(steps: Table) -> StepTime:
+    """Return the step time of a run. ``steps``: ``steps`` of all ranks."""
+    counted = step_time_steps(steps)
     lengths = step_lengths(counted)
     if not len(lengths):
         return StepTime(0.0, 0.0, 0, 0)

@@ -117,9 +117,7 @@ class Namer:
 
     def _in_file(self, process: int, name: str, time: TimeSet) -> int:
         """Return the time in ns inside all reads of a file, including those served from memory.
-
-        If a run is so large that its calls are still on disk, only calls that blocked are used.
-        """
+        If a run is so large that its calls are still on disk, only calls that blocked are used."""
         trace = self._index.trace
         table, tracks = trace.notable_io if trace.streamed_io is not None else trace.io, trace.tracks
         if not name:
@@ -200,7 +198,6 @@ class Namer:
         return Named(thread.process_id, -1, self._index.trace.text(code), spent)
 
     def _kernels(self, window: Window) -> dict[int, int]:
-        """Return the time of the kernels of a window by name code."""
         kernels, rows = self._index.trace.kernels, self._index.kernels.rows(window.times.thread.process_id)
         rows = rows[~np.isin(kernels["work_code"][rows], (DeviceWork.COMMUNICATION, DeviceWork.SYNCHRONIZATION))]
         spent = window.time.within(kernels["begin_ns"][rows], kernels["end_ns"][rows])
@@ -292,9 +289,7 @@ class FileCalls:
 
 def as_one_database(trace: Trace, paths: Int64) -> Int64:
     """Return codes of paths with those of a database's journals replaced by that of the database.
-
-    SQLite writes a change to ``x.db-journal`` or ``x.db-wal`` first: one program writes one database.
-    """
+    SQLite writes a change to ``x.db-journal`` or ``x.db-wal`` first: one program writes one database."""
     out = int64(paths.astype(np.int64))
     for code in np.unique(paths).tolist():
         base, dash, kind = trace.text(code).rpartition("-")

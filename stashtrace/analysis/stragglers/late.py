@@ -384,8 +384,6 @@ def _best(transfer: Int64, *keys: npt.NDArray[Any]) -> Int64:
 def chance(times: int, trials: int, choices: int) -> float:
     """Return the probability that one of several equal choices comes up this many times or more.
 
-    Examples
-    --------
     >>> chance(1, 1, 4), chance(0, 3, 2), round(chance(5, 8, 8), 5)
     (0.25, 1.0, 0.00123)
     """
@@ -413,8 +411,6 @@ _WORDS = (
 def kind_by_name(name: str) -> str:
     """Kind that a group's name shows, empty if it shows none.
 
-    Examples
-    --------
     >>> kind_by_name("mesh_tp"), kind_by_name("PIPELINE_MODEL_PARALLEL_GROUP"), kind_by_name("default_pg")
     ('tp', 'pp', '')
     >>> kind_by_name("DATA_PARALLEL_GROUP_WITH_CP"), kind_by_name("mesh_cp")

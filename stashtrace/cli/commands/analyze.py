@@ -329,7 +329,7 @@ def _lives(paths: Sequence[str], run_id: str | None) -> bool:
 
 def _hang_lines(paths: Sequence[str], run_id: str | None) -> list[str]:
     """Return the sentences of `analyze hang`."""
-    from stashtrace.summary.status_text import describe_stuck
+    from stashtrace.summary.summary_text import describe_stuck
 
     trace = look_if_stuck(read_runs(list(paths), run_id=run_id), paths, run_id)
     return describe_stuck(trace, lives=_lives(paths, run_id)) or [_NOBODY_WAITS]

@@ -47,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
     """Read, replay and print."""
     arguments = parser().read(argv)
     from stashtrace.replay.ssgd import Ring, write_layers
-    from stashtrace.replay.ssgd.iteration_study import study
-    from stashtrace.replay.ssgd.iterations_text import layers_json, layers_lines
+    from stashtrace.replay.ssgd.iteration_study import layers_json, layers_lines, study
     from stashtrace.text.prose import count_noun
 
     if (arguments.latency is None) != (arguments.bandwidth is None):

@@ -143,7 +143,7 @@ def _record_facts(file: KinetoFile, context: ImportContext, process_id: int) -> 
     for key in _FACTS:
         if key in file.top:
             context.say(key, str(file.top[key]), process_id)
-    context.say_once("not_recorded", "files, other processes, how batches are made")
+    context.not_recorded("files, other processes, how batches are made")
     if "nccl_version" in file.distributed_info:
         context.say("nccl_version", str(file.distributed_info["nccl_version"]), process_id)
     version = file.top.get("schemaVersion")
@@ -180,7 +180,6 @@ def _report_unread(file: KinetoFile, work: DeviceRows, name: str, context: Impor
 
 
 def _report_losses(file: KinetoFile, name: str, context: ImportContext, process_id: int) -> None:
-    """Report what the scanner left out."""
     counts = file.counts
     if counts["truncated"]:
         # Kineto writes the host's events first, so a cut removes the work on devices.

@@ -32,7 +32,7 @@ from stashtrace.record.directory import trace_files, update_host_facts
 from stashtrace.record.launchers import own_place
 from stashtrace.schema.kinds import ProcessRole
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.status_text import describe_stuck
+from stashtrace.summary.summary_text import describe_stuck
 from stashtrace.text.prose import list_some
 
 #: Share of one core that looking at a run may take which is followed in memory; rounds are further apart if need be.

@@ -72,11 +72,9 @@ def meetings_of(
     collectives: Table, groups: Table, host_of: Int64, own_error_ns: Int64, error_of: Mapping[tuple[int, int], int]
 ) -> Meetings:
     """Return the meetings in the collectives of a run.
-
     ``collectives``, ``groups``: of all processes, each on its host's clock. ``host_of``: process_id -> host.
     ``own_error_ns``: error between moments of the same host's clock. ``error_of``: (process_id, source_code) -> error
-    of the device clock behind its times.
-    """
+    of the device clock behind its times."""
     table = collectives
     op, process = table["op_code"], table["process_id"]
     host = host_of[process] if len(process) else process
@@ -198,10 +196,8 @@ def _is_root(table: Table, groups: Table) -> Bools:
 
 def pings_of(core: Sequence[RawProcess], clocks: Sequence[TickClock], host_of: Int64, own_error_ns: Int64) -> Meetings:
     """Return the meetings in the pings of all processes.
-
     ``core``: with the records ``clock_ping``. ``clocks``: ticks of each process -> ns. ``host_of``, ``own_error_ns``:
-    host of each process, error between moments of the same host's clock.
-    """
+    host of each process, error between moments of the same host's clock."""
     numbers, hosts, sent, received = [], [], [], []
     for process, (raw, clock) in enumerate(zip(core, clocks, strict=True)):
         records = raw.records.get("clock_ping")

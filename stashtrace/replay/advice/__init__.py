@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from stashtrace.replay.advice.advice_table import overlap_advice
-from stashtrace.replay.advice.choose_remedies import Advice, ReplayedAdvice, named_advice
+from stashtrace.replay.advice.advice_table import Advice, ReplayedAdvice, named_advice, overlap_advice
 
 __all__ = ["Advice", "ReplayedAdvice", "named_advice", "overlap_advice"]

@@ -11,7 +11,7 @@ from stashtrace.text.prose import wrap
 from stashtrace.text.units import bytes_text, duration_text, percent_text
 
 if TYPE_CHECKING:
-    from stashtrace.replay.advice.choose_remedies import Advice
+    from stashtrace.replay.advice.advice_table import Advice
 
 _OPS = {"all_reduce": "all-reduces", "reduce_scatter": "reduce-scatters"}
 #: Each limit in words; limits of rows without a figure are in no sentence.

@@ -125,9 +125,7 @@ class Scene:
 
 def scene(trace: Trace) -> Scene:
     """Gather the collectives of the counted steps, their positions in the step, and their exposed time.
-
-    Raises MissingDataError if no rank has a step, or no collective was recorded.
-    """
+    Raises MissingDataError if no rank has a step, or no collective was recorded."""
     if not len(trace.collectives):
         raise MissingDataError(
             "no collective was recorded", hint="record a run of two or more ranks, with the collector torch_distributed"
@@ -251,8 +249,6 @@ def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
 def element_bytes_of(kernel_name: str) -> int:
     """Return the size of the elements that a communication kernel names, 0 if it names none.
 
-    Examples
-    --------
     >>> element_bytes_of("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevComm*, unsigned long)")
     2
     >>> element_bytes_of("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)")

@@ -2,6 +2,18 @@
 
 Every row has a range of savings a step, how far the figures hold (``validity``), what limits them (``limits``), and the
 software that does it today (``switch``). Codes are explained in ``docs/guides/overlap.md``.
+
+Times after each transformation are arithmetic on times alone:
+
+    now                 [ producer ][    all-reduce    ][  update  ]
+    split + reorder     [ producer ][ reduce-sc. ][up][ all-gather ]      the update works on slices
+    fuse                [ producer ][    all-reduce    ]                  the update inside the collective
+    overlap             [ p ][ p ][ p ]                                   in chunks, the collective of one during the
+                             [ all ][ red ][ uce ][  update  ]            producer of the next
+
+The transformations are those of CoCoNeT (Jangda et al., ASPLOS 2022). The range in which "fuse" holds is from the times
+of Adam that its authors published with the code (parasailteam/coconet@52175e2, the two files
+``examples/*-results-128-gpus-all-algos``): 128 GPUs, 2^10 to 2^30 elements.
 """
 
 from __future__ import annotations
@@ -10,6 +22,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -29,12 +42,6 @@ from stashtrace.replay.advice.counted_collectives import (
     Scene,
 )
 from stashtrace.replay.advice.policy import POLICY
-from stashtrace.replay.advice.predict import (
-    chunks_of,
-    gather_cost_ns,
-    overlapped_ns,
-    split_saving_ns,
-)
 from stashtrace.replay.advice.repeated_collectives import (
     Kind,
     Update,
@@ -47,6 +54,53 @@ from stashtrace.replay.advice.repeated_collectives import (
 )
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp
+
+
+def split_saving_ns(update_ns: Any, ranks_count: Any) -> Floats:
+    """Return the time that an update saves if each of N ranks does one N-th of it.
+
+    The bytes that move stay the same: a reduce-scatter and an all-gather are the two halves of an all-reduce.
+
+    >>> float(split_saving_ns(80.0, 4))
+    60.0
+    """
+    ranks = np.maximum(np.asarray(ranks_count, dtype=np.float64), 1.0)
+    return np.asarray(np.asarray(update_ns, dtype=np.float64) * (1.0 - 1.0 / ranks))
+
+
+def gather_cost_ns(transfer_ns: Any, exposed_ns: Any) -> Floats:
+    """Return the most that an all-gather after the update adds to the exposed time of the all-reduce.
+
+    Half of the transfer then comes after the update, where no backward hides it. If more than that was exposed of the
+    all-reduce, it still is.
+
+    >>> float(gather_cost_ns(10.0, 10.0)), float(gather_cost_ns(10.0, 0.0))
+    (0.0, 5.0)
+    """
+    half = np.asarray(transfer_ns, dtype=np.float64) / 2
+    return np.asarray(np.maximum(half - np.asarray(exposed_ns, dtype=np.float64), 0.0))
+
+
+def overlapped_ns(producer_ns: Any, transfer_ns: Any, chunks_count: Any, contention_ratio: float = 1.0) -> Floats:
+    """Return the time of a producer and its collective in chunks, each collective during the next producer.
+
+    ``producer_ns``, ``transfer_ns``: alone, one after the other. ``chunks_count``: at least 1; with 1 nothing overlaps.
+    ``contention_ratio``: how many times longer either takes during the other, 1 or more.
+
+    >>> float(overlapped_ns(8.0, 4.0, 4)), float(overlapped_ns(8.0, 4.0, 1))
+    (9.0, 12.0)
+    """
+    producer, transfer = (np.asarray(x, dtype=np.float64) for x in (producer_ns, transfer_ns))
+    chunks = np.maximum(np.asarray(chunks_count, dtype=np.float64), 1.0)
+    # A single chunk runs alone, so nothing slows down.
+    slower = np.where(chunks > 1, max(contention_ratio, 1.0), 1.0)
+    return np.asarray(slower * np.maximum(producer, transfer) + np.minimum(producer, transfer) / chunks)
+
+
+def chunks_of(elements_count: Any) -> Any:
+    """Return the number of chunks of a message: none smaller than what is predicted, and not too many."""
+    return np.clip(np.asarray(elements_count) // POLICY.fewest_elements, 1, POLICY.most_chunks)
+
 
 SPLIT, FUSE, OVERLAP = "split_reorder", "fuse", "overlap"
 _GEMM = re.compile(r"gemm|cublas|cutlass|nvjet|xmma|_mm_|\bmatmul|Cijk_", re.IGNORECASE)
@@ -100,7 +154,6 @@ class Patterns:
 
     @cached_property
     def _sums(self) -> dict[int, _Measured]:
-        """Sums of each kind, by its number."""
         calls, sums = self.scene.calls, {}
         for kind in self.kinds:
             own = kind.entries
@@ -288,11 +341,9 @@ class Patterns:
 
     def _backward_before(self, kind: Kind) -> Floats:
         """Return the computation that each call of a kind could have run during.
-
         For a call in backward, that since the begin of backward or since the gradients' collective before was done,
         which had the link until then. For a call after backward, a part of the whole backward: the part that the call's
-        transfer is of all such transfers of the step.
-        """
+        transfer is of all such transfers of the step."""
         calls, produced = self.scene.calls, np.zeros(len(kind.entries))
         alike = np.zeros(len(calls), dtype=bool)
         for other in self._gradients:

@@ -22,12 +22,19 @@ from stashtrace.analysis.steps.step_time import step_time_of, step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.analysis.steps.window import window_of
 from stashtrace.errors import MissingDataError, guarded
-from stashtrace.replay.causes.blocking_call import OnFile, blocking_call, called_in, file_of, waiting_place
 from stashtrace.replay.causes.candidates import QUEUED, Candidate, kind_word, operation, ranks_of
 from stashtrace.replay.causes.choose_causes import Cause, causes_by_time, causes_of, waits_for, without
-from stashtrace.replay.causes.gradients import sends_gradients
 from stashtrace.replay.causes.policy import POLICY
-from stashtrace.replay.causes.who_waits import Waiting, who_waits
+from stashtrace.replay.causes.who_waits import (
+    OnFile,
+    Waiting,
+    blocking_call,
+    called_in,
+    file_of,
+    sends_gradients,
+    waiting_place,
+    who_waits,
+)
 from stashtrace.replay.causes.work_by_line import BACKWARD, COMPILE, OBJECTS, Floats, WorkByLine, work_by_line
 from stashtrace.replay.communication.buckets import Buckets, buckets_if_any
 from stashtrace.replay.communication.messages import shows_ddp
@@ -131,20 +138,13 @@ def causes(trace: Trace) -> Table:
     """List what makes the steps of a run long, at most three causes and waits for CPUs, by what removal of each saves.
 
     Where nothing saves 3 % of a step, one row says so. Where a replay of the unchanged run is not like the run, a row
-    says so, and a cause saves at most the time that it takes (``saved_ns`` is -1).
+    says so, and a cause saves at most the time that it takes (``saved_ns`` is -1). Columns: table ``causes`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Anything that loads.
-
-    Columns
-    -------
-    ranks, where, kind, op, place, caller, place_ratio, level, python_ratio, excess_ratio, backward_ratio, call,
-    file, file_call, files_count, work_ns, waiter, operations_count, moved_bytes, waiting_ranks, waiting_op,
-    through_ranks, waiting_ns, step_ns, of_step_ns, saved_ns, saved_low_ns, saved_high_ns, low_ratio, high_ratio,
-    sure, steps_count, of_steps_count, every_count, first_step_index, last_step_index, shape, event_ns, change,
-    present_count, worker_id, reason
 
     Raises
     ------
@@ -184,12 +184,11 @@ def _exposed_ns(trace: Trace, one: Candidate) -> float:
 
 def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Cause]]]:
     """Return causes of which none is about a file of the same ranks as one before, which is about all calls on it.
-
-    Where the same is left of both, that one saves what both do.
-    """
+    Where the same is left of both, that one saves what both do."""
     joined: list[tuple[Row, list[Cause]]] = []
     for row, about in rows:
-        same = (at for at, (one, _) in enumerate(joined) if row["file"] and _on_one_file(one, row))
+        key = (row["file"], row["ranks"])
+        same = (at for at, (one, _) in enumerate(joined) if row["file"] and key == (one["file"], one["ranks"]))
         at = next(same, -1)
         if at < 0:
             joined.append((row, about))
@@ -200,10 +199,6 @@ def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Ca
         sums = {name: before[name] + row[name] for name in _SUMMED}
         joined[at] = {**before, **sums, "sure": _certainty(sums["saved_low_ns"], sums["saved_high_ns"])}, others + about
     return joined
-
-
-def _on_one_file(one: Row, other: Row) -> bool:
-    return bool(one["file"] == other["file"] and one["ranks"] == other["ranks"])
 
 
 def _certainty(low_ns: float, high_ns: float) -> str:
@@ -290,9 +285,7 @@ def _found(trace: Trace, *, budgets: bool = False) -> _Found:
 
 def _may_free_cpus(trace: Trace) -> bool:
     """Return True if others than the ranks and their workers hold the CPUs that step threads wait for.
-
-    That a machine has fewer CPUs than ranks and workers is said of the machine: they are what the job is.
-    """
+    That a machine has fewer CPUs than ranks and workers is said of the machine: they are what the job is."""
     found = summarize(trace).findings
     waits = found.take((found["kind"] == "contention") & (found["section"] == "verdict"))
     return bool(len(waits) and not np.isin(waits["cause_kind"], ("ranks", "workers")).any())
@@ -336,9 +329,7 @@ def _part_of_all(trace: Trace) -> float:
 
 def _saved(trace: Trace, cause: Cause, step_ns: float, part: float) -> Row:
     """Return the columns of what a cause saves, and of a setting the wait that it is about.
-
-    ``part``: of the counted steps, those that were replayed; in the others it saves nothing.
-    """
+    ``part``: of the counted steps, those that were replayed; in the others it saves nothing."""
     low, high = (part * min(max(ns, 0.0), step_ns / part) for ns in (cause.low_ns, cause.high_ns))
     columns: Row = {
         "step_ns": round(step_ns),
@@ -475,9 +466,7 @@ def _on_file(trace: Trace, run: ReplayedRun, work: WorkByLine, one: Candidate) -
 
 def _moved(run: ReplayedRun, one: Candidate) -> Row:
     """Return which ranks transfer, their operations in a mean step, and the payload; empty for what is no transfer.
-
-    Also those operations count that took no time of their own, since another rank was waited for meanwhile.
-    """
+    Also those operations count that took no time of their own, since another rank was waited for meanwhile."""
     graph = run.graph
     if one.op < 0 or graph.facts is None:
         return {}
@@ -569,10 +558,8 @@ def _mostly(keys: Int64, amounts: Floats) -> int:
 
 def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
     """Return the words for the function of a cause, for its line with most of the time and for what that calls.
-
     Of one that is no function, for the function with most of it, or the costliest line, if that is a good part. The
-    second of the pair is that part.
-    """
+    second of the pair is that part."""
     one = cause.candidate
     if one is None or work.places is None:
         return "", 0.0
@@ -605,9 +592,7 @@ def _backward_ratio(work: WorkByLine, one: Candidate) -> float:
 
 def _costliest(trace: Trace, one: Candidate, work: WorkByLine, rest_ratio: float) -> tuple[str, float]:
     """Return the function that ranks spend a good part of a candidate in, and that part; of each where these differ.
-
-    ``rest_ratio``: part of it that is in no backward pass, of which the good part is.
-    """
+    ``rest_ratio``: part of it that is in no backward pass, of which the good part is."""
     find = costliest_worker_lines if one.by_workers else costliest_lines
     kind = "python" if one.kind in (COMPILE, OBJECTS) else kind_word(one.kind)
     pieces = one.pieces[work.rank[one.pieces] >= 0]  # transfers are of no rank
@@ -659,7 +644,6 @@ def _what_to_do_first(trace: Trace) -> Table:
 
 
 def _rows_count(trace: Trace) -> int:
-    """Return the rows of the tables that the graph is made of."""
     tables = (trace.kernels, trace.phases, trace.collectives, trace.batches, trace.waits, trace.device_brackets)
     return sum(map(len, tables))
 

@@ -55,8 +55,6 @@ def schedule(
     each communicator has its own. ``backward_end_ns``: when the caller has computed everything; with the last message
     by default.
 
-    Examples
-    --------
     Three layers of 10 ms whose gradients take 8, 12 and 5 ms: 10-18, 20-32, then not at 30 but at 32.
 
     >>> found = schedule([10, 20, 30], [8, 12, 5])
@@ -106,8 +104,6 @@ def link_times(ready_ns: Any, end_ns: Any, *, parallel: int = 1) -> Floats:
 
     ``ready_ns``, ``end_ns``: in the order of sending. ``parallel``: messages that the backend works on at a time.
 
-    Examples
-    --------
     The second waited for the first; of two at a time, each has half of the time that they share.
 
     >>> link_times([0, 2], [10, 14]).tolist(), link_times([0, 2], [10, 14], parallel=2).tolist()
@@ -136,8 +132,6 @@ def link_times(ready_ns: Any, end_ns: Any, *, parallel: int = 1) -> Floats:
 def bucket_starts(sizes_bytes: Any, bucket_bytes: float) -> Int64:
     """Return the first message of each bucket of DistributedDataParallel: a bucket closes once it has its size.
 
-    Examples
-    --------
     >>> bucket_starts([4, 4, 4, 20, 1], 8).tolist()
     [0, 2, 4]
     """
@@ -153,8 +147,6 @@ def bucket_starts(sizes_bytes: Any, bucket_bytes: float) -> Int64:
 def merged(ready_ns: Any, sizes_bytes: Any, starts: Int64) -> tuple[Floats, Floats]:
     """Return ready times and sizes of buckets; a bucket is ready with the last of its gradients.
 
-    Examples
-    --------
     >>> ready, sizes = merged([1, 2, 3, 4], [10, 20, 30, 40], np.array([0, 3]))
     >>> ready.tolist(), sizes.tolist()
     ([3.0, 4.0], [60.0, 40.0])
@@ -178,8 +170,6 @@ def divides(sizes_bytes: Any, bucket_bytes: float, recorded_bytes: float | None 
     and the last are smaller than this, the run closed its buckets earlier, and its larger messages are single tensors,
     which are never divided.
 
-    Examples
-    --------
     >>> divides([1, 25, 26, 9], 4), divides([1, 2, 3, 25], 4), divides([1, 2, 3], 4)
     (True, False, False)
     """
@@ -201,8 +191,6 @@ def bucket_ends(
     ``recorded_bytes``: size of the run's buckets; by default a guess from the messages (:func:`divides`). The second
     value is True if messages were divided, and it is unknown where.
 
-    Examples
-    --------
     >>> ends, anywhere = bucket_ends([100, 100], 50)
     >>> ends.tolist(), anywhere
     ([50.0, 100.0, 150.0, 200.0], True)
@@ -231,8 +219,6 @@ def ready_at(ready_ns: Any, sizes_bytes: Any, ends_bytes: Any) -> Floats:
 
     It is unknown in which order the gradients inside a message were made, and when.
 
-    Examples
-    --------
     >>> ready_at([10, 20], [100, 100], [50, 100, 150]).tolist()
     [5.0, 10.0, 15.0]
     """
@@ -254,8 +240,6 @@ def rebucketed(
 
     Returns when each bucket is ready, its size, and whether messages were divided, and it is unknown where.
 
-    Examples
-    --------
     >>> ready, sizes, anywhere = rebucketed([10, 20], [100, 100], 50)
     >>> ready.tolist(), sizes.tolist(), anywhere
     ([5.0, 10.0, 15.0, 20.0], [50.0, 50.0, 50.0, 50.0], True)
@@ -273,8 +257,6 @@ def best_merge(ready_ns: Any, sizes_bytes: Any, alpha_ns: float, beta_ns_per_byt
     the fewest buckets, and of these the one whose buckets end earliest. Ends that differ by rounding alone count as
     equal, so that the result is the same on every machine.
 
-    Examples
-    --------
     The first has arrived before the others are ready; these two together save one alpha of 4.
 
     >>> best_merge([1, 20, 21], [8, 1, 1], 4.0, 1.0).tolist()
@@ -324,8 +306,6 @@ def merge_caps(sizes_bytes: Any) -> Floats:
 
     A bucket closes once it holds the cap, so only the sums of neighbouring messages matter.
 
-    Examples
-    --------
     >>> merge_caps([4, 4, 8]).tolist()
     [4.0, 8.0, 12.0, 16.0]
     """
@@ -343,8 +323,6 @@ def merge_caps(sizes_bytes: Any) -> Floats:
 def rounded_cap(cap_bytes: float, sizes_bytes: Any) -> float:
     """Return the roundest number of MiB that merges messages as ``cap_bytes`` does.
 
-    Examples
-    --------
     >>> mib = 2**20
     >>> rounded_cap(8.5 * mib, [4.1 * mib, 4.4 * mib, 9.7 * mib])
     5.0
@@ -364,8 +342,6 @@ def rounded_cap(cap_bytes: float, sizes_bytes: Any) -> float:
 def ready_by_sizes(sizes_bytes: Any, backward_ns: float) -> Floats:
     """Return ready times from sizes alone: gradients come at an even rate of bytes over the backward pass.
 
-    Examples
-    --------
     >>> ready_by_sizes([10, 30], 80.0).tolist()
     [20.0, 80.0]
     """

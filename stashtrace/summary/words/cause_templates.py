@@ -12,17 +12,8 @@ from stashtrace.errors import guarded
 from stashtrace.schema.table import Table
 from stashtrace.summary.words import Row
 from stashtrace.summary.words.policy import POLICY
+from stashtrace.text import units
 from stashtrace.text.prose import count_noun, ordinal
-from stashtrace.text.units import (
-    bytes_text,
-    duration_text,
-    filled,
-    named_ranks,
-    number,
-    percent_text,
-    range_text,
-    ranks_text,
-)
 
 #: What blocks a thread -> what it does.
 _BLOCKED = {
@@ -173,8 +164,8 @@ def _without(row: Row) -> str:
     """Return how long a step is without the cause."""
     if row["sure"] == "perhaps" or row["step_ns"] <= 0 or row["steps_count"] == 1 or row["level"] == "half":
         return ""
-    least, most = (duration_text(row["step_ns"] - row[name]) for name in ("saved_high_ns", "saved_low_ns"))
-    return f"; without, a step takes {range_text(least, most)}, not {duration_text(row['step_ns'])}"
+    least, most = (units.duration_text(row["step_ns"] - row[name]) for name in ("saved_high_ns", "saved_low_ns"))
+    return f"; without, a step takes {units.range_text(least, most)}, not {units.duration_text(row['step_ns'])}"
 
 
 def _what(row: Row, *, short: bool = False) -> str:
@@ -185,7 +176,7 @@ def _what(row: Row, *, short: bool = False) -> str:
     if row["where"] == "link":
         operation = _operation(row["op"])
         needless = ", and steps can do without them" if row["level"] == "gone" else ""
-        count, size = number(row["operations_count"]), bytes_text(row["moved_bytes"]) + _a_step(row)
+        count, size = units.number(row["operations_count"]), units.bytes_text(row["moved_bytes"]) + _a_step(row)
         moved = f" ({count} operation{'' if count == '1' else 's'}, {size})" if row["moved_bytes"] > 0 else ""
         between = f" between {_ranks(row['ranks'])}" if "," in row["ranks"] else ""
         what = f"transfers{f' of {operation}' if operation else ''}{between}"
@@ -225,7 +216,7 @@ def _in_backward(row: Row) -> str:
         return ""
     rest = "; the rest" if row["place_ratio"] > POLICY.nearly_all_ratio else "; of the rest"
     rest = rest if row["place"] else ""
-    return f", {percent_text(row['backward_ratio'])} of it in autograd{rest}"
+    return f", {units.percent_text(row['backward_ratio'])} of it in autograd{rest}"
 
 
 def _is_python(row: Row) -> bool:
@@ -238,7 +229,6 @@ def _computes(row: Row) -> bool:
 
 
 def _on_file(call: str, several: bool) -> str:
-    """Return the verb for a call on a file."""
     if "read" in call or call in ("open", "stat", "mmap"):
         return "read" if several else "reads"
     if "write" in call or "sync" in call or "flush" in call:
@@ -260,21 +250,21 @@ def _amount(row: Row, *, short: bool = False) -> tuple[str, str]:
     """Return how long it is, of a step; of what comes in few steps, how long in one of these, and in which."""
     several = not row["ranks"] or "," in row["ranks"]
     upto = "up to " if several and row["where"] != "link" else ""
-    event = upto + duration_text(row["event_ns"])
+    event = upto + units.duration_text(row["event_ns"])
     if row["level"] != "half" and row["every_count"] > 1:
         return event, f" in every {ordinal(row['every_count'])} step"
     if row["level"] != "half" and row["shape"] in _SHAPES:
-        return event + _a_step(row), f" {filled(_SHAPES[row['shape']], row)}"
+        return event + _a_step(row), f" {units.filled(_SHAPES[row['shape']], row)}"
     few = row["level"] != "half" and 0 < 2 * row["steps_count"] <= row["of_steps_count"]
     if few and row["steps_count"] == 1:
         return event, f" once in {row['of_steps_count']} steps"
     if few:
         return event, f" each in {row['steps_count']} of {row['of_steps_count']} steps"
-    share = percent_text(row["work_ns"] / row["of_step_ns"]) if row["of_step_ns"] > 0 else ""
+    share = units.percent_text(row["work_ns"] / row["of_step_ns"]) if row["of_step_ns"] > 0 else ""
     # Work of a worker, and transfers during the computation, may be more than the step that they are part of. Of a
     # single step the table has the shares, each of the step of its rank.
     part = f" ({share})" if share and not short and row["where"] == "step" and row["of_steps_count"] != 1 else ""
-    return f"{upto}{duration_text(row['work_ns'])}{_a_step(row)}{part}", ""
+    return f"{upto}{units.duration_text(row['work_ns'])}{_a_step(row)}{part}", ""
 
 
 def _waits(row: Row) -> str:
@@ -292,17 +282,17 @@ def _waits(row: Row) -> str:
 def _saving(row: Row, path: str) -> str:
     """Return what to do about a cause, what that saves of this run, and what to expect of the next one."""
     if row["saved_ns"] < 0:
-        most = f"{duration_text(row['saved_high_ns'])}{_a_step(row)} ({percent_text(row['high_ratio'])})"
+        most = f"{units.duration_text(row['saved_high_ns'])}{_a_step(row)} ({units.percent_text(row['high_ratio'])})"
         return f"{_do(row)}: may save up to {most}"
-    share = percent_text(row["saved_ns"] / row["step_ns"]) if row["step_ns"] > 0 else ""
+    share = units.percent_text(row["saved_ns"] / row["step_ns"]) if row["step_ns"] > 0 else ""
     if row["steps_count"] == 1 and row["of_steps_count"] > 1:
-        saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} of this run ({share})"
+        saved = f"{units.duration_text(row['saved_ns'])}{_a_step(row)} of this run ({share})"
         return f"{_do(row)}: saves {saved}; of another run only if it comes again"
-    least, most = (duration_text(row[name]) for name in ("saved_low_ns", "saved_high_ns"))
-    expected = f"expect {range_text(least, most)}" if row["saved_low_ns"] > 0 else f"at most {most}"
+    least, most = (units.duration_text(row[name]) for name in ("saved_low_ns", "saved_high_ns"))
+    expected = f"expect {units.range_text(least, most)}" if row["saved_low_ns"] > 0 else f"at most {most}"
     command = f"; `stashtrace whatif {path} {row['change']}`" if row["change"] else ""
     more = "; waits for it get shorter too" if _saves_more_than_itself(row) else ""
-    saved = f"{duration_text(row['saved_ns'])}{_a_step(row)} ({share}; {expected}{more})"
+    saved = f"{units.duration_text(row['saved_ns'])}{_a_step(row)} ({share}; {expected}{more})"
     return f"{_do(row)}: {_SAVES[row['sure']]} {saved}{command}"
 
 
@@ -356,14 +346,13 @@ def _operation(name: str) -> str:
 
 def _ranks(ranks: str) -> str:
     numbers = [int(rank) for rank in ranks.split(",")]
-    return named_ranks(ranks_text(numbers), len(numbers))
+    return units.named_ranks(units.ranks_text(numbers), len(numbers))
 
 
 def _of_setting(row: Row) -> str:
-    """Return what is wrong with a setting."""
-    amount = f"{duration_text(row['work_ns'])} a step"
+    amount = f"{units.duration_text(row['work_ns'])} a step"
     if row["step_ns"] > 0:
-        amount += f" ({percent_text(row['work_ns'] / row['step_ns'])})"
+        amount += f" ({units.percent_text(row['work_ns'] / row['step_ns'])})"
     several = not row["ranks"] or "," in row["ranks"]
     who = _ranks(row["ranks"]) if row["ranks"] else "all ranks"
     upto = "up to " if several else ""
@@ -388,7 +377,6 @@ def _of_setting(row: Row) -> str:
 
 
 def _setting(row: Row) -> str:
-    """Return what to set."""
     quantity, _, value = row["change"].partition("=")
     if quantity == "workers":
         return f"num_workers={value} instead of {row['present_count']}"

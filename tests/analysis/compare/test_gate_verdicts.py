@@ -14,9 +14,8 @@ import pytest
 from stashtrace.analysis.compare.baseline import baseline_text, read_baseline
 from stashtrace.analysis.compare.change import LEAST_STEPS, RUN_TO_RUN_RATIO, Side, change_of
 from stashtrace.analysis.compare.cpu_use import CpuUse
-from stashtrace.analysis.compare.gate_verdict import Condition, Gate, judge
+from stashtrace.analysis.compare.gate_verdict import Condition, Gate, Needs, judge
 from stashtrace.analysis.compare.job_identity import DECIDING, FIELDS, changed_words, common_facts, differences
-from stashtrace.analysis.compare.needs import Needs
 from stashtrace.analysis.compare.steps_of_run import KEPT_STEPS, StepsOfRun
 from stashtrace.errors import FormatError, MissingDataError, UsageError
 from stashtrace.summary.gate_text import gate_lines

@@ -20,7 +20,7 @@ from stashtrace.record.look.model import ELSEWHERE, Look, Progress, ThreadLook, 
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.status_text import describe_stuck
+from stashtrace.summary.summary_text import describe_stuck
 
 TP, PP = 0x11, 0x22
 MISSING = "rank 2 has not entered all-reduce 3 of default_pg, 1.05 MB"

@@ -15,11 +15,7 @@ sys.path.insert(0, str(ROOT / "tests" / "architecture"))
 from source_tree import docs_script  # noqa: E402
 
 from stashtrace.analysis.findings.claim_rows import claim, fact, tables_of  # noqa: E402
-from stashtrace.summary.words import (  # noqa: E402
-    claim_text,
-    evidence_texts,
-    findings_of,
-)
+from stashtrace.summary.words import claim_text, evidence_texts, findings_of  # noqa: E402
 
 RULES = docs_script("generate_findings")
 

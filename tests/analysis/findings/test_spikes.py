@@ -9,9 +9,8 @@ from builders import MS
 from test_over_time import claims, job
 from work_after_meeting import work_after_meeting
 
-from stashtrace.analysis.findings.spikes.slow_steps import SlowSteps, slow_steps_of
+from stashtrace.analysis.findings.spikes.slow_steps import STEP_TIMES, SlowSteps, slow_steps_of, step_times
 from stashtrace.analysis.findings.spikes.spikes import spikes
-from stashtrace.analysis.findings.spikes.step_times import STEP_TIMES, step_times
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.live.table import LIVE_STEPS

@@ -19,14 +19,8 @@ from stashtrace.analysis.compare.diff import diff_of_sides
 from stashtrace.analysis.compare.function_times import LineTime
 from stashtrace.analysis.compare.gate_verdict import Condition, judge
 from stashtrace.analysis.compare.steps_of_run import KINDS, StepsOfRun, steps_of_run
-from stashtrace.analysis.lines.between_runs import (
-    LINES_BETWEEN_RUNS,
-    lines_between_runs,
-    lines_of_diff,
-    lines_of_gate,
-)
-from stashtrace.analysis.lines.functions_of_run import functions_of_run
-from stashtrace.analysis.lines.lines_of_function import line_that_changed
+from stashtrace.analysis.lines.between_runs import LINES_BETWEEN_RUNS, lines_between_runs, lines_of_diff, lines_of_gate
+from stashtrace.analysis.lines.functions_of_run import functions_of_run, line_that_changed
 from stashtrace.errors import FormatError
 from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.table import Table

@@ -14,7 +14,7 @@ from corpus import corpus
 from importers.kineto_files import device, launch, step, write
 
 import stashtrace
-from stashtrace.analysis.links.certainty import transfer_certainty
+from stashtrace.analysis.links.bandwidth import transfer_certainty
 from stashtrace.errors import DataLossWarning
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.trace import Trace

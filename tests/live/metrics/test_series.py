@@ -8,7 +8,7 @@ import pytest
 from builders import TraceBuilder
 from live_states import ZERO_NS, S, made_up_state, made_up_totals
 
-from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
+from stashtrace.analysis.findings.spikes.slow_steps import KIND_COLUMNS
 from stashtrace.live.metrics.outlets import NewestFamilies
 from stashtrace.live.metrics.series import SERIES, families_of
 from stashtrace.live.newest import gpus_of

@@ -62,14 +62,11 @@ def endings(trace: Trace) -> Table:
 
     Exit codes and signals are those that ``torchrun``, ``torch.multiprocessing.spawn`` and the DataLoader learnt of
     their children; of processes with other parents (a shell, ``srun``, ``mpirun``) the exception alone is known.
+    Columns: table ``endings`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
-
-    Columns
-    -------
-    rank, worker_id, pid, process_id, exception, exit_code, signal, sender, at_ns, steps_count
 
     Raises
     ------
@@ -130,15 +127,12 @@ def killed(trace: Trace) -> Table:
     """List the processes that a signal ended, by the end of their records.
 
     They are workers of torch's DataLoader, and ranks that ``torchrun`` or ``torch.multiprocessing.spawn`` started.
-    Processes of other parents (a shell, ``srun``) are not found.
+    Processes of other parents (a shell, ``srun``) are not found. Columns: table ``killed`` of
+    ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
-
-    Columns
-    -------
-    rank, worker_id, pid, process_id, signal, sender, end_ns
 
     Raises
     ------

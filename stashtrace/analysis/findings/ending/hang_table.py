@@ -62,18 +62,14 @@ _KINDS = ("hung", "awaited", "mismatch")
 def hang(trace: Trace) -> Table:
     """Return the ranks that the others wait for when the records end, and what each of them does.
 
-    Waits are followed through the groups to the ranks at which they end, so a rank that itself waits has no row. A
-    rank that still works has one, with ``works``: then nothing hangs. What was not recorded, nor seen by a look at
-    the living processes (``stashtrace analyze hang`` and ``stashtrace live`` take one), is unknown.
+    Waits are followed through the groups to the ranks at which they end, so a rank that itself waits has no row. A rank
+    that still works has one, with ``works``: then nothing hangs. What was not recorded, nor seen by a look at the
+    living processes (``stashtrace analyze hang`` and ``stashtrace live`` take one), is unknown. Columns: table ``hang``
+    of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
-
-    Columns
-    -------
-    rank, reason, works, group, operation, sequence, message_bytes, since_ns, waiting, through, last_index, activity,
-    target, place, gil_thread, workers, unseen
 
     Raises
     ------
@@ -129,7 +125,8 @@ def _rows(trace: Trace, claim: Claim) -> Iterator[tuple[Any, ...]]:
         if rank in own:
             group, operation, sequence = own[rank]["name"], own[rank]["kind"], own[rank]["items_count"]
         if is_mismatch:
-            group, operation = claim.name, _called(by_code["called"], rank)
+            group = claim.name
+            operation = next((row["kind"] for row in by_code["called"] if rank in ranks_in(row["name"])), "")
         yield (
             rank,
             "mismatch" if is_mismatch else claim.name,
@@ -148,10 +145,6 @@ def _rows(trace: Trace, claim: Claim) -> Iterator[tuple[Any, ...]]:
 
 def _by_rank(rows: Any) -> Mapping[int, Evidence]:
     return {row["rank"]: row for row in rows}
-
-
-def _called(calls: list[Evidence], rank: int) -> str:
-    return next((row["kind"] for row in calls if rank in ranks_in(row["name"])), "")
 
 
 def _activity(rows: list[Evidence]) -> tuple[str, str, str, str, str, str]:

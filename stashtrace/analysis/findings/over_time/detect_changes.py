@@ -28,8 +28,56 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.over_time.policy import POLICY
 from stashtrace.calibration.noise import OF_MEAN, OF_MEDIAN_DEVIATION, Floats, share_or_more
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What counts as a change of the step, each with its reason: of chance, of what is worth saying, of time."""
+
+    #: Fewer steps hold no two stretches, each of at least this number.
+    least_steps_count: int = 12
+    stretch_steps_count: int = 6
+    #: More values are joined to medians: the search takes the square of their number.
+    values_count: int = 400
+    #: Deviation of an arc's mean rank that noise reaches in fewer than one of thousands of runs.
+    beyond_chance_deviations: float = 5.5
+    #: A change is at least this part of the usual step, and this share of the pairs of steps is in its order.
+    worth_saying_ratio: float = 0.05
+    told_apart_ratio: float = 0.8
+    #: A model fits clearly better if its fit is that much less: chance makes one of twenty so.
+    clearly_better: float = 3.0
+    #: Places at which values may begin to grow: more would tell no more, and take longer.
+    bends_count: int = 60
+    #: Chance of a period among the places of long steps.
+    period_chance_ratio: float = 1e-4
+    #: So many long steps of a period are seen, and this share of its places.
+    period_times_count: int = 4
+    period_kept_ratio: float = 0.75
+    #: A long step of a period is longer than the usual one by this part, and by this number of deviations.
+    long_ratio: float = 0.1
+    long_deviations: float = 5.0
+    #: Periods of which half the steps are long; these are so in each of that many parts of the series, and the places
+    #: of long steps, as those of short ones, differ among each other by less than this part of the excess.
+    turns_steps: tuple[int, ...] = (2, 4, 6, 8)
+    turns_parts_count: int = 4
+    turns_level_ratio: float = 1 / 3
+    #: Series of fewer steps are short: unless one is cut in its middle, ranks of values do not reach the deviation.
+    short_steps_count: int = 96
+    #: In these, a gap between stretches, and the rise of a line, in standard deviations of what they leave.
+    gap_deviations: float = 4.0
+    rise_deviations: float = 10.0
+    #: A stretch is at least one in so many steps, so that no two bursts of a few long steps in a row are one.
+    stretch_parts_count: int = 6
+    #: Deviations are at least this part of the usual step, so that series without noise have some.
+    least_noise_ratio: float = 1e-6
+    #: Chance of a period in all series of its length.
+    short_period_chance_ratio: float = 5e-4
+    #: A period matters from this part of the mean step on.
+    period_ratio: float = 0.01
+
+
+POLICY = Policy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +92,7 @@ class Stretch:
 @dataclass(frozen=True, slots=True)
 class Period:
     """Steps ``first``, ``first + every``, ... are longer by ``excess``; ``count`` of ``places`` are.
-
-    And so are as many steps after each of them as make ``width`` together.
-    """
+    And so are as many steps after each of them as make ``width`` together."""
 
     every: int
     first: int
@@ -154,9 +200,7 @@ def _without_line(scores: Floats) -> Floats:
 
 def _lasting(rest: Floats) -> float:
     """Return how much more the noise in scores of variance 1 moves means than independent noise does; at least 1.
-
-    Noise that lasts for several steps moves the mean of as many of them more than single long steps do.
-    """
+    Noise that lasts for several steps moves the mean of as many of them more than single long steps do."""
     most = 1.0
     for size in (2, 4, 8):
         whole = len(rest) // size
@@ -249,9 +293,7 @@ def _off_stairs(values: Floats, found: Sequence[Stretch]) -> Floats:
 
 def _fit(values: Floats, rest: Floats, found: Sequence[Stretch], numbers: int = 0) -> float:
     """Return how badly a model fits, by what it leaves of the values and by how many numbers it has; less is better.
-
-    Each stair has a place and a height, a line a slope. Noise that lasts counts for fewer steps than it has.
-    """
+    Each stair has a place and a height, a line a slope. Noise that lasts counts for fewer steps than it has."""
     lasting = _lasting(_scores(_off_stairs(values, found)))
     numbers = numbers or 2 * (len(found) - 1)
     return len(values) / lasting * math.log(max(float(np.abs(rest).sum()), 1e-9)) + numbers * math.log(len(values))
@@ -259,10 +301,8 @@ def _fit(values: Floats, rest: Floats, found: Sequence[Stretch], numbers: int = 
 
 def onset(values: Floats, found: Sequence[Stretch]) -> tuple[int, str]:
     """Return from which step on values differ to the end, and whether from one step to the next.
-
     Returns the place of the first of them, and ``sudden``, ``gradual`` where they grow from there on, or ``either``
-    where what is left does not decide.
-    """
+    where what is left does not decide."""
     if len(found) < 2:
         return 0, "sudden"
     stairs = _fit(values, _off_stairs(values, found), found)
@@ -327,11 +367,9 @@ def period(values: Floats, found: list[Stretch]) -> Period | None:
 
 def _by_turns(rest: Floats, usual: float) -> Period | None:
     """Return the period of which half the steps are long; None if there is none.
-
     Long and short ones are the two halves of the values then, and no deviation from the median distinguishes them from
     noise. The mean of the values, with the sign that the period gives them, does. Noise that alternates of itself lasts
-    under these signs; it also changes its turn, so that each part of the series is looked at.
-    """
+    under these signs; it also changes its turn, so that each part of the series is looked at."""
     count, scores = len(rest), _scores(rest)
     best: tuple[float, Period] | None = None
     for every in POLICY.turns_steps:
@@ -373,9 +411,7 @@ def _by_turns(rest: Floats, usual: float) -> Period | None:
 
 def _clear_arc(part: Floats, fits: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
     """Return the arc whose values all lie on one side of a wide gap to all others; None if there is none.
-
-    ``fits`` says by begin and end which arcs are long enough.
-    """
+    ``fits`` says by begin and end which arcs are long enough."""
     length = np.arange(len(part) + 1)[None, :] - np.arange(len(part) + 1)[:, None]
     least = len(part) // POLICY.stretch_parts_count
     gap = np.where(fits & (length >= least) & (len(part) - length >= least), _gaps(part), 0.0)
@@ -419,10 +455,8 @@ def _is_clear(long: Floats, short: Floats, usual: float) -> bool:
 
 def _is_periodic(count: int, places: int, every: int, most: int) -> bool:
     """Return True if chance does not make steps long at all of every so many places, and nowhere else.
-
     By a bound of its probability, whatever the share of long steps is: any of the first steps may be the first of the
-    period, and periods up to ``most`` steps were tried.
-    """
+    period, and periods up to ``most`` steps were tried."""
     share = places / count
     by_chance = float(every * share**places * (1 - share) ** (count - places))
     return (most - 1) * by_chance < POLICY.short_period_chance_ratio

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stashtrace.analysis.findings.over_time.detect_changes import Stretch, drift, onset, period, stretches
-from stashtrace.analysis.findings.over_time.policy import POLICY
+from stashtrace.analysis.findings.over_time.detect_changes import POLICY, Stretch, drift, onset, period, stretches
 from stashtrace.analysis.steps.step_time import step_lengths, step_time_steps
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.calibration.noise import Floats
@@ -46,16 +45,12 @@ def over_time(trace: Trace) -> Table:
     Found by the ranks of the lengths, so that single long steps do not count; noise of any distribution makes a finding
     in fewer than one of thousands of runs. A change is one of at least 5 % of the step; runs of fewer than 12 counted
     steps have none. A long step counts as one of a period where it is longer by a tenth and stands out of the noise.
+    Columns: table ``over_time`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps.
-
-    Columns
-    -------
-    kind, place, onset, first_step_index, last_step_index, every_count, together_count, changed_count, steps_count,
-    usual_ns, changed_ns, delta_ns, step_delta_ns, absent_ranks
 
     Raises
     ------

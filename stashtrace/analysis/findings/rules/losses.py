@@ -22,13 +22,7 @@ from stashtrace.schema.trace import Trace
 #: Losses of a value: the record is kept.
 _KEPT = ("negative_times", "impossible_numbers", "hashes_ambiguous")
 #: Losses of an unknown number of records; their counts are of files or of parts of them.
-_UNCOUNTED = (
-    "damaged_lanes",
-    "damaged_ring_header",
-    "ring_without_file",
-    "unreadable_file",
-    "unreadable_ring",
-)
+_UNCOUNTED = ("damaged_lanes", "damaged_ring_header", "ring_without_file", "unreadable_file", "unreadable_ring")
 #: Collector of losses of whole files: missing, unreadable or of different jobs.
 WHOLE_FILES = "importers"
 #: Tables whose rows are records of the job.
@@ -140,7 +134,6 @@ def cut_ranks(trace: Trace) -> frozenset[int]:
 
 
 def _rows_with_reasons(trace: Trace, names: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Return the rows of the losses table with one of these reasons."""
     codes = [code for code in map(trace.strings.find, names) if code >= 0]
     return np.isin(trace.losses["name_code"], codes)
 

@@ -194,7 +194,6 @@ def _device_sources(trace: Trace) -> tuple[list[str], list[str]]:
 
 
 def _own_cost_claim(cost: OwnCost) -> Claim:
-    """Return the claim about the cost of the tracing."""
     if cost.used_ns <= 0:
         return claim("trust", "own_cost", "own cost not measured", share_ratio=-1.0, least_ratio=-1.0)
     part = max(cost.parts, key=lambda name: cost.parts[name][1])
@@ -209,10 +208,8 @@ def _own_cost_claim(cost: OwnCost) -> Claim:
 
 def own_cost(trace: Trace) -> OwnCost:
     """Return what the tracing cost.
-
     Threads of the recorder count by the kernel's account, and all of a process wake up for each of its samples. Probes
-    count by their own account, hooks by the number of their records.
-    """
+    count by their own account, hooks by the number of their records."""
     used = _job_cpu_ns(trace)
     if used <= 0:
         return OwnCost()
@@ -220,7 +217,7 @@ def own_cost(trace: Trace) -> OwnCost:
     tracers = tracks.take((tracks["kind_code"] == TrackKind.THREAD) & (tracks["role_code"] == ThreadRole.TRACER))
     owned = set(zip(tracers["process_id"].tolist(), tracers["native_id"].tolist(), strict=True))
     threads = sum(ns for key, ns in last_values(trace, "thread_run_ns_total").items() if key in owned)
-    probes = _probe_cost_ns(trace)
+    probes = sum(_whole_facts(trace, "probe_cost_ns").values())  # each process reports it at its end
     hooked = trace.io_rows_count + len(trace.waits)
     threads_of = Counter(tracers["process_id"].tolist())
     samples = counter_samples(trace, "process_user_ns_total")
@@ -235,10 +232,8 @@ def own_cost(trace: Trace) -> OwnCost:
 
 def _job_cpu_ns(trace: Trace) -> float:
     """Return the CPU time of the traced processes and of the children that they waited for, each counted once.
-
     What a process reports at its end counts before its samples, which most processes do not have. Its children's time
-    includes that of traced children, and of vfork children, whose I/O rows are their parent's.
-    """
+    includes that of traced children, and of vfork children, whose I/O rows are their parent's."""
     processes = trace.processes
     # The counters of a process go on after exec: the figures of its last image are those of all.
     identity = zip(
@@ -260,11 +255,6 @@ def _job_cpu_ns(trace: Trace) -> float:
             traced_children[parent] += own[process] + children[process]
     untraced = sum(max(children[process] - traced_children[process], 0.0) for process in own)
     return sum(own.values()) + untraced
-
-
-def _probe_cost_ns(trace: Trace) -> int:
-    """Return the time of all Python probes by their own account, which a process gives at its end."""
-    return sum(_whole_facts(trace, "probe_cost_ns").values())
 
 
 def _whole_facts(trace: Trace, key: str) -> dict[int, int]:

@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from stashtrace.analysis.devices.device_identity import counted_gpu
 from stashtrace.analysis.findings.spikes.policy import POLICY
-from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, slow_steps_of
-from stashtrace.analysis.findings.spikes.step_times import step_times
+from stashtrace.analysis.findings.spikes.slow_steps import SlowStep, slow_steps_of, step_times
 from stashtrace.analysis.findings.spikes.ways import NOTHING, Cause, Way, most_of, ways
 from stashtrace.analysis.intervals import Int64, TimeSet, window_at
 from stashtrace.analysis.stalls.budget import stalls as find_stalls
@@ -53,11 +52,7 @@ SPIKES = schema(
     col.number(
         "grew_step_index", "step in which it grew: this one, or the one before if only this one waited", detail=4
     ),
-    col.number(
-        "every_count",
-        "steps until that kind makes one slow again, and again; else 0",
-        detail=2,
-    ),
+    col.number("every_count", "steps until that kind makes one slow again, and again; else 0", detail=2),
     col.word(
         "cause_kind",
         "what the extra time goes to: gc, checkpoint, file, annotation, a kind of wait, phase, worker; else empty",
@@ -94,22 +89,17 @@ _DEVICE = re.compile(rf"gpu_{_SM_CLOCK}\.(.+)")
 def spikes(trace: Trace) -> Table:
     """Find the slow steps of a run, and what made them slow.
 
-    A step is slow if it is longer than comparable steps (of one kind, with or without a checkpoint, and with as
-    much computing), by more than these vary by chance: at most once in 10,000 steps of a balanced job. Each step is
-    compared with earlier or with later ones, whichever are more; while a job runs, with earlier ones alone. The warm-up
-    is not judged. Computing that takes longer on its own is slow only where it hardly varies, where batches of about
-    the same size tell how long it takes, or far beyond anything seen before: else it may be the data.
+    A step is slow if it is longer than comparable steps (of one kind, with or without a checkpoint, and with as much
+    computing), by more than these vary by chance: at most once in 10,000 steps of a balanced job. Each step is compared
+    with earlier or with later ones, whichever are more; while a job runs, with earlier ones alone. The warm-up is not
+    judged. Computing that takes longer on its own is slow only where it hardly varies, where batches of about the same
+    size tell how long it takes, or far beyond anything seen before: else it may be the data. Columns: table ``spikes``
+    of ``docs/reference/tables.md``.
 
     Parameters
     ----------
     trace : Trace
         Needs steps.
-
-    Columns
-    -------
-    step, step_kind, length_ns, usual_ns, rank, ranks, kind, extra_ns, grew_step_index, every_count, cause_kind,
-    cause_name, cause_ns, worker_id, beside, gc_ns, background_save_ns, cpu_contention_ns, evaluation_ns,
-    epoch_begin_ns, steal_ratio, other_cpus_count, io_pressure_ratio, memory_pressure_ratio, sm_clock_hz
 
     Raises
     ------
@@ -130,9 +120,7 @@ def spikes_of(trace: Trace, counted: Table, stalls: Table, hidden: Table) -> Tab
 
 def described(trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep]) -> Table:
     """Make a row of ``spikes`` for each slow step: what its time went to, and what happened meanwhile.
-
-    ``counted``: steps to compare with, the slow ones among them. ``hidden``: hidden work of all steps.
-    """
+    ``counted``: steps to compare with, the slow ones among them. ``hidden``: hidden work of all steps."""
     if not found:
         return Table.empty(SPIKES)
     slow = np.array([number for step in found for number in (step.step, step.grew_step_index)])
@@ -216,9 +204,7 @@ def _beside(
     trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep], slow: npt.NDArray[np.int64]
 ) -> list[dict[str, tuple[float, float]]]:
     """Return the figures of the host in each slow step, and what they usually are in steps of its kind on that rank.
-
-    Of a step that waited for the end of the one before, they are those of that one.
-    """
+    Of a step that waited for the end of the one before, they are those of that one."""
     beside, host = _Beside(trace, host_steps(trace), hidden), host_steps(trace)
     out: list[dict[str, tuple[float, float]]] = []
     of_rank: dict[tuple[int, str], tuple[Table, dict[str, Floats]]] = {}
@@ -274,9 +260,7 @@ class _Beside:
 
     def figures(self, rank: int, steps: Table) -> dict[str, Floats]:
         """Return each figure of the steps of a rank, in their order; -1 where it is unknown.
-
-        ``steps``: rows of ``steps`` of one rank.
-        """
+        ``steps``: rows of ``steps`` of one rank."""
         begin, end, process = steps["begin_ns"], steps["end_ns"], int(steps["process_id"][0])
         own = self._hidden.take(self._hidden["rank"] == rank)
         row = np.searchsorted(own["step"], steps["step"])
@@ -380,7 +364,6 @@ def _mean(at: Int64, values: Floats, begin: Int64, end: Int64) -> Floats:
 
 
 def _clocks(trace: Trace) -> dict[str, tuple[Int64, Floats]]:
-    """Return the samples of the clock of each GPU."""
     tracks, by_track = trace.tracks, RowsBy(trace.counters["track_id"])
     found = {}
     for row in tracks.take(tracks["kind_code"] == TrackKind.COUNTER).rows():

@@ -19,14 +19,7 @@ from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, clai
 from stashtrace.analysis.findings.ending.last_activity import find_idle, is_gone, newest_ns, still_works
 from stashtrace.analysis.findings.ending.looked import ENDED
 from stashtrace.analysis.findings.ending.policy import POLICY
-from stashtrace.analysis.findings.ending.stuck import (
-    NOT_ENTERED,
-    NOT_FINISHED,
-    Operation,
-    Root,
-    Stuck,
-    find_stuck,
-)
+from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, NOT_FINISHED, Operation, Root, Stuck, find_stuck
 from stashtrace.analysis.findings.rules.ending.failures import (
     FAILED_FIRST,
     NAMELESS,
@@ -64,9 +57,7 @@ _STILL = {
 
 def ending_claims(trace: Trace, *, lives: bool = False, in_part: bool = False) -> list[Claim]:
     """Return claims about how the job failed or stood still; empty for one that ended well, or still runs well.
-
-    Of a job that still ``lives`` no claim says that it hung. ``in_part``: the job has ranks that are not seen here.
-    """
+    Of a job that still ``lives`` no claim says that it hung. ``in_part``: the job has ranks that are not seen here."""
     failed = failures(trace)
     claims = failure_claims(trace, failed)
     may_hang = run_facts(trace).get("exit_code", "") != "0"
@@ -91,9 +82,7 @@ def ending_claims(trace: Trace, *, lives: bool = False, in_part: bool = False) -
 
 def stuck_at_end(trace: Trace, least_ns: int = POLICY.suspicious_ns) -> Stuck | None:
     """Return where the job stood still at the end of its records; None for waits as its steps have them.
-
-    ``least_ns``: a wait of less is none.
-    """
+    ``least_ns``: a wait of less is none."""
     facts = run_facts(trace)
     if ("imported" in facts and not _has_dumps(trace)) or facts.get("steps"):
         return None  # of a recording that was cut, no end was seen
@@ -230,7 +219,10 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
         how = "its process ended before the others, or was stopped"
         if any(row.code == "look_thread" and row["kind"] == ENDED for row in rows):
             how = "its process has ended"
-            rows = [replace(row, text="") if _is_of_ended(row) else row for row in rows]
+            rows = [
+                replace(row, text="") if row.facts.get("kind") == ENDED and row.facts.get("worker_id", -1) < 0 else row
+                for row in rows
+            ]
         if len(ranks) == 1:
             failed = [row for row in failed_ranks(trace) if row["rank"] == ranks[0] and row["worker_id"] < 0][:1]
             rows += [replace(failure(row), text="") for row in failed]
@@ -238,10 +230,6 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
         rows += [fact("lives", "", "processes")] if lives else []
         return claim("headline", "hung", f"{lacking}: {how}", rows, stall_ns=since_ns, **own)
     return _stands_still(f": {lacking}", rows, lives, since_ns, **own)
-
-
-def _is_of_ended(row: Evidence) -> bool:
-    return row.facts.get("kind") == ENDED and row.facts.get("worker_id", -1) < 0
 
 
 def _lacking(operation: Operation, lack: str, inside: str, gone: bool) -> str:

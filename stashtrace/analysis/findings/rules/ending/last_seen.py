@@ -13,19 +13,8 @@ GIL, what workers do that do not simply wait for work, which children have ended
 from __future__ import annotations
 
 from stashtrace.analysis.findings.claim_rows import Evidence, Facts, fact
-from stashtrace.analysis.findings.ending import last_activity
+from stashtrace.analysis.findings.ending import last_activity, looked
 from stashtrace.analysis.findings.ending.last_activity import newest_ns
-from stashtrace.analysis.findings.ending.looked import (
-    ENDED,
-    RUNS,
-    STOPPED,
-    SYSTEM,
-    UNKNOWN,
-    activity_of,
-    busy_workers,
-    look_at_rank,
-    was_seen,
-)
 from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.record.look.model import STANDS_STILL, Look, ThreadLook
 from stashtrace.schema.trace import Trace
@@ -61,10 +50,10 @@ _CALLS = {
 }
 #: What a thread does that stands in no system call -> how that is said of it.
 _NO_CALL = {
-    ENDED: "has ended",
-    STOPPED: "is stopped by a signal (SIGSTOP) or a debugger",
-    SYSTEM: "waits in the kernel, and no signal wakes it",
-    UNKNOWN: "does not run, and in which call it is was not seen",
+    looked.ENDED: "has ended",
+    looked.STOPPED: "is stopped by a signal (SIGSTOP) or a debugger",
+    looked.SYSTEM: "waits in the kernel, and no signal wakes it",
+    looked.UNKNOWN: "does not run, and in which call it is was not seen",
 }
 
 
@@ -91,7 +80,7 @@ def _by_records(trace: Trace, rank: int) -> list[Evidence]:
         said = f"in the steps before, {_activity(follows)} came next"
         rows.append(fact("followed_by", said, "phases", rank=rank, kind=follows, name=""))
     ran = last_activity.ran_since(trace, *thread, last.end_ns)
-    if ran is None or was_seen(look_at_rank(trace, rank)):  # who looked knows better
+    if ran is None or looked.was_seen(looked.look_at_rank(trace, rank)):  # who looked knows better
         return rows
     share, window_ns = ran
     place = last_activity.place_since(trace, *thread, last.end_ns)
@@ -136,15 +125,15 @@ def _at(place: str, before: str = ", in") -> str:
 
 def seen(trace: Trace, rank: int) -> list[Evidence]:
     """Return what a look saw of a rank: its step thread, the holder of its GIL, its workers, and what was not seen."""
-    look = look_at_rank(trace, rank)
+    look = looked.look_at_rank(trace, rank)
     if look is None:
         return []
     rows = []
-    if was_seen(look):
+    if looked.was_seen(look):
         rows.append(_thread("look_thread", rank, look))
         if look.holder is not None:
             rows.append(_holder(rank, look.holder))
-        workers = busy_workers(trace, rank)[: POLICY.named_count]
+        workers = looked.busy_workers(trace, rank)[: POLICY.named_count]
         rows += [_thread("look_worker", rank, worker, number) for number, worker in workers]
         if look.ended_children:
             own = Facts(items_count=len(look.ended_children), name=", ".join(sorted(set(look.ended_children))))
@@ -156,15 +145,15 @@ def seen(trace: Trace, rank: int) -> list[Evidence]:
 
 def _thread(code: str, rank: int, look: Look, worker: int = -1) -> Evidence:
     """Return evidence of what a thread was seen to do, and where in the code that is."""
-    kind, thread = activity_of(look), look.thread or ThreadLook(0, "")
+    kind, thread = looked.activity_of(look), look.thread or ThreadLook(0, "")
     share = look.thread_ran_ns / look.window_ns if look.thread_ran_ns >= 0 and look.window_ns > 0 else -1.0
-    whose = "the process of" if kind in (ENDED, STOPPED) else "the step thread of"
-    place = "" if kind == ENDED and worker < 0 else thread.place
-    if kind == RUNS:
+    whose = "the process of" if kind in (looked.ENDED, looked.STOPPED) else "the step thread of"
+    place = "" if kind == looked.ENDED and worker < 0 else thread.place
+    if kind == looked.RUNS:
         watched = "ran for {part_ratio:percent} of the {amount_ns:time} in which it was watched"
         does = f"{watched}{_at(place)}: it computes, or loops"
     elif kind in _NO_CALL:
-        does = f"{_NO_CALL[kind]}{_at(place, ', last seen in' if kind == STOPPED else ', in')}"
+        does = f"{_NO_CALL[kind]}{_at(place, ', last seen in' if kind == looked.STOPPED else ', in')}"
     else:
         does = f"is {_where(kind, thread.target)}{_at(place)}"
     said = f"{'worker {worker_id} of' if worker >= 0 else whose} rank {{rank}} {does}"

@@ -22,10 +22,7 @@ from stashtrace.analysis.findings.blocked_calls import KNOWN_CALLS
 from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, fact
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
-from stashtrace.analysis.findings.rules.stalls.loop_code import (
-    annotations_in,
-    time_of_kind,
-)
+from stashtrace.analysis.findings.rules.stalls.loop_code import annotations_in, time_of_kind
 from stashtrace.analysis.findings.stall_claims import confidence, stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
@@ -158,10 +155,9 @@ def facts_of(run: RunFacts, key: str, rank: int) -> list[str]:
 
 def dead_connections(trace: Trace, rank: int, steps: Table) -> list[Evidence]:
     """Return the address that a rank and its workers connect to most often in its steps, and get nothing from.
-
     Of a call that does not wait for the answer (a time-out was set), and of which the program does not learn later that
-    it was refused, only the silence is known. Where less than every other step connects, it explains no time of a step.
-    """
+    it was refused, only the silence is known. Where less than every other step connects, it explains no time of a
+    step."""
     own = steps.take(steps["rank"] == rank)
     tracks = trace.tracks["track_id"][
         np.isin(trace.tracks["process_id"], trace.processes["process_id"][trace.processes["rank"] == rank])

@@ -19,11 +19,7 @@ from stashtrace.analysis.findings.claim_rows import Claim, Evidence, evidence_by
 from stashtrace.analysis.findings.rules.losses import cut_ranks
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.rules.stalls import devices
-from stashtrace.analysis.findings.rules.stalls.loop_code import (
-    NAMED_CODE,
-    code_in,
-    time_of_kind,
-)
+from stashtrace.analysis.findings.rules.stalls.loop_code import NAMED_CODE, code_in, time_of_kind
 from stashtrace.analysis.findings.stall_claims import part_of, stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
 from stashtrace.analysis.intervals import TimeSet
@@ -113,9 +109,7 @@ def _most_named(rows: Sequence[Evidence]) -> str:
 
 def _elsewhere(run: RunFacts, worst: RankFacts) -> tuple[StepThread, TimeSet, TimeSet] | None:
     """Return when a device waited for a host in no blocking call that had not launched the next work.
-
-    Also the step thread, and the part of that time that follows on a blocking call; None for a rank without steps.
-    """
+    Also the step thread, and the part of that time that follows on a blocking call; None for a rank without steps."""
     index = TraceIndex(run.trace)
     known = rank_and_steps(index.origin, run.tables["steps"], worst.rank)
     if known is None:

@@ -18,8 +18,7 @@ from stashtrace.analysis.findings.claim_rows import Claim, Evidence, Facts, evid
 from stashtrace.analysis.findings.rules.policy import POLICY
 from stashtrace.analysis.findings.stall_claims import stall_claim, verdict
 from stashtrace.analysis.findings.summary_input import RankFacts, RunFacts
-from stashtrace.analysis.links.bandwidth import expected_transfers
-from stashtrace.analysis.links.certainty import CERTAIN, NO_OPERATION, transfer_certainty
+from stashtrace.analysis.links.bandwidth import CERTAIN, NO_OPERATION, expected_transfers, transfer_certainty
 from stashtrace.calibration.file import Calibration, calibration_of
 from stashtrace.calibration.fit_link import bus_bytes
 from stashtrace.errors import ForeignCalibrationWarning, FormatError
@@ -48,10 +47,7 @@ def link_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     place = "network" if between_hosts else "interconnect" if place_known else "unknown"
     company = evidence_by("whether all ranks had arrived", _company, run, base)
     is_sure = any(row.code == "all_arrived" for row in company)
-    rows = [
-        *company,
-        *evidence_by("the bus bandwidth", _bus_bandwidth, run.trace, worst, steps, is_sure),
-    ]
+    rows = [*company, *evidence_by("the bus bandwidth", _bus_bandwidth, run.trace, worst, steps, is_sure)]
     call = next((row["op"] for row in rows if row.code == "bus_bandwidth"), "")
     doubt = next((row["doubt"] for row in company if "doubt" in row.facts), "")
     behind = "; {doubt}" if doubt else ", after every rank had arrived"
@@ -87,10 +83,8 @@ def _company(run: RunFacts, base: Claim) -> list[Evidence]:
 
 def _bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table, is_sure: bool) -> list[Evidence]:
     """Return the bandwidth of the collectives with most transfer time, and the part of what the link can do.
-
     Transfer begins when all ranks have entered; bandwidth is counted as in NCCL's tests. A rank without a device needs
-    a calibration in the run directory. ``is_sure``: no part of the time may be waiting.
-    """
+    a calibration in the run directory. ``is_sure``: no part of the time may be waiting."""
     if not len(trace.collectives):
         return []
     calibration, table = _calibration(trace), trace.collectives

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from stashtrace.analysis.graph.critical_path_tables import CRITICAL_PATH, CriticalPath
+from stashtrace.replay.whatif_text import critical_lines, critical_sentence
 from stashtrace.schema.table import Table
-from stashtrace.summary.critical_path_text import critical_lines, critical_sentence
 
 #: Rank, kind, name, length; then the rival if there is one.
 Stretch = tuple[int, str, str, int] | tuple[int, str, str, int, tuple[int, str]]
