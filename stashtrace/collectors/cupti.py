@@ -57,8 +57,10 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
 
 def _kernel_names(rows: npt.NDArray[np.void], context: DecodeContext) -> dict[str, Int64]:
     """Columns ``name_code`` and ``work_code``.
+
     Names are recorded as the compiler mangled them. The recorder knows NCCL's kernels; others that communicate are
-    recognised here, where it costs the job nothing."""
+    recognised here, where it costs the job nothing.
+    """
     kernels = GroupBy(rows["name_id"])
     names = [_native.demangle(context.text(name_id)) for name_id in kernels.values.tolist()]
     is_communication = np.array([communicates(name) for name in names], dtype=bool)[kernels.number]

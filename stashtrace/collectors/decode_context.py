@@ -48,7 +48,9 @@ class DeviceTime:
 @dataclass(frozen=True, slots=True)
 class Subgroup:
     """Operations of a communicator that are numbered on their own: ``kind`` says why.
-    ``ends`` are the two members between which messages go, in the communicator's numbering; empty for all members."""
+
+    ``ends`` are the two members between which messages go, in the communicator's numbering; empty for all members.
+    """
 
     group_hash: int
     kind: str
@@ -80,11 +82,13 @@ class ProcessIdentity:
 
 class DecodeContext:
     """Clock, tracks and strings of one process.
+
     ``identity``: its fields are readable from the context too: ``context.process_id``, ``context.rank``, ...
     ``tracks``: shared by the processes of a trace. ``texts``: string id -> text, of this process
     (``RawProcess.strings``). ``clock``: uint64 ticks -> int64 ns of the common clock. ``wanted``: tables that the
     caller keeps, all if None; a decoder may skip the others. ``device_times``: (device index, DeviceClock) -> its
-    clock."""
+    clock.
+    """
 
     def __init__(
         self,
@@ -125,8 +129,10 @@ class DecodeContext:
 
     def device_ns(self, device_index: Any, clock_code: int, values: Any) -> Int64:
         """Times of a device's clock -> int64 ns of the common clock.
+
         -1 stays -1. A clock without readings gives -1 too, and a loss. ``device_index`` is one number, or one for each
-        value; -1 stands for the only device that has such a clock."""
+        value; -1 stands for the only device that has such a clock.
+        """
         given = np.ascontiguousarray(values, dtype=np.int64)
         devices = np.broadcast_to(np.asarray(device_index, dtype=np.int64), given.shape)
         out = np.full(given.shape, -1, dtype=np.int64)
@@ -190,8 +196,10 @@ class DecodeContext:
 
     def name_streams(self, raw: RawProcess) -> list[Stream]:
         """Make and name the tracks of all streams that ``stream_info`` describes, in the order in which they were seen.
+
         Every decoder that calls this gets the same. A stream that was described again has the flags of all its
-        descriptions."""
+        descriptions.
+        """
         rows = raw.rows("stream_info")
         if rows is None:
             return []
@@ -211,7 +219,9 @@ class DecodeContext:
 
     def intervals(self, raw: RawProcess, name: str) -> tuple[npt.NDArray[np.void], dict[str, Any]] | None:
         """Rows of a record sorted by track and begin, None if there are none.
-        The second result has their columns ``begin_ns``, ``end_ns``, ``track_id`` and ``process_id``."""
+
+        The second result has their columns ``begin_ns``, ``end_ns``, ``track_id`` and ``process_id``.
+        """
         if raw.rows(name) is None:
             return None
         records = raw.records[name]

@@ -187,8 +187,10 @@ def _number(
     timed: Timed, groups: dict[int, _Communicator], context: DecodeContext
 ) -> tuple[npt.NDArray[np.uint64], Int64, Int64]:
     """(group or subgroup, number in it, peer in it) of each row, so that equal ones are one operation on every rank.
+
     NCCL's numbers count messages too, which differ between ranks, so messages are taken out again. Numbers of
-    collectives are not counted again: lost rows leave a gap and shift nothing."""
+    collectives are not counted again: lost rows leave a gap and shift nothing.
+    """
     devices = GroupBy(timed.group_hash, timed.device)
     places = zip(*(column.tolist() for column in devices.keys), strict=True)
     own = np.array([groups[value].rank_on(device) for value, device in places], dtype=np.int64)[devices.number]

@@ -53,8 +53,10 @@ _NET = {"receive_bytes": ("net_receive_bytes_total", "bytes"), "transmit_bytes":
 
 def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     """Fill ``counters``, sorted by track, then time.
+
     Counters of a thread carry its thread id as ``native_id`` of the track; those of an interface end in ``.NAME``
-    (``net_receive_bytes_total.eth0``)."""
+    (``net_receive_bytes_total.eth0``).
+    """
     if not context.wants("counters"):
         return context.tables()
     parts: list[tuple[Any, Any, Any]] = []

@@ -16,8 +16,10 @@ TABLES = ("frames", "stack_samples", "stack_spans")
 
 def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     """Fill the three tables.
+
     A frame that two threads wrote at the same time is kept once. Of a stack whose frames were lost, all or some, a
-    sample says that it is unknown, and a span is left out."""
+    sample says that it is unknown, and a span is left out.
+    """
     rows = raw.rows("stack_frame")
     frames = _whole(rows) if rows is not None else np.zeros(0, dtype=[("stack_id", "u4")])
     found = {

@@ -43,7 +43,9 @@ def encode(rows: npt.NDArray[np.void], raw: bytes | None = None) -> tuple[Codec,
 
 def decode(codec: int, payload: bytes, row_count: int, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
     """Rows of a payload.
-    Raises FormatError if the payload does not hold exactly ``row_count`` rows, or the codec is unknown."""
+
+    Raises FormatError if the payload does not hold exactly ``row_count`` rows, or the codec is unknown.
+    """
     data: Any
     if codec == Codec.RAW:
         data = payload

@@ -63,8 +63,10 @@ class CompactReport:
 
 def compact_run(run: RawRun, *, progress: Progress | None = None, live: LiveRings | None = None) -> CompactReport:
     """Rewrite every process file of a run that has ended.
+
     ``run``: opened before; open it again afterwards to read what was written. ``progress``: see :data:`Progress`.
-    ``live``: which rings are still mapped by a process; looked up in /proc if not given."""
+    ``live``: which rings are still mapped by a process; looked up in /proc if not given.
+    """
     live = live or LiveRings.look()
     report = CompactReport()
     total = sum(p.size_bytes for p in run.processes)
@@ -86,8 +88,10 @@ def compact_run(run: RawRun, *, progress: Progress | None = None, live: LiveRing
 
 class _Batch:
     """Rewritten files that are made durable together.
+
     Each ``fsync`` waits for the disk's journal, and a run may have thousands of small processes. Waits side by side
-    take as long as one. Until :meth:`settle` the raw files are as they were."""
+    take as long as one. Until :meth:`settle` the raw files are as they were.
+    """
 
     def __init__(self, report: CompactReport) -> None:
         self._report = report
@@ -149,8 +153,10 @@ class _Batch:
 
 class _Rewritten:
     """A file rewritten next to the old one, locked, and read back; not yet in its place.
+
     Raises OSError if there is no room or no permission; BlockingIOError if another merge is at work on this file.
-    Raises FormatError if what was written does not read back as what was to be written."""
+    Raises FormatError if what was written does not read back as what was to be written.
+    """
 
     def __init__(self, process: StashFile, *, again: bool = False) -> None:
         self.process = process
@@ -235,7 +241,9 @@ def _drop_abandoned(path: str) -> None:
 
 def compact_file(process: StashFile, *, again: bool = False) -> int:
     """Rewrite one file, drop its ring, and return the new size. A merged file is rewritten only if ``again``.
-    Raises OSError, FormatError as :class:`_Rewritten`; the raw files are then as they were."""
+
+    Raises OSError, FormatError as :class:`_Rewritten`; the raw files are then as they were.
+    """
     written = _Rewritten(process, again=again)
     try:
         os.fsync(written.out.fileno())
@@ -250,7 +258,9 @@ def compact_file(process: StashFile, *, again: bool = False) -> int:
 
 def write_packed(process: StashFile, path: str) -> int:
     """Write a process's rows into a new file, as the merge does; returns its size.
-    Raises OSError, FormatError as :class:`_Rewritten`; no file is left then."""
+
+    Raises OSError, FormatError as :class:`_Rewritten`; no file is left then.
+    """
     with os.fdopen(new_file(path), "r+b") as out:
         try:
             checksums = _write(process, out)

@@ -82,7 +82,9 @@ class FileHead:
 
 class ByteFile:
     """Positional reads of a file up to the size it had when last looked at. Closed by ``with`` or ``close``.
-    ``appended``: nothing but its end changes, so what is there may be read in advance."""
+
+    ``appended``: nothing but its end changes, so what is there may be read in advance.
+    """
 
     def __init__(self, path: str, *, appended: bool = False) -> None:
         self.path = path
@@ -153,8 +155,10 @@ def refuse_newer(path: str, major: int, minor: int) -> None:
 
 def read_head(source: ByteFile) -> FileHead:
     """Read header, field table and metadata.
+
     Raises UnsupportedVersionError if a newer stashtrace wrote the file. Raises FormatError if this is no .stash file or
-    its head is damaged."""
+    its head is damaged.
+    """
     path = source.path
     raw = source.read(0, FILE_HEADER.size)
     if not raw.startswith(FILE_MAGIC):
@@ -181,7 +185,9 @@ def read_head(source: ByteFile) -> FileHead:
 @functools.lru_cache(maxsize=256)
 def field_table(text: bytes) -> tuple[Any, ...]:
     """Entries of a field table; the same object for the same text, since the processes of a run have one in common.
-    Raises ValueError, KeyError, TypeError if the text is not a field table."""
+
+    Raises ValueError, KeyError, TypeError if the text is not a field table.
+    """
     records = json_object(text)["records"]
     if not isinstance(records, list):
         raise TypeError("records is not a list")

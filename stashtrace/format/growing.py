@@ -59,7 +59,9 @@ def _pages(begin: int, end: int) -> tuple[int, int]:
 
 def punch_hole(descriptor: int, begin: int, end: int) -> int:
     """Replace the whole pages of a range of a file by a hole; return how many bytes that frees.
-    Raises OSError if the file system has no holes."""
+
+    Raises OSError if the file system has no holes.
+    """
     begin, end = _pages(begin, end)
     if begin >= end:
         return 0
@@ -122,8 +124,10 @@ class Holes:
 
     def punch(self, path: str, before_ns: int) -> int:
         """Give the space of ranges that were seen before a time back to the file system; return how many bytes.
+
         A header in their place says how many rows there were, so that a reader takes the gap for no damage. Raises
-        OSError if the file system cannot: the rows stay."""
+        OSError if the file system cannot: the rows stay.
+        """
         old = [one for one in self._released if one.seen_ns < before_ns]
         # A hole grows at its end, and two join once what lay between them goes: else each leaves a page with its
         # header, and a file grows with the run for all that.
@@ -179,7 +183,9 @@ class GrowingFile(StashFile):
 
     def look_again(self, at_ns: int) -> None:
         """Take in what was written since the last look; ``at_ns``: the time now.
-        Raises FormatError if the file cannot be read any more."""
+
+        Raises FormatError if the file cannot be read any more.
+        """
         # The ring first: what is drained meanwhile is then found in the file and recognised as the same rows.
         self._ring = read_ring(self.ring_path)
         with ByteFile(self.path) as source:
@@ -233,7 +239,9 @@ class GrowingFile(StashFile):
 
     def recalled(self, since_ns: int) -> GrowingFile:
         """Return the file with the rows besides that were let go of and were not there yet at looks before a time.
-        They are read again. Raises FormatError if the file cannot be read any more."""
+
+        They are read again. Raises FormatError if the file cannot be read any more.
+        """
         back = [s for s, seen_ns in self._let_go if seen_ns >= since_ns - self._stays_ns(s)]
         if not back:
             return self
@@ -251,8 +259,10 @@ class GrowingFile(StashFile):
 
     def drop(self, before_ns: int) -> int:
         """Give the space of rows that were let go of, and were there before a time, back to the file system.
+
         A header in their place says how many rows there were, so that a reader takes the gap for no damage. Returns how
-        many bytes were freed. Raises OSError if the file system cannot: the rows stay."""
+        many bytes were freed. Raises OSError if the file system cannot: the rows stay.
+        """
         freed = self._holes.punch(self.path, before_ns)
         self._let_go = deque(one for one in self._let_go if one[1] >= before_ns)
         return freed
@@ -289,8 +299,10 @@ class GrowingFile(StashFile):
 
 class GrowingRun:
     """A run directory whose processes still write.
+
     ``is_wanted``: takes the metadata of a file; where it returns False the file is left alone, as those of other hosts
-    in a shared directory."""
+    in a shared directory.
+    """
 
     def __init__(self, path: str, is_wanted: Callable[[Mapping[str, Any]], bool] = lambda metadata: True) -> None:
         self.path = path
@@ -308,7 +320,9 @@ class GrowingRun:
 
     def look(self, at_ns: int) -> RawRun:
         """Take in what was written since the last look; ``at_ns``: the time now.
-        Raises FormatError if the directory cannot be read."""
+
+        Raises FormatError if the directory cannot be read.
+        """
         losses: list[LossRow] = []
         try:
             names = os.listdir(self.path)
@@ -341,7 +355,9 @@ class GrowingRun:
 
     def forget(self, before_ns: int, keep: Collection[str] = ()) -> None:
         """Let go of rows that were there at a look before a time, and of processes that had ended by then.
-        ``keep``: names of files whose processes stay known, without their rows."""
+
+        ``keep``: names of files whose processes stay known, without their rows.
+        """
         for stem, file in list(self._files.items()):
             file.forget(before_ns)
             if file.is_open or file.newest_ns >= before_ns or stem in keep or self._is_parent(file):
@@ -364,7 +380,9 @@ class GrowingRun:
 
     def drop(self, before_ns: int) -> int:
         """Give the space of rows that were let go of, and were there before a time, back to the file system.
-        Returns how many bytes were freed. Raises OSError if the file system cannot."""
+
+        Returns how many bytes were freed. Raises OSError if the file system cannot.
+        """
         self.dropped_ns = max(self.dropped_ns, before_ns)
         return sum(file.drop(before_ns) for file in self._files.values())
 

@@ -20,9 +20,11 @@ _Ring = tuple[int, int, int]
 
 class LiveRings:
     """Rings that processes of this host have mapped.
+
     ``boot_id``: of this host. ``pids``: as /proc/PID/maps shows them, device and inode -> process, as this host numbers
     it; None to read /proc as far as answers need it, each process once. Processes of other users whose maps may not be
-    read are left out."""
+    read are left out.
+    """
 
     def __init__(self, boot_id: str, pids: Mapping[_Ring, int] | None = None) -> None:
         self.boot_id = boot_id

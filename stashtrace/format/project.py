@@ -67,8 +67,10 @@ _MOST_KNOWN = 256
 
 def layouts(table: Iterable[Any]) -> dict[int, Layout]:
     """Record id -> layout, of the entries that are not damaged. Callers must not change it.
+
     The processes of a run have few different field tables, and ``read_head`` returns the same object for equal ones, so
-    the layouts of a table, some 100 kB of dtypes, are made once."""
+    the layouts of a table, some 100 kB of dtypes, are made once.
+    """
     known = _known.get(id(table))
     if known is not None and known.table is table:
         return known.layouts
@@ -89,7 +91,9 @@ def current_layouts() -> dict[str, Layout]:
 
 def project(rows: npt.NDArray[np.void], target: np.dtype[np.void]) -> npt.NDArray[np.void]:
     """Rows with the fields of ``target``, matched by name; the same array if nothing differs.
-    A field of another type is converted when that loses nothing, and reads as 0 otherwise."""
+
+    A field of another type is converted when that loses nothing, and reads as 0 otherwise.
+    """
     if rows.dtype == target:
         return rows
     out = np.zeros(len(rows), dtype=target)

@@ -47,10 +47,12 @@ class RawRun:
 
 def open_run(path: str | os.PathLike[str], *, strict: bool = False, run_id: str | None = None) -> RawRun:
     """Open a run directory or a single .stash file.
+
     ``path``: what ``stashtrace run --out`` made, or one file of it. ``strict``: raise on damage that otherwise becomes
     a loss row. ``run_id``: which run to take if the directory holds several; a prefix is enough. After a point follows
     the number of a start of an elastic job, which does not concern files. Raises FormatError if there is nothing to
-    read, or several runs and no choice. Raises UnsupportedVersionError if a newer stashtrace wrote it."""
+    read, or several runs and no choice. Raises UnsupportedVersionError if a newer stashtrace wrote it.
+    """
     path = os.fspath(path)
     run_id = (run_id or "").partition(".")[0] or None
     if not os.path.exists(path):
@@ -126,7 +128,9 @@ def _nothing_in(path: str, stems: Sequence[str], losses: Sequence[LossRow]) -> F
 
 def read_run_facts(path: str, losses: list[LossRow], strict: bool = False) -> dict[str, Any]:
     """Return the content of ``run.json`` of a directory, empty if there is none; damage becomes a loss.
-    Raises FormatError on damage with ``strict``."""
+
+    Raises FormatError on damage with ``strict``.
+    """
     try:
         return read_facts(os.path.join(path, RUN_FILE))
     except FileNotFoundError:

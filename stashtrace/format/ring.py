@@ -37,7 +37,9 @@ _LARGE_PAGES = (16 * 1024, 64 * 1024)
 @dataclass(frozen=True, slots=True)
 class Ring:
     """Content of one ring: ``rows`` are the bytes of rows [first_sequence, first_sequence + row_count).
-    ``gone`` marks the rows that the file does not hold, None if it holds all."""
+
+    ``gone`` marks the rows that the file does not hold, None if it holds all.
+    """
 
     ring_id: int
     record_id: int
@@ -62,8 +64,10 @@ class Ring:
 @dataclass(frozen=True, slots=True)
 class RingImage:
     """All rings of a ring file, and the number of places where others must have been.
+
     Without ``has_header`` the count of ``lost_rows`` is gone. The errors (errno, 0 for none) show why rows were lost
-    that no loss row counts."""
+    that no loss row counts.
+    """
 
     pid: int
     lost_rows: int
@@ -76,7 +80,9 @@ class RingImage:
 
 def read_ring(path: str) -> RingImage | None:
     """Copy the content of a .ring file; None if there is none.
-    Raises FormatError if it is no .ring file or its header is damaged."""
+
+    Raises FormatError if it is no .ring file or its header is damaged.
+    """
     if not os.path.exists(path):
         return None
     with ByteFile(path) as source:
@@ -197,9 +203,11 @@ def _copy(
 
 def _piece(source: ByteFile, offset: int, count: int, row_bytes: int) -> tuple[bytes, Bools]:
     """Rows that lie side by side, and which of them are gone: cut off, all zeros, or with a part on a page of zeros.
+
     No row is all zeros, and the rows before a published one on its page were written before it. So a page of zeros on
     which one begins was lost. One on which a row only ends says nothing: its last fields may be zeros. The bytes are
-    those of the rows that end inside the file: a header may promise far more."""
+    those of the rows that end inside the file: a header may promise far more.
+    """
     published = count
     count = min(count, max(source.size - offset, 0) // row_bytes)
     if count == 0:

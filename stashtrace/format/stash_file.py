@@ -49,8 +49,10 @@ class Chunk:
 
 class StashFile:
     """Head and segment index of one process; rows are read by :meth:`load` and :meth:`chunks`.
+
     ``path``: the .stash file; the .ring next to it is found by name. ``strict``: raise on damage that otherwise becomes
-    a loss row."""
+    a loss row.
+    """
 
     def __init__(self, path: str, *, strict: bool = False) -> None:
         self.path = path
@@ -373,7 +375,9 @@ class StashFile:
 
 def joined_texts(rows: npt.NDArray[np.void]) -> tuple[dict[int, bytes], set[int]]:
     """Return string id -> text of rows of ``string_part``, and the ids whose parts are not all there.
-    A text that lacks a part is cut there and ends in an ellipsis."""
+
+    A text that lacks a part is cut there and ends in an ellipsis.
+    """
 
     def columns(chosen: Bools) -> Iterator[tuple[int, int, int, bytes]]:
         fields = (rows[name][chosen].tolist() for name in ("string_id", "part", "length_bytes", "text"))
@@ -436,8 +440,10 @@ PIECE_ROWS = 1 << 16  # a segment of a merged file: columns stay in the cache, a
 
 def pieces(file: StashFile, records: Collection[str], rows: int = PIECE_ROWS) -> Iterator[RawProcess]:
     """The rows of ``file.load(records)`` in pieces of about ``rows``.
+
     ``file``: process to read. ``records``: record names; each must have the field ``begin_ticks``. ``rows``: a piece
-    has at most about twice as many."""
+    has at most about twice as many.
+    """
     counts = file.thread_row_counts(records)
     for group in _groups({tid: sum(c.values()) for tid, c in counts.items()}, rows):
         if len(group) == 1 and sum(counts[group[0]].values()) > 2 * rows:

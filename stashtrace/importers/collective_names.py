@@ -71,7 +71,9 @@ _ELEMENT_BYTES = {name: size for size, names in _ELEMENT_TYPES.items() for name 
 @lru_cache(maxsize=4096)
 def collective_op(name: str) -> CollectiveOp:
     """Return the operation of a name such as ``nccl:all_reduce``, ``AllReduce``, ``ncclDevKernel_AllReduce_Sum_f32``.
-    ``CollectiveOp.OTHER`` if the name shows none."""
+
+    ``CollectiveOp.OTHER`` if the name shows none.
+    """
     plain = re.sub(r"[^a-z0-9]", "", plain_kernel_name(name).lower())
     return next((op for part, op in _PARTS if part in plain), CollectiveOp.OTHER)
 

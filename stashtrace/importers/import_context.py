@@ -342,7 +342,9 @@ class ImportContext:
 
     def count_from(self, process_id: int, base_ns: int | None) -> None:
         """Set the base of a file's times, which its stamps already include; None if the file has none.
-        Times without a base count from that of the other files of the load."""
+
+        Times without a base count from that of the other files of the load.
+        """
         self.bases_ns[process_id] = base_ns
 
     def number_anew(self, group_hash: int) -> None:
@@ -426,8 +428,10 @@ def is_nested(track: Int64, begin_ns: Int64, end_ns: Int64) -> Bools:
 
 def stretches(begin_ns: Int64, end_ns: Int64, gap_ns: int, is_border: Bools | None = None) -> tuple[Int64, Int64]:
     """Join rows, sorted by begin, that follow each other within a gap.
+
     ``gap_ns``: longest pause inside a stretch. ``is_border``: per row but the first, whether a stretch begins with it
-    in any case. Returns first row and latest end of each stretch."""
+    in any case. Returns first row and latest end of each stretch.
+    """
     if not len(begin_ns):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     latest_ns = np.maximum.accumulate(end_ns)

@@ -36,7 +36,9 @@ _HINT = "no tool writes such files: copy it again from where it was written, or 
 
 class OutOfBoundsError(ImporterError):
     """A file exceeds a limit that no file of its kind needs to exceed.
-    ``name``: the file. ``excess``: what is too large, as the predicate of a sentence about the file."""
+
+    ``name``: the file. ``excess``: what is too large, as the predicate of a sentence about the file.
+    """
 
     def __init__(self, name: str, excess: str) -> None:
         super().__init__(f"{name} {excess}", hint=_HINT)
@@ -85,7 +87,9 @@ _LENIENT = json.JSONDecoder(parse_int=whole_number, strict=False)
 
 def parse_json(text: str | bytes, *, strict: bool = True) -> Any:
     """Parse a JSON text.
-    Raises ValueError if the text is no JSON, is nested too deeply, or holds a number of too many digits."""
+
+    Raises ValueError if the text is no JSON, is nested too deeply, or holds a number of too many digits.
+    """
     decoded = text.decode("utf-8", "surrogatepass") if isinstance(text, bytes) else text
     try:
         return (_DECODER if strict else _LENIENT).decode(decoded)
@@ -152,7 +156,9 @@ class Expansion:
 
     def add(self, packed_bytes: int, unpacked_bytes: int) -> None:
         """Add bytes read and bytes that came out of them.
-        Raises OutOfBoundsError if the file expands more than any trace does."""
+
+        Raises OutOfBoundsError if the file expands more than any trace does.
+        """
         self._packed += packed_bytes
         self._unpacked += unpacked_bytes
         if self._unpacked > max(FREE_BYTES, MOST_EXPANSION * self._packed):

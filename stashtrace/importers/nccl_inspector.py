@@ -256,8 +256,10 @@ def _clocks(given: Mapping[str, Int64], traced: Bools, process_id: Int64, contex
 
 def _by_proxies(given: Mapping[str, Int64], proxies: Sequence[Proxy]) -> dict[str, Int64]:
     """Return what the network's proxies did for each operation; -1 where none was seen.
+
     Their lines name the operation by a number that NCCL counts per function. Numbers that several functions share are
-    left out."""
+    left out.
+    """
     names = ("network_ns", "transfer_bytes", "gpu_wait_ns", "peer_wait_ns", "wire_wait_ns")
     out = {name: np.full(len(given["comm"]), -1, dtype=np.int64) for name in names}
     if not proxies:

@@ -35,7 +35,9 @@ class Importer(Protocol):
 
     def sniff(self, head: bytes, path: Path) -> bool:
         """Return True if a file with this beginning (decompressed, up to 64 KiB) and name is of this format.
-        Never raises."""
+
+        Never raises.
+        """
         ...
 
     def load(self, source: Source, context: ImportContext) -> None:

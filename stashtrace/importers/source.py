@@ -229,7 +229,9 @@ class Source:
 
     def lines(self, longest_bytes: int) -> Iterator[tuple[list[bytes], int]]:
         """Yield lines in batches, each with the number of lines longer than ``longest_bytes`` that were left out.
-        The last line need not end. ``cut_reason`` and errors are those of :meth:`chunks`."""
+
+        The last line need not end. ``cut_reason`` and errors are those of :meth:`chunks`.
+        """
         begun, is_skipping = b"", False
         for chunk in self.chunks():
             *lines, begun = (begun + chunk).split(b"\n")
@@ -247,7 +249,9 @@ class Source:
     @contextmanager
     def plain_file(self, suffix: str) -> Iterator[Path]:
         """Give a path with the content uncompressed, for libraries that open files themselves.
-        That is the file itself, or a temporary one with this suffix."""
+
+        That is the file itself, or a temporary one with this suffix.
+        """
         if not self.is_compressed:
             yield self.path
             return

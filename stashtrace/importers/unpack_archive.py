@@ -69,10 +69,12 @@ def archive_kind(head: bytes) -> str | None:
 
 def unpack(archive: Path, kind: str, folder: Path, is_wanted: Wanted) -> int:
     """Unpack the wanted files of an archive; return how many there are.
+
     ``folder``: an empty folder that only this user can enter. ``is_wanted``: asked with the name of each file. Raises
     HostileArchiveError if an entry would be outside the folder or is no plain file. Raises OutOfBoundsError if it holds
     too many entries, or unpacks to more than traces do. Raises ImporterError if it is damaged or encrypted, or there is
-    no room."""
+    no room.
+    """
     writer = _Writer(archive, folder)
     try:
         (_unpack_tar if kind == "tar" else _unpack_zip)(archive, writer, is_wanted)
@@ -106,7 +108,9 @@ class _Writer:
 
     def check(self, name: str, kind: str) -> str | None:
         """Count an entry; return the name of the file to write, None for a folder.
-        ``name``: as the archive spells it. ``kind``: anything else is what the error says of it."""
+
+        ``name``: as the archive spells it. ``kind``: anything else is what the error says of it.
+        """
         self._entries_count += 1
         if self._entries_count > MOST_ENTRIES:
             raise OutOfBoundsError(str(self.archive), f"holds more than {MOST_ENTRIES:,} entries")
@@ -201,7 +205,9 @@ def _kind_in_tar(entry: tarfile.TarInfo) -> str:
 
 class _Forward(io.RawIOBase):
     """A stream that ``tarfile`` reads front to back: it skips by reading, and no header makes it read much at once.
-    ``can_seek``: whether the stream can skip by itself."""
+
+    ``can_seek``: whether the stream can skip by itself.
+    """
 
     def __init__(self, stream: BinaryIO, *, can_seek: bool) -> None:
         super().__init__()

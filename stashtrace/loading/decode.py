@@ -31,8 +31,10 @@ _resolved = cache(resolve)
 
 class IoRows:
     """The I/O calls of one process, decoded on each use.
+
     ``rows_count``: upper bound of the number of calls. ``losses``: losses in the decoders when the calls were last read
-    to the end. ``end_ns``: latest end of a call that has been read; 0 before any was read."""
+    to the end. ``end_ns``: latest end of a call that has been read; 0 before any was read.
+    """
 
     def __init__(self, process: Process, decoders: Sequence[Decoder], tracks: TrackRegistry) -> None:
         self.file = process.file
@@ -80,7 +82,9 @@ def decode_processes(
     processes: Sequence[Process], tracks: TrackRegistry, wanted: frozenset[str] | None
 ) -> list[Decoded]:
     """Decode processes one after the other, in their order.
-    ``processes``: chosen and numbered. ``wanted``: tables to fill; all if None."""
+
+    ``processes``: chosen and numbered. ``wanted``: tables to fill; all if None.
+    """
     return [_decode(process, tracks, wanted) for process in processes]
 
 

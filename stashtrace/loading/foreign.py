@@ -75,7 +75,9 @@ class Imported:
 
     def read(self, progress: Progress | None) -> list[EventTables]:
         """Return the tables of every file that can be read.
-        Raises ImporterError if no file can be read; with ``strict``, for the first file that cannot be read."""
+
+        Raises ImporterError if no file can be read; with ``strict``, for the first file that cannot be read.
+        """
         files = list[Path]()
         for file in files_of(self.paths):
             files.append(file)
@@ -272,8 +274,10 @@ def load_imported(
     progress: Progress | None = None,
 ) -> Trace:
     """Load files, or folders of files, that other tools wrote. See ``load_trace``.
+
     Raises ImporterError if nothing can be read. If the files belong to several jobs. Raises UsageError if a rank does
-    not exist."""
+    not exist.
+    """
     imported = Imported(paths, strict)
     parts = imported.read(progress)
     if ranks is not None:
@@ -402,7 +406,9 @@ def note_ranks(context: ImportContext) -> None:
 
 def refuse_several_jobs(context: ImportContext, paths: Sequence[str], spans_ns: Mapping[int, tuple[int, int]]) -> None:
     """Raise ImporterError if files name jobs of different size, or if two of them hold the same rank.
-    A table of two jobs would describe neither. Claims of different formats are taken to be of one job."""
+
+    A table of two jobs would describe neither. Claims of different formats are taken to be of one job.
+    """
     if jobs := _by_name(context.jobs):
         folder = (
             paths[0] if len(paths) == 1 else os.path.commonpath([os.path.dirname(j.path) or "." for j in context.jobs])
@@ -525,7 +531,9 @@ def part_by_time(context: ImportContext, parts: Sequence[EventTables], spans_ns:
 
 def note_steps_twice(context: ImportContext, parts: Sequence[EventTables], names: Sequence[str], owner: Array) -> None:
     """Add a doubt for steps that two files of one process hold: two jobs with equal process ids, or two profilers.
-    ``names``: file of each part. ``owner``: process of each track."""
+
+    ``names``: file of each part. ``owner``: process of each track.
+    """
     holder: dict[tuple[int, int], str] = {}
     for part, name in zip(parts, names, strict=True):
         marks = part.spans.take(part.spans["kind_code"] == SpanKind.STEP)
@@ -543,7 +551,9 @@ def note_steps_twice(context: ImportContext, parts: Sequence[EventTables], names
 
 def note_steps(context: ImportContext, parts: Sequence[EventTables], owner: Array) -> None:
     """Add a loss for ranks that recorded none of the steps that the other ranks recorded.
-    ``owner``: process of each track."""
+
+    ``owner``: process of each track.
+    """
     numbers: dict[int, set[int]] = {}
     for part in parts:
         marks = part.spans.take(part.spans["kind_code"] == SpanKind.STEP)

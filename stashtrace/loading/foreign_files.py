@@ -217,7 +217,9 @@ def known() -> str:
 
 def files_of(paths: Sequence[str]) -> Iterator[Path]:
     """Yield every file under the paths, by name; hidden files are left out, links to folders are not followed.
-    A folder below a path that cannot be listed is yielded itself, in place of its files."""
+
+    A folder below a path that cannot be listed is yielded itself, in place of its files.
+    """
     for path in paths:
         if not os.path.isdir(path):
             yield Path(path)
@@ -233,9 +235,11 @@ def require_trace_among(
     files: Sequence[Path], where: str, progress: Callable[[int, int, str], None] | None = None
 ) -> None:
     """Raise if an evenly spaced sample of many files holds no trace; a few files are not checked.
+
     ``files``: as :func:`files_of` gives them. ``where``: folder or paths that hold the files, for the message.
     ``progress``: called with (0, 0, progress as text) before each file is examined; 0 bytes are read. Raises
-    ImporterError if no importer reads any of the examined files."""
+    ImporterError if no importer reads any of the examined files.
+    """
     if len(files) <= FEW_FILES:
         return
     likely = [file for file in files if file.suffix.lower() not in NEVER_TRACES]
@@ -272,8 +276,10 @@ def is_trace(file: Path) -> bool:
 
 def importer_of(source: Source) -> tuple[str, Importer]:
     """Return the name of the format of a file, and its importer.
+
     Raises UnknownFileError if no importer recognises it. Raises RefusedFileError if its format is known, but cannot be
-    read. Raises ArchiveAmongFilesError if it is an archive. Raises ImporterError if it cannot be read."""
+    read. Raises ArchiveAmongFilesError if it is an archive. Raises ImporterError if it cannot be read.
+    """
     _require_readable(source.path)
     wrapped_in = wrapper(source.head)
     if wrapped_in is not None:
@@ -306,7 +312,9 @@ def _is_empty_inside(source: Source) -> bool:
 
 def _require_readable(file: Path) -> None:
     """Raise ImporterError if a file cannot be read, before its contents are examined.
-    Pipes and the like are not opened: opening one would block until another process writes to it."""
+
+    Pipes and the like are not opened: opening one would block until another process writes to it.
+    """
     try:
         mode = file.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -352,7 +360,9 @@ class MemoryLimit:
 
     def check(self, count: int, file: str) -> None:
         """Check the memory again if enough was read since the last check.
-        Raises ImporterError if the rows kept from the files would not leave memory to join them."""
+
+        Raises ImporterError if the rows kept from the files would not leave memory to join them.
+        """
         self._since_look += count
         if self._since_look < _LOOK_BYTES:
             return

@@ -50,7 +50,9 @@ def is_wanted(name: str) -> bool:
 
 def run_directories(path: Path) -> list[Path]:
     """Return the run directories at a path: the path itself, or the directories in it, one for each host.
-    Raises MissingDataError if there are none."""
+
+    Raises MissingDataError if there are none.
+    """
     if not path.is_dir():
         return [path.parent]
     if trace_files(path):
@@ -96,8 +98,10 @@ def is_one_job(paths: Sequence[Path]) -> bool:
 
 def gather(target: Path, sources: Sequence[Path], say: Callable[[str], None]) -> None:
     """Copy the files of the directories of a job into ``target``, and combine the records of their launchers.
+
     ``target``: one of the sources, or a new directory. ``say``: called with a warning for each source that is left out.
-    Raises FormatError if they are not parts of one job, or hold nothing."""
+    Raises FormatError if they are not parts of one job, or hold nothing.
+    """
     opened: list[RawRun] = []
     for path in dict.fromkeys([*([target] if trace_files(target) else []), *sources]):
         try:
@@ -138,8 +142,10 @@ def fold_launchers(directory: Path) -> None:
 
 def refuse_strangers(runs: Sequence[RawRun]) -> None:
     """Raise unless runs are parts of one job.
+
     Raises FormatError if their ids differ and their ranks do not fit, if a rank occurs twice, or if they are far apart
-    in time."""
+    in time.
+    """
     ids = {str(f.metadata.get("run_id", "")) for run in runs for f in run.processes}
     known = _places_of(runs)
     worlds = {place.world_size for part in known for place in part if place.world_size >= 0}

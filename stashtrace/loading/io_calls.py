@@ -82,8 +82,10 @@ class Outline:
 
 def read_io(sources: Sequence[IoRows], parts: Sequence[EventTables], tracks_count: int) -> tuple[Outline, Table | None]:
     """Return the outline of all calls of a run, and their table; None if they are too many and stay on disk.
+
     ``sources``: of each process. ``parts``: the other tables of each process; they show which threads may drive a
-    training loop. ``tracks_count``: number of tracks of the trace so far."""
+    training loop. ``tracks_count``: number of tracks of the trace so far.
+    """
     source = CallsOfRun(sources)
     if source.rows_count > KEPT_ROWS and all(one.file.head.merged for one in sources):
         outline = outline_io(source, parts, tracks_count)
@@ -140,7 +142,9 @@ def _load(outline: Outline, rows_count: int) -> Table:
 
 def _read(outline: Outline, *, notable: _Notable | None = None, columns: dict[str, Array] | None = None) -> bool:
     """Fill the outline, ``notable`` and ``columns``; return False if the rows are not in the order of the table.
-    Without columns, reading stops at the first piece that is out of order."""
+
+    Without columns, reading stops at the first piece that is out of order.
+    """
     last, in_order, filled = (-1, 0), True, 0
     for piece in outline.pieces():
         track, begin, end = piece["track_id"], piece["begin_ns"], piece["end_ns"]

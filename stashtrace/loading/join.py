@@ -24,8 +24,10 @@ def join_tables(
     parts: Sequence[EventTables], wanted: frozenset[str] | None, notes: GroupNotes, tracks: TrackRegistry
 ) -> dict[str, Table]:
     """Return the wanted tables of events, without ``io``; all of them if ``wanted`` is None.
+
     ``parts``: one per process, in order; the joined tables are removed from them. ``notes``: of all processes.
-    ``tracks``: its communicator tracks get their names."""
+    ``tracks``: its communicator tracks get their names.
+    """
     joined = join_rows(parts, wanted)
     if "groups" in joined:
         collectives = joined.get("collectives", Table.empty(TABLES["collectives"]))
@@ -78,8 +80,10 @@ def join_table(name: str, parts: Sequence[EventTables]) -> Table:
 
 def name_communicators(groups: Table, collectives: Table, notes: GroupNotes, tracks: TrackRegistry) -> Table:
     """Return the ``groups`` table with names and members of NCCL's communicators, and with their subgroups.
+
     ``groups``, ``collectives``: of all processes. ``notes``: from the merge of each process. ``tracks``: its
-    communicator tracks get the names."""
+    communicator tracks get the names.
+    """
     text = tracks.strings.text
     rows = list(groups.rows())
     # Thousands of rows name few sets of members.

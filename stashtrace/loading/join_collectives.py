@@ -49,9 +49,11 @@ def merge_collectives(
     tables: Mapping[str, list[Table]], context: DecodeContext, notes: GroupNotes
 ) -> dict[str, list[Table]]:
     """Return ``collectives``, ``collective_waits`` and ``collective_details`` with one row per collective.
+
     ``tables``: name -> the tables that decoders of one process gave. ``context``: of the process; unknown values are
     counted there as losses. ``notes``: filled with the facts about communicators in the rows. Returns the changed ones
-    of the three tables, by name."""
+    of the three tables, by name.
+    """
     notes.subgroups.update(context.subgroups)
     parts = tables.get("collectives", [])
     host = _only([t for t in parts if t["source_code"][0] == CollectiveSource.HOST])

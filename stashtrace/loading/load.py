@@ -208,8 +208,10 @@ def identify_run(
     runs: list[RawRun], path: str, start: int | None, ranks: Collection[int] | None, others: Sequence[StashFile] = ()
 ) -> OpenedRun:
     """Identify the processes of opened directories and align their clocks.
+
     ``others``: processes that other hosts report to a follower of this host. They are numbered behind the own ones,
-    and common time is that of the own ones."""
+    and common time is that of the own ones.
+    """
     own_files = [file for run in runs for file in run.processes]
     files = [*own_files, *others]
     core = [file.load(_CORE_RECORDS) for file in files]
@@ -245,7 +247,9 @@ def _list_names(path: Path | Sequence[Path]) -> list[str]:
 
 def _start_of(run_id: str | None) -> int | None:
     """Return the start of an elastic job in ``--run ID.N``; None if it names none.
-    Raises UsageError if N is not a number."""
+
+    Raises UsageError if N is not a number.
+    """
     _, point, number = (run_id or "").partition(".")
     if not point:
         return None
@@ -274,7 +278,9 @@ def _first_ns(runs: Sequence[RawRun], everyone: Sequence[process_identity.Proces
 
 def thread_tracks(processes: Sequence[process_identity.Process], tracks: TrackRegistry | None = None) -> TrackRegistry:
     """Register the tracks of all threads first, so that ids do not depend on which tables are loaded.
-    ``tracks``: where they are added; a new registry by default."""
+
+    ``tracks``: where they are added; a new registry by default.
+    """
     tracks = TrackRegistry(StringPool()) if tracks is None else tracks
     for process in processes:
         for tid in process.file.thread_ids():
@@ -318,8 +324,10 @@ class GrownRun:
 
 def load_growing(run: RawRun, others: Sequence[StashFile] = ()) -> GrownRun:
     """Load what is in memory of a run that still records, as ``load_trace`` does; nothing is warned of.
+
     ``run``: of ``format.growing.GrowingRun.look``. ``others``: what other hosts report of their ranks. Of an elastic
-    job the last start is loaded. Raises FormatError if no process has a clock reading."""
+    job the last start is loaded. Raises FormatError if no process has a clock reading.
+    """
     opened = identify_run([run], run.path, None, None, others)
     if opened.starts and opened.start != opened.starts[-1]:
         opened = identify_run([run], run.path, opened.starts[-1], None, others)
@@ -364,8 +372,10 @@ class _DamagedCallsError(FormatError):
 
 class CallsOfStore:
     """The I/O calls of some ranks of a store.
+
     ``trace``: the other tables of these ranks. ``track_numbers``: number in the store of each track of the trace,
-    ascending. ``rows_count``: see :class:`stashtrace.loading.io_calls.IoSource`."""
+    ascending. ``rows_count``: see :class:`stashtrace.loading.io_calls.IoSource`.
+    """
 
     def __init__(self, path: pathlib.Path, trace: Trace, track_numbers: Array, rows_count: int) -> None:
         self.rows_count = rows_count
@@ -409,7 +419,9 @@ def _cut_pieces(waiting: list[Table]) -> Iterator[Table]:
 
 def load_stored(path: str, tables: frozenset[str] | None = None, ranks: Collection[int] | None = None) -> Trace:
     """Load a store; parameters and errors are those of ``load_trace``.
-    Calls stay on disk only if all ranks are loaded and no call is missing or damaged."""
+
+    Calls stay on disk only if all ranks are loaded and no call is missing or damaged.
+    """
     folder = pathlib.Path(path)
     calls_count = read_facts(folder)["rows"].get("io", 0)
     if calls_count > io_calls.KEPT_ROWS and ranks is None and (tables is None or "io" in tables):

@@ -35,8 +35,10 @@ def look_at(
     trace: Trace, path: str, wanted: Mapping[int, int], *, run_id: str | None = None, window_s: float = WINDOW_S
 ) -> Trace:
     """Look at processes of a live run; return its trace with what was seen.
+
     ``wanted``: process_id -> thread, as the process itself numbers it. A process that has ended, or runs on another
-    host, gets a look that says so."""
+    host, gets a look that says so.
+    """
     live = LiveRings.look()
     files = _files_by_process(trace, open_run(path, run_id=run_id).processes)
     now, texts = time.monotonic_ns(), {}
@@ -61,7 +63,9 @@ def look_at(
 
 def with_own_stack(trace: Trace, process: int, look: Look) -> Look:
     """Return a look with the recorded stacks of its thread and of the one that holds the GIL.
-    Nothing is changed where another program read the stacks."""
+
+    Nothing is changed where another program read the stacks.
+    """
     if look.thread is None or look.thread.frames:
         return look
     frames = newest_stack(trace, process, look.thread.tid)
@@ -88,7 +92,9 @@ def _holder(trace: Trace, process: int, tid: int) -> ThreadLook | None:
 
 def newest_stack(trace: Trace, process: int, tid: int, since_ns: int = -1) -> tuple[str, ...]:
     """Return the frames of a thread as ``function at file:line``, the innermost first.
-    ``tid``: as the process itself numbers it. ``since_ns``: an older sample says nothing. Empty if there is none."""
+
+    ``tid``: as the process itself numbers it. ``since_ns``: an older sample says nothing. Empty if there is none.
+    """
     samples, tracks = trace.stack_samples, trace.tracks
     chosen = tracks["track_id"][(tracks["process_id"] == process) & (tracks["native_id"] == tid)]
     rows = np.flatnonzero(np.isin(samples["track_id"], chosen) & (samples["frame_key"] > 0))

@@ -66,7 +66,9 @@ class ProcessFacts:
 @dataclass(slots=True)
 class Identity:
     """Identity of one process; ``parent`` is an index into the list of facts, -1 if the parent is not traced.
-    ``generation`` counts the restarts of an elastic job; -1 means that the process outlives them, as torchrun does."""
+
+    ``generation`` counts the restarts of an elastic job; -1 means that the process outlives them, as torchrun does.
+    """
 
     parent: int = -1
     rank: int = -1
@@ -114,8 +116,10 @@ def identify_processes(
     files: Sequence[StashFile], core: Sequence[RawProcess], clocks: RunClocks, generation: int | None, run_id: str
 ) -> list[Process]:
     """Return all processes of a run with their identities, in the order of the files.
+
     ``files``, ``core``: each file, and the records read from it. ``generation``: as in :func:`identify`. ``run_id``:
-    for the message. Raises UsageError if the job has no start with that number."""
+    for the message. Raises UsageError if the job has no start with that number.
+    """
     own = [clocks.of(raw) for raw in core]
     facts = [_facts(raw, file, clock) for raw, file, clock in zip(core, files, own, strict=True)]
     identities = identify(facts, generation)
@@ -137,8 +141,10 @@ _ROLE_ORDER = {ProcessRole.RANK: 0, ProcessRole.WORKER: 1, ProcessRole.OTHER: 2,
 
 def choose_processes(processes: Sequence[Process], ranks: Collection[int] | None, path: str) -> list[Process]:
     """Return the processes to load, numbered in the order of the ``processes`` table.
+
     ``processes``: all processes of the run, with their clocks on the common time. ``ranks``: ranks to load, with their
-    workers; all if None. Processes that serve no rank are always loaded. Raises UsageError if a rank does not exist."""
+    workers; all if None. Processes that serve no rank are always loaded. Raises UsageError if a rank does not exist.
+    """
     there = {p.identity.rank for p in processes if p.identity.role is ProcessRole.RANK}
     if ranks is not None and not set(ranks) <= there:
         raise UsageError(
@@ -201,8 +207,10 @@ def _facts(raw: RawProcess, file: StashFile, clock: HostClock) -> ProcessFacts:
 
 def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -> list[Identity]:
     """Return the parents, ranks and roles of all processes of a run.
+
     ``generation``: start of an elastic job that has the ranks; by default the start that trained most, and of equals
-    the last. Processes of other starts have no rank."""
+    the last. Processes of other starts have no rank.
+    """
     identities = [Identity(parent=p) for p in _parents(processes)]
     workers = {i for i, p in enumerate(processes) if _is_worker(i, processes, identities)}
     known = places([p.environment for p in processes], workers)
@@ -275,8 +283,10 @@ def _count_generations(
     workers: set[int],
 ) -> None:
     """Number the starts of an elastic job: when one rank begins a second time, the next start begins for all ranks.
+
     torchrun stops all ranks before it starts any again, so the starts do not overlap in time. Its own count of restarts
-    is not usable: agents that joined later have another count, and it misses changes of membership."""
+    is not usable: agents that joined later have another count, and it misses changes of membership.
+    """
     elastic = [i for i in range(len(processes)) if told[i].elastic and own[i] >= 0 and i not in workers]
     begun_by_torchrun = [i for i in elastic if not any(told[a].elastic for a in _ancestors(i, identities))]
     current, restarts, seen = 0, "", set[tuple[object, ...]]()
@@ -449,8 +459,10 @@ _LAUNCHERS = (
 
 def places(environments: Sequence[Mapping[str, Any]], aside: Collection[int] = ()) -> list[Place]:
     """Return the place of each process of a run, by the innermost launcher whose variables any of them has.
+
     ``environments``: variables of each process. ``aside``: processes that do not decide which launcher is used: a
-    worker may have variables that its rank set for itself."""
+    worker may have variables that its rank set for itself.
+    """
     for launcher in _LAUNCHERS:
         known = [_place(launcher, environment) for environment in environments]
         if any(place.rank >= 0 for index, place in enumerate(known) if index not in aside):

@@ -60,7 +60,9 @@ class OpenedRun:
 
 def describe(run: OpenedRun, decoded: Sequence[Decoded]) -> dict[str, Table]:
     """Return the tables processes, losses, metadata, alignment and tracks, by name.
-    ``decoded``: of each process, in the order of decoding. Their I/O calls have been read, if they are wanted."""
+
+    ``decoded``: of each process, in the order of decoding. Their I/O calls have been read, if they are wanted.
+    """
     return {
         "processes": _process_table(run, decoded),
         "losses": _loss_table(run, decoded),
@@ -333,8 +335,10 @@ def recorded_window(run: OpenedRun) -> Window | None:
 
 def _joint_window(run: OpenedRun) -> Window | None:
     """Return the steps that all hosts have which sealed a part of a window each; None where none did.
+
     Each says when its ranks began each of its steps, on its own monotonic clock: hosts hold different earliest
-    steps."""
+    steps.
+    """
     clocks, parts = run.clocks.of_boots(), []
     for facts in (facts for raw in run.runs for facts in raw.host_facts):
         clock = clocks.get(str(facts.get("boot_id", "")))
@@ -353,8 +357,10 @@ def _joint_window(run: OpenedRun) -> Window | None:
 
 def without_torn_collectives(trace: Trace, window: Window) -> Trace:
     """Leave out collectives that were called before the window and of which no end is there.
+
     Their ends were let go of with older rows: each thread's rows go in pieces of their own length, and the end is
-    written by another thread. Left in, they would look open for good."""
+    written by another thread. Left in, they would look open for good.
+    """
     table = trace.collectives
     if not len(table) or not window.begins_ns:
         return trace

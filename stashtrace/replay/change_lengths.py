@@ -76,7 +76,9 @@ def absent_times(graph: Graph) -> frozenset[str]:
 
 def require_time(graph: Graph, change: Change) -> None:
     """Check that a run has a time that is to change.
-    Raises MissingDataError if it has none; the hint names the times that it has."""
+
+    Raises MissingDataError if it has none; the hint names the times that it has.
+    """
     run = Scenario.of(graph, Unknowns())
     if has_time(run, change.quantity):
         return
@@ -151,8 +153,10 @@ def _factor(scenario: Scenario, change: Change, spent: Floats) -> float:
 
 def _of_timed_devices(scenario: Scenario, change: Change, factor: float, work: Floats) -> Floats:
     """Return lengths on devices that events timed; ``luck`` 0 is the best case of what is unknown, 1 the worst.
+
     Where the host may have paced a device, the device may have computed or waited for launches. A wait for copies or
-    batches shows only the end of work that may be longer: made faster, that work may leave no wait."""
+    batches shows only the end of work that may be longer: made faster, that work may leave no wait.
+    """
     graph, luck = scenario.graph, scenario.unknowns.luck
     on_device = graph.resource == Resource.DEVICE
     if factor == 1 or not on_device.any():
@@ -198,7 +202,9 @@ _BITS = 8
 
 def with_link(scenario: Scenario, change: Change) -> Scenario:
     """Multiply the bandwidth or latency of a link, or set it; a latency is set for one hop.
-    Raises MissingDataError if a value is set, and the hops of the transfers or the present bandwidth are unknown."""
+
+    Raises MissingDataError if a value is set, and the hops of the transfers or the present bandwidth are unknown.
+    """
     link, _, quantity = change.quantity.partition(".")
     graph = scenario.graph
     chosen = over_link(graph, link)
@@ -267,8 +273,10 @@ def of_sizes(sizes: Floats | Int64, times: Floats, ratio: float) -> Floats:
 
 def compressed(scenario: Scenario) -> Scenario:
     """Move gradients of four-byte elements as two-byte ones.
+
     The elements of a message are not recorded and taken for four-byte ones. Converting them costs between nothing and
-    the time of a slow CPU; for messages that all members have on devices, the time of a slow device."""
+    the time of a slow CPU; for messages that all members have on devices, the time of a slow device.
+    """
     graph = scenario.graph
     if graph.facts is None:
         raise MissingDataError("it is unknown what the transfers of this run move")
@@ -305,9 +313,11 @@ def ranks_wanted(change: Change, present: int) -> int:
 
 def with_ranks(scenario: Scenario, change: Change) -> Scenario:
     """Change the number of ranks; each does what the present ones do.
+
     Collectives of all ranks grow with their algorithm (ring, tree, or ring of hosts); those of smaller groups stay.
     Where the algorithm is unknown, ``luck`` chooses. The work of new ranks is drawn from that of the present ones: of
-    more ranks the last comes later, at most by as much as independent draws make it."""
+    more ranks the last comes later, at most by as much as independent draws make it.
+    """
     graph, facts, luck = scenario.graph, scenario.graph.facts, scenario.unknowns.luck
     present = len(np.unique(graph.ends_rank))
     if facts is None or present < 2 or not graph.is_transfer.any():
@@ -350,8 +360,10 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
 
 def _growths(op: CollectiveOp, present: int, count: int, hosts: int, *, ring_only: bool) -> list[tuple[float, float]]:
     """Return the factors of latency and of bytes for each algorithm that an operation may have.
+
     A ring of n ranks takes n - 1 hops (an all-reduce twice as many) and sends (n - 1) / n of the result; a tree takes
-    log2 n levels and sends the message once each way; in a hierarchy only the ring of hosts grows."""
+    log2 n levels and sends the message once each way; in a hierarchy only the ring of hosts grows.
+    """
     gathers = op in (CollectiveOp.ALL_GATHER, CollectiveOp.GATHER)
     share = (count - 1) / (present - 1) if gathers else bytes_factor(count) / bytes_factor(present)
     growths = [((count - 1) / (present - 1), share)]

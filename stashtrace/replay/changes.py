@@ -45,9 +45,11 @@ _RANGE = {
 @dataclass(frozen=True, slots=True)
 class Change:
     """One change.
+
     ``quantity``: one of ``QUANTITIES``, or ``BUCKET``. ``factor``: factor of the quantity; 0 takes a time away. For
     ``BUCKET`` the size itself. ``amount``: without a factor: the new value, in ns, in bits a second, or as a number.
-    ``text``: the value as it was typed."""
+    ``text``: the value as it was typed.
+    """
 
     quantity: str
     factor: float | None

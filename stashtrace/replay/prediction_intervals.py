@@ -61,7 +61,9 @@ def blocks_of(means: Floats, period: int = 0) -> Floats:
 
 def period_of(means: Floats) -> int:
     """Return after how many steps long ones come again, 0 if they do not come regularly, three times or more.
-    Another recording has as many steps of a regular delay, such as a collection of garbage every 30 steps."""
+
+    Another recording has as many steps of a regular delay, such as a collection of garbage every 30 steps.
+    """
     long = np.flatnonzero(means > _LONG_RATIO * means.max(initial=0.0))
     gaps = np.diff(long)
     if len(long) < _FEWEST_TIMES or 2 * len(long) > len(means) + 1:
@@ -108,7 +110,9 @@ def ranks_recorded(trace: Trace) -> tuple[int, int]:
 
 def others_unknown(trace: Trace) -> str:
     """Return that what most ranks of a job do is not recorded, in words; empty if it is.
-    A step ends for all ranks together, so what makes one of them quicker need not make the step shorter."""
+
+    A step ends for all ranks together, so what makes one of them quicker need not make the step shorter.
+    """
     present, count = ranks_recorded(trace)
     if not len(trace.collectives) or not present or (present > 1 and 2 * present >= count):
         return ""

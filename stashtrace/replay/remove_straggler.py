@@ -48,9 +48,11 @@ def without_lateness(scenario: Scenario) -> Scenario:
 
 def _woken_ns(graph: Graph) -> Floats:
     """Return how much longer transfers with a late rank may take when all come together, 0 for other nodes.
+
     Early ranks have sent their part before the last one comes. Ranks that come together wake up all threads that move
     messages at once, and each waits for its turn on a CPU: in the mean half of the longest such wait. A transfer that
-    took that much longer than the quick ones of its size has had such a wait already."""
+    took that much longer than the quick ones of its size has had such a wait already.
+    """
     longer = np.zeros(len(graph))
     members = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
     source, transfers = graph.source[members], GroupBy(graph.target[members])
@@ -186,16 +188,20 @@ def _of_others(amounts: Floats) -> Floats:
 
 def _without_late_devices(graph: Graph, work: Floats) -> Floats:
     """Return lengths of nodes if no rank with a device made the others wait.
+
     A host runs ahead of its device, so the cause of a late rank may lie steps earlier. For each kind of work of a rank
     and step, the excess over the others' median is taken away, but no more than the rank was late in the step. The time
-    by which a rank began its first step later than the others is taken away too."""
+    by which a rank began its first step later than the others is taken away too.
+    """
     chosen = np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST)))
     return _equal_steps(graph, work, chosen, places=places_in_step(graph, chosen))
 
 
 def places_in_step(graph: Graph, chosen: Int64) -> Int64:
     """Return for each node how many collectives of its step its rank had entered; 0 in steps in which ranks differ.
-    Where a rank waits in several collectives of a step, it matters before which of them another one works longer."""
+
+    Where a rank waits in several collectives of a step, it matters before which of them another one works longer.
+    """
     source = graph.source[graph.edge_kind == EdgeKind.MEMBER]
     source = source[np.isin(graph.rank[source], graph.rank[chosen])]
     each = GroupBy(graph.step[source], graph.rank[source])
@@ -215,8 +221,10 @@ def _equal_steps(
     graph: Graph, work: Floats, chosen: Int64, luck: float = 0.0, *, places: Int64 | None = None
 ) -> Floats:
     """Take the excess of a rank's steps over the others' median away from some nodes, as far as it was late in them.
+
     As ``luck`` grows, what a rank does longer in single steps stays, and only what it does longer on average goes. With
-    ``places`` it goes where in a step the rank works longer than the others, else from all of its work equally long."""
+    ``places`` it goes where in a step the rank works longer than the others, else from all of its work equally long.
+    """
     out: Floats = work.copy()
     ranks, steps = GroupBy(graph.rank[chosen]), GroupBy(graph.step[chosen])
     if len(ranks) < 2:
@@ -246,7 +254,9 @@ def _equal_steps(
 
 def _taken_in_places(spent: Floats, left: Floats) -> Floats:
     """Return what is left in each place of steps, given what was ``spent`` there and what is ``left`` of whole steps.
-    It is taken from what a rank does longer there than the others, and only then from the rest."""
+
+    It is taken from what a rank does longer there than the others, and only then from the rest.
+    """
     longer = np.maximum(spent - np.array([_of_others(of_kind) for of_kind in spent]), 0.0)
     whole, goes = longer.sum(axis=-1), spent.sum(axis=-1) - left
     share = np.divide(goes, whole, out=np.zeros_like(whole), where=whole > 0)

@@ -82,8 +82,10 @@ class _RanksOf:
 
 class _Places:
     """Where the parts of each rank are in a graph.
+
     ``nodes`` are those of streams and hosts, ``members`` edges into transfers by the rank that enters, ``releases``
-    edges out of transfers by the rank that goes on. ``before`` is the node before each node on its thread, or -1."""
+    edges out of transfers by the rank that goes on. ``before`` is the node before each node on its thread, or -1.
+    """
 
     def __init__(self, graph: Graph) -> None:
         nodes = np.flatnonzero(np.isin(graph.resource, (Resource.STREAM, Resource.HOST)))

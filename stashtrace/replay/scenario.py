@@ -115,7 +115,9 @@ class Links:
     @classmethod
     def of(cls, graph: Graph, kinds: frozenset[StallKind]) -> Links | None:
         """Find the ports of these kinds that transfers of several groups use; None if there is none.
-        A transfer uses the port of each member that was recorded."""
+
+        A transfer uses the port of each member that was recorded.
+        """
         if graph.facts is None or not kinds:
             return None
         member = graph.edge_kind == EdgeKind.MEMBER

@@ -49,7 +49,9 @@ class Verdict(IntEnum):
 
 def shared_kinds(graph: Graph) -> tuple[frozenset[StallKind], ...]:
     """Return the kinds of links that are shared: one set where the run shows, else the smallest and the largest set.
-    Only links that transfers of several groups use count."""
+
+    Only links that transfers of several groups use count.
+    """
     least, most = set(), set()
     if len(graph.doubtful) and graph.doubtful[graph.is_transfer].any():
         return (frozenset(),)  # a transfer may have been held up by a rank that was not recorded
@@ -67,8 +69,10 @@ def shared_kinds(graph: Graph) -> tuple[frozenset[StallKind], ...]:
 
 def verdict(graph: Graph, kind: StallKind) -> Verdict:
     """Judge whether transfers over a kind of link were slower in company, by transfers of one operation and size.
+
     A transfer is in company if others would have moved at the same time even if it had been quick: a transfer that is
-    long for another reason meets more others for that."""
+    long for another reason meets more others for that.
+    """
     links = Links.of(graph, frozenset({kind}))
     if links is None or graph.facts is None:
         return Verdict.UNKNOWN
@@ -165,8 +169,10 @@ def sharing_links(scenario: Scenario, kinds: frozenset[StallKind]) -> Scenario:
 
 def _levelled_ns(graph: Graph, links: Links, alone_ns: Int64) -> Int64:
     """Level the lengths alone of transfers of one sort that moved together without a break.
+
     Each need not have got the same part of a link: the first one may have filled the link's queue, so that it seems
-    quicker alone and the other one slower. What all of them got together is known."""
+    quicker alone and the other one slower. What all of them got together is known.
+    """
     owner = links.owner
     order = order_by(links.ids, graph.begin_ns[owner])
     owner, link = owner[order], links.ids[order]
@@ -213,10 +219,12 @@ def crowded_hosts(
     apart: float = 0.0,
 ) -> dict[str, float]:
     """Return the CPUs of each host on which more threads of the job may want a CPU than there are.
+
     ``workers``: maps the recorded number of workers of a rank to the number that counts. ``transfers``: count the
     thread of each rank that moves its messages as well. ``pace``: steps in the time of one: what the job does in each
     step outside the nodes of the graph takes this many times as much of the CPUs. ``apart``: as of
-    :func:`cpus_left`."""
+    :func:`cpus_left`.
+    """
     facts = graph.facts
     if facts is None:
         return {}
@@ -230,8 +238,10 @@ def crowded_hosts(
 
 def cpus_left(graph: Graph, apart: float) -> dict[str, float]:
     """Return the CPUs of each host that are left for the nodes of a graph.
+
     ``apart``: part of what the job does outside its nodes that no node waits for, as a thread of the job that runs
-    while the step thread waits for it."""
+    while the step thread waits for it.
+    """
     if graph.facts is None:
         return {}
     return {host: cpus + apart * graph.facts.beside.get(host, 0.0) for host, cpus in graph.facts.cpus.items()}

@@ -95,7 +95,9 @@ def slowdown(trace: Trace, *, center: Center = "mean") -> Table:
 
 def slowdown_of(graph: Graph, center: Center = "mean", *, least_ratio: float = 0.0) -> Table:
     """Make the ``slowdown`` table of a graph; without causes for a job that is slowed down by less than a ratio.
-    Raises MissingDataError as ``slowdown`` does."""
+
+    Raises MissingDataError as ``slowdown`` does.
+    """
     whole = Ideal(graph, center)
     if min(whole.step_ns, whole.ideal_step_ns) <= 0:
         raise MissingDataError(
@@ -112,7 +114,9 @@ def slowdown_of(graph: Graph, center: Center = "mean", *, least_ratio: float = 0
 @dataclass(frozen=True)
 class Ideal:
     """A graph compared with the one in which all ranks are equal.
-    ``center``: see :func:`~stashtrace.replay.slowdown.ideal_work_ns`."""
+
+    ``center``: see :func:`~stashtrace.replay.slowdown.ideal_work_ns`.
+    """
 
     graph: Graph
     center: Center = "mean"
@@ -347,8 +351,10 @@ Center = Literal["mean", "median"]
 
 def ideal_work_ns(graph: Graph, center: Center = "mean") -> Int64:
     """Return the length of each node if all ranks were equal.
+
     ``center``: with the mean, the same work is shared evenly; with the median, a slow rank is left out. Returns ns by
-    node. Nodes without peers keep their length. Raises UsageError for another center."""
+    node. Nodes without peers keep their length. Raises UsageError for another center.
+    """
     if center not in get_args(Center):
         raise UsageError(f"no center is called {center!r}", hint=f"one of {', '.join(get_args(Center))}")
     work = graph.work_ns.astype(np.float64)
@@ -410,7 +416,9 @@ def _entries(graph: Graph) -> Int64:
 
 def next_transfers(graph: Graph, rows: Int64) -> tuple[Int64, GroupBy]:
     """Find the transfer that the rank of each of these nodes entered next.
-    Returns the index of the transfer, -1 if there is none, and the entries by their transfer."""
+
+    Returns the index of the transfer, -1 if there is none, and the entries by their transfer.
+    """
     edges = _entries(graph)
     source, transfers = graph.source[edges], GroupBy(graph.target[edges])
     following, by_rank = np.full(len(rows), -1, dtype=np.int64), RowsBy(graph.rank[source])
@@ -426,8 +434,10 @@ def next_transfers(graph: Graph, rows: Int64) -> tuple[Int64, GroupBy]:
 
 def _center(amount: Floats, peers: GroupBy, center: str, members: Int64 | None = None) -> Floats:
     """Return the mean or median of the amounts of each group of peers; absent members count as 0.
+
     ``peers``: of the amounts. ``center``: ``mean`` or ``median``. ``members``: members of each group; by default as
-    many as amounts."""
+    many as amounts.
+    """
     present = peers.sizes
     members = present if members is None else np.maximum(members, present)
     if center == "mean":

@@ -166,8 +166,10 @@ def what_if(graph: Graph, changes: Iterable[Change], *, buckets: Buckets | None 
 
 def single_changes(graph: Graph, *, buckets: Buckets | None = None, unsaid: list[str] | None = None) -> list[Answer]:
     """Predict single changes of what the run has; those that save most come first.
+
     ``buckets``: of the gradients, to rank sizes too. ``unsaid``: gets a line for each change of which the prediction
-    fails, by a fault of ours; without it the first one is raised."""
+    fails, by a fault of ours; without it the first one is raised.
+    """
     return ReplayedRun(graph).single_changes(buckets, unsaid)
 
 
@@ -208,7 +210,9 @@ def _answer_if_known(run: ReplayedRun, change: Change) -> Answer | None:
 
 def known_changes(graph: Graph, together: Sequence[Change]) -> list[Change]:
     """Return those of several changes that one word stands for of which the run has something.
-    Raises MissingDataError if the run has nothing of any."""
+
+    Raises MissingDataError if the run has nothing of any.
+    """
     known = [change for change in together if _is_known(graph, change)]
     if not known:
         _require_known(graph, together[0])
@@ -268,7 +272,9 @@ def _require_peers(graph: Graph, change: Change) -> None:
 
 def best_buckets(graph: Graph, buckets: Buckets) -> Answer | None:
     """Return the size of buckets with the shortest steps by the replay; None if none is better than those of the run.
-    Sizes are compared by the middle of their intervals."""
+
+    Sizes are compared by the middle of their intervals.
+    """
     return _best_buckets(ReplayedRun(graph), buckets)
 
 
@@ -284,7 +290,9 @@ def _best_buckets(run: ReplayedRun, buckets: Buckets) -> Answer | None:
 
 def best_workers(graph: Graph) -> Answer | None:
     """Return the least number of workers whose steps are as short as those of any larger number, by the replay.
-    None if the run made no batches, or its passes have no batches for more workers."""
+
+    None if the run made no batches, or its passes have no batches for more workers.
+    """
     return _best_workers(ReplayedRun(graph))
 
 
@@ -301,8 +309,10 @@ def _best_workers(run: ReplayedRun, most: float = math.inf) -> Answer | None:
 
 class ReplayedRun:
     """A run that is replayed with changes; what several answers need of the unchanged run is computed once.
+
     ``budgets``: whether answers say where the time of a step goes. ``noise``: whether they say by how much the mean of
-    another recording may differ; without it ``noise_ns`` is 0."""
+    another recording may differ; without it ``noise_ns`` is 0.
+    """
 
     def __init__(self, graph: Graph, *, budgets: bool = True, noise: bool = True) -> None:
         self.graph, self._budgets, self._noise = graph, budgets, noise
@@ -342,7 +352,9 @@ class ReplayedRun:
         most_workers: float = math.inf,
     ) -> list[Answer]:
         """Return the answers of :func:`single_changes`.
-        ``only``: those of these quantities. ``most_workers``: no larger number of loader workers is asked about."""
+
+        ``only``: those of these quantities. ``most_workers``: no larger number of loader workers is asked about.
+        """
         return _single_changes(self, buckets, unsaid, only, most_workers)
 
     def answer(self, changes: tuple[Change, ...], buckets: Buckets | None = None) -> Answer:
@@ -351,13 +363,17 @@ class ReplayedRun:
 
     def shorter(self, removed: Sequence[Floats]) -> Answer:
         """Predict the step with less work.
-        ``removed``: ns by node that go, once or for both bounds of what is in doubt."""
+
+        ``removed``: ns by node that go, once or for both bounds of what is in doubt.
+        """
         return self._combined(list(map(self._without, removed)), (), changed=True)[0]
 
     def shorter_by_step(self, removed: tuple[Floats, Floats]) -> tuple[Answer, Floats, float]:
         """Return what :meth:`shorter` predicts, :meth:`saved_ns` of the middle of both bounds, and the least saving.
+
         The last is a mean of the counted steps, by the replays alone. Bounds that are the same array are replayed
-        once."""
+        once.
+        """
         low, high = removed
         scenarios = [self._without(low)] if low is high else [self._without(low), self._without(high)]
         answer, before, runs = self._combined(scenarios, (), changed=True)
@@ -390,7 +406,9 @@ class ReplayedRun:
         self, scenarios: Sequence[Scenario], changes: tuple[Change, ...], *, changed: bool
     ) -> tuple[Answer, Replayed, list[tuple[Graph, Replayed]]]:
         """Replay scenarios and combine them; also return the replay of the run as it was, and those of the scenarios.
-        ``changes``: what made the scenarios, if they are not just shorter work."""
+
+        ``changes``: what made the scenarios, if they are not just shorter work.
+        """
         graph = self.graph
         runs = [(scenario.graph, replayed(scenario)) for scenario in scenarios]
         unchanged = self.unchanged
@@ -446,8 +464,10 @@ class ReplayedRun:
     @cached_property
     def _apart_ratio(self) -> float:
         """Part of what the job does outside its nodes that none of these waits for.
+
         How much of it runs at the same time is not recorded. With too few CPUs a replay of the unchanged run takes
-        longer than the run: it is the least part with which it does not, to an eighth."""
+        longer than the run: it is the least part with which it does not, to an eighth.
+        """
         unchanged, longest_ns = Scenario.of(self.graph, Unknowns()), (1 + BETWEEN_RUNS) * self.measured_ns
 
         def takes_too_long(apart: float) -> bool:
@@ -501,7 +521,9 @@ class ReplayedRun:
 
     def _then(self, unchanged: Replayed, graph: Graph, replayed: Replayed, step_ns: float) -> dict[str, float]:
         """Return the budget with changes: each column grows as it does from a replay without them to one with them.
-        By how much these replays miss the step is taken for waiting, not for work."""
+
+        By how much these replays miss the step is taken for waiting, not for work.
+        """
         as_recorded = unchanged is self.unchanged
         before = self._columns_ns if as_recorded else step_budget(self.graph, unchanged, self.steps)
         after = step_budget(graph, replayed, self.steps)
@@ -704,8 +726,10 @@ def _workers(changes: Sequence[Change], present: int) -> float:
 
 def _apply(scenario: Scenario, changes: Sequence[Change]) -> Scenario:
     """Apply changes to a scenario, one after the other.
+
     Those that ask which process made a batch come first, and last the one for which the lengths of all batches
-    matter."""
+    matter.
+    """
     places = {KEPT: 0, "slow_worker": 0, IN_ORDER: 2}
     for change in sorted(changes, key=lambda change: places.get(change.quantity, 1)):
         if change.quantity == BUCKET:

@@ -46,7 +46,9 @@ _NOTHING = 0.0005
 
 def limit_lines(trace: Trace, graph: Graph) -> list[str]:
     """Warn of what the recording lacks, in the words of the summary: lost records, missing ranks, a job that was ended.
-    The last line counts the edges of the graph that contradict each other."""
+
+    The last line counts the edges of the graph that contradict each other.
+    """
     lines: list[str] = []
     for finding in findings_of(*tables_of(limit_claims(trace))):
         lines += _wrap(f"! {claim_text(finding)}")
@@ -82,8 +84,10 @@ def whatif_lines(
     run: Answer, answers: Sequence[Answer], step: StepTime | None = None, *, asked: bool, limits: Sequence[str] = ()
 ) -> list[str]:
     """Return the lines for the terminal: the accuracy of the replay, then a table of changes.
+
     ``run``: without a change. ``step``: step time of the run; where it is not known, that of the steps that were
-    replayed. ``asked``: one question was asked, so its budget follows. ``limits``: ``limit_lines`` of the run."""
+    replayed. ``asked``: one question was asked, so its budget follows. ``limits``: ``limit_lines`` of the run.
+    """
     error, gap = percent_text(run.error_ratio), percent_text(run.gap_ratio)
     noise = percent_text(run.noise_ns / max(run.measured_ns, 1.0))
     lines = [
@@ -150,8 +154,10 @@ def _wrap(text: str) -> list[str]:
 
 def slowdown_lines(table: Table, run: Answer) -> list[str]:
     """Report what it costs that ranks differ, and which rank, stage or replica alone causes it.
+
     ``table``: of the ``slowdown`` analysis, with the mean as its center. ``run``: without a change: a loss within the
-    difference of recordings is none."""
+    difference of recordings is none.
+    """
     rows = list(table.rows())
     whole = next(row for row in rows if row["cause"] == "all")
     if whole["slowdown_ratio"] < max(WORTH_SHARING, 1 + run.noise_ns / max(run.measured_ns, 1.0)):
@@ -271,8 +277,10 @@ def critical_lines(path: CriticalPath) -> list[str]:
 
 def critical_sentence(path: CriticalPath) -> str:
     """Return a sentence with the at most three largest parts of the critical path; empty if no step counts.
+
     They are in their usual order if most steps have one. Percents are of the time of the path in the counted steps:
-    ``critical path: 41 % rank 3 data: prep -> 22 % all-reduce 0 -> 12 % rank 3 compute``"""
+    ``critical path: 41 % rank 3 data: prep -> 22 % all-reduce 0 -> 12 % rank 3 compute``
+    """
     return _sentence(path)
 
 
@@ -298,8 +306,10 @@ def _sentence(path: CriticalPath, kept: str = " ") -> str:
 
 def groups(shares: Table) -> list[Group]:
     """Group the rows of ``critical_share``, the largest group first.
+
     Each rank and kind is a group, and so is each operation. A kind of which no rank has half is one group of all ranks
-    instead, and transfers of which no operation has half are one group of all transfers of that kind."""
+    instead, and transfers of which no operation has half are one group of all transfers of that kind.
+    """
     found, total_ns = [], max(float(shares["held_ns"].sum()), 1.0)
     for kind in np.unique(_kinds(shares)).tolist():
         for is_transfer in (False, True):

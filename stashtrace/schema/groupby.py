@@ -37,8 +37,10 @@ _CODES_PER_ROW, _CODES_BESIDE = 4, 2048
 
 class GroupBy:
     """Rows in groups of equal keys, numbered in ascending order of the keys.
+
     ``columns``: one or more columns of equal length, the most significant first: integers, texts, booleans or
-    floats."""
+    floats.
+    """
 
     def __init__(self, *columns: Any) -> None:
         self._columns = tuple(map(np.asarray, columns))
@@ -60,8 +62,10 @@ class GroupBy:
     @classmethod
     def cells(cls, places: Sequence[Any], shape: Sequence[int]) -> GroupBy:
         """Groups that are the cells of an array of ``shape``; results have that shape.
+
         ``places``: index of each row along each axis; a row with a negative one is in no group. ``shape``: length of
-        each axis."""
+        each axis.
+        """
         known: Int64 | None = None
         some_outside = False
         for place, length in zip(places, shape, strict=True):
@@ -123,7 +127,9 @@ class GroupBy:
 
     def find(self, *columns: Any) -> Int64:
         """Group with each of the given keys, -1 where there is none.
-        ``columns``: as many columns as the groups were made of, of any common length."""
+
+        ``columns``: as many columns as the groups were made of, of any common length.
+        """
         if len(columns) == 1 and self._is_run:
             values, wanted = self.values, np.asarray(columns[0])
             if values.dtype == wanted.dtype and values.dtype.kind in "iu" and _is_ascending(values):
@@ -218,8 +224,10 @@ class GroupBy:
 
     def sum(self, values: Any, where: Bools | None = None) -> npt.NDArray[Any]:
         """Sum of the values of each group, 0 of an empty one.
+
         Integers and booleans are added as int64, exactly; floats one after the other, in the order of the rows. Of two
-        dimensions each column of ``values`` is added for itself."""
+        dimensions each column of ``values`` is added for itself.
+        """
         values = np.asarray(values)
         dtype = np.float64 if values.dtype.kind == "f" else np.int64
         number, values = self._members(values, where)
@@ -230,8 +238,10 @@ class GroupBy:
 
     def min(self, values: Any, where: Bools | None = None, *, empty: Any = None) -> npt.NDArray[Any]:
         """Smallest value of each group.
+
         ``values``: one value for each row. ``where``: rows that take part. ``empty``: result of a group without rows.
-        Raises ValueError if a group has no rows and ``empty`` is not given."""
+        Raises ValueError if a group has no rows and ``empty`` is not given.
+        """
         return self._extreme(np.minimum, values, where, empty)
 
     def max(self, values: Any, where: Bools | None = None, *, empty: Any = None) -> npt.NDArray[Any]:
@@ -263,7 +273,9 @@ class GroupBy:
 
     def quantile(self, values: Any, percent: int, *, empty: Any = None) -> npt.NDArray[Any]:
         """Nearest-rank quantile of each group: the smallest value that ``percent`` of the rows do not exceed.
-        ``empty`` is the result of a group without rows; ValueError if there is one and it is not given."""
+
+        ``empty`` is the result of a group without rows; ValueError if there is one and it is not given.
+        """
         place = np.maximum(-(-self.sizes.ravel() * percent // 100) - 1, 0)
         return self._at_places(self._ascending(values), place, empty)
 

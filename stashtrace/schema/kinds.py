@@ -12,8 +12,10 @@ from typing import SupportsIndex
 
 class Code(enum.IntEnum):
     """Base of what a file says by number.
+
     A number that this version does not know is a member too, for that lookup alone: ``IoOp(99).name`` is
-    ``UNKNOWN_99``, so a row of a newer version is shown by its number."""
+    ``UNKNOWN_99``, so a row of a newer version is shown by its number.
+    """
 
     @classmethod
     def _missing_(cls, value: object) -> Code | None:
@@ -407,8 +409,10 @@ OPERATORS = "operators"
 
 class StallKind(Code):
     """Where a nanosecond of a step went.
+
     The numbers are codes, not an order. Where causes overlap, the first layer of the rank's method wins:
-    ``docs/concepts/stalls.md`` has the table; ``device_layers`` and ``on_host`` have the layers."""
+    ``docs/concepts/stalls.md`` has the table; ``device_layers`` and ``on_host`` have the layers.
+    """
 
     COMPUTE = 1
     STRAGGLER = 2

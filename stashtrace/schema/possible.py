@@ -42,7 +42,9 @@ def is_possible(values: Int64) -> Bools:
 
 def without_impossible(table: Table) -> tuple[Table, int]:
     """Rows whose moments, amounts and counts are all within :data:`HIGHEST`, and the number of rows left out.
-    A negative code in a narrow column is one that did not fit into it, so its meaning is lost."""
+
+    A negative code in a narrow column is one that did not fit into it, so its meaning is lost.
+    """
     bad: Bools | None = None
     for name, lowest, highest in _bounds(table.schema) if len(table) else ():
         values = table[name]

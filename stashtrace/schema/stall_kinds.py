@@ -179,7 +179,9 @@ def nearest_word(word: str, known: Iterable[str]) -> str:
 
 def hint_for(word: str, more: Iterable[str] = ()) -> str:
     """Return the hint for an unknown word of an option: the nearest one, and all that there are.
-    ``word``: as it was typed. ``more``: words that are neither a column nor a kind."""
+
+    ``word``: as it was typed. ``more``: words that are neither a column nor a kind.
+    """
     beside = list(more)
     near = nearest_word(word, [*beside, *COLUMNS, *KIND_NAMES])
     columns = ", ".join(_with_id(name, kinds[0] if len(kinds) == 1 else name) for name, kinds in COLUMNS.items())

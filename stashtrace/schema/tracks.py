@@ -71,7 +71,9 @@ class TrackRegistry:
 
     def placed(self, table: Table) -> tuple[Table, int]:
         """The table with a track for each row, and the number of rows that had none (-1) and are on an unknown one now.
-        A table without the process of each row is returned as it is."""
+
+        A table without the process of each row is returned as it is.
+        """
         if "track_id" not in table or "process_id" not in table:
             return table, 0
         nowhere = table["track_id"] < 0

@@ -80,7 +80,9 @@ def _small_percent(text: str) -> str:
 
 def _percents(ratios: Sequence[float]) -> list[str]:
     """Return whole percents that add up to 100; below 1 % with a decimal.
-    The first one (compute) takes the rest of the rounding, so that stalls have the same figures as in the findings."""
+
+    The first one (compute) takes the rest of the rounding, so that stalls have the same figures as in the findings.
+    """
     large = [r >= _SMALL_RATIO for r in ratios]
     whole = [round(100 * r) for r in ratios]
     if large[0]:

@@ -25,9 +25,11 @@ def functions_lines(
     table: Table | None, changes_ns: Mapping[str, float], before: Side, after: Side, *, added_ns: float = 0.0
 ) -> list[str]:
     """Return a sentence for each kind of time with functions that surely changed; or why there can be none.
+
     ``table``: result of ``lines_between_runs``, None where a run has no functions. ``changes_ns``: change of each kind.
     ``added_ns``: what other work on the machine can have added to a step; a change up to that is said to be
-    explained."""
+    explained.
+    """
     if table is None:
         lacking = [side.name for side in (before, after) if any(run.functions is None for run in side.runs)]
         # Where neither side has any, as of other tools, nobody expects some.

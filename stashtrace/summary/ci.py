@@ -16,8 +16,10 @@ _LEVELS = {"worse": "error", "not comparable": "error", "inconclusive": "warning
 
 def junit_xml(gate: Gate) -> str:
     """Return a test suite with one case per condition.
+
     A condition that is worse is a failure, an inconclusive one is skipped with its reason, and jobs that cannot be
-    compared are one case in error."""
+    compared are one case in error.
+    """
     cases = [(str(one.condition), one.verdict, condition_sentence(gate, one)) for one in gate.judged]
     cases = cases or [("comparable", gate.verdict, sentences(gate)[0])]
     counts = {tag: sum(_TAGS.get(verdict) == tag for _, verdict, _ in cases) for tag in ("failure", "error", "skipped")}
@@ -44,7 +46,9 @@ _TAGS = {"worse": "failure", "not comparable": "error", "inconclusive": "skipped
 
 def annotation_lines(gate: Gate) -> list[str]:
     """Return a workflow command for each condition that is worse or inconclusive, or for jobs that do not compare.
-    Those that are worse hold the functions too in which times changed, one a line."""
+
+    Those that are worse hold the functions too in which times changed, one a line.
+    """
     if gate.refused:
         return [_command("error", "stashtrace check: not comparable", sentences(gate)[0])]
     functions = functions_of_gate(gate)

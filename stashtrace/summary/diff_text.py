@@ -38,7 +38,9 @@ _FACT_WIDTH, _WORDS_AT_MOST = 48, 4
 
 def jobs_lines(before: Mapping[str, Fact], after: Mapping[str, Fact]) -> list[str]:
     """Say what differs between two jobs by what was recorded of them; also if nothing does.
-    ``before``, ``after``: as of :func:`stashtrace.analysis.compare.job_identity.job_facts`."""
+
+    ``before``, ``after``: as of :func:`stashtrace.analysis.compare.job_identity.job_facts`.
+    """
     found = differences(before, after)
     if not found:
         words = {field.name: field.words for field in FIELDS}
@@ -84,7 +86,9 @@ def step_times_line(before: Side, after: Side) -> str:
 
 def verdict(table: Table, before: str, after: str, functions: Sequence[str] = ()) -> list[str]:
     """Say in sentences how the length of a step changed, and which kinds of time changed most, in which functions.
-    ``table``: result of ``diff``. ``functions``: sentences on these."""
+
+    ``table``: result of ``diff``. ``functions``: sentences on these.
+    """
     step, *kinds = table.rows()
     kinds = [row for row in kinds if row["verdict"] != "no difference"]
     first, second, noise = (duration_text(step[n]) for n in ("before_ns", "after_ns", "noise_ns"))
@@ -118,7 +122,9 @@ def verdict(table: Table, before: str, after: str, functions: Sequence[str] = ()
 
 def no_functions_lines(functions: Table | None, kinds: Table) -> list[str]:
     """Say why no function is named though kinds of time changed; nothing where none did, or functions are unknown.
-    ``functions``: result of ``lines_between_runs`` in which none surely changed. ``kinds``: result of ``diff``."""
+
+    ``functions``: result of ``lines_between_runs`` in which none surely changed. ``kinds``: result of ``diff``.
+    """
     if functions is None or all(row["verdict"] == "no difference" for row in kinds.rows()):
         return []
     if len(functions):
@@ -204,7 +210,9 @@ def names_apart(paths: Sequence[str]) -> list[str]:
 
 def kernel_verdict(table: Table, before: str, after: str) -> list[str]:
     """Say in sentences how the work on devices changed, and which kernels changed most.
-    ``table``: result of ``kernel_diff``."""
+
+    ``table``: result of ``kernel_diff``.
+    """
     whole, *kernels = table.rows()
     kernels = [row for row in kernels if row["name"] != whole["name"]]
     first, second, noise = (duration_text(whole[n]) for n in ("before_ns", "after_ns", "noise_ns"))

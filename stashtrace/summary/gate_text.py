@@ -40,7 +40,9 @@ class Command:
 
 def gate_lines(gate: Gate, command: Command | None = None) -> list[str]:
     """Return the answer for a terminal: what differs, the verdicts, the numbers behind them.
-    ``command``: what would decide, where something is to be decided and it can be said."""
+
+    ``command``: what would decide, where something is to be decided and it can be said.
+    """
     lines = [*jobs_lines(gate.before.facts, gate.after.facts), runs_text(gate), ""]
     lines += [*sentences(gate), *functions_of_gate(gate)]
     if command is not None:
@@ -52,7 +54,9 @@ def gate_lines(gate: Gate, command: Command | None = None) -> list[str]:
 
 def sentences(gate: Gate) -> list[str]:
     """Return one sentence for each condition, worst first; for incomparable jobs, one that says why.
-    Behind them stands what growth of a kind was in truth."""
+
+    Behind them stands what growth of a kind was in truth.
+    """
     if gate.refused:
         fields = ", ".join(f"{one.field.words} ({' -> '.join(difference_texts(one))})" for one in gate.refused)
         return [f"not comparable: the jobs differ in {fields}"]
@@ -163,7 +167,9 @@ def runs_text(gate: Gate) -> str:
 
 def markdown(gate: Gate, command: Command | None = None) -> str:
     """Return the answer as Markdown, for the summary of a step or a comment on a pull request.
-    ``command``: as of :func:`gate_lines`."""
+
+    ``command``: as of :func:`gate_lines`.
+    """
     lines = [f"### stashtrace check: {gate.verdict}", ""]
     lines += [f"- {markdown_text(text)}" for text in (*sentences(gate), *functions_of_gate(gate))]
     if command is not None:
@@ -181,7 +187,9 @@ def markdown(gate: Gate, command: Command | None = None) -> str:
 
 def document(gate: Gate, command: Command | None = None) -> dict[str, Any]:
     """Return the answer for programs: verdict, conditions and kinds with their bounds in ns, facts of both jobs.
-    ``command``: as of :func:`gate_lines`."""
+
+    ``command``: as of :func:`gate_lines`.
+    """
     return {
         "verdict": gate.verdict,
         "exit_code": gate.exit_code,

@@ -42,5 +42,7 @@ class Look:
 
     def wrap(self, text: str, first: str = "", rest: str = "") -> list[str]:
         """Break a sentence into lines of the width, with one indent for the first and one for the others.
-        The text has no colour yet: control characters in it are part of a name, and are made visible."""
+
+        The text has no colour yet: control characters in it are part of a name, and are made visible.
+        """
         return fill([visible_line(word) for word in unbroken_words(text)], first, rest, self.width)

@@ -39,9 +39,11 @@ def plot_table(table: Table) -> Figure:
 
 def plot_stalls(table: Table) -> Figure:
     """Draw where the time of a step goes.
+
     ``table``: ``stalls`` by step, rank or run. Of stalls by step, bars are means over the steps that the table has;
     time outside of steps is left out, and a map of ranks and steps follows if there are several steps. Raises
-    UsageError if the table has no step, or matplotlib is not installed."""
+    UsageError if the table has no step, or matplotlib is not installed.
+    """
     require_matplotlib("plot()")
     by_step = table.schema.name == STALLS.name
     inside = table[table["step"] != OUTSIDE_STEPS] if by_step else table

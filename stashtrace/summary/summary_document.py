@@ -14,10 +14,12 @@ from stashtrace.summary.words.headline import headline_text
 
 def document(tables: Summary, first: Table | None = None, path: str = "RUN") -> dict[str, Any]:
     """Return the content of ``analyze summary --format json``.
+
     ``first``: rows of ``causes``. ``path``: of the run, for the commands in ``do_first``. Returns ``headline``: one
     sentence. ``do_first``: rows of ``causes`` with their ``text``. ``budgets``: rows of that table. ``findings``: rows
     of ``findings`` in reading order, each with ``text``, the sentence of the claim, ``evidence_text``, the sentences
-    below it, and ``evidence``, its rows."""
+    below it, and ``evidence``, its rows.
+    """
     found = findings_of(tables.findings, tables.evidence)
     claims = []
     for finding in found:

@@ -48,9 +48,11 @@ def summary(
     trace: Trace, *, look: Look | None = None, shown: str = "", first: Table | None = None, everything: bool = False
 ) -> str:
     """Return the summary of a run as text.
+
     ``trace``: one run. ``look``: what the screen can show; by default 80 columns of UTF-8 without colour. ``shown``:
     the run directory as a person would type it in a command; by default the path of the trace. ``first``: rows of the
-    analysis ``causes``. Without, or where they name no cause, or for ``everything``, all findings are listed."""
+    analysis ``causes``. Without, or where they name no cause, or for ``everything``, all findings are listed.
+    """
     return render(summarize(trace), look or Look(), shown or shlex.quote(trace.path or "DIR"), first, everything)
 
 
@@ -324,7 +326,9 @@ def _s(count: int) -> str:
 
 def describe_stuck(trace: Trace, *, lives: bool = False) -> list[str]:
     """Return lines about how the job failed or stands still: who is waited for, who waits, what was done last.
-    Of one that still ``lives`` it is not said that it hung."""
+
+    Of one that still ``lives`` it is not said that it hung.
+    """
     lines = []
     for finding in findings_of(*tables_of(ending_claims(trace, lives=lives))):
         lines.append(claim_text(finding))

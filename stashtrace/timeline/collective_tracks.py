@@ -64,8 +64,10 @@ def collective_layer(
     rows: TraceRows, tree: TrackTree, places: Mapping[int, Places]
 ) -> tuple[list[_native.perfetto.Slices], Ints]:
     """Return the slices of the collectives of these ranks, parents before children, and the arrows from their calls.
+
     The arrows are numbers by row of the table: 0 if the row is not on a device or not shown, -1 if it is shown without
-    an arrow."""
+    an arrow.
+    """
     launches = np.zeros(len(rows.trace.collectives), dtype=np.int64)
     if not len(launches):
         return [], launches

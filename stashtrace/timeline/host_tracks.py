@@ -137,8 +137,10 @@ def _join_batches(
     tree: TrackTree, made: Table, made_piece: Piece, main: Table, main_piece: Piece, phases: Piece
 ) -> None:
     """Add an arrow from the making of each batch to the wait that took it, or to the phase after an earlier wait.
+
     Arrows point forward in time. If the main process already waits when the worker begins, the arrow leads to the first
-    phase after the wait."""
+    phase after the wait.
+    """
     sources = np.flatnonzero(made["phase_code"] == BatchPhase.FETCH)
     waits = np.flatnonzero(main["phase_code"] == BatchPhase.WAIT)
     if not len(sources) or not len(waits):
@@ -273,7 +275,9 @@ def call_piece(rows: RankRows, io: Table) -> Piece:
 
 def sum_piece(rows: RankRows, parts: Iterable[Table], bins: Bins) -> Piece:
     """Return one slice per thread and bin with calls; a call belongs to the bin in which it begins.
-    Each part holds calls of one thread, sorted by begin; the parts of a thread follow each other."""
+
+    Each part holds calls of one thread, sorted by begin; the parts of a thread follow each other.
+    """
     summing = _native.perfetto.CallSums(bins.origin_ns, bins.width_ns, BLOCKED)
     for part in parts:
         columns = (part[name] for name in ("begin_ns", "end_ns", "result_bytes", "path_code", "io_flags"))

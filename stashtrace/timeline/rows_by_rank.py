@@ -46,7 +46,9 @@ class TraceRows:
 
     def ranks(self, wanted: Iterable[int] | None) -> list[int]:
         """Return the ranks to write, ascending, the unranked processes last.
-        Raises UsageError if the trace has no such rank."""
+
+        Raises UsageError if the trace has no such rank.
+        """
         present = self.trace.ranks.tolist()
         if wanted is None:
             return [*present, UNRANKED] if (self.trace.processes["rank"] < 0).any() else present
@@ -121,7 +123,9 @@ class RankRows:
 
     def io_parts(self) -> Iterator[Table]:
         """Yield the I/O of this rank by thread and time: a table per thread, or several if the calls are on disk.
-        The tables of a trace in memory and without a window share its memory."""
+
+        The tables of a trace in memory and without a window share its memory.
+        """
         bounds, streamed = self._rows.io_bounds, self.trace.streamed_io
         parts: Iterator[Table]
         if streamed is None:
@@ -191,9 +195,11 @@ class RankRows:
         self, first: int, title: str = "{}", about: str = "{}", step_title: str | None = None
     ) -> dict[int, Line]:
         """Return a line for each thread, by track.
+
         ``first``: place of the layer; threads follow in the order in which they are shown. ``title``, ``about``: name
         and explanation, in which ``{}`` stands for the thread's label and its description. ``step_title``: name of the
-        step thread's line, if it differs."""
+        step thread's line, if it differs.
+        """
         return {
             t.track_id: Line(
                 step_title if t.is_step and step_title is not None else title.format(t.label),

@@ -245,7 +245,9 @@ class StackSamples:
 
 def _shown_frames(trace: Trace, caller: Int64) -> tuple[Int64, Int64]:
     """Return which frame stands for each, -1 for none, and the caller of each: frames of this recorder are left out.
-    Frames that call each other in a circle, as a damaged file may say, have no caller."""
+
+    Frames that call each other in a circle, as a damaged file may say, have no caller.
+    """
     shown = innermost_wanted(owners(trace) != OURS, caller)
     above = np.append(shown, -1)[caller]
     none = len(above)
@@ -342,7 +344,9 @@ def _functions(places: Places, samples: Table, spans: Table) -> _Functions:
 
 def _stays(places: Places, samples: Table, calls: TimeSet) -> tuple[Int64, Int64, Int64, Int64]:
     """Return begin, end, place and count of samples of each stay in one function between calls.
-    A sample in a call says nothing that the call does not: behind it, the caller goes on until the next sample."""
+
+    A sample in a call says nothing that the call does not: behind it, the caller goes on until the next sample.
+    """
     usual = int(np.median(np.diff(samples["ts_ns"]))) if len(samples) > 1 else 0
     samples = samples.take(intervals.locate(calls.begin, calls.end, samples["ts_ns"]) < 0)
     moment = samples["ts_ns"]

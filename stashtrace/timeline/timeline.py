@@ -64,12 +64,14 @@ def export_perfetto(
     budget_slices: int = BUDGET_SLICES,
 ) -> Exported:
     """Write the timeline for https://ui.perfetto.dev.
+
     ``path``: file to write: gzip unless the name ends in ``.pftrace``. ``ranks``: only these ranks. ``steps``: only
     steps ``first <= step < last``, with everything of all ranks that overlaps them. ``window_ns``: only this part, in
     ns from the begin of the trace. ``budget_slices``: above this number, I/O calls and work on devices are summed per
     line and time bin, and the tracks say so. Raises MissingDataError if the trace has no times, or no steps to cut by.
     Raises UsageError if a rank or a step is not in the trace, the window is after its end, or steps and window have no
-    time in common."""
+    time in common.
+    """
     _require_times(trace)
     overlay = Budget(trace)
     window = _window(trace, overlay, steps, window_ns)
@@ -162,8 +164,10 @@ def _first_view(
     encoder: _native.perfetto.Encoder, overlay: Budget, trace: Trace, ranks: list[int], window: Window | None
 ) -> None:
     """Write into the file what `stashtrace view` shows first: the window, else the worst step with a margin.
+
     With it comes the rank to show, if there are several: that of the worst step, or of the worst one that touches the
-    window."""
+    window.
+    """
     worst = worst_step(overlay, ranks, window)
     if worst is None:
         return
@@ -191,7 +195,9 @@ def _process(tree: TrackTree, own: RankRows, order: int) -> int:
 
 def _name(trace: Trace, rank: int) -> str:
     """Return the name of a rank's process.
-    The rank is zero padded, because some viewers sort by text; the host is last, because they append a number."""
+
+    The rank is zero padded, because some viewers sort by text; the host is last, because they append a number.
+    """
     own = trace.processes.take(trace.processes["rank"] == rank)
     hosts = sorted({trace.text(code) for code in own["host_code"].tolist()})
     place = "+".join(hosts) if len(hosts) < 3 else f"{len(hosts)} hosts"

@@ -77,7 +77,9 @@ def coded(values: npt.NDArray[Any], known: Sequence[int]) -> Ints:
 
 def numbered(words: Sequence[str], word: npt.NDArray[Any], number: npt.NDArray[Any]) -> tuple[Ints, Texts]:
     """Return codes and texts of names like ``batch 17``: a word and a number, without the number if it is negative.
-    Viewers ignore digits when they choose a colour, so all slices of one word have one colour."""
+
+    Viewers ignore digits when they choose a colour, so all slices of one word have one colour.
+    """
     names = GroupBy(word.astype(np.int64), np.maximum(number, -1).astype(np.int64))
     pairs = zip(*(column.tolist() for column in names.keys), strict=True)
     texts = [f"{words[at]} {value}" if value >= 0 else words[at] for at, value in pairs]
@@ -182,8 +184,10 @@ class TrackTree:
         self, parent: int, lines: Mapping[int, Line], pieces: Sequence[Piece], *, nest: bool = True
     ) -> list[_native.perfetto.Slices]:
         """Put pieces on tracks below ``parent``, one line per key; return them for the encoder.
+
         With ``nest`` a slice inside another one of its line is drawn below it, and only partial overlaps take another
-        lane; without it each slice that overlaps takes another lane."""
+        lane; without it each slice that overlaps takes another lane.
+        """
         pieces = [piece for piece in pieces if len(piece)]
         if not pieces:
             return []

@@ -108,8 +108,10 @@ def _link(members: Int64, crosses: Int64, of_ranks: dict[int, tuple[int, int]]) 
 
 def match(trace: Trace, device_error_ns: Int64 | None = None, *, by_devices: bool = False) -> Matched:
     """Match the rows of ``trace.collectives`` across ranks.
+
     ``device_error_ns`` is what the clock behind each row's times adds to the error of its host's clock. A trace that
-    holds some ranks of a store brings along what was matched among all of them; ``by_devices`` shows which half."""
+    holds some ranks of a store brings along what was matched among all of them; ``by_devices`` shows which half.
+    """
     table = trace.collectives
     if len(trace.matched_collectives):
         return known_matches(trace.matched_collectives, table, by_devices)
@@ -204,7 +206,8 @@ def contact_errors(trace: Trace) -> Int64:
 
 def _trusted(trace: Trace, end: Int64, device_error_ns: Int64 | None) -> tuple[Bools, Bools]:
     """Per row: whether the error of the clocks is below half of the shortest duration, and whether it leaves no doubt
-    who entered last. Of one clock both are always true."""
+    who entered last. Of one clock both are always true.
+    """
     table = trace.collectives
     trusted = np.ones(len(table), dtype=bool)
     error_of = dict(zip(trace.alignment["boot_code"].tolist(), contact_errors(trace).tolist(), strict=True))
@@ -292,7 +295,9 @@ def _doubt_uncommon_ends(
     table: Table, end: Int64, by_clock: Bools, last_enter: Int64, last_rank: Int64, partial: Bools
 ) -> None:
     """Check that rows matched by their order, in another tool's trace, look like one operation of all its ranks.
-    Who left before another entered took part in another operation: then it is not known whom either waited for."""
+
+    Who left before another entered took part in another operation: then it is not known whom either waited for.
+    """
     rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & by_clock)
     each = operations(table.take(rows))
     enter, first, last, shortest = _extents(table, end, rows, each)
@@ -359,7 +364,9 @@ def _pairs_by_number(number: Int64, sent: Int64, received: Int64) -> tuple[Int64
 
 def _resolved_ends(trace: Trace) -> Int64:
     """Ends on this rank. An unseen one lies before: the end of a wait for it, and any later end of its group and rank.
-    Backends finish the operations of a group in order. Without such evidence the operation never ended."""
+
+    Backends finish the operations of a group in order. Without such evidence the operation never ended.
+    """
     table = trace.collectives
     end: Int64 = table["end_ns"].copy()
     unseen = end < 0

@@ -54,9 +54,11 @@ class NetworkCuts:
 
 def network_cuts(trace: Trace, link: Int64, enter_ns: Int64, end_ns: Int64, network_ns: Int64) -> NetworkCuts:
     """Cut the transfers of groups that span hosts and share some.
+
     ``trace``: its collectives are the rows of all columns. ``link``: of each row's group. ``enter_ns``, ``end_ns``:
     when the last rank that a row waits for, and itself, had entered; when it ended, ``NEVER`` if unknown.
-    ``network_ns``: how long its proxies had bytes in flight, -1 if none was seen."""
+    ``network_ns``: how long its proxies had bytes in flight, -1 if none was seen.
+    """
     count = len(link)
     if len(trace.matched_collectives):
         unknown = dict.fromkeys(KEPT[:3], np.full(count, -1)) | {KEPT[3]: np.zeros(count, dtype=np.int64)}

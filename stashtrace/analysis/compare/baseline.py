@@ -53,8 +53,10 @@ def baseline_text(runs: Sequence[StepsOfRun], version: str) -> str:
 
 def read_baseline(text: str, path: str, name: str, again: str = "") -> tuple[StepsOfRun, ...]:
     """Return the runs of a baseline.
+
     ``name``: what to call the runs. ``again``: how it is saved again, for hints. Raises FormatError if the file is
-    damaged, no baseline, or of another version of the format."""
+    damaged, no baseline, or of another version of the format.
+    """
     file = CheckedFile(path, "baseline", "baseline", again)
     content = file.json(text)
     version = content.get(_VERSION)

@@ -138,10 +138,12 @@ def change_of(
     by_turns: bool = False,
 ) -> Change:
     """Compare one kind of time.
+
     ``kind``: ``step``, a kind of stall, or a column of the summary, which sums its kinds. ``statistic``: over the steps
     of a run. ``allowance_ratio``: run-to-run allowance between two single runs, as part of the step before.
     ``by_turns``: the runs of both sides were made by turns, one of each a round, and stand in that order: what slows
-    the machine down for a while slows both runs of a round, and cancels."""
+    the machine down for a while slows both runs of a round, and cancels.
+    """
     if not occurs((before, after), kind):  # what takes no time in either job does not vary
         return Change(kind, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "steps")
     first, second = before.values(kind, statistic), after.values(kind, statistic)

@@ -74,7 +74,9 @@ def cpu_use(trace: Trace, counted: Table) -> CpuUse | None:
 
 def worker_wait_ns(trace: Trace, counted: Table) -> float | None:
     """Return how long workers of a rank waited for a CPU per step while they made batches, mean over ranks.
-    None if no worker made a batch, or it was not recorded."""
+
+    None if no worker made a batch, or it was not recorded.
+    """
     window = int(counted["begin_ns"].min()), int(counted["end_ns"].max())
     batches = trace.batches
     made = (batches["phase_code"] == BatchPhase.FETCH) & (batches["worker_id"] >= 0) & (batches["runqueue_ns"] >= 0)
@@ -85,7 +87,9 @@ def worker_wait_ns(trace: Trace, counted: Table) -> float | None:
 
 def added_by_others(before: CpuUse, after: CpuUse, before_ns: float, after_ns: float) -> OtherWork:
     """Return what other work can have added to a step of the second job.
-    ``before_ns``, ``after_ns``: length of a step."""
+
+    ``before_ns``, ``after_ns``: length of a step.
+    """
 
     def taken(more: float) -> float:
         """Time that others took from a step of the job that had more of them."""

@@ -64,7 +64,9 @@ def diff(before: Trace, after: Trace) -> Table:
 
 def diff_of_sides(before: Side, after: Side) -> Table:
     """Compare a typical step of two jobs of one run or more; columns and verdicts as in :func:`diff`.
-    With three runs on a side, the interval and the noise are those of the runs, not of their steps."""
+
+    With three runs on a side, the interval and the noise are those of the runs, not of their steps.
+    """
     kinds = kinds_of((before, after))
     floor_ns = WORTH_NAMING_RATIO * before.value(STEP, "median")
     return Table.from_rows(DIFF, [_row(before, after, kind, floor_ns) for kind in kinds])

@@ -69,9 +69,11 @@ NO_NEEDS = Needs()
 
 def needs_of(before: Side, after: Side, change: Change, limit_ns: float, step_ns: float, run_ns: float) -> Needs:
     """Return what would decide an inconclusive condition.
+
     ``change``: of the kind that the condition is about. ``limit_ns``: growth that is allowed. ``step_ns``: the step
     before. ``run_ns``: by how much the means of equal runs differ beyond what their steps show, where too few runs show
-    it: their distance in 95 of 100 cases."""
+    it: their distance in 95 of 100 cases.
+    """
     if not math.isfinite(change.steps_ns):
         return NO_NEEDS
     widest_ns = max(limit_ns, _LEAST_RATIO * step_ns)
@@ -280,9 +282,11 @@ def judge(
     by_turns: bool = False,
 ) -> Gate:
     """Compare two jobs, and judge the conditions unless the jobs cannot be compared.
+
     ``allowed``: fields of :data:`stashtrace.analysis.compare.job_identity.DECIDING` that may differ.
     ``allowance_ratio``, ``by_turns``: as in :func:`stashtrace.analysis.compare.change.change_of`. Raises
-    MissingDataError if the steps before have no length."""
+    MissingDataError if the steps before have no length.
+    """
     differs = tuple(differences(before.facts, after.facts))
     refused = tuple(
         one for one in differs if one.is_known and one.field.name in DECIDING and one.field.name not in allowed
@@ -313,7 +317,9 @@ def judge(
 
 def other_work(before: Side, after: Side) -> OtherWork:
     """Return what other work on the machine can have added to the step after.
-    Where a recording does not show how much CPU time went to others, it may be all that waits for a CPU grew by."""
+
+    Where a recording does not show how much CPU time went to others, it may be all that waits for a CPU grew by.
+    """
     if before.cpus is not None and after.cpus is not None:
         return added_by_others(before.cpus, after.cpus, before.value(STEP, "mean"), after.value(STEP, "mean"))
     return OtherWork(_waits_grew_ns(before, after))

@@ -75,8 +75,10 @@ class Difference:
 
 def job_facts(trace: Trace, counted: Table | None = None, methods: Sequence[str] = ()) -> dict[str, Fact]:
     """Return what a recording says of its job, by the names of :data:`FIELDS`; None for what it does not say.
+
     ``counted``: the steps that are compared; without them nothing is said of steps and batches. ``methods``: how the
-    time of the steps was attributed."""
+    time of the steps was attributed.
+    """
     recorded = _Metadata(trace)
     processes, devices = trace.processes, trace.devices
     ranks = processes.take(processes["role_code"] == ProcessRole.RANK)

@@ -80,7 +80,9 @@ class StepsOfRun:
 
     def condensed(self, most: int = KEPT_STEPS) -> StepsOfRun:
         """Return the run with at most this number of values of a kind, means of equally many neighbouring steps.
-        What is left over at the beginning, fewer steps than one mean is made of, is left out."""
+
+        What is left over at the beginning, fewer steps than one mean is made of, is left out.
+        """
         count = len(self.times_ns[STEP])
         size = -(-count // most)
         if size == 1:
@@ -106,8 +108,10 @@ def is_same_recording(one: StepsOfRun, other: StepsOfRun) -> bool:
 
 def steps_of_run(trace: Trace, name: str = "") -> StepsOfRun:
     """Return the steps of a trace for a comparison.
+
     ``trace``: needs steps. ``name``: what to call the run; its path if left out. Raises MissingDataError if no rank has
-    a step."""
+    a step.
+    """
     steps = find_steps(trace)
     counted = step_time_steps(steps)
     by_step, by_rank = GroupBy(counted["step"]), GroupBy(counted["rank"])

@@ -90,7 +90,9 @@ class FullQueue:
 
 def full_queue(launch: Int64, returned: Int64, begin: Int64, end: Int64) -> FullQueue | None:
     """Find the calls that waited because their stream's queue was full; None if there are none.
-    Takes the launches of one stream in their order, and when the work of each began and ended."""
+
+    Takes the launches of one stream in their order, and when the work of each began and ended.
+    """
     call = returned - launch
     known = call >= 0
     if len(launch) < FEWEST_WAITING or not known.any():
@@ -176,7 +178,9 @@ def _most(moments: Int64, depth: Int64, windows: work.Windows) -> Int64:
 
 def _full(moments: Int64, depth: Int64, times: tuple[Int64, Int64, Int64, Int64]) -> TimeSet:
     """Return when a queue was full: by its length, or by the calls that were held where it is shorter.
-    ``times`` are those of launches: when each was called and returned, and when its work began and ended."""
+
+    ``times`` are those of launches: when each was called and returned, and when its work began and ended.
+    """
     full = depth[:-1] >= FULL_QUEUE if len(depth) else np.zeros(0, dtype=bool)
     if full.any():
         return TimeSet.of(moments[:-1][full], moments[1:][full])

@@ -67,9 +67,11 @@ class Windows:
 
 def device_rows(trace: Trace, *, orphans: Keep = "keep", last_step: Keep = "keep") -> list[DeviceRows]:
     """Return the work of every device, by rank, process and device.
+
     ``trace``: needs kernels. ``orphans``: what to do with work whose launch is unknown. ``last_step``: ``drop`` leaves
     out work that was launched in the last step of each rank, or later; orphans count by their begin. A rank with a
-    single step keeps it. Raises MissingDataError if there is no work left; or no step, with ``last_step="drop"``."""
+    single step keeps it. Raises MissingDataError if there is no work left; or no step, with ``last_step="drop"``.
+    """
     one_of("orphans", orphans, "keep", "drop")
     one_of("last_step", last_step, "keep", "drop")
     kernels = trace.kernels
@@ -108,7 +110,9 @@ def one_of(option: str, value: str, *known: str) -> None:
 
 def windows_of(devices: list[DeviceRows], by: By, last_step: Keep = "keep") -> list[Windows]:
     """Return the windows of each device: all its work, or the steps of its rank on the device's clock.
-    Raises MissingDataError if steps are asked for and no rank has any."""
+
+    Raises MissingDataError if steps are asked for and no rank has any.
+    """
     one_of("by", by, "rank", "step")
     if by == "rank":
         _refuse_apart(devices)

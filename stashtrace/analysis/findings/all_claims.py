@@ -90,8 +90,10 @@ _DETECTORS: dict[str, Callable[[RunFacts], list[Claim]]] = {
 
 def limit_claims(trace: Trace) -> list[Claim]:
     """Collect what was lost or left out, and how the job failed; empty for a complete recording.
+
     The claims are those of the summary, for answers without it. They need the tables of losses, processes and phases,
-    and no analysis."""
+    and no analysis.
+    """
     losses = loss_claims(trace)
     whole = [headline.recording_claim()] if one_recording(trace) else []
     return [

@@ -48,8 +48,10 @@ class Making:
 
 def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
     """Measure how a rank's batches were made; None if that was not recorded.
+
     Batches of loaders for which the counted steps do not wait, such as validation, are left out. So are batches made
-    before the counted steps, when a cache was cold or workers had just begun."""
+    before the counted steps, when a cache was cold or workers had just begun.
+    """
     own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
     batches = trace.batches.take(trace.batches["rank"] == rank)
     made = batches.take(batches["phase_code"] == BatchPhase.FETCH)

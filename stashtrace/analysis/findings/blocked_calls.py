@@ -37,10 +37,12 @@ KNOWN_CALLS = ("asleep", "gil", _FILE, _SOCKET, _PIPE)
 
 def blocked_calls(trace: Trace, stalls: Table, steps: Table, *, least_ratio: float) -> dict[int, dict[str, int]]:
     """Return the nanoseconds of ``other`` by the call that blocked the step thread, for ranks where ``other`` matters.
+
     ``trace``: needs steps. ``stalls``, ``steps``: rows of ``stalls``, and counted rows of ``steps``. ``least_ratio``:
     ranks whose ``other`` is a smaller share of their steps are left out. Returns rank -> ``asleep``, ``gil``, ``join``,
     ``poll``, ``lock``, ``file``, ``socket``, ``pipe``, ``io``, or ``cpu`` (runnable without one) -> time in the
-    steps."""
+    steps.
+    """
     others = (stalls["kind"] == StallKind.OTHER.name.lower()) & in_steps(stalls, steps)
     other_ns, by_rank = stalls["stall_ns"][others], RowsBy(stalls["rank"][others])
     length_ns, steps_by_rank = steps["end_ns"] - steps["begin_ns"], RowsBy(steps["rank"])

@@ -143,7 +143,9 @@ def fact(
     **facts: Any,
 ) -> Evidence:
     """Return evidence whose sentence is a template filled with named facts; empty where another one says it all.
-    Units end the names of facts, as in ``wait_ns``. ``phrases``: what else the template names."""
+
+    Units end the names of facts, as in ``wait_ns``. ``phrases``: what else the template names.
+    """
     return Evidence(code, source_table, source_index, filled(template, {**(phrases or {}), **facts}), facts)
 
 
@@ -158,8 +160,10 @@ def claim(
     **facts: Any,
 ) -> Claim:
     """Return a claim whose sentence is a template filled with named facts: its own, and those of its evidence.
+
     ``{parts}`` stands for the sentences of ``parts``; these rows are its first evidence, and are not said again.
-    ``phrases``: what the template names that is no fact."""
+    ``phrases``: what the template names that is no fact.
+    """
     rows = (*(replace(row, text="") for row in parts), *evidence)
     known = {name: value for row in rows for name, value in row.facts.items()}
     known |= {"kind": kind, "parts": ", ".join(row.text for row in parts if row.text), **(phrases or {})}

@@ -74,8 +74,10 @@ def verdict(
     **facts: Any,
 ) -> Claim:
     """Return a claim about a stall whose sentence is a template filled with its fields, phrases and named facts.
+
     ``base``: its figures. ``short``: the template of a sentence for the first line of a summary. ``phrases``: what the
-    templates name beside facts and ``phrases_of``."""
+    templates name beside facts and ``phrases_of``.
+    """
     own, more = by_column(facts)
     made = replace(base, kind=kind, evidence=tuple(evidence), **own)
     known = {**phrases_of(made, step_words(run.trace)), **(phrases or {}), **facts}
@@ -137,7 +139,9 @@ def phrases_of(claim: Claim, steps: Mapping[str, str]) -> dict[str, Any]:
 
 def _amount(claim: Claim) -> str:
     """Word the mean time per step: the figure, a bound or a range, as ``confidence`` allows.
-    What is said of several ranks is true of each: the bounds are those of the rank that loses most."""
+
+    What is said of several ranks is true of each: the bounds are those of the rank that loses most.
+    """
     point, low, high, least = map(duration_text, (claim.stall_ns, claim.low_ns, claim.high_ns, claim.least_ns))
     several = claim.items_count > 1
     if claim.confidence in ("exact", "at_least"):

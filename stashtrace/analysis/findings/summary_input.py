@@ -88,7 +88,9 @@ class RankFacts:
 
     def bounds_ns(self, *kinds: str) -> tuple[float, float]:
         """Return the bounds of :meth:`per_step_ns`: those of the kinds, and those that the other kinds leave.
-        The latter matter for several kinds: a doubt whether a wait was fetch or prep is no doubt about their sum."""
+
+        The latter matter for several kinds: a doubt whether a wait was fetch or prep is no doubt about their sum.
+        """
         count, others = max(self.steps_count, 1), [k for k in self.high if k not in kinds]
         known = self.exact.get(frozenset(kinds))
         if known is not None:
@@ -164,7 +166,9 @@ def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
 
 def gather(trace: Trace) -> RunFacts:
     """Gather the facts of a run; those of a run without steps have no ranks.
-    Steps of validation and inference have facts of their own."""
+
+    Steps of validation and inference have facts of their own.
+    """
     world = int(trace.processes["world_size"].max(initial=-1))
     present = [int(r) for r in trace.ranks]
     missing = tuple(r for r in range(world) if r not in present) if present else ()

@@ -47,8 +47,10 @@ def made_by_workers(loads: BatchWaits, thread: StepThread) -> Bools:
 
 def arrived_ns(index: TraceIndex, loads: BatchWaits, handed: Bools) -> Int64:
     """Return when the thread had each batch: from then on it was no longer blocked, but unpacked the batch.
+
     A worker that holds the interpreter's lock for its next batch hands over the last one when that is done: this is no
-    work of the thread. Where it is not known how long the thread ran, all time after the making counts as its work."""
+    work of the thread. Where it is not known how long the thread ran, all time after the making counts as its work.
+    """
     had = loads.end - loads.ran_ns
     blocked = had - np.maximum(loads.made_ns, loads.begin)
     late = handed & (loads.ran_ns > 0) & (blocked > _IDLE_NS)
@@ -81,7 +83,9 @@ def add_batches(
     parts: Parts,
 ) -> None:
     """Add the batches that workers make.
-    A worker makes one after the other, each after it was asked for. The thread takes what is made."""
+
+    A worker makes one after the other, each after it was asked for. The thread takes what is made.
+    """
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     made = index.fetches.rows(thread.rank)
     begin, end = fetches["begin_ns"][made], fetches["end_ns"][made]

@@ -182,7 +182,9 @@ def add_host_nodes(
     index: TraceIndex, thread: StepThread, steps: Table, life: TimeSet, transfers: Transfers, parts: Parts
 ) -> None:
     """Add the nodes of a rank's step thread and workers in its life, and their edges.
-    A rank that only serves others has no steps."""
+
+    A rank that only serves others has no steps.
+    """
     loads = batch_waits(index, thread)
     blocked = host_blocked(index, thread)
     handed = batch_nodes.made_by_workers(loads, thread)
@@ -246,7 +248,9 @@ def _presumed_waits(
     index: TraceIndex, thread: StepThread, painted: Painted, blocked: Blocked, transfers: Transfers
 ) -> tuple[Int64, Int64, Int64]:
     """Return waits for collectives that were not recorded and that the budget presumes: begin, end, row.
-    A thread that goes on before the last rank has entered did not wait for that."""
+
+    A thread that goes on before the last rank has entered did not wait for that.
+    """
     rows, call, end = own_collectives(index, thread)
     begin, until, position = in_flight_heads(call, end)
     since, stop, head = (painted.time_of(IN_COLLECTIVES) - blocked.time).pieces(begin, until)

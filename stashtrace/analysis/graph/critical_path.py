@@ -100,15 +100,19 @@ class Course:
     @property
     def path_bounds_ns(self) -> Int64:
         """Begin of each path node's part of the critical path, then the end of the run.
+
         Gaps belong to the node behind them, the lags of edges to the node before. Where a node begins before the one it
-        waited for has ended (a negative lag), the later node holds the path."""
+        waited for has ended (a negative lag), the later node holds the path.
+        """
         ready = np.append(self.ready_ns[self.path], self.stop_ns)
         return np.minimum.accumulate(ready[::-1])[::-1]
 
     @cached_property
     def slack_ns(self) -> Int64:
         """Time by which each node could end later without the run ending later; -1 where the end does not wait for it.
-        0 on the critical path, and on any other path that is as long."""
+
+        0 on the critical path, and on any other path that is as long.
+        """
         last = np.array([len(self.graph)], dtype=np.int32)
         slack: Int64 = self.plan.slack(self.ready_ns, self.end_ns - self.ready_ns, self.lag_ns, last, NO_SLACK)
         return slack[:-1]

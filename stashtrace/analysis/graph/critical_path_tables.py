@@ -97,7 +97,9 @@ class CriticalPath:
     @classmethod
     def of(cls, trace: Trace, graph: Graph) -> CriticalPath:
         """Find the path of a graph that was built from this trace, at the measured times.
-        Raises MissingDataError if no step of it ends."""
+
+        Raises MissingDataError if no step of it ends.
+        """
         course = Course.of(graph)
         return cls(_stretches(TraceIndex(trace), course), course.counted_steps)
 

@@ -107,7 +107,9 @@ def add_rank(
     index: TraceIndex, thread: StepThread, steps: Table, transfers: Transfers, origin_ns: int, parts: Parts
 ) -> None:
     """Add the nodes of a rank's streams, host and workers, and their edges.
-    ``origin_ns``: when the first rank began its first step."""
+
+    ``origin_ns``: when the first rank began its first step.
+    """
     rank = _Rank(index, thread, steps, _pieces(index, thread, transfers), parts)
     rank.add_host(origin_ns)
     rank.add_streams()
@@ -255,7 +257,9 @@ class _Rank:
 
     def _launch(self, before_ns: Int64) -> Int64:
         """Add edges from the host to what it launched.
-        Returns the earliest begin that each launch allows, ``-NEVER`` where the launch is unknown."""
+
+        Returns the earliest begin that each launch allows, ``-NEVER`` where the launch is unknown.
+        """
         pieces = self.pieces
         known = (pieces.launch_ns >= 0) & ~pieces.leaves
         latency = pieces.begin_ns - pieces.launch_ns
@@ -294,8 +298,10 @@ class _Rank:
 
     def _start_in_blocking_copies(self, unexplained: Bools) -> None:
         """Work that nothing else delayed, and that began while the host stood in a blocking copy, waited for that call.
+
         A copy from pageable memory is staged by the host inside its call. What else such a call does before the device
-        may go on is not recorded; the time from its begin is kept in a replay."""
+        may go on is not recorded; the time from its begin is kept in a replay.
+        """
         pieces, calls = self.pieces, self.index.trace.device_calls
         rows = self.index.device_calls.rows(self.thread.process_id)
         rows = rows[calls["call_code"][rows] == DeviceCall.COPY]
@@ -334,7 +340,9 @@ class _Rank:
 
     def _last_launched(self, rows: Int64, moments: Int64, until_ns: Int64) -> Iterator[Int64]:
         """Yield for each stream the last node that was launched before each moment.
-        ``rows``: pieces that count. ``until_ns``: when the piece must have ended; else -1 is yielded in its place."""
+
+        ``rows``: pieces that count. ``until_ns``: when the piece must have ended; else -1 is yielded in its place.
+        """
         pieces = self.pieces
         streams = RowsBy(pieces.stream[rows])
         for stream in streams.values.tolist():
@@ -357,7 +365,9 @@ class _Rank:
 
     def add_device_waits(self) -> None:
         """After a call that waited for the device the host goes on when the work has ended.
-        A call that waits for a whole device waits for the last of all its streams, whichever that is in a replay."""
+
+        A call that waits for a whole device waits for the last of all its streams, whichever that is in a replay.
+        """
         pieces, stood = self.pieces, self._device_waits
         resumed, begin_ns = self.host.next_begun(stood.end_ns)
         lag = np.minimum(begin_ns, stood.end_ns) - pieces.end_ns[stood.piece]
@@ -388,7 +398,9 @@ class _Rank:
 
 def _latest_launches(pieces: _Pieces, rows: Int64) -> Int64:
     """Return the latest time at which each piece of one stream can have been launched, ascending.
-    Work whose launch is not known was launched before what follows it on its stream, and before it began."""
+
+    Work whose launch is not known was launched before what follows it on its stream, and before it began.
+    """
     launch = pieces.launch_ns[rows]
     later = np.minimum.accumulate(np.where(launch >= 0, launch, NEVER)[::-1])[::-1]
     return int64(np.maximum.accumulate(np.where(launch >= 0, launch, np.minimum(later, pieces.begin_ns[rows]))))

@@ -28,7 +28,9 @@ _END_COLUMNS = ("ends", "ends_rank", "ends_step", "ends_lag_ns", "ends_counted",
 @dataclass
 class Parts:
     """Nodes and edges so far; a column of a part is one value or as many as the part has rows.
-    Arrays are kept as they are given, so nobody may change them any more."""
+
+    Arrays are kept as they are given, so nobody may change them any more.
+    """
 
     count: int = 0
     #: How many there are, and their columns.
@@ -39,7 +41,9 @@ class Parts:
 
     def add(self, count: int, **columns: Any) -> Int64:
         """Append nodes and return their numbers.
-        Columns that are not given are -1; ``fetch_ns`` and ``doubtful`` are 0."""
+
+        Columns that are not given are -1; ``fetch_ns`` and ``doubtful`` are 0.
+        """
         self.nodes.append((count, columns))
         first, self.count = self.count, self.count + count
         return np.arange(first, first + count, dtype=np.int64)
@@ -50,8 +54,10 @@ class Parts:
 
     def end_steps(self, nodes: Int64, rank: int, steps: Table, lag_ns: Int64 | int = 0, before: int = -1) -> None:
         """Note which node ends each of a rank's steps.
+
         ``nodes``: by step; -1 where no node ends the step. ``lag_ns``: time from the end of the node to the end of the
-        step. ``before``: node whose end is the begin of the first step."""
+        step. ``before``: node whose end is the begin of the first step.
+        """
         counted = is_counted(steps, kinds=kinds_that_count(steps))
         self.add_ends(nodes, rank, steps["step"], lag_ns, counted, steps["begin_ns"], before)
 
@@ -64,7 +70,9 @@ class Parts:
 
     def graph(self) -> Graph:
         """Return the graph. Time before a node that no edge explains is its gap.
-        Raises MissingDataError if no step of any rank ends with a node."""
+
+        Raises MissingDataError if no step of any rank ends with a node.
+        """
         if not self.ends:
             raise MissingDataError("no step of a rank holds work", hint="see `stashtrace analyze steps`")
         columns: dict[str, Any] = {name: _column(self.nodes, name, other) for name, other in _NODE_COLUMNS.items()}
@@ -176,7 +184,9 @@ class Cells:
         cls, time: TimeSet, painted: Painted, points: Int64, moments: Int64, *, until_ns: int | None = None
     ) -> Cells:
         """Cut a set of intervals at the begins and ends of painted layers and at points.
-        Moments at which no cell ends, from the begin of the set to its end or to ``until_ns``, are cells too."""
+
+        Moments at which no cell ends, from the begin of the set to its end or to ``until_ns``, are cells too.
+        """
         if not len(time):  # damaged times: nothing is left of the thread's life
             return cls(time.begin, time.end)
         cuts = distinct(np.concatenate([painted.begin, painted.end, points, time.begin[:1], time.end[-1:]]))

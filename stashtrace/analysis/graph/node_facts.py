@@ -48,7 +48,9 @@ def facts_of(
     index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph, *, reads: bool = True
 ) -> Facts:
     """Gather the facts of a graph that was just built.
-    ``reads``: estimate from all reads how long those that waited would have taken from memory."""
+
+    ``reads``: estimate from all reads how long those that waited would have taken from memory.
+    """
     count = len(graph)
     fetches = index.batches_of_phase(BatchPhase.FETCH)
     made = np.flatnonzero(graph.is_batch)
@@ -132,8 +134,10 @@ def _inside(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64, k
 
 def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64) -> tuple[Int64, Int64]:
     """Return those of a thread's nodes in which it makes batches itself, and the row of the batch among the fetches.
+
     What a loader does around that, such as asking a sampler for the next indices, its main process does with workers,
-    too."""
+    too.
+    """
     fetches, own = index.batches_of_phase(BatchPhase.FETCH), own_fetches(index, thread)
     if not len(own) or not len(nodes):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -164,8 +168,10 @@ def _waits_in_steps(index: TraceIndex, thread: StepThread, steps: Table) -> tupl
 
 def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: Int64, queued_ns: Int64) -> None:
     """Divide the CPU and run-queue time of each batch among the nodes in which a step thread made it.
+
     ``batches``: the batch of each node. ``of``: nodes by batch. ``cpu_ns``, ``queued_ns``: of all nodes; filled here
-    for these."""
+    for these.
+    """
     known = batches["cpu_ns"] >= 0
     # A thread that is blocked in storage is on no CPU.
     work_ns = graph.end_ns[nodes] - graph.begin_ns[nodes]
@@ -178,8 +184,10 @@ def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: 
 
 def _wait_for_cpus(handed: Handoffs, graph: Graph, nodes: Int64, queued_ns: Int64) -> None:
     """Fill in how long the hand-offs that some nodes are waited for a CPU.
+
     A node may be only the end of one, when the thread was no longer blocked: the own wait of the thread is part of
-    it."""
+    it.
+    """
     at = np.searchsorted(handed.begin, graph.begin_ns[nodes], side="right") - 1
     inside = (at >= 0) & (graph.begin_ns[nodes] < np.append(handed.end, -1)[at])
     nodes, at = nodes[inside], at[inside]
@@ -297,8 +305,10 @@ _NOT_FILES = int(IoFlag.SOCKET | IoFlag.PIPE | IoFlag.DIRECT)
 
 def memory_bounds_ns(index: TraceIndex, process: Int64, begin: Int64, end: Int64) -> tuple[Floats, Floats]:
     """Return the least and largest time that the waiting reads of each batch would have taken from memory.
+
     ``process``, ``begin``, ``end``: of batches that workers made. A process makes one batch at a time. Returns in ns,
-    of each batch; 0 and infinity where there are no similar reads."""
+    of each batch; 0 and infinity where there are no similar reads.
+    """
     calls, batch = _waiting_reads(index, process, begin, end)
     if not len(calls):
         return np.zeros(len(begin)), np.full(len(begin), np.inf)

@@ -57,7 +57,9 @@ class Named:
 
 def named(index: TraceIndex, graph: Graph, pieces: Pieces) -> Named:
     """Cut pieces where the functions of a thread begin and end, and name each piece.
-    ``index``: of the trace that the graph was built from."""
+
+    ``index``: of the trace that the graph was built from.
+    """
     labels = list(_labels(index, graph, pieces))
     cuts = [
         points[_inside(graph, pieces, labels_of, points)]

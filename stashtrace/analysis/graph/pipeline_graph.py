@@ -55,11 +55,13 @@ def is_pipeline(trace: Trace) -> bool:
 
 def build_pipeline(index: TraceIndex, *, overlapped_messages: bool = False) -> PipelineGraph:
     """Build the graph of all steps of all ranks; no step is warm-up.
+
     ``index``: of a trace with operations. ``overlapped_messages``: follow the simulator of the study: a receive may
     begin when the receive before it and its micro-batch have ended, whatever its rank computes then, and no message
     waits for another one of its kernel. Raises MissingDataError if no rank has a step, or the messages that a rank
     receives are not as many as the micro-batches it computes (interleaved stages, lost rows): then it is unknown which
-    computation waited for which message."""
+    computation waited for which message.
+    """
     parts = Parts()
     work = _work(index)
     starts = _Steps.of(index, parts)
@@ -126,7 +128,9 @@ def _work(index: TraceIndex) -> _Work:
 @dataclass(frozen=True, slots=True)
 class _Steps:
     """Steps of the job in order: number, when the first rank began each, and the node of that moment.
-    ``border`` and ``node`` have one entry more, for the end of the last step."""
+
+    ``border`` and ``node`` have one entry more, for the end of the last step.
+    """
 
     number: Int64
     border: Int64
@@ -195,7 +199,9 @@ def _meetings(index: TraceIndex, work: _Work, parts: Parts, overlapped: bool) ->
 
 def _in_one_kernel(work: _Work, rows: Int64) -> Int64:
     """Return for each of these rows the other message of its kernel, the row itself if there is none.
-    A kernel that sends and receives ends when both messages have been moved: each waits for the other's peer."""
+
+    A kernel that sends and receives ends when both messages have been moved: each waits for the other's peer.
+    """
     talks = np.flatnonzero(work.talks[rows])
     other = np.arange(len(rows), dtype=np.int64)
     order = talks[np.lexsort((work.end[rows[talks]], work.begin[rows[talks]], work.rank[rows[talks]]))]
@@ -384,8 +390,10 @@ def _let_go(
     parts: Parts,
 ) -> None:
     """A collective outside the compute stream is awaited by what uses its result.
+
     Gathered parameters are used by the next forward computation, reduced gradients by what follows the last
-    micro-batch."""
+    micro-batch.
+    """
     if not len(beside):
         return
     gathers = np.array([name.endswith("all-gather") for name in names])
@@ -408,9 +416,11 @@ def _unrecorded_meetings(
     work: _Work, steps: _Steps, chains: list[_Chain], numbers_of: list[Mapping[int, int]], parts: Parts
 ) -> None:
     """Add meetings of ranks that waited for one another without a recorded operation.
+
     Loss averages and barriers are in no recording. A meeting is taken to be where all ranks, those of a stage, or those
     of a replica enter an operation of each step no earlier than the last of them was free to, and where that explains
-    most of the time for which they were idle before."""
+    most of the time for which they were idle before.
+    """
     ranks = [chain.rank for chain in chains]
     sets = [np.arange(len(ranks))]
     for number in numbers_of:

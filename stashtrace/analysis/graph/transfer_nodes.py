@@ -40,7 +40,9 @@ class Transfers:
 
 def transfers(index: TraceIndex, parts: Parts) -> Transfers:
     """Add a node for each collective that ended, from its last member's entry to its first member's end.
-    A message ends with its receive."""
+
+    A message ends with its receive.
+    """
     table, matched = index.trace.collectives, index.in_flight
     count = len(table)
     ended = (matched.end_ns < NEVER) & (matched.last_enter_ns < NEVER) & (matched.last_enter_ns > -NEVER)
@@ -81,7 +83,9 @@ def transfers(index: TraceIndex, parts: Parts) -> Transfers:
 
 def _is_asked_late(index: TraceIndex) -> Bools:
     """Return True for rows of ``collectives`` whose end was seen when a thread asked for it, which it did too late.
-    Of a send or a receive a backend may note the end only then: the message had arrived before."""
+
+    Of a send or a receive a backend may note the end only then: the message had arrived before.
+    """
     table, waits = index.trace.collectives, index.trace.collective_waits
     row = GroupBy(table["collective_key"]).row_of(waits["collective_key"])
     asked = np.flatnonzero((row >= 0) & (waits["end_ns"] - waits["begin_ns"] < _INSTANT_NS))
@@ -107,8 +111,10 @@ def _times_without_late_looks(enter: Int64, done: Int64, moved_bytes: Int64, is_
 
 def _numbers(index: TraceIndex) -> tuple[Int64, Int64]:
     """Return the queue of each row of ``collectives``, and its number there: rows of one operation share both.
+
     That is the group and its number, but where two ranks of a group send in both directions each direction is a queue
-    of its own: NCCL numbers all sends and receives of a rank in their order, which the other side need not share."""
+    of its own: NCCL numbers all sends and receives of a rank in their order, which the other side need not share.
+    """
     table = index.trace.collectives
     groups = GroupBy(table["group_hash"])
     queue, number = groups.number.copy(), table["sequence"].copy()

@@ -177,8 +177,10 @@ class Graph:
     @cached_property
     def decided(self) -> Bools:
         """Mask of the edges that stand for a choice made at run time. All other edges hold in every run of the job.
+
         A replay makes the choice again: of such edges into one node, the one whose source ends last binds it
-        (``Replayed.binding``), whichever did so in the recording."""
+        (``Replayed.binding``), whichever did so in the recording.
+        """
         decided = np.zeros(len(self.source), dtype=bool)
         for kind in _DECIDED_TOGETHER:
             edges = np.flatnonzero(self.edge_kind == kind)
@@ -216,8 +218,10 @@ class Graph:
 
     def step_ns(self, replayed: Replayed) -> Int64:
         """Return the length of each step of each rank (rows of ``ends``) by a replay, from the end of the step before.
+
         -1 for the first step of a rank that has several: it warms up. Time between two steps that belongs to none is
-        taken to stay."""
+        taken to stay.
+        """
         return self._lengths(replayed.end_ns)
 
     @property
@@ -302,7 +306,9 @@ class Facts:
 
     def with_copies(self, nodes: Int64) -> Facts:
         """Return the facts of a graph with copies of some nodes behind its own.
-        ``nodes``: node that each new one is a copy of."""
+
+        ``nodes``: node that each new one is a copy of.
+        """
         names = (
             *(
                 "loader",

@@ -358,7 +358,9 @@ Importance = Mapping[str, float] | str | os.PathLike[str]
 
 def weights_of(importance: Importance) -> dict[str, float]:
     """Return the weights by absolute path, from a mapping or from a file with a line ``path,weight`` per sample.
-    Raises UsageError if the file cannot be read, or a line has another form."""
+
+    Raises UsageError if the file cannot be read, or a line has another form.
+    """
     if isinstance(importance, Mapping):
         return {os.path.abspath(path): float(weight) for path, weight in importance.items()}
     try:
@@ -389,7 +391,9 @@ def weights_of(importance: Importance) -> dict[str, float]:
 
 def ranks_of(trace: Trace, importance: Importance) -> Floats:
     """Return the weights by string code of the path; minus infinity for paths without a weight.
-    Raises MissingDataError if no path of the run has a weight."""
+
+    Raises MissingDataError if no path of the run has a weight.
+    """
     weights = weights_of(importance)
     weight_of = np.full(len(trace.strings), -np.inf)
     for path, weight in weights.items():

@@ -106,7 +106,9 @@ class Followed:
 
 class Follower:
     """Follows the pieces of a process; stores where the last call on each file ended.
-    ``count``: number of path codes."""
+
+    ``count``: number of path codes.
+    """
 
     def __init__(self, count: int) -> None:
         self._end = np.full(count, -1, dtype=np.int64)

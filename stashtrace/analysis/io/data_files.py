@@ -58,7 +58,9 @@ def is_data_file(path: str, under: str | None = None) -> bool:
 
 def data_files(trace: Trace, files: Files = "data", under: str | None = None) -> Bools:
     """Return a mask of the files that count, by path code.
-    Raises UsageError if ``files`` is neither ``data`` nor ``all``."""
+
+    Raises UsageError if ``files`` is neither ``data`` nor ``all``.
+    """
     if files not in FILES:
         raise UsageError(f"files cannot be {files!r}", hint="data, or all with those of the interpreter and the system")
     if files == "all":

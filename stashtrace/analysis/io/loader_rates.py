@@ -98,10 +98,12 @@ def loader_rates(trace: Trace) -> Table:
 @dataclass(frozen=True, slots=True)
 class _Batches:
     """Batches that were made for one rank, and the reads for them.
+
     ``range_*`` have one entry per range of a file that a batch read; ``range_batch`` is the row of the batch.
     ``read_*`` have one per read call with a known offset, of all threads of the processes that made the batches;
     ``elsewhere_bytes`` were read by threads that made none. ``stream_*`` have one entry per file and batch of the other
-    calls, with the number of times the batch opened the file. ``calls_*`` are the calls of ranges read from storage."""
+    calls, with the number of times the batch opened the file. ``calls_*`` are the calls of ranges read from storage.
+    """
 
     begin: Int64
     end: Int64

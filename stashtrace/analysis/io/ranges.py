@@ -109,8 +109,10 @@ class FileReads:
 
 def file_reads(trace: Trace) -> FileReads:
     """Sum the reads of each file of the data set, by distinct bytes and passes.
+
     A pass of a rank over its data is an iteration of a DataLoader. If its processes open a file more often, with the
-    openings within one batch counted once, each opening counts as a pass over that file."""
+    openings within one batch counted once, each opening counts as a pass over that file.
+    """
     count = len(trace.strings)
     wanted = data_files(trace)
     owner = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
@@ -167,7 +169,9 @@ def loader_passes(trace: Trace) -> dict[int, int]:
 
 def batch_of(made: Table, track: Int64, begin: Int64) -> Int64:
     """Return for each call the row of the batch that its thread was making when the call began; -1 if none.
-    ``made``: ``batches`` by ``track_id``, then ``begin_ns``."""
+
+    ``made``: ``batches`` by ``track_id``, then ``begin_ns``.
+    """
     batch = np.full(len(track), -1, dtype=np.int64)
     for thread in np.intersect1d(made["track_id"], track).tolist():  # threads that make batches, never many
         calls = np.flatnonzero(track == thread)

@@ -55,7 +55,9 @@ class _Process:
 
 def unseen_reads(trace: Trace, facts: Callable[[str], Mapping[int, int]]) -> list[str]:
     """Return what to list as invisible: processes that use io_uring, and reads from storage past the recorded calls.
-    ``facts`` gives the largest whole number that each process recorded under a key."""
+
+    ``facts`` gives the largest whole number that each process recorded under a key.
+    """
     waiting = [code for name in _WAIT_FOR_SOCKETS if (code := trace.strings.find(name)) >= 0]
     key = trace.metadata["key_code"] == trace.strings.find("io_uring")
     key &= ~np.isin(trace.metadata["value_code"], waiting)

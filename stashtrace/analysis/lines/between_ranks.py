@@ -109,7 +109,9 @@ def lines_between_ranks(trace: Trace) -> Table:
 
 def longer_lines(trace: Trace, rank: int, count: int, *, where: str = STEP) -> list[tuple[dict[str, Any], CostlyLine]]:
     """Return the functions in which a rank is certainly longer than the others, each with the line that differs most.
-    The first of each pair is a row of ``lines_between_ranks``. ``where``: of its step thread, or of its workers."""
+
+    The first of each pair is a row of ``lines_between_ranks``. ``where``: of its step thread, or of its workers.
+    """
     table = lines_between_ranks(trace)
     rows = table.take((table["rank"] == rank) & (table["where"] == where) & (table["low_ns"] > 0))
     found = []
@@ -123,7 +125,9 @@ def _means_of(
     times: PlaceTimes, function_number: Int64, chosen: npt.NDArray[np.bool_], where: int, step_kind: int
 ) -> _Means:
     """Return the means of one kind of step, or of batches.
-    ``function_number``: of each place. ``chosen``: amounts that count."""
+
+    ``function_number``: of each place. ``chosen``: amounts that count.
+    """
     windows = (times.window_where == where) & (times.window_step_kind == step_kind)
     ranks = GroupBy(times.window_rank[windows])
     of_functions = function_means(times, chosen, function_number, ranks.find(times.rank), times.step, ranks.sizes)

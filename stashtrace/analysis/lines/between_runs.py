@@ -201,8 +201,10 @@ class _Keys:
 
 def renamed_files(before: Sequence[FunctionsOfRun], after: Sequence[FunctionsOfRun]) -> list[tuple[str, str]]:
     """Return the names of files of which one is only before and one only after, and that hold the same functions.
+
     They share more than half of the functions of either that stood in stacks, by qualified name, and at least two,
-    unless both have one alone. Of files of one name in several folders nothing is said."""
+    unless both have one alone. Of files of one name in several folders nothing is said.
+    """
     old, new = (_functions_by_file(side) for side in (before, after))
     pairs = [
         (len(old[first] & new[second]), first, second)
@@ -425,8 +427,10 @@ def _errors(chance: float, degrees: float) -> float:
 
 def lines_of_diff(before: Side, after: Side, table: Table) -> Table | None:
     """Compare the functions of the kinds that ``diff`` calls slower or faster, ``table`` being its result.
+
     What other work on the machine can have added to a kind is in them, too. Returns None where a run has no
-    functions."""
+    functions.
+    """
     changed = [row["kind"] for row in table.rows() if row["verdict"] != _NO_DIFFERENCE]
     # Unlike a kind, one of many functions is named only beyond what equal runs may differ by.
     return lines_between_runs(before, after, changed, allowance_ratio=RUN_TO_RUN_RATIO)
@@ -434,7 +438,9 @@ def lines_of_diff(before: Side, after: Side, table: Table) -> Table | None:
 
 def lines_of_gate(gate: Gate) -> Table | None:
     """Compare the functions of the kinds whose change in ``check`` is beyond its bounds; else as for ``diff``.
-    What other work on the machine can have added to a step does not count as a change of a kind."""
+
+    What other work on the machine can have added to a step does not count as a change of a kind.
+    """
     before, after = gate.before, gate.after
     changed: list[str] = []
     if not gate.is_same and before.tells_spread and after.tells_spread:

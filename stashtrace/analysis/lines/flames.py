@@ -62,7 +62,9 @@ class _Tree:
 @cached_on_trace
 def flames(trace: Trace) -> Table:
     """List the functions of the user below their callers, by rank and kind; without stacks there are no rows.
-    Raises MissingDataError if stacks were recorded, but no rank has steps."""
+
+    Raises MissingDataError if stacks were recorded, but no rank has steps.
+    """
     if not len(trace.stack_samples) and not len(trace.stack_spans):
         return Table.empty(FLAMES)
     tree = _tree_of(trace)

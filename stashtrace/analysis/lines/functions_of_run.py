@@ -65,8 +65,10 @@ def function_means(
     ranks_count: float = 1,
 ) -> FunctionMeans:
     """Return the mean time of functions in the steps of each column.
+
     ``chosen``: amounts that count. ``function_number``: of each place. ``column``: of each amount. ``window``: number
-    of its step. ``windows_count``: steps of each column. ``ranks_count``: how many ranks a column is the mean of."""
+    of its step. ``windows_count``: steps of each column. ``ranks_count``: how many ranks a column is the mean of.
+    """
     names = ("kind", "place", "whole_ns", "exact_ns", "unseen_ns", "samples_count")
     rows = {name: getattr(times, name)[chosen] for name in names}
     column, count = column[chosen], len(windows_count)
@@ -209,7 +211,9 @@ def _time(line: LineTime | None) -> float:
 
 def functions_of_run(trace: Trace) -> FunctionsOfRun | None:
     """Return the time of the user's functions in the steps that the step time of a run is made of, and in batches.
-    None if no stack was recorded in these steps. Raises MissingDataError if no rank has steps."""
+
+    None if no stack was recorded in these steps. Raises MissingDataError if no rank has steps.
+    """
     times = place_times(trace)
     if times is None:
         return None

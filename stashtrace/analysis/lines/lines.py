@@ -145,15 +145,19 @@ def costliest_lines(trace: Trace, rank: int, kind: str, count: int, *, step_kind
 
 def costliest_worker_lines(trace: Trace, rank: int, kind: str, count: int) -> list[CostlyLine]:
     """Return the lines in which the workers of a rank spent most of a kind of time, as means of a batch.
-    Parameters and errors as of :func:`costliest_lines`; ``kind`` is prep, fetch or data."""
+
+    Parameters and errors as of :func:`costliest_lines`; ``kind`` is prep, fetch or data.
+    """
     return _costliest(trace, rank, WORKER, kind, count, "")
 
 
 def costliest_of_all(trace: Trace) -> tuple[str, CostlyLine] | None:
     """Return the line in which the ranks together spent most of a step, as means of it; None if none is known.
+
     Waits for what others do are left out. Where ranks wait for batches for longer than any line of a step takes, it is
     the line of their workers, as means of a batch. The first of the pair says which, as ``lines.where`` does. Shares
-    are of the time that is compared. Raises MissingDataError if no rank has steps."""
+    are of the time that is compared. Raises MissingDataError if no rank has steps.
+    """
     times = place_times(trace)
     if times is None:
         return None
@@ -171,8 +175,10 @@ def costliest_of_all(trace: Trace) -> tuple[str, CostlyLine] | None:
 
 def costliest_rows(trace: Trace, where: str, count: int) -> list[tuple[CostlyLine, int]]:
     """Return the costliest pairs of line and kind of time of all ranks together, each with the time of all lines.
+
     ``where``: ``step`` (the kind of step that takes most of the time) or ``worker``. Empty without Python functions.
-    Raises MissingDataError if no rank has steps."""
+    Raises MissingDataError if no rank has steps.
+    """
     if place_times(trace) is None:
         return []
     found = _of_all(trace)
@@ -187,8 +193,10 @@ def line_that_differs(
     trace: Trace, rank: int, function_code: int, path_code: int, *, where: str = STEP
 ) -> CostlyLine | None:
     """Return the line of a function in which a rank is furthest beyond the median of the others; None if none is known.
+
     A function may be all of the loop, and longer by one of its lines. Waits for what others do are left out. ``where``:
-    whose time it is."""
+    whose time it is.
+    """
     times = place_times(trace)
     if times is None:
         return None
@@ -279,7 +287,9 @@ def _of_ranks(trace: Trace) -> dict[str, npt.NDArray[Any]]:
 
 def divide(times: PlaceTimes, rank: Int64) -> dict[str, npt.NDArray[Any]]:
     """Return the columns of ``lines`` and what they were made of.
-    ``rank``: of each amount: its own, or -1 for all ranks together."""
+
+    ``rank``: of each amount: its own, or -1 for all ranks together.
+    """
     kinds = GroupBy(rank, times.where, times.step_kind, times.kind)
     whole_ns, unseen_ns = kinds.sum(times.whole_ns), kinds.sum(times.unseen_ns)
     rest_ns, samples = whole_ns - kinds.sum(times.exact_ns) - unseen_ns, kinds.sum(times.samples_count)

@@ -77,7 +77,9 @@ class PlaceTimes:
 
 def is_of_others(times: PlaceTimes, rank: Int64, kind: Int64) -> npt.NDArray[np.bool_]:
     """Return which times of step threads are waits for what others do: other ranks, the link, workers of their rank.
-    Rank -1, all together, has workers if any rank has."""
+
+    Rank -1, all together, has workers if any rank has.
+    """
     with_workers = np.unique(times.window_rank[times.window_where == WHERES.index(WORKER)])
     with_workers = np.append(with_workers, -1) if len(with_workers) else with_workers
     return is_one_of(kind, OF_OTHERS) | (is_one_of(kind, OF_WORKERS) & np.isin(rank, with_workers))
@@ -86,7 +88,9 @@ def is_of_others(times: PlaceTimes, rank: Int64, kind: Int64) -> npt.NDArray[np.
 @cached_on_trace
 def place_times(trace: Trace) -> PlaceTimes | None:
     """Divide the time of step threads and workers among places in code; None if no stack was recorded.
-    Raises MissingDataError if no rank has steps."""
+
+    Raises MissingDataError if no rank has steps.
+    """
     index = TraceIndex(trace)
     counted = counted_steps(index.steps)
     if not len(trace.stack_samples) and not len(trace.stack_spans):

@@ -131,7 +131,9 @@ def _ended_the_wait(
     place_of_wait: Int64,
 ) -> npt.NDArray[np.bool_]:
     """Return which samples are of a thread that ended the wait in which they were taken.
-    ``wait``: of each sample of the thread that waits, -1 in none."""
+
+    ``wait``: of each sample of the thread that waits, -1 in none.
+    """
     own = wait[active.look]
     ender, place = np.append(waits["gil_track_id"], -1)[wait], np.append(place_of_wait, -1)[own]
     locks = waits["wait_code"] == WaitOp.SEMAPHORE
@@ -159,7 +161,9 @@ def _stops(
     active: _Active, ended: npt.NDArray[np.bool_], ender: Int64, compared: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
     """Return which samples are of threads that run less than half as often while none waits for them.
-    ``ender``: of the wait of each sample of the thread that waits."""
+
+    ``ender``: of the wait of each sample of the thread that waits.
+    """
     threads, looks = GroupBy(active.track), GroupBy(ender)
     runs = threads.sum(int64(ended)) / np.maximum(np.append(looks.sizes, 0)[looks.find(threads.values)], 1)
     always = threads.sum(int64(compared[active.look])) / max(int(compared.sum()), 1)
@@ -266,7 +270,9 @@ class ThreadPlaces:
 
 def exact_calls(spans: Table) -> tuple[LabelledIntervals, Int64]:
     """Return the long calls of a thread, of nested ones the innermost, and the row of ``stack_spans`` of each.
-    What a coroutine awaits stands for the calls by which its event loop waits."""
+
+    What a coroutine awaits stands for the calls by which its event loop waits.
+    """
     rows = np.flatnonzero(is_one_of(spans["cause_code"], _EXACT) & (spans["end_ns"] > spans["begin_ns"]))
     begin, end, is_awaited = spans["begin_ns"][rows], spans["end_ns"][rows], spans["cause_code"][rows] == _AWAITED
     if is_awaited.any():

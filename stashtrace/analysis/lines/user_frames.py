@@ -109,8 +109,10 @@ def places(trace: Trace) -> Places:
 
 def _called_by_loop(trace: Trace, users: Int64, caller: Int64, by_key: GroupBy, names: Int64) -> Int64:
     """Return the frame of the function that a training loop calls and that each frame is in; -1 for the loop itself.
+
     The loop is the innermost function that nearly all samples of step threads are in. ``users``: the frame itself where
-    it is the user's, else -1."""
+    it is the user's, else -1.
+    """
     none = np.full(len(users), -1, dtype=np.int64)
     samples = trace.stack_samples
     try:
@@ -191,7 +193,9 @@ def owners(trace: Trace) -> Int64:
 @cached_on_trace
 def libraries(trace: Trace) -> tuple[re.Pattern[str], ...]:
     """Return what the files of libraries match; the group is the package.
-    Beside the usual folders it is the one that holds torch: all of it, unless the job's own script lies there, too."""
+
+    Beside the usual folders it is the one that holds torch: all of it, unless the job's own script lies there, too.
+    """
     frames = trace.frames
     paths = [trace.text(code) for code in np.unique(frames["path_code"]).tolist()]
     known = (path for path in paths if not any(one.match(path) for one in _LIBRARIES))

@@ -58,7 +58,9 @@ class BatchWaits:
 @kept_per_thread
 def batch_waits(index: TraceIndex, thread: StepThread) -> BatchWaits:
     """Return the waits of a step thread, each joined with the making of its batch by (rank, loader_id, batch_index).
-    A wait without a batch (creation or end of the iterator) is the step thread's work on the loader."""
+
+    A wait without a batch (creation or end of the iterator) is the step thread's work on the loader.
+    """
     waits = index.batches_of_phase(BatchPhase.WAIT)
     rows = index.batch_waits.rows(thread.track_id)
     rows = disjoint_rows(waits, rows, "loader_id", "batch_index", "cpu_ns", "runqueue_ns")
@@ -224,7 +226,9 @@ def next_to_workers(
     index: TraceIndex, thread: StepThread, waits: BatchWaits, working: TimeSet, explained: TimeSet
 ) -> list[Layer]:
     """Return layers of the gaps of a thread whose waits were not recorded, and of a sleep in the place of compute.
-    ``working`` is the time in its phases and annotations. No layers for native traces and without recorded workers."""
+
+    ``working`` is the time in its phases and annotations. No layers for native traces and without recorded workers.
+    """
     making = index.making_meanwhile(thread)
     if not len(making) or not is_imported(index.trace):
         return []

@@ -232,7 +232,9 @@ def stall_intervals(trace: Trace) -> Table:
 
 def coded_intervals(trace: Trace) -> dict[str, Int64]:
     """Return the columns of :func:`stall_intervals`, by rank and begin, with kinds as numbers of :class:`StallKind`.
-    A long run has millions of rows; texts of kinds would take more memory than all other columns. Same errors."""
+
+    A long run has millions of rows; texts of kinds would take more memory than all other columns. Same errors.
+    """
     index = TraceIndex(trace)
     parts: dict[str, list[Int64]] = {name: [np.empty(0, dtype=np.int64)] for name in STALL_INTERVALS.names}
     for thread, steps in ranks_and_steps(trace, index.steps):
@@ -465,7 +467,9 @@ def _causes(
 
 def stalls_counted(trace: Trace, *, warmup: bool = False) -> Table:
     """Sum :func:`stalls` over the counted steps of each rank, by kind of step, method and cause: parts of totals.
-    Columns: table ``stalls_counted`` of ``docs/reference/tables.md``."""
+
+    Columns: table ``stalls_counted`` of ``docs/reference/tables.md``.
+    """
     return _sum_counted_steps(TraceIndex(trace), warmup)
 
 

@@ -56,8 +56,10 @@ class Blocked:
 
 def disjoint_rows(table: Table, rows: Int64, *ties: str) -> Int64:
     """Return rows by begin, without those that start inside an earlier one (waits inside waits of the same thread).
+
     Of equal intervals, the row with the smallest ``ties``, columns of the table, stays, so that the order of rows does
-    not matter."""
+    not matter.
+    """
     begin, end = table["begin_ns"][rows], table["end_ns"][rows]
     if (begin[1:] >= end[:-1]).all() and (end > begin).all():  # as nearly all are
         return rows
@@ -87,8 +89,10 @@ def in_flight_heads(call: Int64, end: Int64) -> tuple[Int64, Int64, Int64]:
 @kept_per_thread
 def own_collectives(index: TraceIndex, thread: StepThread) -> tuple[Int64, Int64, Int64]:
     """Return rows, calls and ends of a rank's collectives; one that never ended lasts as long as the rank.
+
     If all ranks entered an operation and its end was not recorded, it must not block the queue for ever: it counts as
-    ended when the last rank entered."""
+    ended when the last rank entered.
+    """
     table, matched = index.trace.collectives, index.in_flight
     rows = index.collectives.rows(thread.process_id)
     call, end = index.entered_ns[rows], matched.end_ns[rows]
@@ -263,8 +267,10 @@ def transfer_layers(
     index: TraceIndex, begin: Int64, end: Int64, row: Int64, link: Int64, alternative: tuple[StallKind, ...] = ()
 ) -> tuple[list[Layer], TimeSet]:
     """Return layers of transfers by link (``row`` may be -1), and the transfers that an estimate divides.
+
     If a group spans hosts and some members share a host, its transfer is network up to the cut, then interconnect.
-    Around an estimated cut, each of the two is the alternative of the other."""
+    Around an estimated cut, each of the two is the alternative of the other.
+    """
     network, inside = StallKind.NETWORK, StallKind.INTERCONNECT
     across, within, mixed = link == ACROSS, link == INSIDE, link == MIXED
     layers = [

@@ -55,7 +55,9 @@ def growth_in(at: Int64, value: Int64, begin: Int64, end: Int64) -> Int64:
 
 def cpu_waits(index: TraceIndex, thread: StepThread, steps: Table) -> dict[str, int]:
     """Return the ns that a step thread waited for a CPU in some steps, by column of the budget.
-    ``steps``: rows of ``steps`` of that rank. No column has more than its time. Empty where no reading is known."""
+
+    ``steps``: rows of ``steps`` of that rank. No column has more than its time. Empty where no reading is known.
+    """
     return {column: round(float(spent.sum())) for column, spent in cpu_waits_by_step(index, thread, steps).items()}
 
 
@@ -101,8 +103,10 @@ class Handoffs:
 @kept_per_thread
 def handoffs(index: TraceIndex, thread: StepThread) -> Handoffs:
     """Return the hand-offs of batches to a step thread, and how long each waited for a CPU.
+
     The step thread sleeps until a batch arrives, so its wait for a CPU lies in the hand-off. The threads of workers are
-    sampled: each batch has their mean."""
+    sampled: each batch has their mean.
+    """
     waits = batch_waits(index, thread)
     handed = np.flatnonzero((waits.made_by >= 0) & (waits.made_by != thread.process_id) & (waits.made_ns < waits.end))
     begin, end = np.maximum(waits.made_ns, waits.begin)[handed], waits.end[handed]
@@ -113,7 +117,9 @@ def handoffs(index: TraceIndex, thread: StepThread) -> Handoffs:
 
 def _queued_senders_ns(index: TraceIndex, thread: StepThread, taken_ns: Int64) -> float:
     """Return how long threads of a rank's workers waited for a CPU per batch, without those that make the batches.
-    ``taken_ns``: when the step thread took each batch."""
+
+    ``taken_ns``: when the step thread took each batch.
+    """
     steps, tracks = counted_steps(index.steps_of(thread.rank)), index.trace.tracks
     window = (int(steps["begin_ns"].min()), int(steps["end_ns"].max())) if len(steps) else (0, 0)
     count = int(((taken_ns >= window[0]) & (taken_ns < window[1])).sum())

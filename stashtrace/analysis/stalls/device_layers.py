@@ -124,7 +124,9 @@ def _before_first(index: TraceIndex, thread: StepThread, begin: Int64) -> TimeSe
 
 def _launched_before(index: TraceIndex, thread: StepThread, idle: TimeSet) -> tuple[TimeSet, TimeSet]:
     """Return idle stretches before whose begin the next work had been launched, the short ones and the long ones.
-    The device did not wait for its host in them."""
+
+    The device did not wait for its host in them.
+    """
     next_work = _next_work(index, thread, idle)
     returned = np.append(index.trace.kernels["return_ns"], -1)[next_work]
     known = (next_work >= 0) & (returned >= 0) & (returned <= idle.begin)
@@ -160,7 +162,9 @@ def _once(exposed: dict[int, TimeSet]) -> dict[int, TimeSet]:
 
 def _in_blocking_calls(index: TraceIndex, thread: StepThread, idle: TimeSet) -> TimeSet:
     """Return idle stretches that begin inside a blocking call, which drained the device; of others, the part in one.
-    Within a stretch only calls of the thread count that launches the work at its end: it came late because of them."""
+
+    Within a stretch only calls of the thread count that launches the work at its end: it came late because of them.
+    """
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
     rows = rows[np.isin(calls["call_code"][rows], BLOCKING_CALLS)]
     blocking = TimeSet.of(calls["begin_ns"][rows], calls["end_ns"][rows] + 1)
@@ -333,7 +337,9 @@ def _time_after_draining(
     index: TraceIndex, thread: StepThread, view: device_links.DeviceView
 ) -> tuple[TimeSet, TimeSet]:
     """Return the time from the end of calls that drained the device to the next event, and the time inside such calls.
-    The device works during such a call. Kernels launched after it are not recorded, so the first set is a bound."""
+
+    The device works during such a call. Kernels launched after it are not recorded, so the first set is a bound.
+    """
     calls, rows = index.trace.device_calls, index.device_calls.rows(thread.process_id)
     code, stream = calls["call_code"][rows], calls["stream_track_id"][rows]
     on_compute = np.isin(stream, view.compute)

@@ -47,8 +47,10 @@ STARVED_NS = 20_000
 @dataclass(slots=True)
 class Exposed:
     """Exposed time of one compute stream by the awaited work, as lists of begins and ends.
+
     ``links`` holds each wait by the stream of the awaited collective. In pieces of ``unsure``, it is unknown whether
-    the stream waited or the host had not enqueued the wait yet."""
+    the stream waited or the host had not enqueued the wait yet.
+    """
 
     pieces: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
     links: dict[int, list[tuple[Int64, Int64]]] = field(default_factory=dict)
@@ -80,9 +82,11 @@ def joined(parts: list[tuple[Int64, Int64]]) -> TimeSet:
 
 class DeviceView:
     """Brackets of one rank, and the times derived from them.
+
     ``process_id``: of the rank. ``compute``: tracks of the streams that carry compute. ``exposed``: by compute stream.
     ``life``: first and last event of each compute stream. ``loaded``: time when the device surely had work: an event
-    stood in a compute stream behind unfinished work. ``error_ns``: error of the event clock."""
+    stood in a compute stream behind unfinished work. ``error_ns``: error of the event clock.
+    """
 
     def __init__(self, index: TraceIndex, thread: StepThread) -> None:
         trace = index.trace
@@ -160,7 +164,9 @@ class DeviceView:
     @staticmethod
     def _copies(exposed: Exposed, direction: Int64, among: Bools, pieces: tuple[Int64, ...]) -> None:
         """Add copies by their kind of stall. ``pieces``: the stall may begin at the first time, surely at the second.
-        A copy inside one device is the device's work. A copy of unknown direction may be a stall or not."""
+
+        A copy inside one device is the device's work. A copy of unknown direction may be a stall or not.
+        """
         begin, sure, stop = pieces
         peer = direction == CopyDirection.PEER
         unknown = among & np.isin(direction, _NO_DIRECTION)
@@ -179,7 +185,9 @@ class DeviceView:
 
     def busy_on(self, stream: int) -> TimeSet:
         """Return when a stream surely worked: an event stood in it behind something other than a wait.
-        For ``ANY_STREAM``, return when every stream with collectives of this rank did."""
+
+        For ``ANY_STREAM``, return when every stream with collectives of this rank did.
+        """
         if stream == ANY_STREAM:
             rows = self._index.collectives.rows(self.process_id)
             given = np.unique(self._index.trace.collectives["stream_track_id"][rows])
@@ -239,9 +247,11 @@ def link_layers(
     running: bool = False,
 ) -> LinkTime:
     """Divide exposed time, given by the stream of the awaited collectives (or ``ANY_STREAM``).
+
     ``running`` says that communication is known to run in all of it. If not, time before the rank itself entered has no
     known cause, because what delayed the entry was not recorded. Where ``busy`` shows that the awaited stream worked
-    meanwhile, it was work on a side stream; elsewhere the host may not have launched the collective yet."""
+    meanwhile, it was work on a side stream; elsewhere the host may not have launched the collective yet.
+    """
     devices, table = index.on_devices, index.trace.collectives
     at = index.collectives.rows(thread.process_id)
     at = at[devices.timed[at]]
@@ -296,7 +306,9 @@ def _divide(index: TraceIndex, begin: Int64, end: Int64, row: Int64) -> tuple[li
 
 def queued_time(index: TraceIndex, view: DeviceView) -> TimeSet:
     """Return when a compute stream waited for a collective queued behind an earlier one that was transferring.
-    It is part of the link's time, that of the earlier collective."""
+
+    It is part of the link's time, that of the earlier collective.
+    """
     devices, table = index.on_devices, index.trace.collectives
     at = index.collectives.rows(view.process_id)
     at = at[devices.timed[at]]

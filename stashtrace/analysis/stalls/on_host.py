@@ -173,8 +173,10 @@ def _with_unread_device(layer: Layer) -> Layer:
 
 def operator_layers(index: TraceIndex, thread: StepThread) -> list[Layer]:
     """Return layers of a thread whose operators were all recorded: it computes in these and nowhere else.
+
     While only other threads ran operators, it may have waited for them or for something else. While nothing ran, it was
-    blocked or in Python: the recording does not show which."""
+    blocked or in Python: the recording does not show which.
+    """
     own = _operators(index, thread, only_own=True)
     life = TimeSet.of([thread.begin_ns], [thread.end_ns])
     return [
@@ -188,9 +190,11 @@ def _outside_collectives(
     index: TraceIndex, thread: StepThread, works: TimeSet, explained: TimeSet
 ) -> tuple[list[Layer], LabelledIntervals]:
     """Return layers of time in which only a host collective ran, in a process whose waits were not recorded.
+
     It is unknown whether the thread was blocked on it. Nothing shows that it worked, so the point is the link, or the
     late rank, and any part may be ``python`` or ``other``, or ``compute`` where operators were not recorded. Also
-    return the ranks that it would have waited for."""
+    return the ranks that it would have waited for.
+    """
     nobody = LabelledIntervals(int64([]), int64([]), int64([]))
     rows, call, end = collective_blocking.own_collectives(index, thread)
     host = (index.trace.collectives["source_code"][rows] == int(CollectiveSource.HOST)) & ~index.timed_on_device[rows]
@@ -233,7 +237,9 @@ def _operators(index: TraceIndex, thread: StepThread, *, only_own: bool = False)
 
 def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tuple[Int64, Int64]:
     """Return codes of files that the thread's checkpoints wrote, and of those that it writes and does not read.
-    An fsync or rename of the former belongs to the checkpoint, as their opens do if they are among the latter."""
+
+    An fsync or rename of the former belongs to the checkpoint, as their opens do if they are among the latter.
+    """
     io = index.trace.notable_io
     own = rows_of(io["track_id"], thread.track_id)
     if own.start == own.stop:
@@ -274,8 +280,10 @@ class Gaps:
 @kept_per_thread
 def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
     """Return the rows of the thread's outermost phases, in order.
+
     An optimizer that runs the whole step as its closure stands aside: what runs inside belongs to itself, and the
-    update that follows is time of the loop."""
+    update that follows is time of the loop.
+    """
     phases = index.trace.phases
     rows = index.phases.rows(thread.track_id)
     rows = rows[(phases["phase_flags"][rows] & int(PhaseFlag.BACKGROUND | PhaseFlag.NESTED)) == 0]
@@ -287,7 +295,9 @@ def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
 
 def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits, compiling: TimeSet) -> Gaps:
     """Return the thread's gaps. Its CPU time began at 0, so the first gap is timed as well; the last is not.
-    What batch waits and compilations ran has kinds of its own."""
+
+    What batch waits and compilations ran has kinds of its own.
+    """
     phases = index.trace.phases
     rows = outer_phase_rows(index, thread)
     begin = np.concatenate([[thread.begin_ns], phases["end_ns"][rows]])
@@ -309,9 +319,11 @@ def gap_layers(
     gaps: Gaps, explained: TimeSet, annotated: TimeSet, *, has_phases: bool, are_compute: bool = False
 ) -> list[Layer]:
     """Return layers of what ran in the gaps, and other; blocked time goes to pieces outside annotations first.
+
     What ran between phases is the loop's code, ``python``. Where no phase was seen, nothing distinguishes such code
     from the operators of the step: it is ``compute``, with ``python`` as its alternative, unless annotations
-    ``are_compute``."""
+    ``are_compute``.
+    """
     ran, unsure = (_PYTHON, _COMPUTE) if has_phases else (_COMPUTE, _PYTHON)
     every = TimeSet(gaps.begin, gaps.end) - explained
     plain, named = (every - annotated).pieces(gaps.begin, gaps.end), (every & annotated).pieces(gaps.begin, gaps.end)
@@ -335,8 +347,10 @@ def phase_layers(
     index: TraceIndex, thread: StepThread, busy: TimeSet, explained: TimeSet, compiling: TimeSet
 ) -> list[Layer]:
     """Return layers of the phases that compute: time that the thread's clocks do not show as run may be ``other``.
+
     Off the CPU in a phase, the thread waits for threads that compute with it (of OpenMP or the library), or for a lock;
-    no record shows which. Without clocks of the thread, nothing speaks against compute."""
+    no record shows which. Without clocks of the thread, nothing speaks against compute.
+    """
     phases, rows = index.trace.phases, outer_phase_rows(index, thread)
     cpu_begin, cpu_end, queue_begin, queue_end = (
         phases[name][rows] for name in ("begin_cpu_ns", "end_cpu_ns", "begin_runqueue_ns", "end_runqueue_ns")

@@ -45,8 +45,10 @@ _NOT_STORAGE = int(IoFlag.SOCKET | IoFlag.PIPE)
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Time of one kind, unless an earlier layer of the rank covers it.
+
     ``alternatives`` are the kinds it may have instead: they lower ``low_ns`` of this kind and raise ``high_ns`` of
-    those."""
+    those.
+    """
 
     kind: StallKind
     time: TimeSet
@@ -156,8 +158,10 @@ _COLLECTIVE_ORDER = ("process_id", "group_hash", "sequence", "call_ns", "end_ns"
 
 class TraceIndex:
     """Groupings of one trace, and results that several analyses need; each is made on first use.
+
     They are kept with the trace: all indexes of a trace share them, so making another index costs nothing. ``origin``
-    is the trace as it was given."""
+    is the trace as it was given.
+    """
 
     __slots__ = ("__dict__", "origin")
 
@@ -405,7 +409,9 @@ class TraceIndex:
 
 def kept_per_thread(compute: Callable[[TraceIndex, StepThread], Result]) -> Callable[[TraceIndex, StepThread], Result]:
     """Decorate a function of only an index and a thread: its result is computed once and kept with the trace.
-    The result must not refer to the trace, and must not be changed."""
+
+    The result must not refer to the trace, and must not be changed.
+    """
     name = f"{compute.__module__}.{compute.__qualname__}"
 
     @wraps(compute)
@@ -437,8 +443,10 @@ def matched_among_all(together: Trace) -> Table:
 
 def as_among_all(own: Trace, together: Trace, numbered: Table) -> Trace:
     """Return the trace of some ranks with what the trace of all of them says of its steps and collectives.
+
     ``own``, ``together``: with the same numbers of processes, tracks and collectives. ``numbered``: rows of ``steps``
-    of all ranks."""
+    of all ranks.
+    """
     ranks = own.ranks
     steps = numbered.take(np.isin(numbered["rank"], ranks))
     schema = TABLES["numbered_steps"]

@@ -52,7 +52,9 @@ def host_cpus(trace: Trace, window: tuple[int, int] | None) -> dict[str, HostCpu
 
 def runqueue_of_ranks(trace: Trace, window: tuple[int, int]) -> dict[int, float]:
     """Map each rank to the time for which its threads and those of its workers could run but had no CPU, ns.
-    Threads that wait at the same time count each. A rank of which no thread was sampled is left out."""
+
+    Threads that wait at the same time count each. A rank of which no thread was sampled is left out.
+    """
     processes = trace.processes
     rank_of = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
     waited: dict[int, float] = {}
@@ -108,7 +110,9 @@ def _grown_by_series(
     trace: Trace, name: str, window: tuple[int, int] | None
 ) -> Iterator[tuple[tuple[int, int], tuple[float, tuple[int, int]]]]:
     """Give each series of a cumulative counter with its growth in a window, and between which samples that is.
-    If fewer than two samples are inside, all samples of the counter are used."""
+
+    If fewer than two samples are inside, all samples of the counter are used.
+    """
     for key, at, values in timed_samples(trace, name):
         inside = (at >= window[0]) & (at <= window[1]) if window else np.ones(len(at), dtype=bool)
         rows = np.flatnonzero(inside) if np.count_nonzero(inside) > 1 else np.array([0, len(at) - 1])

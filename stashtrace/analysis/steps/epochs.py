@@ -20,7 +20,9 @@ SERVES = ("training", *QUIET_KINDS)
 
 def workers_count(worker_ids: Int64) -> int:
     """Return how many workers a loader had at a time, by the ids of the workers that made its batches; 0 without any.
-    DataLoader numbers the workers of every iterator from 0, so those that start again with each epoch count once."""
+
+    DataLoader numbers the workers of every iterator from 0, so those that start again with each epoch count once.
+    """
     return len(np.unique(worker_ids[worker_ids >= 0]))
 
 
@@ -69,8 +71,10 @@ def recorded_samples(trace: Trace) -> dict[int, LoaderSamples]:
 
 def step_samples(steps: Table, waits: Table, told: dict[int, LoaderSamples]) -> tuple[Floats, LoaderSamples]:
     """Samples of each step of one rank, and what the loader that it waited for most often says.
+
     ``steps``: ``steps`` of a rank. ``waits``: batch waits of the rank that brought a batch. The samples are as many as
-    the steps, in their order; empty if a loader that fed one of them does not say."""
+    the steps, in their order; empty if a loader that fed one of them does not say.
+    """
     order = np.argsort(steps["begin_ns"], kind="stable")
     begin, end = steps["begin_ns"][order], steps["end_ns"][order]
     at = window_at(waits["begin_ns"], begin, end)
@@ -95,8 +99,10 @@ class JobSamples:
 
 def job_samples(trace: Trace) -> JobSamples:
     """Find the samples of the training steps of a run.
+
     A rank's step has the batches that it waited for inside, its samples are the median over steps and ranks. Nothing is
-    said where a loader gives samples one by one, or ranks differ."""
+    said where a loader gives samples one by one, or ranks differ.
+    """
     known = recorded_samples(trace)
     every_step = steps(trace)
     train = every_step.take(np.isin(every_step["kind"], UPDATE_KINDS))

@@ -24,7 +24,9 @@ _OF_COLLECTIVES = ("collective_waits", "collective_details", "matched_collective
 
 def part_of_run(trace: Trace, part_ratio: float) -> Trace | None:
     """Return a trace of about this part of the steps of a run, in a row, whose mean is nearest to that of the run.
-    None if that would be fewer than eight steps, or the run has no steps of the kinds that count."""
+
+    None if that would be fewer than eight steps, or the run has no steps of the kinds that count.
+    """
     steps = step_time_steps(find_steps(trace))
     by_step = GroupBy(steps["step"])
     count = int(part_ratio * len(by_step.values))

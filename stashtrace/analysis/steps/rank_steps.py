@@ -208,7 +208,9 @@ def brief_steps(tokens: Tokens, steps: StepColumns, sub_steps: Int64) -> Bools:
 
 def join_quiet(ranks: Sequence[RankSteps], first_updates: Sequence[int]) -> list[RankSteps]:
     """Join the steps without gradients that are part of a training step to it.
-    ``ranks``: of all ranks. ``first_updates``: number of each rank's first update among all ranks."""
+
+    ``ranks``: of all ranks. ``first_updates``: number of each rank's first update among all ranks.
+    """
     runs = [_Runs.of(rank, first) for rank, first in zip(ranks, first_updates, strict=True)]
     training = [run for run in runs if run.updates]
     if not any(run.count.any() for run in training):
@@ -274,7 +276,9 @@ def _count_quiet(trains: Bools) -> Int64:
 
 def _all_brief(ranks: Sequence[_Runs]) -> Bools:
     """Return before which updates the run of each rank that has one is of tokens.
-    The forwards of a rank that waits in them are long in training, and would make each batch look like a token."""
+
+    The forwards of a rank that waits in them are long in training, and would make each batch look like a token.
+    """
     found, others = _nowhere(ranks), _nowhere(ranks)
     for rank in ranks:
         own, count = slice(rank.first, rank.first + rank.updates), rank.count[:-1]

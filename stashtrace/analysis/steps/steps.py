@@ -134,8 +134,10 @@ def local_steps(trace: Trace) -> tuple[RankSteps, ...]:
 
 def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> Table:
     """Number the steps of all ranks the same way: the cross-rank half of :func:`steps`.
+
     ``ranks``: from :func:`local_steps`, of the whole run. ``collectives``: of all ranks; needs rank, group_hash,
-    sequence, op_code, call_ns. ``first``: number of the first step."""
+    sequence, op_code, call_ns. ``first``: number of the first step.
+    """
     numbered = any(r.numbered for r in ranks)  # then every rank that has whole steps keeps their numbers
     ranks = list(ranks) if numbered else _number_among_all(ranks, _first_updates(ranks, collectives))
     if not any(len(r.columns.begin) for r in ranks):
@@ -169,8 +171,10 @@ def number_steps(ranks: Sequence[RankSteps], collectives: Table, first: int) -> 
 
 def counted_steps(steps: Table, *, warmup: bool = False, kinds: Sequence[str] = ()) -> Table:
     """Steps that totals are made of: those with events, and without warm-up unless that is asked for.
+
     Where the event budget left a rank no step with events, its steps count all the same. With ``kinds`` only steps of
-    these kinds count."""
+    these kinds count.
+    """
     counted = is_counted(steps, warmup=warmup, kinds=kinds)
     return steps if counted.all() else steps.take(counted)
 
@@ -307,8 +311,10 @@ def _number_among_all(ranks: Sequence[RankSteps], first_updates: Sequence[int]) 
 
 def _check_by_collectives(table: Table, ranks: Sequence[RankSteps]) -> tuple[list[RankSteps], Int64]:
     """Shift the ordinals of ranks whose collectives say so, and return which steps agree.
+
     A collective has the same group and sequence on all its ranks, so it must lie in the same step. A rank recorded from
-    a later step on is off by a constant: the most frequent difference, if more than half of the votes have it."""
+    a later step on is off by a constant: the most frequent difference, if more than half of the votes have it.
+    """
     shared = ~np.isin(table["op_code"], (CollectiveOp.SEND, CollectiveOp.RECEIVE))
     order = np.flatnonzero(shared)
     order = order[order_by(*(table[c][order] for c in ("group_hash", "sequence", "rank", "call_ns")))]
@@ -355,7 +361,9 @@ def _leaders_agree(ranks: list[RankSteps], agreement: list[Int64]) -> Int64:
 
 def _thinned_equally(ordinal: Int64, own: Int64, warmup: Int64) -> Int64:
     """A step that one rank left out is left out on all: of its collectives not every entry is known.
-    Strides are powers of two, so steps remain that every rank has; were there none, each rank would keep its own."""
+
+    Strides are powers of two, so steps remain that every rank has; were there none, each rank would keep its own.
+    """
     shared = np.isin(ordinal, np.unique(ordinal[own == 1]))
     return np.where(shared, 1, 0) if (~shared & (warmup == 0)).any() else own
 

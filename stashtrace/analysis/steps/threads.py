@@ -71,7 +71,9 @@ def step_threads(trace: Trace) -> tuple[StepThread, ...]:
 @cached_on_trace
 def threads_without_steps(trace: Trace) -> tuple[StepThread, ...]:
     """Return the thread with the most collectives of each rank that has none in ``step_threads``, ascending.
-    Such a rank serves others, as a parameter server that relays gradients: waits for it may be passed on."""
+
+    Such a rank serves others, as a parameter server that relays gradients: waits for it may be passed on.
+    """
     table = trace.collectives
     with_steps = {thread.rank for thread in step_threads(trace)}
     called = np.flatnonzero((table["track_id"] >= 0) & (table["rank"] >= 0))

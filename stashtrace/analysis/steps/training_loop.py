@@ -80,10 +80,12 @@ PHASES_OF_TOKENS = ("phase_code", "phase_flags", "begin_ns", "end_ns", "name_cod
 
 def tokens_of(phases: dict[str, Int64], wait_begin: Int64, wait_end: Int64) -> Tokens:
     """Tokens of a thread from the rows of its phases and batch waits.
+
     Nested phases are not tokens (recomputation inside backward, which makes what ran without gradients before it a
     forward of training), but an update inside backward is: it counts as ending with the phase around it. Where an
     optimizer calls a closure, the closure is the step's forward and backward and comes before the update; what it
-    computes again, as line searches do, is part of the update."""
+    computes again, as line searches do, is part of the update.
+    """
     code, flags = phases["phase_code"], phases["phase_flags"]
     kind = np.full(len(code), -1, dtype=np.int64)
     for phase, token in _KIND_OF_PHASE.items():
@@ -191,8 +193,10 @@ def unit_starts(tokens: Tokens) -> Bools:
 
 def _training_goes_on(tokens: Tokens, previous: Int64) -> Bools:
     """True at a training forward after forwards without gradients that a wait led in, where training has no waits.
+
     The wait was for the last batch of an evaluation. In a loop whose training waits for its batches, such forwards are
-    those of a teacher, on the batch that is trained on."""
+    those of a teacher, on the batch that is trained on.
+    """
     trains = (tokens.kind == FORWARD) & ~tokens.no_grad
     begins = trains & (previous != FORWARD)
     fed = np.count_nonzero(begins & (previous == WAIT))
@@ -204,8 +208,10 @@ def _training_goes_on(tokens: Tokens, previous: Int64) -> Bools:
 
 def update_groups(tokens: Tokens) -> Int64:
     """Group number of each update: updates with no forward or batch wait between them belong together.
+
     So do those of several optimizers that take turns on one batch (adversarial networks; actor and critic): a group
-    ends where an optimizer steps that has stepped in it, or where a batch is waited for."""
+    ends where an optimizer steps that has stepped in it, or where a batch is waited for.
+    """
     kind = tokens.kind
     separators = (kind == WAIT) | (kind == FORWARD)
     if not (kind == FORWARD).any():
@@ -322,9 +328,11 @@ def steps_of(tokens: Tokens, *, rollouts: bool = True) -> StepColumns:
 
 def _rolls_out(runs: _QuietRuns) -> bool:
     """Whether runs of forwards without gradients make the data of the updates after them (reinforcement learning).
+
     A rollout comes before its updates: the first update has one, and nothing follows the last. Validation comes after
     them, goes through a loader, or puts the model into another mode and is short compared to the updates. Where a
-    recording begins or ends in between, mode and length alone decide."""
+    recording begins or ends in between, mode and length alone decide.
+    """
     groups = len(runs.forwards) - 1
     inner = runs.forwards[1:groups]
     inner = inner[inner > 0]
@@ -402,8 +410,10 @@ def runs_closure(phases: Table, rows: Int64) -> Bools:
 
 def update_times(trace: Trace, process_id: int) -> TimeSet:
     """Return when a process updated parameters.
+
     What an optimizer does before the last forward or backward inside its step has ended is its closure's, whatever it
-    is: a closure that sleeps between both leaves no other mark."""
+    is: a closure that sleeps between both leaves no other mark.
+    """
     begin, end = update_windows(trace, process_id)
     return TimeSet.of(begin, end)
 

@@ -50,7 +50,9 @@ def with_window(trace: Trace, window: Window, origin_ns: int) -> Trace:
 
 def begun_before(table: Table, threads: Iterable[StepThread], window: Window | None) -> Bools:
     """Return a mask of the rows of training loops that began before the first step of a window.
-    ``table``: has ``track_id`` and ``begin_ns``."""
+
+    ``table``: has ``track_id`` and ``begin_ns``.
+    """
     before = np.zeros(len(table), dtype=bool)
     for thread in threads if window is not None else ():
         if window is not None and thread.rank in window.begins_ns:

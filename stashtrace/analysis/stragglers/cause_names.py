@@ -117,7 +117,9 @@ class Namer:
 
     def _in_file(self, process: int, name: str, time: TimeSet) -> int:
         """Return the time in ns inside all reads of a file, including those served from memory.
-        If a run is so large that its calls are still on disk, only calls that blocked are used."""
+
+        If a run is so large that its calls are still on disk, only calls that blocked are used.
+        """
         trace = self._index.trace
         table, tracks = trace.notable_io if trace.streamed_io is not None else trace.io, trace.tracks
         if not name:
@@ -289,7 +291,9 @@ class FileCalls:
 
 def as_one_database(trace: Trace, paths: Int64) -> Int64:
     """Return codes of paths with those of a database's journals replaced by that of the database.
-    SQLite writes a change to ``x.db-journal`` or ``x.db-wal`` first: one program writes one database."""
+
+    SQLite writes a change to ``x.db-journal`` or ``x.db-wal`` first: one program writes one database.
+    """
     out = int64(paths.astype(np.int64))
     for code in np.unique(paths).tolist():
         base, dash, kind = trace.text(code).rpartition("-")

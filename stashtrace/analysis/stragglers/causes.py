@@ -306,17 +306,21 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 def surplus_over_peers(trace: Trace, steps: Table, rank: int, peers: Sequence[int]) -> dict[str, float]:
     """Return by how much a rank does each kind of time longer than the median of its peers, as a mean over its steps.
+
     ``trace``: needs steps of the rank. ``steps``: the steps to compare, rows of ``steps``. ``rank``: global rank.
     ``peers``: ranks to compare with, of which at most 15 are taken, spread evenly. A step without one of them is left
-    out. Returns kind (names of ``late``'s ``cause_kind``) -> ns a step; empty if the ranks have no step in common."""
+    out. Returns kind (names of ``late``'s ``cause_kind``) -> ns a step; empty if the ranks have no step in common.
+    """
     by_step = surplus_by_step(trace, compared_steps(trace, steps, rank, peers))
     return {kind: float(longer.mean()) for kind, longer in by_step.items()}
 
 
 def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, Floats]:
     """Return by how much a rank does each kind of time longer than the median of its peers, in each step.
+
     ``compared``: what ``compared_steps`` returns. Returns kind, as ``surplus_over_peers`` does -> ns in each of the
-    steps; empty if there are none."""
+    steps; empty if there are none.
+    """
     if not compared:
         return {}
     index = TraceIndex(trace)

@@ -69,7 +69,9 @@ class Waits:
 
 def waits_of(trace: Trace) -> tuple[Waits, dict[int, StepThread]]:
     """Return the waits of all ranks, and the thread of each rank that steps or calls collectives.
-    Raises MissingDataError if no rank has steps."""
+
+    Raises MissingDataError if no rank has steps.
+    """
     index = TraceIndex(trace)
     threads: dict[int, StepThread] = {}
     first: dict[int, int] = {}
@@ -99,7 +101,9 @@ def waits_of(trace: Trace) -> tuple[Waits, dict[int, StepThread]]:
 
 def _join_moments(rank: Int64, late: Int64, begin: Int64, end: Int64, step: Int64, row: Int64) -> tuple[Int64, ...]:
     """Join the waits of a rank in one operation; return rank, late, begin, end, length, step and row.
-    Waits of a moment each, as of a thread that is woken again and again, are one wait of their operation."""
+
+    Waits of a moment each, as of a thread that is woken again and again, are one wait of their operation.
+    """
     alone = np.where(row >= 0, -1, np.arange(len(row)))
     by_rank = GroupBy.runs(rank).number
     each = GroupBy(by_rank, row, alone, late, step)
@@ -111,7 +115,9 @@ def _join_moments(rank: Int64, late: Int64, begin: Int64, end: Int64, step: Int6
 
 def _join(waits: Waits) -> Waits:
     """Join the waits for one rank since one moment, as in operations that were in flight together: one cause has them.
-    The operation is the one in which most time was lost."""
+
+    The operation is the one in which most time was lost.
+    """
     alone = np.where(waits.row >= 0, -1, np.arange(len(waits)))
     each = GroupBy(waits.rank, waits.late, waits.step, waits.level, alone)
     longest = each.argmax(waits.length)
@@ -312,8 +318,10 @@ def _longer(index: TraceIndex, waits: Waits, threads: dict[int, StepThread], fol
 
 def follow(waits: Waits, longer_ns: Floats) -> tuple[Int64, Int64, Floats]:
     """Return source, root and length of the parts of all waits, one link of every chain at a time.
+
     A late rank that waited longer itself passes on the share that this has in all that it did longer, to its waits
-    since both ranks were level."""
+    since both ranks were level.
+    """
     count = len(waits)
     whole = longer_ns.sum(axis=1)
     passes = np.divide(longer_ns[:, WAITED], whole, out=np.zeros(count), where=whole > 0)

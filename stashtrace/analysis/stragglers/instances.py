@@ -146,7 +146,9 @@ def _anchors(group: npt.NDArray[np.uint64], rank: Int64, each: GroupBy, enter: I
 
 def launch_skews(index: TraceIndex, operations: Instances) -> Int64:
     """Return the time between the late rank's call and its entry in which its device was idle: the launch delay.
-    0 where no device ran the operation, -1 where the other work of the device was not recorded."""
+
+    0 where no device ran the operation, -1 where the other work of the device was not recorded.
+    """
     out = np.zeros(len(operations), dtype=np.int64)
     table, kernels = index.trace.collectives, index.trace.kernels
     timed = np.flatnonzero(operations.late_row >= 0)

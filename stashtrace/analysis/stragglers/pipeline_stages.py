@@ -126,11 +126,13 @@ def _each_way(ordered: list[int], often: Messages) -> float:
 
 def stages_of_messages(line: Line, computed: float, fills_once: bool) -> tuple[int, int] | None:
     """Return micro-batches in a step and stages of each rank; both are 0 if there are several, nobody knows how many.
+
     ``computed``: backward computations of a rank in a step, one for each micro-batch and stage; 0 if unknown.
     ``fills_once``: of two ranks, the first takes in all micro-batches before any comes back, or the usual two. Where it
     holds several stages, it takes in more when the first ones have gone through its first stage. Two micro-batches that
     go through several stages of two ranks look as more that go through one of each. None if the messages are no whole
-    numbers of micro-batches."""
+    numbers of micro-batches.
+    """
     if line.back > 0:
         part = _whole_ratio(line.each_way, computed)
         return _whole(part * (line.each_way - line.back), part * line.each_way)
@@ -208,8 +210,10 @@ class Stages:
 
 def stages_of(trace: Trace, steps: Table) -> Stages | None:
     """Find the stages of a job: those that its ranks state, else by which ranks send to each other in both ways.
+
     ``trace``: needs steps. ``steps``: rows of ``steps``; messages are counted in these. None if the job has no
-    pipeline, or none whose messages say how many micro-batches it has."""
+    pipeline, or none whose messages say how many micro-batches it has.
+    """
     sent = _Sent.of(trace, steps)
     if not len(sent.rank):
         return None

@@ -90,8 +90,10 @@ def stragglers(trace: Trace) -> Table:
 
 def last_ranks(trace: Trace) -> Table:
     """Return the rank that entered last in each operation that needs its whole group; one row per participating rank.
+
     Entries on different hosts that are closer than the error of their clocks have no order, and no last rank: such
-    operations have no rows. Columns: table ``last_ranks`` of ``docs/reference/tables.md``."""
+    operations have no rows. Columns: table ``last_ranks`` of ``docs/reference/tables.md``.
+    """
     table, devices = trace.collectives, on_devices(trace)
     matched = devices.over(match(trace))
     rows = np.flatnonzero(np.isin(table["op_code"], SYNCHRONISING_OPS) & matched.by_clock & matched.ordered)

@@ -41,7 +41,9 @@ _ITEM_GAP_NS = 20_000_000
 @dataclass(frozen=True, slots=True)
 class Functions:
     """Events of one process by their role in the loop.
-    ``emulated`` names the function of a benchmark that sleeps for as long as a model would compute, empty if none."""
+
+    ``emulated`` names the function of a benchmark that sleeps for as long as a model would compute, empty if none.
+    """
 
     rows: Mapping[str, _Rows]
     emulated: str = ""
@@ -196,8 +198,10 @@ def _batches(loop: Loop, functions: Functions, waits: _Rows) -> None:
 
 def _made_by_workers(loop: Loop, items: _Rows, turns: int) -> None:
     """Add the batches made by threads other than the loop's, or by a process without a loop.
+
     If the loop's turns divide the items into k each, and every thread made a multiple of k, a batch is k items; else a
-    batch ends where its thread pauses. The file does not show which turn got which batch."""
+    batch ends where its thread pauses. The file does not show which turn got which batch.
+    """
     threads = [_outermost(_where(items, items["tid"] == tid)) for tid in np.unique(items["tid"]).tolist()]
     counts = [len(own["begin_ns"]) for own in threads]
     count = sum(counts)

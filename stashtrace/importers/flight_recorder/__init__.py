@@ -402,8 +402,10 @@ def _add_group(
 
 def _ends(entries: Sequence[Entry]) -> Int64:
     """Return when each operation was seen to have ended; -1 if it never was.
+
     Backends without events (gloo) record that an operation ended, but not when. Then its end is taken to be the next
-    call on the group, which is right for calls that wait; the last operation ends with the last stamp of the dump."""
+    call on the group, which is right for calls that wait; the last operation ends with the last stamp of the dump.
+    """
     latest = max(max(e.called_ns, e.started_ns, e.ended_ns) for e in entries)
     following: dict[str, int] = {}
     ends = []

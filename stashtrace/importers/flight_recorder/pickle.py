@@ -32,7 +32,9 @@ _NEW: dict[str, Callable[[], Any]] = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "E
 
 def read_pickle(data: bytes, name: str) -> tuple[Any, bool]:
     """Return the value of a pickle, and whether the pickle is whole.
-    Raises ImporterError if it asks for anything but plain data, or is damaged in its first instructions."""
+
+    Raises ImporterError if it asks for anything but plain data, or is damaged in its first instructions.
+    """
     machine = _Machine()
     value, whole = _run(machine, data, name)
     check_values(value, name)

@@ -388,7 +388,9 @@ def _host_groups(rows: FileRows, work: EventRows, op: Int64) -> tuple[Int64, lis
 
 def _peers(rows: FileRows, work: EventRows, group: Group) -> list[tuple[int, int]]:
     """Return the global rank at the other end of each send or receive, -1 if unknown, and its tag.
-    torch begins the event of the work inside the operator, on the thread that calls it."""
+
+    torch begins the event of the work inside the operator, on the thread that calls it.
+    """
     operators = rows.file.rows["messages"].timed()
     calls = _HostEvents(rows, operators, rows.threads(work.tid), work.begin_ns)
     given = calls.value(calls.events.texts["Concrete Inputs"], -1)

@@ -53,7 +53,9 @@ _BLOCKING_COPIES = frozenset(
 @dataclass(frozen=True, slots=True)
 class Launches:
     """The launching call of each row of device work; -1 where it is not in the file.
-    ``row`` is the call's place among the timed ``calls`` of the file, ``thread`` its track."""
+
+    ``row`` is the call's place among the timed ``calls`` of the file, ``thread`` its track.
+    """
 
     row: Int64
     launch_ns: Int64
@@ -64,8 +66,10 @@ class Launches:
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
     """Kernels that communicate, with their launches and stream tracks, and the threads of all launches.
+
     ``launches_count`` are calls that launch kernels, up to the last one whose work is in the file;
-    ``without_work_count`` those of them whose work is not."""
+    ``without_work_count`` those of them whose work is not.
+    """
 
     talks: EventRows
     talk_launches: Launches

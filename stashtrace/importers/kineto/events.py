@@ -128,10 +128,12 @@ def extent_of(tables: Sequence[EventRows]) -> tuple[int, int]:
 
 class KinetoFile:
     """Content of one file.
+
     ``rows``: by the names of ``TABLES``. ``top``: top-level values other than the events, parsed; those that are no
     JSON are absent. ``counts``: counts of the scanner: events, kept, damaged, oversized, timeless, truncated (text or
     compression is cut). ``categories``: number of events with a duration by category, kept or not. ``base_ns``: from
-    when the file's times count; None if it does not say."""
+    when the file's times count; None if it does not say.
+    """
 
     def __init__(self, scanner: _native.importers.TraceEvents, cut: bool) -> None:
         self.texts = scanner.texts()
@@ -196,9 +198,11 @@ class KinetoFile:
     @property
     def recorded_until_ns(self) -> int | None:
         """End of the recording; None if the file does not say.
+
         An annotation that was open then ends, in the file, when the recording was processed, which may be much later.
         Of a file that was cut it is the end of the last work of a device that is still there, if there is any: what the
-        host launched for later is lost."""
+        host launched for later is lost.
+        """
         marks = self.rows["ends"].begin_ns
         marks = marks[marks != ABSENT]
         if len(marks):
@@ -268,8 +272,10 @@ class ThreadEvents:
 
 def read_operators(source: Source, base_ns: int | None) -> tuple[dict[int, ThreadEvents], dict[int, ThreadEvents]]:
     """Return the operators and the Python functions of each thread, by its native id; a second pass over the file.
+
     Operators that only start, carry or await a collective are left out: they are not work of the thread. So is what
-    stands around others: a step, an update, a wait for a batch."""
+    stands around others: a step, an update, a wait for a batch.
+    """
     left_out = (*_NOTED, *_COMMUNICATING, "c10d::", "_c10d_functional::", "c10d_functional::")
     rules = [("X", category, start, 1) for category in _OPERATORS for start in left_out]
     rules += [("X", category, "", 0) for category in _OPERATORS]

@@ -109,8 +109,10 @@ def _recorded_until(file: KinetoFile, steps: EventRows) -> int:
 
 def _steps(rows: FileRows, notes: EventRows, track: Int64, is_step: Bools, until_ns: int) -> tuple[Steps, int]:
     """Add the steps that torch.profiler marked; return them and the track of their thread.
+
     A step ends where its successor begins. A step that was open when the recording ended is left out, or cut if no step
-    is whole; a loss row says so."""
+    is whole; a loss row says so.
+    """
     marks = notes.take(is_step)
     number = rows.file.coded(marks.name, lambda name: int(m[1]) if (m := _STEP.match(name)) else -1)
     # Each thread that took part may have recorded the step; the longest record is the loop's.
@@ -277,7 +279,9 @@ _SAME_STRETCH_NS = 50_000
 
 def add_operators(rows: FileRows, operators: Mapping[int, ThreadEvents], steps: Steps) -> None:
     """Add annotations where threads ran operators: elsewhere, a thread with a collective in flight may wait for it.
-    Operators with little between them form one stretch, which is cut where steps begin and end."""
+
+    Operators with little between them form one stretch, which is cut where steps begin and end.
+    """
     edges = np.union1d(steps.begin_ns, steps.end_ns)
     borders = np.append(edges, np.iinfo(np.int64).max)
     for number, events in sorted(operators.items()):

@@ -183,7 +183,9 @@ def _messages_of_kernels(
     ranges: CollectiveRanges, own: Int64, calls: Int64, work: Work, kernels: Int64
 ) -> tuple[Int64, Int64]:
     """Return the operation of each kernel that a single send or receive launched, else -1, and its bytes, 0 if unknown.
-    ``calls``: NCCL's operations among the ranges ``own`` of a process, none of which names a communicator."""
+
+    ``calls``: NCCL's operations among the ranges ``own`` of a process, none of which names a communicator.
+    """
     op, size = np.full(len(kernels), -1, dtype=np.int64), np.zeros(len(kernels), dtype=np.int64)
     if not len(calls) or not len(kernels):
         return op, size
@@ -200,8 +202,10 @@ def _groups_of_calls(
     ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, kernels: Int64
 ) -> tuple[Int64, Int64]:
     """Return the number of the group of each call, 0 if none, and the kernel that carried it out, -1 if unknown.
+
     A call outside a group launches inside its range. The calls inside a group are launched at the end of the outermost
-    group: by a kernel each if there are as many, else by one kernel for all."""
+    group: by a kernel each if there are as many, else by one kernel for all.
+    """
     batch, kernel = np.zeros(len(chosen), dtype=np.int64), np.full(len(chosen), -1, dtype=np.int64)
     launch = work.rows["launch_ns"][kernels]
     ends = np.array([r for r in own.tolist() if ranges.names[r].startswith("ncclGroupEnd")], dtype=np.int64)
@@ -229,8 +233,10 @@ def _groups_of_calls(
 
 def _from_kernels(work: Work, kernels: Int64, message: Int64, size: Int64) -> list[tuple[_Subgroup, _Rows]]:
     """Return (subgroup, rows) of one process from its kernels alone, by the place of their stream and by kind.
+
     ``message``, ``size``: of each kernel, its operation if it is known to be a single message, else -1, and its
-    bytes."""
+    bytes.
+    """
     columns = work.rows
     subgroups: list[tuple[_Subgroup, _Rows]] = []
     streams = columns["track_id"][kernels]

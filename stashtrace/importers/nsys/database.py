@@ -69,7 +69,9 @@ class Database:
         self, table: str, others: Sequence[str], **columns: int
     ) -> Iterator[tuple[dict[str, Int64], list[tuple[Any, ...]]]]:
         """Yield the columns of :meth:`integers` in blocks, each with its values of ``others`` by row.
-        The value of a missing column is None."""
+
+        The value of a missing column is None.
+        """
         present = self.columns.get(table)
         if present is None:
             return
@@ -125,7 +127,9 @@ class Database:
 @contextmanager
 def opened(source: Source, tables: Sequence[str]) -> Iterator[Database]:
     """Open the database of a file.
-    ``tables``: tables that will be read; progress counts their rows. Raises ImporterError if SQLite cannot read it."""
+
+    ``tables``: tables that will be read; progress counts their rows. Raises ImporterError if SQLite cannot read it.
+    """
     with source.plain_file(".sqlite") as path:
         # immutable: SQLite makes no lock or journal, also where nothing can be written
         address = f"file:{urllib.parse.quote(str(path.resolve()))}?mode=ro&immutable=1"
@@ -190,9 +194,11 @@ _SINCE_1970_NS = 1 << 58
 
 class Processes:
     """Processes that have rows, numbered 0, 1, ...
+
     ``ids``: ``processes.process_id`` of each. ``base_ns``: added to each time of the file. ``until_ns``: end of the
     recording, in the file's times; -1 if unknown. ``session_ends``: whether the export says when its session ended.
-    Else ``until_ns`` is the end of the last work or call."""
+    Else ``until_ns`` is the end of the last work or call.
+    """
 
     def __init__(self, database: Database, path: Path, context: ImportContext) -> None:
         self._context = context
@@ -326,7 +332,9 @@ def _ranks(
     context: ImportContext,
 ) -> tuple[dict[int, int], str]:
     """Return the rank of each main process, and ``rank_from``.
-    Sources in this order: MPI, the environment, the name of the file, the order of devices."""
+
+    Sources in this order: MPI, the environment, the name of the file, the order of devices.
+    """
     if mpi_ranks.keys() >= set(main):
         return {key: mpi_ranks[key] for key in main}, "file"
     if len(main) == 1:

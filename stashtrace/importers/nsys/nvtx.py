@@ -119,7 +119,9 @@ class _Ranges:
 
 def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[int, tuple[Any, Any]]]:
     """Read ranges and marks: columns, distinct names, the place of each row's name, and NCCL's payloads by row.
-    A row has a text or the id of one. Only distinct texts are kept, because they are few."""
+
+    A row has a text or the id of one. Only distinct texts are kept, because they are few.
+    """
     wanted = {"start": 0, "end": -1, "eventType": 0, "globalTid": 0, "textId": -1, "jsonTextId": -1}
     pieces: list[dict[str, Int64]] = []
     places: dict[str, int] = {}

@@ -81,8 +81,10 @@ def align_hosts(
     meetings: Meetings, lifes_ns: Int64, reference: int, bends: Sequence[fit_host_pair.Bend] = ()
 ) -> Alignment:
     """Align all hosts to one.
+
     ``lifes_ns``: first and last known moment of each host, on its clock. ``reference``: host to align to. ``bends``: of
-    each host's clock; by default, all are straight."""
+    each host's clock; by default, all are straight.
+    """
     edges: dict[tuple[int, int], fit_host_pair.OffsetFit] = {}
     rejected = meetings.dropped_count
     for (leader, follower), rows in _pairs(meetings, len(lifes_ns), reference).items():
@@ -156,8 +158,10 @@ def _limits(meetings: Meetings, lead: Int64, follow: Int64) -> tuple[fit_host_pa
 
 def _hubs(meetings: Meetings, starts: Int64, hosts: int, reference: int) -> Int64:
     """Return the hub of each operation: the host that its other hosts are compared with.
+
     If the operation has a root or a sender, the hub is its host, because only its times limit those of the others. Else
-    all operations of a group have one hub: the reference, or a host that another group connects to it."""
+    all operations of a group have one hub: the reference, or a host that another group connects to it.
+    """
     enters, ends = meetings.enter_ns != NONE, meetings.end_ns != NONE
     count = np.diff(np.append(starts, len(enters)))
     sources, sinks = np.add.reduceat(enters, starts), np.add.reduceat(ends, starts)
@@ -276,9 +280,11 @@ def align_run(
     clocks: RunClocks, processes: Sequence[Process], parts: Sequence[EventTables], ends_ns: Sequence[int]
 ) -> list[LossRow]:
     """Correct the clocks of a run of several hosts; return contradictions as rows of ``losses``.
+
     ``clocks``: on a first guess; corrected in place. ``processes``: all processes of the run, numbered. ``parts``:
     :data:`MEETING_TABLES` of each process, on the first guess. ``ends_ns``: last recorded moment of each process, on
-    the first guess."""
+    the first guess.
+    """
     boots = [clocks.reference, *sorted(clocks.of_boots().keys() - {clocks.reference})]
     number = {boot: i for i, boot in enumerate(boots)}
     host_of = np.array([number[p.clock.boot_id] for p in processes], dtype=np.int64)
@@ -320,9 +326,11 @@ def align_tables(
     bends: Sequence[Bend] = (),
 ) -> Alignment:
     """Align hosts by tables that hold each process's times on its host's clock; host 0 is the reference.
+
     ``host_of``: process_id -> host. ``own_error_ns``: error between moments of the same host's clock. ``lifes_ns``:
     begin and end of each host on its clock. ``error_of``: (process_id, source_code) -> error of the device clock behind
-    its times. ``bends``: how straight each host's clock was; by default, all are straight."""
+    its times. ``bends``: how straight each host's clock was; by default, all are straight.
+    """
     meetings = meetings_of(collectives, groups, host_of, own_error_ns, error_of or {})
     return align_hosts(meetings if pings is None else Meetings.concat([meetings, pings]), lifes_ns, 0, bends)
 
@@ -414,8 +422,10 @@ def imported_clocks(
     lasts_ns: Mapping[int, int],
 ) -> ImportedClocks:
     """Find the reference clock of a load and the offsets of the other clocks to it.
+
     ``parts``: each process on its own clock. ``clock_of``, ``ranks``: of each process. ``firsts_ns``, ``lasts_ns``:
-    when each process was seen first and last."""
+    when each process was seen first and last.
+    """
     clocks = ImportedClocks(list(clock_of))
     named = sorted({clock_of[p] for p in firsts_ns})
     if not named:

@@ -56,8 +56,10 @@ class DeviceReadings:
 
 def device_time(readings: DeviceReadings, clock: DeviceClock) -> DeviceTime:
     """Return the mapping of one device clock from at least one reading.
+
     ``error_ns`` is the largest half-width of the readings used, plus the uncertainty of the clock between them and up
-    to one interval outside of them, plus the clock's step."""
+    to one interval outside of them, plus the clock's step.
+    """
     order = np.lexsort((readings.half_ns, readings.device_ns, readings.common_ns))
     device, common, half = readings.device_ns[order], readings.common_ns[order], readings.half_ns[order]
     step = _step(device, clock)
@@ -138,7 +140,9 @@ def _between(device: Int64, common: Int64, half: Int64) -> int:
 
 def _outside(device: Int64, half: Int64, beyond: int) -> int:
     """Return the error one usual interval beyond the outermost readings, at the rate of a longer baseline.
-    ``beyond`` is the distance from the outermost used readings to the outermost ones that were too wide to use."""
+
+    ``beyond`` is the distance from the outermost used readings to the outermost ones that were too wide to use.
+    """
     interval = int(np.median(np.diff(device))) + beyond
     worst = 0
     for near, far in ((0, len(device) - 1), (len(device) - 1, 0)):
@@ -171,7 +175,9 @@ def device_times(
     processes: Iterable[tuple[RawProcess, TickClock, str]],
 ) -> tuple[list[dict[tuple[int, int], DeviceTime]], list[tuple[int, LossRow]]]:
     """Return for each process a dict (device index, clock) -> mapping; and the losses found in the readings.
-    ``processes``: with the records :data:`RECORDS`; ``clock`` maps ticks to the common clock."""
+
+    ``processes``: with the records :data:`RECORDS`; ``clock`` maps ticks to the common clock.
+    """
     listed = list(processes)
     own: list[dict[tuple[int, int], DeviceTime]] = [{} for _ in listed]
     losses: list[tuple[int, LossRow]] = []

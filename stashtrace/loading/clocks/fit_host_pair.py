@@ -91,8 +91,10 @@ def fit_offset(
     limits: Limits, ends: CommonEnds | None, begin_ns: int, end_ns: int, bend: Bend = STRAIGHT
 ) -> OffsetFit | None:
     """Fit one pair of hosts; None if limits of one side are missing, or if no line satisfies the limits.
+
     ``ends``: ends of the same small operations on both hosts. ``begin_ns``, ``end_ns``: time on the follower's clock
-    for which the fit is needed. ``bend``: of the two clocks together."""
+    for which the fit is needed. ``bend``: of the two clocks together.
+    """
     upper = limits.upper
     if not upper.any() or upper.all():
         return None
@@ -186,7 +188,9 @@ class _Points:
 
     def _tightest(self, pieces: int) -> Int64:
         """Return the index of the limits nearest to the rough line in each piece of time, above and below it.
-        Any subset of the limits holds; these constrain the offset most."""
+
+        Any subset of the limits holds; these constrain the offset most.
+        """
         level, slope, _ = self.rough
         distance = -self.violation(level, slope)
         span = float(self.time[-1] - self.time[0]) + 1.0
@@ -244,8 +248,10 @@ def _reach(
     lines: Band, points: _Points, kept: Int64, at: Floats, bow: float, more_rate: float
 ) -> tuple[Floats, Floats]:
     """Return the lowest and highest offset at each moment.
+
     The narrower of two bounds counts: a line plus how far a wandering clock may bow from it, and each single limit plus
-    how far a clock can drift between the limit and the moment."""
+    how far a clock can drift between the limit and the moment.
+    """
     high, low = lines.high(at) + bow, lines.low(at) - bow
     slope = (lines.slope[0] + lines.slope[-1]) / 2
     rate = 2 * _WANDER + more_rate + (lines.slope[-1] - lines.slope[0]) / 2
@@ -269,7 +275,9 @@ def _touching(lines: Band, points: _Points, kept: Int64, bow: float) -> Bools:
 
 def _step(points: _Points, rejected: Bools, at: Floats, middle: Floats) -> tuple[bool, float]:
     """Return (True if most limits of a stretch of time were rejected, how far in ns these are from the line).
-    An operation matched to a wrong one is a single contradiction; a clock that was set contradicts all later limits."""
+
+    An operation matched to a wrong one is a single contradiction; a clock that was set contradicts all later limits.
+    """
     if not rejected.any():
         return False, 0.0
     windows = min(_WINDOWS, max(1, len(points.time) // 16))
@@ -326,7 +334,9 @@ class Band:
 
 def band(upper_time: Floats, upper: Floats, lower_time: Floats, lower: Floats) -> Band | tuple[Floats, Floats]:
     """Return the lines between limits or, if there is none, masks of the limits that contradict each other.
-    The masks mark the upper and lower limits that touch the line whose largest violation is smallest."""
+
+    The masks mark the upper and lower limits that touch the line whose largest violation is smallest.
+    """
     upper_at, lower_at = _hull(upper_time, upper), _hull(lower_time, -lower)
     ut, uv, lt, lv = upper_time[upper_at], upper[upper_at], lower_time[lower_at], lower[lower_at]
     slopes = np.unique(np.concatenate([[-MAX_DRIFT, MAX_DRIFT], _edges(ut, uv), _edges(lt, lv)]))
@@ -435,8 +445,10 @@ def ends_offset(
     ends: CommonEnds, base_at: int, base_offset: int, guess: tuple[Floats, Floats]
 ) -> Callable[[Floats], tuple[Floats, Floats]] | None:
     """Return a function from times to offsets and their errors; None if there are too few operations.
+
     ``base_at``, ``base_offset``: zero of the times and offsets that are given and returned as floats. ``guess``: close
-    enough to decide which host entered last, and the rate at which the offset changes."""
+    enough to decide which host entered last, and the rate at which the offset changes.
+    """
     if len(ends.at_ns) < 2 * _FEWEST:
         return None
     quick = int(np.quantile(ends.duration_ns, 0.1))

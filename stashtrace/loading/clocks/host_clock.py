@@ -78,8 +78,10 @@ class TickMap:
 
 def tick_map(readings: Readings, tick_hz: float) -> TickMap:
     """Return the mapping of one clock domain from all its readings.
+
     ``readings``: at least one. ``tick_hz``: nominal rate in Hz, used where the readings are too close together to give
-    a rate."""
+    a rate.
+    """
     order = np.lexsort([readings.bracket_ns, readings.ticks])
     ticks, ns = readings.ticks[order], readings.monotonic_ns[order]
     bracket = np.where(readings.bracket_ns[order] < 0, 2 * UNBRACKETED_NS, readings.bracket_ns[order])
@@ -120,7 +122,9 @@ def consistent_run(
     ticks: Int64, ns: Int64, bracket: Int64, kept: Int64, nominal: float, drift_ppb: int
 ) -> tuple[Int64, int]:
     """Return the longest run of readings that fit one clock near the nominal rate, and the number of the others.
-    A reading that contradicts its neighbours is left out; after a permanent jump of the clock, a new run begins."""
+
+    A reading that contradicts its neighbours is left out; after a permanent jump of the clock, a new run begins.
+    """
 
     def agree(i: int, j: int) -> bool:
         distance, advance = int(ticks[j] - ticks[i]), int(ns[j] - ns[i])
@@ -232,7 +236,9 @@ class HostClock:
 
     def settled_ns(self) -> int | None:
         """Return until when later readings do not move the times of this clock; None if they may move all of them.
-        A run that has not reached the full length of the windows of readings gets others when it goes on."""
+
+        A run that has not reached the full length of the windows of readings gets others when it goes on.
+        """
         ns = self.map.ns[1:-1]
         if len(ns) < 3 or ns[-1] - ns[0] < WINDOW_NS * _LEAST_WINDOWS:
             return None
@@ -273,8 +279,10 @@ class HostClock:
 
 class RunClocks:
     """The clocks of a run, one for each boot and tick source, and the common time that all of them map to.
+
     ``reference``: boot id of the host whose monotonic clock the common time follows. ``origin_monotonic_ns``: zero of
-    the common time on that clock."""
+    the common time on that clock.
+    """
 
     def __init__(self, clocks: Mapping[tuple[str, str], HostClock]) -> None:
         self._clocks = dict(clocks)
@@ -294,7 +302,9 @@ class RunClocks:
 
     def settled_ns(self) -> int | None:
         """Return until when later readings do not move the times of the reference; None if they may move all of them.
-        Times of other hosts may always move: each operation that hosts have in common says more of their clocks."""
+
+        Times of other hosts may always move: each operation that hosts have in common says more of their clocks.
+        """
         times = [clock.settled_ns() for clock in self if clock.boot_id == self.reference]
         known = [time for time in times if time is not None]
         return min(known) if len(known) == len(times) else None
@@ -325,7 +335,9 @@ def _start_ticks(metadata: Mapping[str, Any]) -> npt.NDArray[np.uint64]:
 
 def host_clocks(path: str, core: Sequence[RawProcess]) -> RunClocks:
     """Return one clock per boot and tick source, from the readings of all their processes.
-    ``core``: with the records ``clock_sync``. Raises FormatError if a host has no clock reading."""
+
+    ``core``: with the records ``clock_sync``. Raises FormatError if a host has no clock reading.
+    """
     readings: dict[tuple[str, str], list[Readings]] = {}
     rates: dict[tuple[str, str], list[float]] = {}
     for raw in core:

@@ -72,9 +72,11 @@ def meetings_of(
     collectives: Table, groups: Table, host_of: Int64, own_error_ns: Int64, error_of: Mapping[tuple[int, int], int]
 ) -> Meetings:
     """Return the meetings in the collectives of a run.
+
     ``collectives``, ``groups``: of all processes, each on its host's clock. ``host_of``: process_id -> host.
     ``own_error_ns``: error between moments of the same host's clock. ``error_of``: (process_id, source_code) -> error
-    of the device clock behind its times."""
+    of the device clock behind its times.
+    """
     table = collectives
     op, process = table["op_code"], table["process_id"]
     host = host_of[process] if len(process) else process
@@ -133,7 +135,8 @@ def meetings_of(
 
 def _begun_by_return(table: Table) -> Bools:
     """Return a mask of rows whose begin is not a limit: on an idle stream, events show a kernel to begin when its
-    launching call returns, but it may have begun, and even ended, before that."""
+    launching call returns, but it may have begun, and even ended, before that.
+    """
     by_events = table["source_code"] == CollectiveSource.EVENTS
     return np.asarray(by_events & (table["device_begin_ns"] <= table["return_ns"]))
 
@@ -196,8 +199,10 @@ def _is_root(table: Table, groups: Table) -> Bools:
 
 def pings_of(core: Sequence[RawProcess], clocks: Sequence[TickClock], host_of: Int64, own_error_ns: Int64) -> Meetings:
     """Return the meetings in the pings of all processes.
+
     ``core``: with the records ``clock_ping``. ``clocks``: ticks of each process -> ns. ``host_of``, ``own_error_ns``:
-    host of each process, error between moments of the same host's clock."""
+    host of each process, error between moments of the same host's clock.
+    """
     numbers, hosts, sent, received = [], [], [], []
     for process, (raw, clock) in enumerate(zip(core, clocks, strict=True)):
         records = raw.records.get("clock_ping")

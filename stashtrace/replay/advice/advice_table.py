@@ -139,8 +139,10 @@ class ReplayedAdvice:
 
     def limited(self, advice: Advice) -> Advice:
         """Return advice that saves no more than the replay does with the best possible effect of the remedy.
+
         Then overlapped messages take no time, a sharded update takes one N-th, on the host as well, and a fused update
-        takes none. Where that saves much less, ``limits`` has ``pace``."""
+        takes none. Where that saves much less, ``limits`` has ``pace``.
+        """
         work = self._graph.work_ns
         if advice.transformation == "overlap":
             goes = np.where(self._transfers(advice), work, 0.0)

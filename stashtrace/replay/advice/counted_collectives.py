@@ -125,7 +125,9 @@ class Scene:
 
 def scene(trace: Trace) -> Scene:
     """Gather the collectives of the counted steps, their positions in the step, and their exposed time.
-    Raises MissingDataError if no rank has a step, or no collective was recorded."""
+
+    Raises MissingDataError if no rank has a step, or no collective was recorded.
+    """
     if not len(trace.collectives):
         raise MissingDataError(
             "no collective was recorded", hint="record a run of two or more ranks, with the collector torch_distributed"

@@ -341,9 +341,11 @@ class Patterns:
 
     def _backward_before(self, kind: Kind) -> Floats:
         """Return the computation that each call of a kind could have run during.
+
         For a call in backward, that since the begin of backward or since the gradients' collective before was done,
         which had the link until then. For a call after backward, a part of the whole backward: the part that the call's
-        transfer is of all such transfers of the step."""
+        transfer is of all such transfers of the step.
+        """
         calls, produced = self.scene.calls, np.zeros(len(kind.entries))
         alike = np.zeros(len(calls), dtype=bool)
         for other in self._gradients:

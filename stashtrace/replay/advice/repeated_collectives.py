@@ -55,7 +55,9 @@ def kinds_of(scene: Scene) -> list[Kind]:
 
 def by_rank(scene: Scene, entries: Int64, values: npt.NDArray[np.generic]) -> dict[int, float]:
     """Return the sum per step of some calls' values, for each rank that has any.
-    It is the median over the counted steps if every step has such a call, else the mean."""
+
+    It is the median over the counted steps if every step has such a call, else the mean.
+    """
     calls = scene.calls
     sums_of = {}
     ranks = GroupBy(calls.rank[entries])
@@ -130,9 +132,11 @@ def typical(values: dict[int, float]) -> float:
 
 def contention_ratio(scene: Scene) -> float:
     """Return how many times longer kernels take during a collective than alone; -1 if too few pairs were recorded.
+
     It compares kernels of one place in their steps (the n-th of a name that every step has equally often) that ran
     beside collectives in some steps and beside none in others. The result is the median over places, weighted by
-    time."""
+    time.
+    """
     kernels = scene.trace.kernels
     ratios: list[Floats] = [np.empty(0)]
     weights: list[Floats] = [np.empty(0)]

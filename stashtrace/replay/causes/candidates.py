@@ -149,7 +149,9 @@ class Candidates:
         needless: Sequence[int] = (),
     ) -> None:
         """``steps``: the counted ones, in order. ``step_ns``: mean length. ``left_out``: kinds that are no work.
-        ``needless``: operations that steps can do without."""
+
+        ``needless``: operations that steps can do without.
+        """
         self._needless = needless
         self._graph, self._work, self._steps, self._step_ns = graph, work, steps, step_ns
         on_thread = np.isin(graph.resource, _ON_THREADS) & (graph.rank >= 0)
@@ -416,8 +418,10 @@ class Candidates:
 
     def _uneven_steps(self, pieces: Int64, spent: Floats, what: What) -> Iterator[Candidate]:
         """What ranks do longer in a step than all do in the mean of that step, now one rank and now another one.
+
         A batch that costs more does so in all of its step, forward and backward; what chance adds to one of them says
-        nothing of the other."""
+        nothing of the other.
+        """
         own = np.flatnonzero(self._has_steps)
         over = spent - spent[own].mean(axis=0)
         common = _common_ratio(*(half[own] - half[own].mean(axis=0) for half in self._halves(pieces)))
@@ -501,7 +505,9 @@ _EACH: tuple[Shape, int, int] = ("", 0, -1)
 
 def _shape(spent: Floats, has: Bools) -> tuple[Shape, int, int]:
     """Return how the steps lie in which a time is, and the places of the first and the last one.
-    ``spent``: by rank and step. ``has``: the steps."""
+
+    ``spent``: by rank and step. ``has``: the steps.
+    """
     spent = spent[spent.any(axis=1)]
     count, ranks = int(has.sum()), len(spent)
     if ranks > 1 and count >= POLICY.turns_count:
@@ -533,7 +539,9 @@ def _in_a_row(has: Bools) -> tuple[int, int]:
 
 def _growth(total: Floats) -> Shape:
     """Return ``grows`` or ``shrinks`` if a line explains a time of steps better than one change of its level does.
-    It must change by half of its mean over the run, and the line explain half of its variance."""
+
+    It must change by half of its mean over the run, and the line explain half of its variance.
+    """
     at = np.arange(len(total)) - (len(total) - 1) / 2
     off = total - total.mean()
     slope = float((at * off).sum() / (at**2).sum())
@@ -564,7 +572,9 @@ def is_long(ns: Floats) -> Bools:
 
 def error_of_mean(ns: Floats, chance_ratio: float = 0.05) -> float:
     """Return by how much the mean of steps may be off, but for such a chance.
-    Neighbouring steps are similar, so that blocks of them count as one. Infinite for fewer than four steps."""
+
+    Neighbouring steps are similar, so that blocks of them count as one. Infinite for fewer than four steps.
+    """
     if len(ns) < FEW_STEPS:
         return math.inf
     means = blocks_of(ns, period_of(np.maximum(ns, 0.0)))
@@ -606,7 +616,9 @@ def _step_of_nodes(graph: Graph) -> Int64:
 
 def _rows_of_stages(graph: Graph, ranks: Int64, rows: Int64) -> list[Int64]:
     """Return the rows of ranks by stage of their pipeline; empty if they are of one stage, or of none.
-    A rank of which no stage is known is in none of them."""
+
+    A rank of which no stage is known is in none of them.
+    """
     stage = int64([graph.stage_of.get(rank, -1) for rank in ranks.tolist()])
     known = np.flatnonzero(stage >= 0)
     stages = GroupBy(stage[known])
@@ -615,7 +627,9 @@ def _rows_of_stages(graph: Graph, ranks: Int64, rows: Int64) -> list[Int64]:
 
 def _common_ratio(one: Floats, other: Floats) -> float:
     """Return which part of what ranks take longer in a step lies in both halves of its work, 0 if by chance.
-    ``one``, ``other``: by rank and step, beyond the mean of the ranks. The part is their correlation."""
+
+    ``one``, ``other``: by rank and step, beyond the mean of the ranks. The part is their correlation.
+    """
     ranks, steps = one.shape
     if steps < FEW_STEPS or ranks < 2:
         return 0.0

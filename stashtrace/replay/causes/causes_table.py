@@ -184,7 +184,9 @@ def _exposed_ns(trace: Trace, one: Candidate) -> float:
 
 def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Cause]]]:
     """Return causes of which none is about a file of the same ranks as one before, which is about all calls on it.
-    Where the same is left of both, that one saves what both do."""
+
+    Where the same is left of both, that one saves what both do.
+    """
     joined: list[tuple[Row, list[Cause]]] = []
     for row, about in rows:
         key = (row["file"], row["ranks"])
@@ -285,7 +287,9 @@ def _found(trace: Trace, *, budgets: bool = False) -> _Found:
 
 def _may_free_cpus(trace: Trace) -> bool:
     """Return True if others than the ranks and their workers hold the CPUs that step threads wait for.
-    That a machine has fewer CPUs than ranks and workers is said of the machine: they are what the job is."""
+
+    That a machine has fewer CPUs than ranks and workers is said of the machine: they are what the job is.
+    """
     found = summarize(trace).findings
     waits = found.take((found["kind"] == "contention") & (found["section"] == "verdict"))
     return bool(len(waits) and not np.isin(waits["cause_kind"], ("ranks", "workers")).any())
@@ -329,7 +333,9 @@ def _part_of_all(trace: Trace) -> float:
 
 def _saved(trace: Trace, cause: Cause, step_ns: float, part: float) -> Row:
     """Return the columns of what a cause saves, and of a setting the wait that it is about.
-    ``part``: of the counted steps, those that were replayed; in the others it saves nothing."""
+
+    ``part``: of the counted steps, those that were replayed; in the others it saves nothing.
+    """
     low, high = (part * min(max(ns, 0.0), step_ns / part) for ns in (cause.low_ns, cause.high_ns))
     columns: Row = {
         "step_ns": round(step_ns),
@@ -466,7 +472,9 @@ def _on_file(trace: Trace, run: ReplayedRun, work: WorkByLine, one: Candidate) -
 
 def _moved(run: ReplayedRun, one: Candidate) -> Row:
     """Return which ranks transfer, their operations in a mean step, and the payload; empty for what is no transfer.
-    Also those operations count that took no time of their own, since another rank was waited for meanwhile."""
+
+    Also those operations count that took no time of their own, since another rank was waited for meanwhile.
+    """
     graph = run.graph
     if one.op < 0 or graph.facts is None:
         return {}
@@ -558,8 +566,10 @@ def _mostly(keys: Int64, amounts: Floats) -> int:
 
 def _place(trace: Trace, cause: Cause, work: WorkByLine) -> tuple[str, float]:
     """Return the words for the function of a cause, for its line with most of the time and for what that calls.
+
     Of one that is no function, for the function with most of it, or the costliest line, if that is a good part. The
-    second of the pair is that part."""
+    second of the pair is that part.
+    """
     one = cause.candidate
     if one is None or work.places is None:
         return "", 0.0
@@ -592,7 +602,9 @@ def _backward_ratio(work: WorkByLine, one: Candidate) -> float:
 
 def _costliest(trace: Trace, one: Candidate, work: WorkByLine, rest_ratio: float) -> tuple[str, float]:
     """Return the function that ranks spend a good part of a candidate in, and that part; of each where these differ.
-    ``rest_ratio``: part of it that is in no backward pass, of which the good part is."""
+
+    ``rest_ratio``: part of it that is in no backward pass, of which the good part is.
+    """
     find = costliest_worker_lines if one.by_workers else costliest_lines
     kind = "python" if one.kind in (COMPILE, OBJECTS) else kind_word(one.kind)
     pieces = one.pieces[work.rank[one.pieces] >= 0]  # transfers are of no rank

@@ -79,10 +79,12 @@ def causes_of(
     is_called: Callable[[Candidate], bool] = lambda transfers: False,
 ) -> list[Cause]:
     """Return the causes of a replayed run, the first first.
+
     ``work``: of its graph. ``buckets``: of its gradients. ``unsaid``: gets a line for each prediction that fails by a
     fault of ours. ``left_out``: kinds of time of which it is not known whether a rank worked in it. ``needless``:
     operations that steps can do without. ``may_free_cpus``: whether waits for CPUs are made by what a job need not do.
-    ``is_called``: whether code of the user waits for some transfers."""
+    ``is_called``: whether code of the user waits for some transfers.
+    """
     graph = run.graph
     everything = Candidates(graph, work, run.steps, run.measured_ns, left_out, needless).all()
     worth_ns = POLICY.worth_ratio * run.measured_ns
@@ -134,8 +136,10 @@ def causes_by_time(
     needless: Sequence[int] = (),
 ) -> list[Cause]:
     """Return the causes of a run that a replay does not follow: each saves at most the time that it takes a rank.
+
     Whether others wait for it meanwhile is not asked. ``exposed_ns``: how much of the kind of a candidate lies in a
-    mean step at most. For the other parameters see ``causes_of``."""
+    mean step at most. For the other parameters see ``causes_of``.
+    """
     everything = Candidates(run.graph, work, run.steps, run.measured_ns, left_out, needless).all()
     most = {id(one): min(one.most_ns, exposed_ns(one) / one.told_ratio) for one in everything}
     pool = [
@@ -179,7 +183,9 @@ def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequen
 
 def _part_in(one: Candidate, function: Candidate, work: WorkByLine) -> float:
     """Return which part of a candidate is in a function: of what a few steps take longer, what that takes longer there.
-    Of what a rank takes longer than its peers only a function that is longer itself says something."""
+
+    Of what a rank takes longer than its peers only a function that is longer itself says something.
+    """
     if one.level == "peers" and function.level != "peers":
         return 0.0
     if one.level != "usual" or function.level == "usual":
@@ -221,7 +227,9 @@ def _cause(run: ReplayedRun, one: Candidate, removed: tuple[Floats, Floats]) -> 
 
 def _of_queue(run: ReplayedRun, one: Candidate, queued: Floats) -> Cause:
     """Return waits for a CPU as a cause: what a replay saves in which none waits for one.
-    Nobody promises as many CPUs, so that it may save less."""
+
+    Nobody promises as many CPUs, so that it may save less.
+    """
     of_steps = run.saved_by_step(run.unchanged, run.replayed_without(queued))
     saved_ns, doubt_ns = float(of_steps.mean()), _between_runs_ns(run, one, of_steps)
     return Cause(one, run.answer(()), saved_ns, saved_ns, 0.0, saved_ns + doubt_ns)
@@ -234,7 +242,9 @@ def _between_runs_ns(run: ReplayedRun, one: Candidate, of_steps: Floats) -> floa
 
 def _doubt_ns(one: Candidate, of_steps: Floats) -> float:
     """Return by how much what is saved may differ in another recording, by the scatter of the steps.
-    What comes in a few steps, not regularly, comes more or less often in it, what came once perhaps not at all."""
+
+    What comes in a few steps, not regularly, comes more or less often in it, what came once perhaps not at all.
+    """
     if one.level in ("peers", "even") or one.steps_count > POLICY.rare_ratio * one.of_steps or one.period:
         return error_of_mean(of_steps) if len(of_steps) >= FEW_STEPS else noise_ns(of_steps)
     return float(of_steps.mean()) * min(error_of_count(one.steps_count), 1.0)
@@ -279,8 +289,10 @@ def _middle(removed: tuple[Floats, Floats]) -> Floats:
 
 def _best(pool: Sequence[Cause], work: WorkByLine, aimless: Collection[int] = ()) -> Cause | None:
     """Return the cause that saves most, or one that says more and saves nearly as much.
+
     Half of something always helps, so it counts less than what would go whole; and of half the computation nobody can
-    be advised, so it comes where nothing else is left."""
+    be advised, so it comes where nothing else is left.
+    """
     others = [cause for cause in pool if not _computes(cause)]
     first = max(others or pool, key=_weight_ns, default=None)
     if first is None:
@@ -334,8 +346,10 @@ def _is_guess(cause: Cause) -> bool:
 
 def _may_be_said(cause: Cause, aimless: Collection[int]) -> bool:
     """Return True if a cause is certain, or a guess that blames nobody and says what may be changed.
+
     ``aimless``: candidates of which nobody can say what to change: these are said where they save something in any
-    run."""
+    run.
+    """
     if not _is_guess(cause) or _computes(cause):
         return cause.is_certain
     return cause.low_ns > 0 or id(cause.candidate) not in aimless
@@ -371,7 +385,9 @@ def _weight_ns(cause: Cause) -> float:
 
 def _is_same(cause: Cause, best: Cause, work: WorkByLine) -> bool:
     """Return True if most work of a cause is that of another one, or what goes with that is most of what goes with it.
-    What a rank does longer, whatever it is, holds what it does longer in one function."""
+
+    What a rank does longer, whatever it is, holds what it does longer in one function.
+    """
     one, other = cause.candidate, best.candidate
     if one is None or other is None:
         return waits_for(cause) == waits_for(best) != ""

@@ -38,8 +38,10 @@ _BLOCKED = (StallKind.OTHER, ANY)
 
 def blocking_call(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate) -> str:
     """Return ``asleep``, ``gil``, ``lock``, ``socket``, ...: in which call step threads are blocked; empty if in none.
+
     ``garbage`` where they collect garbage. Of a candidate that is a function, the calls are those below it; where these
-    are too short to have stacks, all of its kind."""
+    are too short to have stacks, all of its kind.
+    """
     rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
     track = next((thread.track_id for thread in step_threads(index.trace) if thread.rank == rank), -1)
     pieces = one.pieces[work.rank[one.pieces] == rank]
@@ -124,7 +126,9 @@ def file_of(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, s
 
 def _time_of_files(index: TraceIndex, thread: StepThread, time: TimeSet) -> tuple[dict[int, tuple[float, str]], int]:
     """Return the files whose calls take most of a time, longest first, and the number of all.
-    Of each by its code: the ns, and the call that takes longest."""
+
+    Of each by its code: the ns, and the call that takes longest.
+    """
     table = file_calls(index, thread)
     spent = time.within(table.begin, table.end)
     table, spent = table.take(spent > 0), spent[spent > 0]
@@ -141,7 +145,9 @@ def _time_of_files(index: TraceIndex, thread: StepThread, time: TimeSet) -> tupl
 
 def waiting_place(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, function: tuple[int, int]) -> str:
     """Return where a thread waits for another one that runs a function; empty if it runs that itself.
-    It is the thread of the rank, or the worker, with most of the candidate."""
+
+    It is the thread of the rank, or the worker, with most of the candidate.
+    """
     places = work.places
     assert places is not None
     rank = one.ranks[0] if one.ranks else work.rank_with_most(one.pieces)
@@ -177,7 +183,9 @@ def waiting_place(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candid
 
 def called_in(index: TraceIndex, work: WorkByLine, one: Candidate) -> tuple[str, float]:
     """Return the line from which step threads wait for the transfers of a candidate, and its part of these waits.
-    Empty if it is not known of most of their time."""
+
+    Empty if it is not known of most of their time.
+    """
     places, table, waits = work.places, index.trace.collectives, index.trace.collective_waits
     if places is None or work.threads is None:
         return "", 0.0

@@ -229,7 +229,9 @@ def _shares(
     usual: Mapping[tuple[int, int], float],
 ) -> Iterator[tuple[Int64, Int64, Floats, Floats]]:
     """Yield what each line has of the rest of nodes, by the samples of their groups, and take it from ``whole``.
-    ``usual``: share of each kind and line in all samples of that kind."""
+
+    ``usual``: share of each kind and line in all samples of that kind.
+    """
     lines = GroupBy(group_of_sample, line)
     total = GroupBy(lines.keys[0]).sum(lines.sizes)[GroupBy(lines.keys[0]).number]
     known = np.flatnonzero(lines.keys[1] >= 0)

@@ -72,8 +72,10 @@ class Buckets:
 
 def gradient_buckets(trace: Trace, graph: Graph) -> Buckets:
     """Find the buckets of DistributedDataParallel in a run and in its graph.
+
     Raises MissingDataError if the run sends no such buckets, or they cannot be distinguished from its other
-    messages."""
+    messages.
+    """
     messages = gradient_messages(trace)
     rows = np.flatnonzero((messages.backward >= 0) & messages.within)
     _require_buckets(trace, messages, rows)
@@ -199,9 +201,11 @@ def _cost(messages: Messages, rows: Int64, link: LinkFit) -> Cost:
 @dataclass(frozen=True, slots=True)
 class _Pieces:
     """New buckets of all passes that change.
+
     ``message`` has the last gradient of each bucket, and the bucket is ready ``shift_ns`` before that message.
     ``of_message`` is the bucket in which each message of ``changed`` ends. ``last`` marks the buckets that end a
-    pass."""
+    pass.
+    """
 
     message: Int64
     bytes: Floats
@@ -214,9 +218,11 @@ class _Pieces:
 
 def regrouped(graph: Graph, buckets: Buckets, bucket_mib: float, *, latency: bool) -> Graph:
     """Return the graph with the gradients of its backward passes in buckets of another size.
+
     ``bucket_mib``: ``bucket_cap_mb``, in MiB. ``latency``: messages have the most possible latency, and gradients
     inside a message are ready with its last one; else they have the least latency, and these gradients are ready with
-    the message before."""
+    the message before.
+    """
     pieces = _pieces(graph, buckets, bucket_mib, latency=latency)
     if not len(pieces.message):
         return graph

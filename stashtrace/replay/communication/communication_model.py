@@ -116,9 +116,11 @@ class CommunicationModel:
 
 def communication_model(trace: Trace, *, needs_fit: bool = True) -> CommunicationModel:
     """Fit the collectives of a run, and predict what its backward passes leave exposed.
+
     ``trace``: needs collectives of at least three sizes of one operation; steps and phases for what is exposed.
     ``needs_fit``: false to go without a fit where there are too few sizes; predictions are then NaN. Raises
-    MissingDataError if no collective was recorded, or no operation has three sizes."""
+    MissingDataError if no collective was recorded, or no operation has three sizes.
+    """
     messages = gradient_messages(trace)
     counts = messages.step >= 0 if messages.has_steps and (messages.step >= 0).any() else np.ones(len(messages), bool)
     links, of = links_of(messages, np.flatnonzero(counts))
@@ -205,8 +207,10 @@ def links_of(messages: Messages, rows: Int64) -> tuple[tuple[LinkFit, ...], Int6
 
 def _kinds(messages: Messages) -> Int64:
     """Number each message's operation: name of the communicator, operation, backend, ranks.
+
     Groups of one name count as one group of different ranks, as a mesh makes them, unless their size or backend
-    differs: then they are different links."""
+    differs: then they are different links.
+    """
     return GroupBy(messages.communicator, messages.op, messages.backend, messages.ranks_count).number
 
 

@@ -196,7 +196,9 @@ def _places(
     index: TraceIndex, loops: dict[int, _Loop], table: Table, rows: Int64
 ) -> tuple[Int64, Int64, Int64, Bools, bool]:
     """Return step, backward pass and its begin of each message, by the call of its lowest rank.
-    The last two results are whether the call was inside the pass, and whether the run has steps."""
+
+    The last two results are whether the call was inside the pass, and whether the run has steps.
+    """
     step, backward, began = (np.full(len(rows), -1, dtype=np.int64) for _ in range(3))
     within = np.zeros(len(rows), dtype=bool)
     try:
@@ -228,8 +230,10 @@ def _places(
 @dataclass(frozen=True, slots=True)
 class _Loop:
     """Forwards and backwards of a rank's step thread, in order.
+
     ``awaits`` marks backwards that end when their messages have arrived, since DistributedDataParallel waits for
-    them."""
+    them.
+    """
 
     begin_ns: Int64
     end_ns: Int64
@@ -239,7 +243,9 @@ class _Loop:
 
 def _loops(index: TraceIndex) -> dict[int, _Loop]:
     """Return the loop of each rank; empty if the step threads are unknown.
-    Forwards that activation checkpointing repeats end no backward: they are nested, or run by the autograd engine."""
+
+    Forwards that activation checkpointing repeats end no backward: they are nested, or run by the autograd engine.
+    """
     try:
         threads = step_threads(index.origin)
     except MissingDataError:
@@ -260,8 +266,10 @@ def _loops(index: TraceIndex) -> dict[int, _Loop]:
 
 def _ends(index: TraceIndex, calls: Instances, loops: dict[int, _Loop]) -> Int64:
     """Return the end of each row of the instances.
+
     The host learns of an end from a callback that needs the interpreter's lock. The step thread, whose backward waited
-    for the message, may take the lock first and keep it for milliseconds: then the end of backward counts."""
+    for the message, may take the lock first and keep it for milliseconds: then the end of backward counts.
+    """
     table, end = index.trace.collectives, int64(calls.end_ns.copy())
     seen = np.isin(table["collective_key"][calls.row], index.trace.collective_waits["collective_key"])
     late = np.flatnonzero(~index.timed_on_device[calls.row] & ~seen)

@@ -41,7 +41,9 @@ _ANSWERED_NS = 1_000_000
 
 def require_new_workers(graph: Graph, change: Change) -> None:
     """Check that a loader of the run starts its workers again.
-    Raises MissingDataError if none does, or no worker made batches."""
+
+    Raises MissingDataError if none does, or no worker made batches.
+    """
     if graph.facts is None or not graph.is_batch.any():
         raise MissingDataError(
             f"{change}: no worker made batches in this run, so there are none to keep",
@@ -56,8 +58,10 @@ def require_new_workers(graph: Graph, change: Change) -> None:
 
 def with_kept_workers(scenario: Scenario) -> Scenario:
     """Let no pass but the first one of a loader start workers, and none end them.
+
     How long a new worker's first batch takes is known, not how long that of a kept worker does: as long, or as its
-    other batches (``luck`` 0)."""
+    other batches (``luck`` 0).
+    """
     graph, facts, luck = scenario.graph, scenario.graph.facts, scenario.unknowns.luck
     assert facts is not None
     kept = _Kept.of(graph, facts)
@@ -151,7 +155,9 @@ class _Kept:
 
     def first_of(self, factor: int) -> Int64:
         """Return for batches of these passes that are asked for at their begin the one that was begun first, else -1.
-        ``factor``: batches that each worker is asked for in advance."""
+
+        ``factor``: batches that each worker is asked for in advance.
+        """
         first = np.full(len(self.graph), -1, dtype=np.int64)
         mine = np.isin(self.passes.start, self.kept) & (self.passes.position < factor * self.passes.workers)
         first[self.passes.nodes[mine]] = self.passes.first_node[mine]
@@ -173,7 +179,9 @@ class _Kept:
 
     def after_the_pass_before(self, work: Floats, luck: float) -> Edges:
         """Return edges from what workers did last to the first batches: they go on when all of them have answered.
-        Of a pass that the loop left early they still make what they were asked for, how much of it is unknown."""
+
+        Of a pass that the loop left early they still make what they were asked for, how much of it is unknown.
+        """
         nodes, starts = self.passes.nodes, self.passes.start
         makers = GroupBy(starts, self.worker)
         taken = np.zeros(len(self.graph), dtype=bool)
@@ -222,8 +230,10 @@ def require_several_workers(graph: Graph, change: Change) -> None:
 
 def with_any_order(scenario: Scenario) -> Scenario:
     """Let the step threads take the batches of their workers as these become ready.
+
     A batch takes as long as the one of its number, or (``speed`` other than 0, or an iterable data set, of which each
-    worker has a part) as the next one of its worker."""
+    worker has a part) as the next one of its worker.
+    """
     graph, facts = scenario.graph, scenario.graph.facts
     assert facts is not None
     passes = Passes.of(graph, facts)
@@ -297,10 +307,12 @@ def _plan(
     ends: bool,
 ) -> _Plan:
     """Play a pass: who makes which batch, and in which order the thread takes them.
+
     ``work``, ``makers``: length and worker of each recorded batch. ``gaps_ns``: time from each take to the next where
     no batch is waited for. ``factor``: batches that each worker is asked for in advance. ``own_speed``: whether slow is
     the worker, not the batch. ``is_parted``: whether each worker can make its batches alone. ``ends``: whether these
-    are all batches of the pass."""
+    are all batches of the pass.
+    """
     count = int(makers.max()) + 1
     rows = [np.flatnonzero(makers == worker).tolist() for worker in range(count)]
     lengths = work.tolist()

@@ -61,8 +61,10 @@ class Passes:
 
 def not_in_turn(graph: Graph, facts: Facts) -> tuple[int, int] | None:
     """Return the fewest and the most batches of a pass that one worker made, if the workers did not take turns.
+
     They do by default; each may be ahead of the others by what is asked for in advance. Where the parts of an
-    IterableDataset differ, or whoever is free makes the next batch, they do not."""
+    IterableDataset differ, or whoever is free makes the next batch, they do not.
+    """
     passes = Passes.of(graph, facts)
     makers = GroupBy(passes.start, graph.process_id[passes.nodes])
     of_pass = GroupBy(makers.keys[0])

@@ -72,7 +72,9 @@ class WorkerSpeeds:
 
 def _of_others(ranks: GroupBy, enough: Bools, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
     """Return, for each maker, the median of the means and the mean variance of the others of its rank; NaN without any.
-    ``ranks``: makers by rank; all ranks with as many of them are compared at once. ``enough``: makers that count."""
+
+    ``ranks``: makers by rank; all ranks with as many of them are compared at once. ``enough``: makers that count.
+    """
     median, spread = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
     for count in np.unique(ranks.sizes).tolist():
         chosen = ranks.order[(ranks.bounds[:-1][ranks.sizes == count])[:, None] + np.arange(count)]
@@ -152,8 +154,10 @@ def batches_by_worker(scenario: Scenario, wanted: int, *, quick: bool) -> Int64:
 
 def _at_that_time(passes: Passes, number: Int64, rows: Int64, worker: Int64) -> Int64:
     """Return the last batch in the same pass, up to each one, of the worker of a number; its first where there is none.
+
     ``number``: by batch of ``passes``: number of its worker. ``rows``: batches in order. ``worker``: for each, the
-    number of a worker."""
+    number of a worker.
+    """
     found: Int64 = rows.copy()
     for one in np.unique(worker).tolist():
         asked = np.flatnonzero(worker == one)

@@ -33,8 +33,10 @@ _WAITED_NS, _OFTEN_RATIO = 1_000_000, 0.25
 
 def known_loaders(graph: Graph, change: Change) -> Facts:
     """Return the facts of a graph with batches, if a number of workers can be changed as asked.
+
     Raises MissingDataError if no batches were recorded, or their numbers are unknown, or a multiple of no workers is
-    asked for."""
+    asked for.
+    """
     if graph.facts is None or not (graph.facts.batch >= 0).any():
         raise MissingDataError(
             "no worker made batches in this run, so the effect of another number of workers is unknown",
@@ -57,8 +59,10 @@ def known_loaders(graph: Graph, change: Change) -> Facts:
 
 def workers_to_try(graph: Graph, most: float = math.inf) -> list[Change]:
     """Return numbers of workers that are worth a replay, ascending; empty for a run without batches.
+
     All of them are more than the run had, and none is more than ``most`` or the batches of the longest pass over the
-    data."""
+    data.
+    """
     facts = graph.facts
     if facts is None or not (facts.batch >= 0).any() or (graph.is_batch.any() and not_in_turn(graph, facts)):
         return []
@@ -70,8 +74,10 @@ def workers_to_try(graph: Graph, most: float = math.inf) -> list[Change]:
 
 def with_own_batches_apart(graph: Graph) -> Graph:
     """Return the graph with a node behind the others for each batch that a step thread made itself.
+
     Each is as long as what the thread did for the batch, and the thread waits for it; ``with_workers`` takes that time
-    away from the thread. Where any batch was made by a worker, the graph is returned as it is."""
+    away from the thread. Where any batch was made by a worker, the graph is returned as it is.
+    """
     pieces = _own_pieces(graph)
     if not len(pieces) or graph.is_batch.any():
         return graph
@@ -245,7 +251,9 @@ def _prefetch_factor(passes: Passes, begin_ns: Int64, taken_ns: Int64, waited: B
 
 def _begun(passes: Passes, wanted: int, scenario: Scenario) -> Edges:
     """The first batch of each worker in a pass waits for what the first batch of the pass waited for.
-    New workers start one after the other, and each has until the last one has been started to get ready."""
+
+    New workers start one after the other, and each has until the last one has been started to get ready.
+    """
     graph, each_ns = scenario.graph, _start_of_each_ns(scenario, passes)
     leading = graph.is_batch[graph.target] & np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.PREFETCH))
     rows = np.flatnonzero(leading)

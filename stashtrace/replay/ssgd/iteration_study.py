@@ -53,7 +53,9 @@ class Ring:
     @classmethod
     def of_messages(cls, alpha_ns: float, beta_ns_per_byte: float, *, workers: int) -> Ring:
         """Derive the cost of a hop from the cost of a message in a ring.
-        Raises UsageError: for less than two workers."""
+
+        Raises UsageError: for less than two workers.
+        """
         if workers < 2:
             raise UsageError(f"{workers} worker sends no messages", hint="give the number of measured workers")
         return cls(alpha_ns / (2 * (workers - 1)), beta_ns_per_byte * workers / (2 * (workers - 1)))
@@ -83,8 +85,10 @@ def speedups(
     workload: Workload, variant: Variant, ring: Ring, workers: Iterable[int], *, merging: bool = False
 ) -> list[Speedup]:
     """Replay iterations with several numbers of workers, each worker with the same batch.
+
     ``merging``: gradients are sent in the best merge for each number of workers; otherwise layer by layer. Raises
-    UsageError if there is no worker, or an iteration takes no time or too much of it."""
+    UsageError if there is no worker, or an iteration takes no time or too much of it.
+    """
     alone = replay(workload, variant, workers=1).iteration_ns
     if not alone:
         raise UsageError("an iteration of these layers takes no time", hint="columns without a unit are microseconds")
@@ -145,7 +149,9 @@ def best(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> Merge:
 
 def best_cap(workload: Workload, alpha_ns: float, beta_ns_per_byte: float) -> tuple[float, Merge]:
     """Return the ``bucket_cap_mb`` in MiB whose last bucket ends earliest, and its buckets.
-    Of several that end together it returns the one with the fewest buckets, and of these the smallest."""
+
+    Of several that end together it returns the one with the fewest buckets, and of these the smallest.
+    """
     sizes = workload.sizes_bytes
     caps = [rounded_cap(cap, sizes) for cap in merge_caps(sizes).tolist()]
     tried = [(merge_of(workload, bucket_starts(sizes, cap * 2**20), alpha_ns, beta_ns_per_byte), cap) for cap in caps]
@@ -165,7 +171,9 @@ _MOST_ITERATIONS = 100
 @dataclass(frozen=True, slots=True)
 class Row:
     """One variant over all numbers of ranks.
-    ``alone_ns`` is its iteration on one rank; with ``merged``, gradients are sent in the best merge."""
+
+    ``alone_ns`` is its iteration on one rank; with ``merged``, gradients are sent in the best merge.
+    """
 
     variant: Variant
     merged: bool
@@ -210,10 +218,12 @@ def study(
     iterations: Sequence[Workload], ranks: Sequence[int], *, ring: Ring | None = None, measured_ranks: int = 0
 ) -> Study:
     """Replay all variants over these numbers of ranks.
+
     ``iterations``: of the same layers; medians are replayed. ``ring``: cost of a hop; by default from the measured
     communication of the layers. ``measured_ranks``: ranks that this was measured on; 0 if unknown. Raises
     MissingDataError if no layer has gradients, or the cost of a message is unknown. Raises UsageError if no number of
-    ranks has a message to send, or an iteration takes no time or too much of it."""
+    ranks has a message to send, or an iteration takes no time or too much of it.
+    """
     workload = typical(iterations)
     if not len(workload.sends):
         raise MissingDataError("no layer has gradients", hint="their size in bytes is the last column of a row")

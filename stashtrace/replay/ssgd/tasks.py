@@ -107,10 +107,12 @@ def replay(
     slowness: Any = None,
 ) -> Replay:
     """Run the graph.
+
     ``last_layers``: the layer of each message whose gradients are ready last, in the order of sending; none for one
     worker. ``message_ns``: time of each message. ``slowness``: by worker, its computation time relative to the
     workload; 1 by default. Raises UsageError if there is no worker or iteration, messages do not fit the layers, or all
-    of it takes longer than 73 years."""
+    of it takes longer than 73 years.
+    """
     if workers < 1 or iterations < 1:
         raise UsageError(f"cannot replay {iterations} iterations of {workers} workers", hint="give one of each or more")
     layers = np.asarray(last_layers, dtype=np.int64)

@@ -39,7 +39,9 @@ _PER_LAYER = ("forward_ns", "backward_ns", "communication_ns", "gradient_bytes")
 @dataclass(frozen=True)
 class Workload:
     """One iteration of one worker. Layers are in the order of the forward pass.
-    Raises UsageError if columns have different lengths, there is no layer, or a number is negative or not finite."""
+
+    Raises UsageError if columns have different lengths, there is no layer, or a number is negative or not finite.
+    """
 
     names: tuple[str, ...]
     #: Time of each layer.
@@ -199,8 +201,10 @@ _ASTRA = re.compile(r"(DATA|MODEL|HYBRID\w*|MICRO|DISTRIBUTED_INFERENCE|TRANSFOR
 
 def read_layers(path: str | Path) -> list[Workload]:
     """Read a file: one workload per iteration, with the layers in the order of the forward pass.
+
     Raises MissingDataError if there is no such file. Raises FormatError if a row is not a layer, or iterations differ
-    in their layers; the message names file and line."""
+    in their layers; the message names file and line.
+    """
     place = Path(path)
     try:
         lines = place.read_text(encoding="utf-8-sig").splitlines()  # spreadsheets write a byte order mark
@@ -229,7 +233,9 @@ def typical(iterations: Sequence[Workload]) -> Workload:
 
 def write_layers(path: str | Path, iterations: Sequence[Workload]) -> None:
     """Write iterations of the same layers; batches and update are the medians.
-    Raises StashtraceError if the file cannot be written."""
+
+    Raises StashtraceError if the file cannot be written.
+    """
     middle = typical(iterations)
     lines = [f"# {name}_us {getattr(middle, f'{name}_ns') / 1e3:.12g}" for name in ("io", "copy", "update")]
     lines.append("\t".join(("id", "name", "forward_us", "backward_us", "communication_us", "size_bytes")))

@@ -19,8 +19,10 @@ def headline_text(
     found: Sequence[Finding], causes: Sequence[Row] = (), characters: int = POLICY.headline_characters
 ) -> str:
     """Return what matters most about a run as one sentence; of a cause it has at most so many characters.
+
     How a job ended goes before what slowed it down: its first cause, or, where none is known, its first claim.
-    ``causes``: rows of that table without reasons."""
+    ``causes``: rows of that table without reasons.
+    """
     ended = any(f.row["kind"] in ENDINGS for f in found)
     is_first = bool(causes) and not ended and not _waits_for_more(causes[0], found)
     said = cause_headline(causes[0], steps_of(causes[0], found), characters) if is_first else ""

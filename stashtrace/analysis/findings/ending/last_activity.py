@@ -170,7 +170,9 @@ def newest_ns(trace: Trace, *, activity: bool = False, rank: int | None = None) 
 
 def still_works(trace: Trace, rank: int, since_ns: int) -> str:
     """Return how a rank works on at the end of the records, given how long others wait; empty if it does not.
-    The answer is one of ``record.look.model``. Of a process that was looked at, the look counts, not its samples."""
+
+    The answer is one of ``record.look.model``. Of a process that was looked at, the look counts, not its samples.
+    """
     end = newest_ns(trace)
     begin = end - round(POLICY.last_part_ratio * since_ns)
     thread = step_track(trace, rank)

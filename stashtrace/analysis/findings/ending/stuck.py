@@ -99,7 +99,9 @@ class _GroupCalls:
 
 def find_stuck(trace: Trace, now_ns: int) -> Stuck | None:
     """Return how the job stood still at the end of its records; None if nobody waited for anybody.
-    ``trace``: needs collectives. ``now_ns``: the end of the records."""
+
+    ``trace``: needs collectives. ``now_ns``: the end of the records.
+    """
     if not len(trace.collectives):
         return None
     return _Waits(trace).stuck(now_ns)
@@ -307,7 +309,9 @@ class _Waits:
 
     def _undone(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which rows are of an operation of their group that has not ended, or failed, on one of these ranks.
-        A member that a backend ended at once leaves the others with an end of theirs."""
+
+        A member that a backend ended at once leaves the others with an end of theirs.
+        """
         undone = np.isin(rows, self.pending) | (self.table["status_code"][rows] == 1)
         sequence = self.table["sequence"][rows]
         return np.isin(sequence, sequence[undone])

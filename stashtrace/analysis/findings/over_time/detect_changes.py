@@ -92,7 +92,9 @@ class Stretch:
 @dataclass(frozen=True, slots=True)
 class Period:
     """Steps ``first``, ``first + every``, ... are longer by ``excess``; ``count`` of ``places`` are.
-    And so are as many steps after each of them as make ``width`` together."""
+
+    And so are as many steps after each of them as make ``width`` together.
+    """
 
     every: int
     first: int
@@ -200,7 +202,9 @@ def _without_line(scores: Floats) -> Floats:
 
 def _lasting(rest: Floats) -> float:
     """Return how much more the noise in scores of variance 1 moves means than independent noise does; at least 1.
-    Noise that lasts for several steps moves the mean of as many of them more than single long steps do."""
+
+    Noise that lasts for several steps moves the mean of as many of them more than single long steps do.
+    """
     most = 1.0
     for size in (2, 4, 8):
         whole = len(rest) // size
@@ -293,7 +297,9 @@ def _off_stairs(values: Floats, found: Sequence[Stretch]) -> Floats:
 
 def _fit(values: Floats, rest: Floats, found: Sequence[Stretch], numbers: int = 0) -> float:
     """Return how badly a model fits, by what it leaves of the values and by how many numbers it has; less is better.
-    Each stair has a place and a height, a line a slope. Noise that lasts counts for fewer steps than it has."""
+
+    Each stair has a place and a height, a line a slope. Noise that lasts counts for fewer steps than it has.
+    """
     lasting = _lasting(_scores(_off_stairs(values, found)))
     numbers = numbers or 2 * (len(found) - 1)
     return len(values) / lasting * math.log(max(float(np.abs(rest).sum()), 1e-9)) + numbers * math.log(len(values))
@@ -301,8 +307,10 @@ def _fit(values: Floats, rest: Floats, found: Sequence[Stretch], numbers: int = 
 
 def onset(values: Floats, found: Sequence[Stretch]) -> tuple[int, str]:
     """Return from which step on values differ to the end, and whether from one step to the next.
+
     Returns the place of the first of them, and ``sudden``, ``gradual`` where they grow from there on, or ``either``
-    where what is left does not decide."""
+    where what is left does not decide.
+    """
     if len(found) < 2:
         return 0, "sudden"
     stairs = _fit(values, _off_stairs(values, found), found)
@@ -367,9 +375,11 @@ def period(values: Floats, found: list[Stretch]) -> Period | None:
 
 def _by_turns(rest: Floats, usual: float) -> Period | None:
     """Return the period of which half the steps are long; None if there is none.
+
     Long and short ones are the two halves of the values then, and no deviation from the median distinguishes them from
     noise. The mean of the values, with the sign that the period gives them, does. Noise that alternates of itself lasts
-    under these signs; it also changes its turn, so that each part of the series is looked at."""
+    under these signs; it also changes its turn, so that each part of the series is looked at.
+    """
     count, scores = len(rest), _scores(rest)
     best: tuple[float, Period] | None = None
     for every in POLICY.turns_steps:
@@ -411,7 +421,9 @@ def _by_turns(rest: Floats, usual: float) -> Period | None:
 
 def _clear_arc(part: Floats, fits: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
     """Return the arc whose values all lie on one side of a wide gap to all others; None if there is none.
-    ``fits`` says by begin and end which arcs are long enough."""
+
+    ``fits`` says by begin and end which arcs are long enough.
+    """
     length = np.arange(len(part) + 1)[None, :] - np.arange(len(part) + 1)[:, None]
     least = len(part) // POLICY.stretch_parts_count
     gap = np.where(fits & (length >= least) & (len(part) - length >= least), _gaps(part), 0.0)
@@ -455,8 +467,10 @@ def _is_clear(long: Floats, short: Floats, usual: float) -> bool:
 
 def _is_periodic(count: int, places: int, every: int, most: int) -> bool:
     """Return True if chance does not make steps long at all of every so many places, and nowhere else.
+
     By a bound of its probability, whatever the share of long steps is: any of the first steps may be the first of the
-    period, and periods up to ``most`` steps were tried."""
+    period, and periods up to ``most`` steps were tried.
+    """
     share = places / count
     by_chance = float(every * share**places * (1 - share) ** (count - places))
     return (most - 1) * by_chance < POLICY.short_period_chance_ratio

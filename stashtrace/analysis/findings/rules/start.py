@@ -86,7 +86,9 @@ def start(trace: Trace) -> Table:
 
 def _starts(trace: Trace) -> list[tuple[StepThread, TimeSet]]:
     """Return the time of each rank from its begin to its first counted step; of no rank if the start was not recorded.
-    Raises MissingDataError if no rank has steps."""
+
+    Raises MissingDataError if no rank has steps.
+    """
     counted, window = counted_steps(host_steps(trace)), window_of(trace)
     if is_imported(trace) or run_facts(trace).get("steps") or (window is not None and window.first_step > 0):
         return []
@@ -118,7 +120,9 @@ def _without_waiting(parts: list[Part], name: str, least_ns: int) -> list[Part]:
 
 def start_claims(trace: Trace) -> list[Claim]:
     """Return a claim about a start that took longer than all counted steps together, with what most of it went to.
-    It is that of the rank that did most itself: others wait for it, also inside the steps that are left out."""
+
+    It is that of the rank that did most itself: others wait for it, also inside the steps that are left out.
+    """
     steps = counted_steps(host_steps(trace))
     longest_ns = max((life.total_ns for _, life in _starts(trace)), default=0)
     of_ranks = GroupBy(steps["rank"])

@@ -208,8 +208,10 @@ def _own_cost_claim(cost: OwnCost) -> Claim:
 
 def own_cost(trace: Trace) -> OwnCost:
     """Return what the tracing cost.
+
     Threads of the recorder count by the kernel's account, and all of a process wake up for each of its samples. Probes
-    count by their own account, hooks by the number of their records."""
+    count by their own account, hooks by the number of their records.
+    """
     used = _job_cpu_ns(trace)
     if used <= 0:
         return OwnCost()
@@ -232,8 +234,10 @@ def own_cost(trace: Trace) -> OwnCost:
 
 def _job_cpu_ns(trace: Trace) -> float:
     """Return the CPU time of the traced processes and of the children that they waited for, each counted once.
+
     What a process reports at its end counts before its samples, which most processes do not have. Its children's time
-    includes that of traced children, and of vfork children, whose I/O rows are their parent's."""
+    includes that of traced children, and of vfork children, whose I/O rows are their parent's.
+    """
     processes = trace.processes
     # The counters of a process go on after exec: the figures of its last image are those of all.
     identity = zip(

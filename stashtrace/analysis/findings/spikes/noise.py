@@ -121,9 +121,11 @@ class Noise:
 
 def _body(rests: Floats) -> Floats:
     """Return sorted rests without those that stand apart: beyond the threshold that all below them give.
+
     Where many steps are slow they would else be taken for noise, and hide each other; a few never count. Candidates are
     cuts at the widest gaps above the median; of those that bear themselves out, the one with the fewest rests below
-    it."""
+    it.
+    """
     half, few = len(rests) // 2 + 1, _few(rests)
     gaps = np.diff(rests[half - 1 : len(rests) - few])
     for cut in sorted((half + np.argsort(-gaps, kind="stable")[: POLICY.gaps_count]).tolist()):
@@ -151,8 +153,10 @@ def _width(rests: Floats) -> float:
 
 def _exponential_tail(rests: Floats) -> float:
     """Return the value that an exponential tail exceeds by the chance that is asked for, given sorted values.
+
     What is estimated from few values may be wrong: the chance is that of the next value by all of them (a predictive
-    distribution), not that of a tail taken as known."""
+    distribution), not that of a tail taken as known.
+    """
     tail = rests[int(POLICY.body_ratio * len(rests)) :]
     censored = _few(rests)
     known = tail[: len(tail) - censored]

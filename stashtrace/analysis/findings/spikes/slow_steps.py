@@ -135,8 +135,10 @@ class _Step:
 
 class SlowSteps:
     """Search for slow steps; remembers a bounded number of steps, however many come.
+
     ``worth_ratio``: what is longer by less than this part of a step is not slow. ``frequent``: steps that are slow
-    again and again count, too. While a job runs each would be an alarm, and no news."""
+    again and again count, too. While a job runs each would be an alarm, and no news.
+    """
 
     def __init__(self, *, worth_ratio: float = POLICY.worth_ratio, frequent: bool = False) -> None:
         self._worth_ratio, self._frequent = worth_ratio, frequent
@@ -146,8 +148,10 @@ class SlowSteps:
 
     def add(self, rows: Table, samples: Floats | None = None) -> list[SlowStep]:
         """Take in steps and return those of them that are slow; each is judged by itself and by earlier ones alone.
+
         ``rows``: columns of ``step_times``, all ranks of a step in one call. ``samples``: size of the batch of each
-        row, 0 if unknown: samples, tokens, or whatever computing grows with."""
+        row, 0 if unknown: samples, tokens, or whatever computing grows with.
+        """
         steps = _steps_of(rows, samples, self._before)
         judged = [self._judge(step, before) for step, before in zip(steps, [self._before, *steps], strict=False)]
         self._before = steps[-1] if steps else self._before
@@ -181,8 +185,10 @@ class SlowSteps:
 
 def slow_steps_of(rows: Table, samples: Floats | None = None) -> list[SlowStep]:
     """Return the slow steps of a whole run, be they few or many.
+
     Each is judged by the steps before it or by those behind it, whichever are more; where both are too few, by all.
-    Arguments: as of ``SlowSteps.add``."""
+    Arguments: as of ``SlowSteps.add``.
+    """
     steps = _steps_of(rows, samples)
     pairs = list(zip(steps, [None, *steps], strict=False))
     sides = zip(_judged(pairs), reversed(_judged(pairs[::-1])), strict=True)
@@ -230,7 +236,9 @@ class _Group:
 
     def judge(self, step: _Step, before: _Step | None, usual: _Group | None) -> SlowStep | None:
         """Return what is slow of a step, None if it is like the others; then remember it.
-        ``before``, ``usual``: the step before it, and the steps that are like that one; None if unknown."""
+
+        ``before``, ``usual``: the step before it, and the steps that are like that one; None if unknown.
+        """
         if len(self._lengths) < POLICY.first_steps:
             self._first.append(step)
             self._remember(step)
@@ -281,7 +289,9 @@ class _Group:
 
     def _longer(self, step: _Step) -> tuple[tuple[float, float], Floats]:
         """Return what a step has above the usual outside its computing, and in it; then the usual computing by rank.
-        The second is minus infinity where no like batch is known."""
+
+        The second is minus infinity where no like batch is known.
+        """
         computing, expected = step.spent[:, _COMPUTE], self._expected(step)
         known = ~np.isnan(expected)
         longest = float(computing[known].max() - expected[known].max()) if known.any() else -math.inf
@@ -289,7 +299,9 @@ class _Group:
 
     def _above_level(self, beside: float, computing: float) -> float:
         """Return what a step has outside its computing above the level, for that amount of computing.
-        Where computing varies with the data, other work may as well: batches of long samples take longer to prepare."""
+
+        Where computing varies with the data, other work may as well: batches of long samples take longer to prepare.
+        """
         self._slope_age += 1
         if self._slope_age >= POLICY.slope_steps:
             self._slope_age = 0
@@ -302,7 +314,9 @@ class _Group:
 
     def _expected(self, step: _Step) -> Floats:
         """Return how long each rank computes in like steps, on a batch of about that size where sizes are known.
-        NaN where no like batch is known."""
+
+        NaN where no like batch is known.
+        """
         usual = middle(self._spent.values[:, :, _COMPUTE])
         if not step.sizes.all() or not self._varies(step.sizes):
             return np.asarray(usual)

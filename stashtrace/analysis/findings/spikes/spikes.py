@@ -120,7 +120,9 @@ def spikes_of(trace: Trace, counted: Table, stalls: Table, hidden: Table) -> Tab
 
 def described(trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep]) -> Table:
     """Make a row of ``spikes`` for each slow step: what its time went to, and what happened meanwhile.
-    ``counted``: steps to compare with, the slow ones among them. ``hidden``: hidden work of all steps."""
+
+    ``counted``: steps to compare with, the slow ones among them. ``hidden``: hidden work of all steps.
+    """
     if not found:
         return Table.empty(SPIKES)
     slow = np.array([number for step in found for number in (step.step, step.grew_step_index)])
@@ -204,7 +206,9 @@ def _beside(
     trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep], slow: npt.NDArray[np.int64]
 ) -> list[dict[str, tuple[float, float]]]:
     """Return the figures of the host in each slow step, and what they usually are in steps of its kind on that rank.
-    Of a step that waited for the end of the one before, they are those of that one."""
+
+    Of a step that waited for the end of the one before, they are those of that one.
+    """
     beside, host = _Beside(trace, host_steps(trace), hidden), host_steps(trace)
     out: list[dict[str, tuple[float, float]]] = []
     of_rank: dict[tuple[int, str], tuple[Table, dict[str, Floats]]] = {}
@@ -260,7 +264,9 @@ class _Beside:
 
     def figures(self, rank: int, steps: Table) -> dict[str, Floats]:
         """Return each figure of the steps of a rank, in their order; -1 where it is unknown.
-        ``steps``: rows of ``steps`` of one rank."""
+
+        ``steps``: rows of ``steps`` of one rank.
+        """
         begin, end, process = steps["begin_ns"], steps["end_ns"], int(steps["process_id"][0])
         own = self._hidden.take(self._hidden["rank"] == rank)
         row = np.searchsorted(own["step"], steps["step"])

@@ -35,7 +35,9 @@ Ways = Iterator[Way]
 
 def ways(trace: Trace, rank: int, kind: str, steps: Table) -> Ways:
     """Give what a kind of time of a rank may go to, by step, the most telling first.
-    ``kind``: kind of time, as in ``stalls``. ``steps``: counted steps of the rank, in order."""
+
+    ``kind``: kind of time, as in ``stalls``. ``steps``: counted steps of the rank, in order.
+    """
     if COLUMN_OF.get(kind) == "link":  # no rank's calls are parts of a transfer, and it waits for it in some of them
         return
     windows = _host_windows(trace, rank, steps)
@@ -71,8 +73,10 @@ def _queued_steps(trace: Trace, rank: int, kind: str, steps: Table) -> Floats:
 
 def most_of(given: Iterable[Way], parts: tuple[Bools, Bools], delta_ns: float) -> Cause:
     """Return kind, name and time of what a change goes to; empty and -1 if it is nothing recorded.
+
     ``parts``: which steps are changed, and which are as usual. ``delta_ns``: by how much longer the time is in the
-    former."""
+    former.
+    """
     best = NOTHING
     for name, found in given:
         for label, spent in found:

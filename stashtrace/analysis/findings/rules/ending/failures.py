@@ -53,7 +53,9 @@ NAMELESS = "a group without a name"
 
 def failure_claims(trace: Trace, failed: Sequence[Evidence] | None = None) -> list[Claim]:
     """Return a claim about the exit code, signal or exception that ended the job; none for one that ended well.
-    ``failed``: of the ranks that failed, the first one first, if that is known already."""
+
+    ``failed``: of the ranks that failed, the first one first, if that is known already.
+    """
     facts, rows = run_facts(trace), failures(trace) if failed is None else list(failed)
     count, limit = (int(facts.get(name, "-1") or -1) for name in (MEMORY_KILLS, MEMORY_LIMIT))
     of_run = [fact("memory_kills", "", "metadata", killed_count=count, limit_bytes=limit)] if count > 0 else []
@@ -150,8 +152,10 @@ def _after(ranks: list[int], exception: str, signal_name: str = "", exit_code: i
 
 def after_one_that_is_gone(trace: Trace, failed: Sequence[Evidence], found: Stuck | None) -> list[Claim]:
     """Return the claims about ranks that failed behind one that they waited for and that is gone, if there is one.
+
     Where no parent recorded how ranks ended: the records of a rank that others wait for end before these fail. One that
-    lives adds samples until it ends, and one that fails by an exception leaves it: this one was killed, or left."""
+    lives adds samples until it ends, and one that fails by an exception leaves it: this one was killed, or left.
+    """
     rows = [row for row in failed_ranks(trace) if row["worker_id"] < 0]
     if found is None or not rows or any(row["signal"] or row["exit_code"] >= 0 for row in rows):
         return []

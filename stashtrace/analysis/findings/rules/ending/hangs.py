@@ -57,7 +57,9 @@ _STILL = {
 
 def ending_claims(trace: Trace, *, lives: bool = False, in_part: bool = False) -> list[Claim]:
     """Return claims about how the job failed or stood still; empty for one that ended well, or still runs well.
-    Of a job that still ``lives`` no claim says that it hung. ``in_part``: the job has ranks that are not seen here."""
+
+    Of a job that still ``lives`` no claim says that it hung. ``in_part``: the job has ranks that are not seen here.
+    """
     failed = failures(trace)
     claims = failure_claims(trace, failed)
     may_hang = run_facts(trace).get("exit_code", "") != "0"
@@ -82,7 +84,9 @@ def ending_claims(trace: Trace, *, lives: bool = False, in_part: bool = False) -
 
 def stuck_at_end(trace: Trace, least_ns: int = POLICY.suspicious_ns) -> Stuck | None:
     """Return where the job stood still at the end of its records; None for waits as its steps have them.
-    ``least_ns``: a wait of less is none."""
+
+    ``least_ns``: a wait of less is none.
+    """
     facts = run_facts(trace)
     if ("imported" in facts and not _has_dumps(trace)) or facts.get("steps"):
         return None  # of a recording that was cut, no end was seen

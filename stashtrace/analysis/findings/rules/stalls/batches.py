@@ -154,7 +154,9 @@ def _makers_not_recorded(trace: Trace, rank: int) -> list[Evidence]:
 
 def _slow_file(trace: Trace, making: Making, fetch_ns: int, on: str) -> Evidence | None:
     """Return the file whose reads blocked longest while a rank's batches were made; of sockets only receiving counts.
-    Reads that are only a small part of the time in storage are not evidence."""
+
+    Reads that are only a small part of the time in storage are not evidence.
+    """
     made, tracks, io = making.batches, trace.tracks, trace.notable_io
     flags = io["io_flags"]
     waited = ((flags & (IoFlag.BLOCKED | IoFlag.BLOCK_INPUT)) != 0) & (io["result_bytes"] > 0)

@@ -155,9 +155,11 @@ def facts_of(run: RunFacts, key: str, rank: int) -> list[str]:
 
 def dead_connections(trace: Trace, rank: int, steps: Table) -> list[Evidence]:
     """Return the address that a rank and its workers connect to most often in its steps, and get nothing from.
+
     Of a call that does not wait for the answer (a time-out was set), and of which the program does not learn later that
     it was refused, only the silence is known. Where less than every other step connects, it explains no time of a
-    step."""
+    step.
+    """
     own = steps.take(steps["rank"] == rank)
     tracks = trace.tracks["track_id"][
         np.isin(trace.tracks["process_id"], trace.processes["process_id"][trace.processes["rank"] == rank])

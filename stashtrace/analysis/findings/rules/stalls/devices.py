@@ -74,8 +74,10 @@ def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
 
 def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bool) -> list[Evidence]:
     """Return the calls that blocked the host while the device was idle, with their thread and time per step.
+
     A call that covers less than a quarter of the stall is not evidence; if none covers more, one row states that the
-    stall is not explained. With ``stall_ns`` 0, no call is expected to explain it and there are no rows."""
+    stall is not explained. With ``stall_ns`` 0, no call is expected to explain it and there are no rows.
+    """
     if stall_ns <= 0:
         return []
     table = idle_calls(trace, warmup=warmup)

@@ -109,7 +109,9 @@ def _most_named(rows: Sequence[Evidence]) -> str:
 
 def _elsewhere(run: RunFacts, worst: RankFacts) -> tuple[StepThread, TimeSet, TimeSet] | None:
     """Return when a device waited for a host in no blocking call that had not launched the next work.
-    Also the step thread, and the part of that time that follows on a blocking call; None for a rank without steps."""
+
+    Also the step thread, and the part of that time that follows on a blocking call; None for a rank without steps.
+    """
     index = TraceIndex(run.trace)
     known = rank_and_steps(index.origin, run.tables["steps"], worst.rank)
     if known is None:

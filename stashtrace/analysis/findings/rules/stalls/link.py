@@ -83,8 +83,10 @@ def _company(run: RunFacts, base: Claim) -> list[Evidence]:
 
 def _bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table, is_sure: bool) -> list[Evidence]:
     """Return the bandwidth of the collectives with most transfer time, and the part of what the link can do.
+
     Transfer begins when all ranks have entered; bandwidth is counted as in NCCL's tests. A rank without a device needs
-    a calibration in the run directory. ``is_sure``: no part of the time may be waiting."""
+    a calibration in the run directory. ``is_sure``: no part of the time may be waiting.
+    """
     if not len(trace.collectives):
         return []
     calibration, table = _calibration(trace), trace.collectives

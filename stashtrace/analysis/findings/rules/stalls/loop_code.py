@@ -59,7 +59,9 @@ def annotations_in(
     trace: Trace, thread: StepThread, time: TimeSet, steps: Table, apart: TimeSet | None = None
 ) -> list[Evidence]:
     """Return the annotations, and timed calls, of the step thread that hold most of a time, inner ones first.
-    One around whole steps says nothing of any part of them, and is left out. ``apart``: time that has names already."""
+
+    One around whole steps says nothing of any part of them, and is left out. ``apart``: time that has names already.
+    """
     own = TimeSet.of_rows(steps, steps["rank"] == thread.rank)
     steps_count = int(np.count_nonzero(steps["rank"] == thread.rank))
     spans = trace.spans
@@ -90,7 +92,9 @@ _OF_SHAPES = re.compile(r"size mismatch|\.size\(|_shape")
 
 def _compilations_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, whole_ns: int) -> list[Evidence]:
     """Return what torch.compile compiled on a step thread in a time, the function that took longest first.
-    ``whole_ns``: what the shares are of."""
+
+    ``whole_ns``: what the shares are of.
+    """
     spans = trace.spans.take(TraceIndex(trace).spans.rows(thread.track_id))
     compiled = spans.take(spans["kind_code"] == SpanKind.COMPILE)
     spent = time.within(compiled["begin_ns"], compiled["end_ns"])

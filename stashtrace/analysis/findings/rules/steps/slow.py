@@ -81,8 +81,10 @@ _Row = tuple[int, dict[str, Any]]
 
 def slow_claims(slow: Table, changes: Table, counted: Table, loading: Collection[int]) -> list[Claim]:
     """Return a claim about the slow steps of a run, or none.
+
     ``slow``: rows of ``spikes``. ``changes``: rows of ``over_time``, whose shifts and periods have claims of their own.
-    ``counted``: the steps that the step time is made of. ``loading``: the ranks with a loader."""
+    ``counted``: the steps that the step time is made of. ``loading``: the ranks with a loader.
+    """
     numbers = np.unique(counted["step"])
     told = np.zeros(len(numbers), dtype=bool)
     for change in changes.rows():
@@ -104,9 +106,11 @@ def claim_of_step(
     in_part: bool = False,
 ) -> Claim:
     """Return the claim about one slow step of a job that runs: of which part of the run it is, nobody knows yet.
+
     ``slow``: one row of ``spikes``. ``waited_ns``: rank -> how long it waited for the rank of that row.
     ``is_elsewhere``: that rank is on another host, of which nothing is recorded here. ``in_part``: the job has ranks
-    that are not seen from here, so that its transfers may be waits for these."""
+    that are not seen from here, so that its transfers may be waits for these.
+    """
     row = next(iter(slow.rows()))
     claim = _claim([(0, row)], 1, loading, is_elsewhere=is_elsewhere, in_part=in_part)
     more = []
@@ -250,7 +254,9 @@ def behind_text(kind: str, name: str, spent_ns: float, whole_ns: float) -> str:
 
 def time_that_changes(kind: str, ranks: str, longer_ns: float, grows: bool) -> str:
     """Say whose time it is that changes: ``rank 1 computes 5 ms longer``.
-    ``kind``: any of ``StallKind`` or of its columns, ``reads`` or ``together``."""
+
+    ``kind``: any of ``StallKind`` or of its columns, ``reads`` or ``together``.
+    """
     verbs, rest = _VERBS[kind if kind in _VERBS else COLUMN_OF[kind]]
     words = {"longer": "longer", "more": "more"} if grows else {"longer": "less", "more": "less"}
     said = rest.format(**words, part=_PARTS.get(kind, ""))
