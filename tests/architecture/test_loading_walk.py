@@ -1,8 +1,8 @@
 """Loading is a straight way: the files that a run passes on its way to a trace, and their order, are those drawn.
 
 What is counted: every file of the package in which something runs between the call of ``load_trace`` and its return.
-Not counted are ``schema/`` and the modules beside it at the top of the package, which are the words that all use, and
-the files below ``format.stash_file`` that know bytes and no run. The decoders of collectors count as one stop, for a
+Not counted are ``schema/``, the folders below it and the modules at the top of the package, which all use, and the
+files below ``format.stash_file`` that know bytes and no run. The decoders of collectors count as one stop, for a
 process meets those alone of which it has rows, and none of them knows another.
 """
 
@@ -26,6 +26,7 @@ from stashtrace.loading import decode, load
 
 MOST_FILES = 15
 PACKAGE = ROOT / "stashtrace"
+GROUND = {"schema", "files", "text", "scrubbing"}
 BYTES = {"format.container", "format.ring", "format.project", "format.codec"}
 SHARED_DOORS = {"registry", "decode_context"}
 #: The turn of runs of several hosts: its arithmetic, below ``clocks.align_recorded``.
@@ -45,7 +46,7 @@ def stop_of(frame: FrameType) -> str | None:
         return None
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     name = ".".join(parts)
-    if len(parts) == 1 or parts[0] == "schema" or name in BYTES:
+    if len(parts) == 1 or parts[0] in GROUND or name in BYTES:
         return None
     if parts[0] == "collectors" and parts[1] not in SHARED_DOORS:
         return "collectors.*"
