@@ -76,7 +76,11 @@ def traced_environment(
 
 
 #: What traced processes need of this package: the libraries, and Python that needs no other package.
-_GUEST_PART = ("__init__.py", "callbacks.py", "py.typed", "probes", LIBRARY_PATH.name, LOOKUP_LIBRARY)
+_GUEST_PART = (
+    *("__init__.py", "callbacks.py", "py.typed", "probes"),
+    "scrubbing/secrets.py",  # the probe of exceptions loads it by its path
+    *(LIBRARY_PATH.name, LOOKUP_LIBRARY),
+)
 
 
 def copy_guest_part(folder: Path) -> Path:

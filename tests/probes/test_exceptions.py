@@ -14,6 +14,7 @@ from traced import PYTHON, ROOT, run_traced
 import stashtrace
 from stashtrace.analysis.registry import analyze
 from stashtrace.probes import exceptions
+from stashtrace.record.environment import copy_guest_part
 from stashtrace.schema.kinds import ProcessRole
 
 pytestmark = pytest.mark.torch
@@ -88,6 +89,14 @@ SPAWNED = """
         except mp.ProcessRaisedException:
             print("raised")
 """
+
+
+def test_in_a_container_without_the_package(tmp_path: Path) -> None:
+    """What ``stashtrace env --into`` copies holds the rules about secrets."""
+    copy_guest_part(tmp_path)
+    code = "from stashtrace.probes import exceptions; print(exceptions.describe(ValueError('password=hunter22')))"
+    done = subprocess.run([PYTHON, "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=240)
+    assert (done.stdout, done.stderr) == ("ValueError: password=<scrubbed>\n", "")
 
 
 def test_of_a_script(tmp_path: Path) -> None:
