@@ -4,13 +4,8 @@
 from __future__ import annotations
 
 import sqlite3
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import stashtrace
-from stashtrace.schema.trace import Trace
 
 EPOCH_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -100,20 +95,3 @@ class Export:
         self._connection.commit()
         self._connection.close()
         return self.path
-
-
-def load(path: Path | Sequence[Path]) -> Trace:
-    """The trace, without its warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return stashtrace.load(path)
-
-
-def losses(trace: Trace) -> dict[str, int]:
-    """Counts by reason."""
-    return {trace.text(r["name_code"]): r["lost_count"] for r in trace.losses.rows()}
-
-
-def said(trace: Trace, key: str) -> list[str]:
-    """Values of a key of the metadata."""
-    return [trace.text(r["value_code"]) for r in trace.metadata.rows() if trace.text(r["key_code"]) == key]

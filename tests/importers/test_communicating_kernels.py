@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from importers.kineto_files import device, launch, step, write
 from importers.nsys_exports import MS, Export
-from importers.nsys_exports import load as load_export
+from importers.read_back import load as load_export
 
 import stashtrace
 from stashtrace.schema.kinds import CollectiveOp as Op
