@@ -77,8 +77,6 @@ def declared_schemas() -> list[Schema]:
 def docs_script(name: str) -> ModuleType:
     """Import ``scripts/docs/<name>.py``."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts/docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

@@ -246,7 +246,6 @@ def test_a_living_writer_is_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", program, str(stash.ring_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as writer:
-        assert writer.stdout is not None
         assert writer.stdout.readline() == "mapped\n"
         assert compact_run(open_run(tmp_path)).alive == [stash.stem]
         assert stash.ring_path.exists()

@@ -36,7 +36,6 @@ class Samples(Dataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.kind == "fetch" and self.rank == FAULTY and faulty_step(index):
             info = get_worker_info()
-            assert info is not None
             descriptor = os.open(self.file, os.O_RDONLY)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             begin = time.monotonic_ns()

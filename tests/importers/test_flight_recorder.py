@@ -245,17 +245,17 @@ def test_old_and_unknown_versions(tmp_path: Path) -> None:
     assert [trace.text(c) for c in trace.groups["name_code"]] == ["group 2"]
     (tmp_path / "new_0").write_bytes(pickle.dumps(_dump([_entry(0), {"later": 1}], version="7.0"), 2))
     trace = load(tmp_path / "new_0")
-    losses = losses(trace)
-    assert losses["newer_schema"] == 1
-    assert losses["damaged_entries"] == 1
+    lost = losses(trace)
+    assert lost["newer_schema"] == 1
+    assert lost["damaged_entries"] == 1
 
 
 def test_ring_and_missing_rank_are_told(tmp_path: Path) -> None:
     path = tmp_path / "dump.pickle"
     path.write_bytes(pickle.dumps(_dump([_entry(40), _entry(41)]), 2))
-    losses = losses(load(path))
-    assert losses["ring_overwritten"] == 40
-    assert losses["rank_unknown"] == 1
+    lost = losses(load(path))
+    assert lost["ring_overwritten"] == 40
+    assert lost["rank_unknown"] == 1
 
 
 @pytest.mark.parametrize("content", [b"\x80\x02]U\x09pg_configa.", b'{"pg_config": {}, "pg_status": {}}'])

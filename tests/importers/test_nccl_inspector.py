@@ -183,10 +183,10 @@ def test_marker_carries_the_header_from_v43_on(tmp_path: Path) -> None:
         {"proxy_trace": whole},
     )
     trace = load(path)
-    losses = losses(trace)
-    assert losses["lines_without_header"] == 1
-    assert losses["announced_records_missing"] == 1
-    assert losses["ring_overwritten"] == 5
+    lost = losses(trace)
+    assert lost["lines_without_header"] == 1
+    assert lost["announced_records_missing"] == 1
+    assert lost["ring_overwritten"] == 5
     rows = trace.collectives
     assert sorted(rows["op_code"].tolist()) == [CollectiveOp.ALL_REDUCE, CollectiveOp.SEND]
     at = int(trace.collectives["op_code"].tolist().index(CollectiveOp.ALL_REDUCE))
@@ -245,9 +245,9 @@ def test_gaps_unknown_version_and_largest_communicator(tmp_path: Path) -> None:
     )
     trace = load(path)
     assert trace.processes["rank"].tolist() == [5]
-    losses = losses(trace)
-    assert losses["operations_not_in_file"] == 6
-    assert losses["newer_schema"] == 1
+    lost = losses(trace)
+    assert lost["operations_not_in_file"] == 6
+    assert lost["newer_schema"] == 1
 
 
 def test_file_without_operations_is_refused(tmp_path: Path) -> None:

@@ -214,7 +214,6 @@ def test_pairs_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert asked[:4] == [("plain-0", None), ("staged-0", option), ("staged-1", option), ("plain-1", None)]
     assert found.why == ""
     assert found.opens == (80,) * 4
-    assert found.gain is not None
     assert found.gain.lost_ns.value == pytest.approx(1e7, rel=1e-3)
     assert found.gain.lost_ns.low > 0
 

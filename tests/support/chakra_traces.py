@@ -18,21 +18,8 @@ from typing import Any
 
 COMP, SEND, RECV, COLL = 4, 5, 6, 7
 _SCALARS = (
-    "double",
-    "float",
-    "int32",
-    "int64",
-    "uint32",
-    "uint64",
-    "sint32",
-    "sint64",
-    "fixed32",
-    "fixed64",
-    "sfixed32",
-    "sfixed64",
-    "bool",
-    "string",
-    "bytes",
+    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64"),
+    *("sfixed32", "sfixed64", "bool", "string", "bytes"),
 )
 
 
