@@ -74,6 +74,7 @@ def declared_schemas() -> list[Schema]:
     return list(found.values())
 
 
+@functools.cache
 def docs_script(name: str) -> ModuleType:
     """Import ``scripts/docs/<name>.py``."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts/docs" / f"{name}.py")
