@@ -1,6 +1,5 @@
 """What the architecture tests read: the tracked source files, and the imports of a Python file."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

@@ -3,7 +3,6 @@
 New files are what is added. A collector is the addition that reaches furthest: C++, generated records, Python and docs.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -97,7 +96,6 @@ def add_collector(tree: Tree) -> None:
         '''
         """Decodes readings of fans into counters."""
 
-        # SPDX-License-Identifier: Apache-2.0
         from __future__ import annotations
 
         import numpy as np

@@ -6,7 +6,6 @@ the files below ``format.stash_file`` that know bytes and no run. The decoders o
 process meets those alone of which it has rows, and none of them knows another.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -1,6 +1,5 @@
 """A number's name ends in its unit, in the files' schema and in every table."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

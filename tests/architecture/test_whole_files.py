@@ -1,6 +1,5 @@
 """Files are made, replaced and read in one place: none is half written, no link is followed, no pipe waited for."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

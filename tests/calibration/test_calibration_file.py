@@ -1,6 +1,5 @@
 """The calibration file: what is written is read, what is damaged is said in one line, what is asked is answered."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

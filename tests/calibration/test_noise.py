@@ -1,6 +1,5 @@
 """Tails of distributions, and the block bootstrap over steps: its blocks, errors, how often an interval is right."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """How graphs are cut by ranks: graphs made by hand, with what recorded ones rarely have."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """The merge's rewrite: the same rows in less room, whatever interrupts it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

@@ -1,6 +1,5 @@
 """Files of every released format version are read for ever, row by row."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

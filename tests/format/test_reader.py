@@ -1,6 +1,5 @@
 """Files written row by row, read back: segments, ring leftovers, projection, damage."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

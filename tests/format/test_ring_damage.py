@@ -1,6 +1,5 @@
 """Rings that end early or have pages of zeros: each published row is read or counted, or a loss says "unknown"."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import tracemalloc

@@ -8,7 +8,6 @@ steps, a file for the worker's own clock: per batch when its request began and e
 line of output is when each batch came. The probes are the real ones; what tells them the stream is a stand-in for CuPy.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

@@ -8,7 +8,6 @@ attribution are the real ones; only CUDA and NCCL below them are played.
     side stream               [ 25 ms ]
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import statistics

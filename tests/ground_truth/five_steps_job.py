@@ -5,7 +5,6 @@ Everything happens one after the other (no workers, one bucket, no overlap of re
 injected is exposed in full: each rank reads `batch` files and burns CPU for each, and sends its gradients once a step.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

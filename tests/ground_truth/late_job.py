@@ -6,7 +6,6 @@ Each FAULT_EVERY-th step the fault happens on FAULTY rank (checkpoint: rank 0); 
 fetch: the second worker of the rank reads FILE, evicted from the page cache, for one of its batches.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gc

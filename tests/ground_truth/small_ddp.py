@@ -5,7 +5,6 @@ takes 60 ms longer in each tenth step, and SLOW_S seconds longer in step SLOW_ST
 for a minute, or until the file STAYS_UNTIL exists.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """A job that waits for its disk: `staging_job.py DIR STEPS`. Each step reads four files, each file is read once."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -5,7 +5,6 @@ slow disk do not depend on them, and burnt CPU grows with whatever else the step
 judged by test_ground_truth.py.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -5,7 +5,6 @@
 ``--start-ms``: a worker takes so long to get ready. ``--slow-ms``: worker 1 takes so long for a batch, the others 2 ms.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,5 @@
 """Small Kineto files for tests: events in, a file out."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

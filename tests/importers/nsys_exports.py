@@ -1,6 +1,5 @@
 """Makes tiny exports as Nsight Systems writes them: only the tables and columns that a test names."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sqlite3

@@ -1,6 +1,5 @@
 """What tests ask of a trace that was made of other tools' files."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

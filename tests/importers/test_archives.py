@@ -1,6 +1,5 @@
 """Archives are read where they hold traces, within bounds; hostile ones are refused with one line."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

@@ -3,7 +3,6 @@
 Limits are counted, never timed; the timeout of a test only keeps a defect from hanging the others.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import dataclasses

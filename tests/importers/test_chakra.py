@@ -1,6 +1,5 @@
 """Execution traces: nodes with sizes and collectives, both JSON schemas and protobuf, cut files, and no times."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Kernels that move bytes between ranks are communication whoever wrote them: by name, in each kind of trace."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

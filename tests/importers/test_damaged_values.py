@@ -1,6 +1,5 @@
 """Values that no format allows: each costs its own event or fact, not the load of all files beside it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

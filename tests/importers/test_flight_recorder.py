@@ -1,6 +1,5 @@
 """Dumps of torch's Flight Recorder: made by torch on CPU, and written here by its schema."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import copy

@@ -1,6 +1,5 @@
 """Kineto's files become the tables of devices: what goes where, and what a damaged or foreign file costs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Real traces of torch.profiler beside what independent tools found in them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Kineto files of ranks without a device: only operators are compute, and what is not read is not called compute."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

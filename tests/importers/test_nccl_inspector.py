@@ -1,6 +1,5 @@
 """Files of NCCL's Inspector, written here as its versions write them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

@@ -1,6 +1,5 @@
 """Exports of Nsight Systems: of the corpus against figures from SQL, and small ones made here."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

@@ -1,6 +1,5 @@
 """NCCL in exports of Nsight Systems: by its own ranges, and by its kernels alone."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """StragglerAnalysis traces: a pipeline by hand, and the published jobs beside what their authors found."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

@@ -1,6 +1,5 @@
 """Files that are no traces but often stand in the place of one: what they are, and what to do, in one line."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

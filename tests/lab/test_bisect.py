@@ -1,6 +1,5 @@
 """Bisection by cause: the right commit of 30, whatever the noise; commits that fail; what is left in the repository."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

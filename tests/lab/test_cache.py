@@ -1,6 +1,5 @@
 """Closed forms of the cache model: known values and properties."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

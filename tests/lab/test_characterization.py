@@ -1,6 +1,5 @@
 """Runs to an answer: statuses, the second opinion, the file, and the words."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

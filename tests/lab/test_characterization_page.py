@@ -1,6 +1,5 @@
 """The page and the picture of a characterization: whole, escaped, and with room for stalls that are negative."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

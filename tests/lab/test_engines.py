@@ -1,6 +1,5 @@
 """The engines of torch and CuPy against doubles of both: what is called, what is timed, what is found out."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

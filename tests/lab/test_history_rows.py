@@ -1,6 +1,5 @@
 """The rows of a run in a history: what ``check`` knows of the run, who was late, what was read where, what it used."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

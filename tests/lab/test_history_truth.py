@@ -1,6 +1,5 @@
 """Planted late hosts, slow commits and interfering jobs are found, and nothing is found where nothing was planted."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

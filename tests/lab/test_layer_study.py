@@ -1,6 +1,5 @@
 """A study made of numbers: a law that is known is found, what is missing is said, predictions come with their error."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

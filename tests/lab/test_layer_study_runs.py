@@ -1,6 +1,5 @@
 """The layers study as a plan: order, what is not repeated, what fails, and what the machine must have."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """The loop, the points made of its stamps, the plan, the processes, the disk."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """Copies are whole or not there, the folder holds what its list names, and no gain is claimed without an open."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

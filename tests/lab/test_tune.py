@@ -1,6 +1,5 @@
 """Tuning: what is kept, what is not, and why, on made-up jobs whose steps follow from their settings."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """Deeper steps: when they begin, what they cost, and that they end."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import struct

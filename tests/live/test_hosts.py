@@ -1,6 +1,5 @@
 """Hosts of one job that follow their own ranks and tell each other of them through the run directory."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

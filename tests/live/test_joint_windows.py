@@ -1,6 +1,5 @@
 """Windows that somebody asks for, of all hosts of a job: the same steps of all ranks, without hosts that are gone."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

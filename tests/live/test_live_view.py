@@ -1,6 +1,5 @@
 """The view of a run: states with known numbers, merged, worded and laid out for screens of all sizes."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import dataclasses

@@ -1,6 +1,5 @@
 """Windows and runs of which only the last steps are kept: their steps have the numbers and times of the whole run."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

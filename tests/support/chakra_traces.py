@@ -5,7 +5,6 @@ the package protobuf. ``simulate`` knows nothing but what stands in the files: n
 ended, a collective when all members of its communicator have come to it, in the order in which each of them does.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -14,7 +14,6 @@ Host: the run of the same letter is the launching call of that piece, ``s`` a bl
 orphans. Loader: digits are waits for batches. Step: bars on the host; what is between two of them is a step.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

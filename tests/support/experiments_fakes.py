@@ -1,6 +1,5 @@
 """Doubles of torch and CuPy at their boundary: as much of both as the engines call, with a clock of their own."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

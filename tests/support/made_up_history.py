@@ -5,7 +5,6 @@ last, and the wait goes to it. Storage answers with latencies that drift and sca
 writes. The constants describe a fleet; none is taken from the rules of the questions.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

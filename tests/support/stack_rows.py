@@ -5,7 +5,6 @@ sample(rank, 3 * MS, stack)                                           what the t
 long_call(rank, 2 * MS, 8 * MS, stack, StackCause.WAIT)               a call that took long
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from trace_rows import ProcessBuilder

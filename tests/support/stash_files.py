@@ -7,7 +7,6 @@
 Ticks are ns of the monotonic clock unless ``tick_hz`` says otherwise.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

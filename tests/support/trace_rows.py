@@ -1,6 +1,5 @@
 """TraceBuilder: a Trace put together row by row, for tests. Import it through `builders`."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping

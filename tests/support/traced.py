@@ -5,7 +5,6 @@
 Importing torch takes long here: put many cases into one script, and share the run by a module fixture.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

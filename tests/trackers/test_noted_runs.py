@@ -8,7 +8,6 @@ tensorboardX' SummaryWriter.log_dir (torch/utils/tensorboard/writer.py); trackio
 test_real_trackers.py does the same with the packages themselves.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

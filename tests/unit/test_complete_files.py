@@ -1,6 +1,5 @@
 """Files appear whole or not at all, follow nobody's links, and leave nothing behind."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -4,7 +4,6 @@ The Pythons here are real environments without pip; what stands in them is writt
 module that notes how it was called and writes the packages that it was asked for, so nothing is downloaded.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib.util

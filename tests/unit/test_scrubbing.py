@@ -1,6 +1,5 @@
 """The rule for secrets in command lines, on the cases that the native half is held to as well."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """The three ways out: what they write, and what they say when nobody takes it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os
