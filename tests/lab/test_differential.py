@@ -32,6 +32,10 @@ def test_worked_numbers_in_both_conventions(
     assert np.isnan(found.clean.low), "one run says nothing of its spread"
 
 
+def test_network_slowdown_is_five() -> None:
+    assert stalls(one(t2=100, t5=500))["network"].slowdown.value == 5.0
+
+
 def test_published_prep_with_fewer_synthetic_samples() -> None:
     """Stash's code halves the numerator and not the denominator."""
     times = {k: np.array(float(v)) for k, v in {2: 100, 3: 600, 4: 300}.items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from published_runs import COUNTS, MODELS, RUNS
+from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
 
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.lab.number_intervals import Interval, exactly
@@ -67,6 +67,14 @@ class TestNetworkedPairOfTheSamePrice:
 
 
 class TestPublishedNumbers:
+    @pytest.mark.parametrize("case", MG_WFBP)
+    def test_exposed_communication(self, case: str) -> None:
+        alone, together, percents = MG_WFBP[case]
+        for seconds, percent in zip(together, percents, strict=True):
+            node = Catalog({"node": Instance("node", "K80", 2, price_per_hour=1.0, currency="USD")})
+            answer = recommend([ran("node", 2, {1: alone, 2: seconds})], node, Work(iterations=10), max_count=1)
+            assert round(100 * named(answer, "node").share("interconnect")) == percent
+
     @pytest.mark.parametrize(
         ("network", "method", "efficiency"),
         [

@@ -73,6 +73,15 @@ class TestRing:
         ring = fit_ring(seen, seen[0])
         assert ring.low_share < ring.latency_share < ring.high_share
 
+    def test_alpha_and_beta(self) -> None:
+        """messages * 2 (N - 1) * alpha + bytes * 2 (N - 1) / N * beta, put in and got back."""
+        alpha, beta, messages, size = 5_000.0, 0.1, 10, 46_800_000
+        seen = [Exposed(n, exactly(messages * 2 * (n - 1) * alpha + size * bytes_factor(n) * beta)) for n in (2, 8)]
+        ring = fit_ring(seen, seen[1])
+        exposed_ns = ring.base.time_ns.value
+        assert ring.latency_share * exposed_ns == pytest.approx(messages * 2 * 7 * alpha)
+        assert (1 - ring.latency_share) * exposed_ns == pytest.approx(size * bytes_factor(8) * beta)
+
     def test_noise_about_nothing_is_nothing(self) -> None:
         ring = fit_ring([], Exposed(4, Interval(-3.0, -9.0, 4.0)))
         assert ring.at(8).value == 0.0
