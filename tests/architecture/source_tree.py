@@ -21,7 +21,6 @@ SOURCE_SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".c", ".def"}
 
 @functools.cache
 def tracked_files() -> list[Path]:
-    """Files that belong to the project."""
     return [ROOT / name for name in project_files()]
 
 

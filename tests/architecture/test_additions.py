@@ -45,7 +45,6 @@ class Tree:
         return {p.relative_to(self.root).as_posix(): p.read_bytes() for p in files}
 
     def write(self, path: str, text: str) -> None:
-        """Add a file."""
         file = self.root / path
         assert not file.exists()
         file.parent.mkdir(parents=True, exist_ok=True)

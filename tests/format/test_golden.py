@@ -26,7 +26,6 @@ def version(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def version_has_devices(folder: Path) -> bool:
-    """Whether it has rows of devices."""
     return "device_bracket" in json.loads((folder / "rows.json").read_text())
 
 

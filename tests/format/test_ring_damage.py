@@ -119,12 +119,6 @@ def test_a_lost_page_loses_no_row_in_silence(written: _Written) -> None:
     assert exact > 10
 
 
-def test_lost_pages_and_a_cut_together(written: _Written) -> None:
-    for at in range(PAGE_BYTES, len(written.ring) // 2, PAGE_BYTES):
-        ring = written.ring[:at] + bytes(PAGE_BYTES) + written.ring[at + PAGE_BYTES : len(written.ring) * 3 // 4]
-        written.hold(ring, known=False, what=f"page at {at} and a cut")
-
-
 def test_a_ring_that_ends_in_zeros_loses_no_row_in_silence(written: _Written) -> None:
     """Its size came to the disk, its last pages did not."""
     last = written.headers[-1]

@@ -76,7 +76,6 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def main() -> None:
-    """Entry point."""
     port, spin_ms, kernel_ms, steps = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     assert CALLS.cudaSetDevice(0) == 0

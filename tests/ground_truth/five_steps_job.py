@@ -67,7 +67,6 @@ def progress_without_delay() -> None:
 
 
 def main() -> None:
-    """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--files", type=int, default=600)

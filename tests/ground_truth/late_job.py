@@ -72,7 +72,6 @@ def fault(kind: str, out: str, rank: int, step: int, heap: list[object]) -> None
 
 
 def main() -> None:
-    """Train."""
     kind, file, out = sys.argv[1:4]
     dist.init_process_group("gloo")
     torch.set_num_threads(1)

@@ -37,7 +37,6 @@ class Link:
 
     @property
     def launch_options(self) -> list[str]:
-        """For launch_ranks.py."""
         return [
             "--namespaces",
             ",".join(self.namespaces),

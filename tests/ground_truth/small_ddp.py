@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def main() -> None:
-    """Train."""
     steps = int(sys.argv[1])
     who, when = (int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 3 else (-1, -1)
     dist.init_process_group("gloo")

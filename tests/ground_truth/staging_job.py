@@ -19,7 +19,6 @@ def write_files(folder: Path, steps: int) -> list[Path]:
 
 
 def main() -> None:
-    """Train."""
     import torch  # the tests import this module for its constants
     from torch.utils.data import DataLoader, Dataset
 

@@ -55,7 +55,6 @@ def test_the_fault_is_the_largest_kind(fault: Scenario, compare: Compare, tmp_pa
 
 
 def largest(amounts: dict[str, float] | dict[int, float]) -> str | int:
-    """The key with the largest value."""
     return max(amounts, key=lambda key: amounts[key])  # type: ignore[index]
 
 

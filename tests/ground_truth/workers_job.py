@@ -44,7 +44,6 @@ class Start:
 
 
 def main() -> None:
-    """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=6)

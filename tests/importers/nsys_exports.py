@@ -34,7 +34,6 @@ class Export:
             self.row("TARGET_INFO_SYSTEM_ENV", name="DeviceEnvironment", value=text)
 
     def row(self, table: str, **values: Any) -> None:
-        """One row."""
         there = {r[1] for r in self._connection.execute(f'PRAGMA table_info("{table}")')}
         if not there:
             columns = ", ".join(f'"{n}"' + (" INTEGER" if isinstance(v, int) else "") for n, v in values.items())
@@ -71,7 +70,6 @@ class Export:
         )
 
     def call(self, pid: int, name: str, begin: int, end: int, *, call: int, tid: int = 0) -> None:
-        """A call into CUDA."""
         self.row(
             "CUPTI_ACTIVITY_KIND_RUNTIME",
             start=begin,
@@ -90,7 +88,6 @@ class Export:
         self.row("NVTX_EVENTS", start=begin, end=end, eventType=kind, globalTid=tid_of(pid, tid), text=name, **more)
 
     def close(self) -> Path:
-        """The finished file."""
         self._connection.commit()
         self._connection.close()
         return self.path

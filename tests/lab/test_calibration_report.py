@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,8 +69,3 @@ def test_picture(tmp_path: Path) -> None:
 def test_a_suffix_that_is_no_picture() -> None:
     with pytest.raises(UsageError, match="ends in"):
         check_plot_file("c.txt")
-
-
-def test_gpus_stand_in_the_head() -> None:
-    named = replace(made(), machine={"cpu": "EPYC", "devices": ["H200", "H200"]})
-    assert calibration_lines(named)[0] == "stashtrace calibrate  H200"

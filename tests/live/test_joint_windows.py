@@ -81,7 +81,6 @@ def ask(target: Path, after_steps: int) -> Asked:
 
 
 def answered(asked: Asked) -> Path:
-    """Return the window that was asked for."""
     asked.wait(1)
     assert asked.missing == {}
     return Path(asked.answer.window)

@@ -42,7 +42,6 @@ def seal(windows: Windows, accounts: LiveAccounts, at_ns: int) -> list[Finished]
 
 
 def triggered(step: int, after_steps: int = 0, cost_ns: int = 0) -> Request:
-    """The window of a trigger."""
     return Request(after_steps, event="slow_step", step=step, cost_ns=cost_ns, window="step-x")
 
 
@@ -168,7 +167,7 @@ def test_a_file_system_without_holes_keeps_all(tmp_path: Path, monkeypatch: pyte
 
 def test_a_run_that_was_cut_merges(tmp_path: Path) -> None:
     """The merge carries along what was dropped, and the steps are the same before and after it."""
-    write_job(tmp_path / "job", steps_count=1000)
+    write_job(tmp_path / "job", steps_count=500)
     target = tmp_path / "grown"
     accounts, keeper = LiveAccounts(GrowingRun(str(target))), Keeper(target, steps=50)
     for now_ns in grow(tmp_path / "job", target, SECOND):

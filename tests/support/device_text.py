@@ -46,7 +46,6 @@ def runs(row: str) -> list[tuple[str, int, int]]:
 
 
 def device_trace(text: str, *, size_bytes: int = 1 << 20) -> Trace:
-    """The Trace of a drawing."""
     build = TraceBuilder()
     lines = [_LINE.fullmatch(line.strip()) for line in text.strip().splitlines()]
     launches: dict[tuple[int, str], tuple[int, int]] = {}

@@ -59,7 +59,6 @@ def sample(process: ProcessBuilder, ts_ns: int, stack: int, *, track_id: int | N
 def long_call(
     process: ProcessBuilder, begin_ns: int, end_ns: int, stack: int, cause: StackCause = StackCause.WAIT
 ) -> None:
-    """Add a call that took long."""
     process.build.add(
         "stack_spans",
         begin_ns=begin_ns,

@@ -99,7 +99,6 @@ class TracedRun:
         }
 
     def texts(self, table: Table, column: str) -> list[str]:
-        """Texts of a code column."""
         return [self.trace.text(code) for code in table[column]]
 
 

@@ -25,7 +25,6 @@ SUM = "stashtrace_lost_records_total 3.0"
 
 
 def until(holds: Callable[[], Any], limit_s: float = 30.0) -> None:
-    """Wait until something holds."""
     end_s = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < end_s, "did not come true"
