@@ -262,13 +262,7 @@ def test_torch_over_nccl() -> None:
 def test_an_operation_that_is_not_supported_is_left_out() -> None:
     device = FakeDevice()
     device.broken.add("all_to_all")
-    found = ticked(
-        TorchCollectives(fake_torch(device), "nccl", 0, 2, "meet"),
-        COLLECTIVES,
-        SIZES,
-        2.0,
-        clock=itertools.count(1.0).__next__,
-    )
+    found = ticked(TorchCollectives(fake_torch(device), "nccl", 0, 2, "meet"), COLLECTIVES)
     assert found.left_out == {"all_to_all": "RuntimeError: all_to_all is not supported"}
     assert set(found.stamps) == set(COLLECTIVES) - {"all_to_all"}
 
@@ -281,8 +275,7 @@ def test_cupy_over_nccl(tmp_path: Path) -> None:
         ("init", 2, (1, -2, 3), 0),
         ("init", 2, (1, -2, 3), 1),
     }
-    ops = COLLECTIVES[:4]
-    found = measure(engines[0], ops)
+    found = ticked(engines[0], COLLECTIVES[:4])
     assert found.left_out == {}
     # An all-to-all of two ranks is two sends and two receives of half the size in one group.
     names = [name for name, *_ in device.calls]
