@@ -79,7 +79,7 @@ def test_what_it_is_and_what_to_do(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    assert main(["summary", str(path)]) == ImporterError.exit_code
+    assert main(["info", str(path)]) == ImporterError.exit_code
     answer = capsys.readouterr()
     first, empty, hint = answer.err.splitlines()
     assert first.startswith(f"error: {path} is {told}")
