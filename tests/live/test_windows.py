@@ -248,25 +248,6 @@ def test_what_costs_far_more_gets_its_window(tmp_path: Path) -> None:
         assert len(seal(windows, accounts, 10 * step + 1)) == is_opened
 
 
-def test_no_room_for_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a window is not left: it would be read as a whole one."""
-    write_job(tmp_path / "job", steps_count=100)
-    accounts = LiveAccounts(GrowingRun(str(tmp_path / "grown")))
-    for moment_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND):
-        accounts.round(moment_ns)
-
-    def refuse(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr("stashtrace.live.hosts.windows.write_packed", refuse)
-    windows = Windows(tmp_path / "grown", {}, "node01")
-    assert windows.ask(triggered(5), 0)[0]
-    (finished,) = seal(windows, accounts, 1)
-    assert finished.path == ""
-    assert finished.text == "the window step-x could not be written: No space left on device"
-    assert list((tmp_path / "grown" / "windows").iterdir()) == []
-
-
 def test_requests_are_taken_once(tmp_path: Path) -> None:
     """Each host takes its own; one that makes no sense, or names another folder, is removed."""
     for host in ("a", "b"):
