@@ -11,6 +11,7 @@ import pytest
 from growing_files import grow
 from made_job import MS, write_job
 
+from stashtrace.analysis.findings.spikes.step_times import KIND_COLUMNS
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.format.growing import GrowingRun
@@ -74,6 +75,7 @@ def test_closed_steps_equal_the_analysis(tmp_path: Path, ranks_count: int) -> No
     whole = afterwards(tmp_path / "job")
     assert len(live) == len(whole) == ranks_count * 240
     assert differences(live, whole) == []
+    assert (sum(live[name] for name in KIND_COLUMNS.values()) == live["end_ns"] - live["begin_ns"]).all()
     assert accounts.window is not None, "the window is to begin after the head of the run"
     waited = int(live["straggler_ns"].sum())
     if ranks_count > 1:  # the planted lateness: two ranks wait for the third

@@ -36,7 +36,7 @@ def slow_steps(job: Path, target: Path) -> list[SlowStepSeen]:
 
 def test_one_slow_read_is_one_line(tmp_path: Path) -> None:
     """The batch of step 200 of rank 1 is read 300 ms longer; rank 0 waits for it in the all-reduce."""
-    write_job(tmp_path / "job", steps_count=260, slow_read_ms={(1, 200): 300.0})
+    write_job(tmp_path / "job", steps_count=400, slow_read_ms={(1, 200): 300.0})
     (slow,) = slow_steps(tmp_path / "job", tmp_path / "grown")
     assert (slow.step, slow.rank) == (200, 1)
     assert slow.cost_ns == pytest.approx(300e6, rel=0.15)
