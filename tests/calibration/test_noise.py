@@ -94,6 +94,11 @@ def test_long_runs_take_no_longer_than_a_moment() -> None:
     assert standard_error(values, "median")[0] == pytest.approx(1.2533 * 5 / math.sqrt(100_000), rel=0.4)
 
 
+@pytest.mark.parametrize("values", [[], [5.0]])
+def test_one_step_says_nothing(values: list[float]) -> None:
+    assert standard_error(values) == (math.inf, 0)
+
+
 def test_student() -> None:
     assert [student(degrees) for degrees in (0, 1, 2, 20, 500)] == [math.inf, 12.706, 4.303, 2.086, 2.086]
 

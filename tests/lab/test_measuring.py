@@ -273,6 +273,15 @@ def test_nothing_worked() -> None:
         calibrate(CalibrationRequest(), facts=GLOO, runner=nothing)
 
 
+def test_ranks_that_disagree() -> None:
+    def uneven(task: dict[str, Any], ranks: int, seconds: float, **_: object) -> list[dict[str, Any]]:
+        first, second = answers(task, ranks, seconds)
+        return [first, {**second, "stamps": {}}]
+
+    with pytest.raises(CaptureError, match="failed on some ranks"):
+        calibrate(CalibrationRequest(), facts=GLOO, runner=uneven)
+
+
 def test_a_worker_that_fails_is_quoted() -> None:
     with pytest.raises(CaptureError, match=r"worker 0 of 1 failed .exit code 1.: KeyError: 'backend'"):
         run_ranks({"what": "measure"}, 1, 1.0)
