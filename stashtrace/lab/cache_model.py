@@ -1,7 +1,7 @@
 """Training speed as a function of the cached share of the data set: hit ratios of caches, and what they do to a step.
 
 Closed forms, after DS-Analyzer's what-if, for a loader whose workers read and prepare one batch after the other and so
-cannot hide reading behind their preparing. The tests simulate the same job event by event.
+cannot hide reading behind their preparing.
 """
 
 from __future__ import annotations

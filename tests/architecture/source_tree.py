@@ -1,6 +1,5 @@
 """What the architecture tests read: the tracked source files, and the imports of a Python file."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast
@@ -22,7 +21,6 @@ SOURCE_SUFFIXES = {".py", ".pyi", ".h", ".cpp", ".c", ".def"}
 
 @functools.cache
 def tracked_files() -> list[Path]:
-    """Files that belong to the project."""
     return [ROOT / name for name in project_files()]
 
 
@@ -74,11 +72,10 @@ def declared_schemas() -> list[Schema]:
     return list(found.values())
 
 
+@functools.cache
 def docs_script(name: str) -> ModuleType:
     """Import ``scripts/docs/<name>.py``."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts/docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

@@ -3,7 +3,6 @@
 New files are what is added. A collector is the addition that reaches furthest: C++, generated records, Python and docs.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -46,7 +45,6 @@ class Tree:
         return {p.relative_to(self.root).as_posix(): p.read_bytes() for p in files}
 
     def write(self, path: str, text: str) -> None:
-        """Add a file."""
         file = self.root / path
         assert not file.exists()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +95,6 @@ def add_collector(tree: Tree) -> None:
         '''
         """Decodes readings of fans into counters."""
 
-        # SPDX-License-Identifier: Apache-2.0
         from __future__ import annotations
 
         import numpy as np

@@ -1,6 +1,5 @@
 """The tests hold in a clone of any name, in a path with spaces, and beside what the README's examples leave there."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Each fragment in ``changes/`` has a kind that is known, and towncrier makes a point of the changelog of it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

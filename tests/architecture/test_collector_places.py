@@ -1,6 +1,5 @@
 """A collector is four places with one name, and its page has the five headings."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

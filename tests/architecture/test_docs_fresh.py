@@ -1,6 +1,5 @@
 """Generated pages are fresh, and the published names are the documented ones."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """Links between the pages lead somewhere: to a file that is tracked, and to a heading that is in it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

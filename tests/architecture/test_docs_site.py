@@ -1,6 +1,5 @@
 """The site is built without a warning, its links lead somewhere, needs no other host, and shows what GitHub does."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """The runtime library needs libc alone and shows only the symbols on the list."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

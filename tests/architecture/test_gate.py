@@ -1,6 +1,5 @@
 """Lint, format and types: the same commands as in .pre-commit-config.yaml, so that every clone is held to them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

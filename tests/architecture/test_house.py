@@ -1,6 +1,5 @@
 """The picture of the house is drawn from the code as it is, and the tree keeps the figures that it was built for."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

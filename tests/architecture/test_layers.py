@@ -1,6 +1,5 @@
 """A file imports from floors below its own, never upward, never sideways between siblings, and never in a circle."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,12 +1,11 @@
 """Loading is a straight way: the files that a run passes on its way to a trace, and their order, are those drawn.
 
 What is counted: every file of the package in which something runs between the call of ``load_trace`` and its return.
-Not counted are ``schema/``, the folders below it and the modules at the top of the package, which all use, and the
-files below ``format.stash_file`` that know bytes and no run. The decoders of collectors count as one stop, for a
+Not counted are the modules at the top of the package and the folders that all use, ``schema/`` among them, and
+the files below ``format.stash_file`` that know bytes and no run. The decoders of collectors count as one stop, for a
 process meets those alone of which it has rows, and none of them knows another.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools
@@ -26,9 +25,10 @@ from stashtrace.loading import decode, load
 
 MOST_FILES = 15
 PACKAGE = ROOT / "stashtrace"
-GROUND = {"schema", "files", "text", "scrubbing"}
 BYTES = {"format.container", "format.ring", "format.project", "format.codec"}
 SHARED_DOORS = {"registry", "decode_context"}
+#: Folders that all use, as the modules at the top of the package.
+GROUND = {"schema", "files", "scrubbing", "text"}
 #: The turn of runs of several hosts: its arithmetic, below ``clocks.align_recorded``.
 FITTING = {"loading.clocks.meetings", "loading.clocks.fit_host_pair"}
 
@@ -75,7 +75,10 @@ def watched(called: Callable[[FrameType], None]) -> Iterator[None]:
         sys.setprofile(before)
 
 
-def walk(path: Path) -> tuple[list[str], list[tuple[str, str]]]:
+Way = tuple[list[str], list[tuple[str, str]]]
+
+
+def walk(path: Path) -> Way:
     """(stops in order of the first visit, calls between the stages of ``loading/`` in order)."""
     visited: dict[str, None] = {}
     calls: list[tuple[str, str]] = []
@@ -108,30 +111,30 @@ def write_run_of_two_hosts(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("write", [write_run, write_run_of_two_hosts])
-def test_a_run_passes_the_drawn_files_alone(tmp_path: Path, write: Callable[[Path], Path]) -> None:
-    visited, _ = walk(write(tmp_path / "run"))
-    assert set(visited) - {"loading.clocks.align_recorded"} - FITTING == set(drawn())
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> tuple[Way, Way]:
+    """The ways of a run of one host, and of one of two."""
+    folder = tmp_path_factory.mktemp("runs")
+    return walk(write_run(folder / "one")), walk(write_run_of_two_hosts(folder / "two"))
+
+
+def test_a_run_passes_the_drawn_files_alone_in_their_order(ways: tuple[Way, Way]) -> None:
+    (one, _), (two, _) = ways
+    assert one == list(drawn())
     assert len(drawn()) <= MOST_FILES
-    assert ("loading.clocks.align_recorded" in visited) == (write is write_run_of_two_hosts)
+    assert set(two) - FITTING == {*drawn(), "loading.clocks.align_recorded"}
 
 
-def test_files_are_met_in_the_order_drawn(tmp_path: Path) -> None:
-    visited, _ = walk(write_run(tmp_path / "run"))
-    assert visited == list(drawn())
-
-
-def test_each_stage_is_entered_once(tmp_path: Path) -> None:
-    _, calls = walk(write_run(tmp_path / "run"))
+def test_each_stage_is_entered_once(ways: tuple[Way, Way]) -> None:
+    _, calls = ways[0]
     entered = [to for to, _ in itertools.groupby(to for at, to in calls if at == "loading.load")]
     assert entered == [name for name, depth in drawn().items() if depth == 0 and name != "loading.load"]
 
 
-@pytest.mark.parametrize("write", [write_run, write_run_of_two_hosts])
-def test_no_stage_climbs_back(tmp_path: Path, write: Callable[[Path], Path]) -> None:
+def test_no_stage_climbs_back(ways: tuple[Way, Way]) -> None:
     """Functions call those of later stages alone; what earlier ones made is handed on."""
-    _, calls = walk(write(tmp_path / "run"))
     place = {name: at for at, name in enumerate(drawn())}
-    between = {(at, to) for at, to in calls if at in place and to in place and to.startswith("loading.")}
-    assert len(between) > 5
-    assert [(at, to) for at, to in sorted(between) if place[at] >= place[to]] == []
+    for _, calls in ways:
+        between = {(at, to) for at, to in calls if at in place and to in place and to.startswith("loading.")}
+        assert len(between) > 5
+        assert [(at, to) for at, to in sorted(between) if place[at] >= place[to]] == []

@@ -1,6 +1,5 @@
 """What a guest in the user's process never does, and what no committed text may hold."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

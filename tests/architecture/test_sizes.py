@@ -1,6 +1,5 @@
 """Files and folders stay small, and no drawer is called utils."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

@@ -1,6 +1,5 @@
 """The gate holds no test that measures, and the page of promises knows every file of the other tiers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

@@ -1,6 +1,5 @@
 """A number's name ends in its unit, in the files' schema and in every table."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re
@@ -11,68 +10,15 @@ from stashtrace import _native
 from stashtrace.schema.columns import Column
 
 SUFFIXES = (
-    "_ns",
-    "_bytes",
-    "_bytes_per_s",
-    "_ratio",
-    "_watts",
-    "_celsius",
-    "_hz",
-    "_hours",
-    "_kwh",
-    "_count",
-    "_per_s",
-    "_ticks",
-    "_ppb",
-    "_id",
-    "_code",
-    "_hash",
-    "_flags",
-    "_padding",
-    "_rank",
-    "_size",
-    "_index",
-    "_key",
+    *("_ns", "_bytes", "_bytes_per_s", "_ratio", "_watts", "_celsius", "_hz", "_hours", "_kwh", "_count", "_per_s"),
+    *("_ticks", "_ppb", "_id", "_code", "_hash", "_flags", "_padding", "_rank", "_size", "_index", "_key"),
 )
 # Ordinals, plain identities and texts, which have no unit.
 UNITLESS = {
-    "line",
-    "waiting_line",
-    "depth",
-    "complete",
-    "grew_in_step",
-    "start",
-    "ticks",
-    "tid",
-    "pid",
-    "part",
-    "text",
-    "value",
-    "rank",
-    "local_rank",
-    "world_size",
-    "step",
-    "sequence",
-    "order",
-    "step_a",
-    "step_b",
-    "kind",
-    "method",
-    "warmup",
-    "thinned",
-    "staged",
-    "partial",
-    "ambiguous",
-    "critical",
-    "crosses_hosts",
-    "op",
-    "communicator",
-    "path",
-    "directory",
-    "verdict",
-    "collective_sequence",
-    "name",
-    "first_line",
+    *("line", "waiting_line", "first_line", "depth", "complete", "grew_in_step", "start", "ticks", "tid", "pid"),
+    *("part", "text", "value", "rank", "local_rank", "world_size", "step", "step_a", "step_b", "sequence"),
+    *("collective_sequence", "order", "kind", "method", "warmup", "thinned", "staged", "partial", "ambiguous"),
+    *("critical", "crosses_hosts", "op", "communicator", "path", "directory", "verdict", "name"),
     "cost",  # in the currency of the prices, which the answer names
     "bytes",  # says its unit
     *("mean", "median", "low", "high", "error"),  # of loader_rates: the quantity beside it says its unit

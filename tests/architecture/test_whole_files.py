@@ -1,6 +1,5 @@
-"""Files that replace others are made in one place: no other code gives a half written file a name of its own."""
+"""Files are made, replaced and read in one place: none is half written, no link is followed, no pipe waited for."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast
@@ -16,27 +15,24 @@ OWN_NAMES = {
     "stashtrace/format/compact.py": "the name is fixed and locked, so that two merges of one run exclude each other",
     "stashtrace/record/directory.py": "it removes what a killed merge left",
 }
-#: Who else makes or opens a file to be written, and why that harms nobody.
+#: Why somebody else makes or opens a file to be written, and that harms nobody -> who does.
 OWN_FILES = {
-    "stashtrace/files/whole_files.py": "it is the place",
-    "stashtrace/cli/__init__.py": "the null device",
-    "stashtrace/cli/commands/check.py": "appends to the file that GitHub gives a job",
-    "stashtrace/exporters/chakra/export.py": "into a new folder of folder_next_to",
-    "stashtrace/exporters/tables.py": "writers that are given the path of complete_file",
-    "stashtrace/format/compact.py": "opens a fixed name again, and looks whose it is",
-    "stashtrace/importers/darshan/child.py": "a pipe to its parent",
-    "stashtrace/importers/source.py": "a file that tempfile made",
-    "stashtrace/lab/characterize/network.py": "/etc/netns, where root alone may write",
-    "stashtrace/lab/page_cache.py": "a switch of the kernel",
-    "stashtrace/lab/synth.py": "the path of whole_file, which a stack of contexts keeps",
-    "stashtrace/live/state.py": "appends to a log of its own, and follows no link",
-    "stashtrace/live/hosts/shared_ranks.py": "appends to a file that it has made, and follows no link",
-    "stashtrace/live/table.py": "appends to a file that it has made, and follows no link",
-    "stashtrace/probes/process.py": "probes import nothing; new, by the flags",
-    "stashtrace/record/follower.py": "a byte in place: the job has the file mapped",
-    "stashtrace/timeline/timeline.py": "a folder that tempfile made",
-    "stashtrace/trackers/answers.py": "a folder that tempfile made",
+    "it is the place": "files/whole_files",
+    "the path of whole_file, complete_file or folder_next_to": "exporters/chakra/export exporters/tables lab/synth",
+    "of its own, or new by the flags, and follows no link": "format/compact live/hosts/shared_ranks live/state"
+    " live/table probes/process",
+    "a file or folder that tempfile made": "importers/source timeline/timeline trackers/answers",
+    "a pipe to its parent, a byte of a file that the job has mapped": "importers/darshan/child record/follower",
+    "where root alone may write, a switch of the kernel, the null device": "lab/characterize/network lab/page_cache"
+    " cli/__init__",
+    "appends to the file that GitHub gives a job": "cli/commands/check",
 }
+
+
+def files_of(reasons: dict[str, str]) -> set[str]:
+    return {f"stashtrace/{name}.py" for names in reasons.values() for name in names.split()}
+
+
 #: What gives a path that is new and ours.
 MAKERS = {"whole_file", "complete_file", "folder_next_to", "stack.enter_context"}
 WRITERS = {"write_text", "write_bytes", "touch", "copy", "copy2", "copyfile", "copytree", "mkfifo", "memmap", "savez"}
@@ -111,7 +107,7 @@ def files_made(text: str) -> list[int]:
 
 def test_no_other_code_makes_files() -> None:
     """In a folder that others may write to, a name that can be guessed is a link of theirs."""
-    found = lines_found(files_made, OWN_FILES)
+    found = lines_found(files_made, files_of(OWN_FILES))
     assert found == {}, "write it with stashtrace.files.whole_files, or say in OWN_FILES why not"
 
 
@@ -125,3 +121,60 @@ def test_the_recorder_makes_files_that_must_be_new() -> None:
 def test_pictures_are_saved_in_one_place() -> None:
     savers = {str(path.relative_to(ROOT)) for path in FILES if ".savefig(" in path.read_text(encoding="utf-8")}
     assert savers == {"stashtrace/lab/plot_helpers.py"}
+
+
+#: Why somebody else opens a file to read it, and that is no file of somebody else -> who does.
+OWN_READS = {
+    "it is the place": "files/whole_files",
+    "/proc, /sys and /etc, and programs that the command line names": "format/liveness lab/calibrate/engines"
+    " lab/machine lab/characterize/network lab/history/rows_of_run loading/foreign_files record/directory record/doctor"
+    " record/doctor_gpu record/group_witness record/host record/launchers record/look/proc record/run",
+    "what belongs to the package, or to another": "cli/commands/metrics lab/recommend/instance_catalog registry"
+    " record/environment report/page/html timeline/serve",
+    "what the command line names: it may be a pipe": "analysis/io/cache cli/commands/layers replay/ssgd/workload",
+    "what it has written": "cli/commands/export trackers/writers",
+    "of its own process or parent, in a new folder": "importers/darshan/child lab/calibrate/calibrate_worker"
+    " lab/calibrate/measure lab/characterize/run_on_hosts lab/processes lab/sweep/study_worker record/gpu/inventory"
+    " record/look/stack_samples record/follower callbacks",
+    "the null device": "cli/__init__ cli/print_results",
+    "a file of its own, and follows no link": "format/compact format/growing live/table",
+    "data files that it has been asked to read, copy or drop": "lab/page_cache lab/stage_files",
+    "SQLite, of a path that the source has opened": "importers/nsys/database",
+}
+#: Guest code imports nothing of ours, and reads what the recorder of its own process made.
+GUEST = "stashtrace/probes/"
+READERS = {"read_text", "read_bytes", "fromfile", "memmap"}
+WRITING = {"w", "x", "a"}
+
+
+def reads(text: str) -> list[int]:
+    """Lines that open or read a file by other means than ``stashtrace.files.whole_files``."""
+    found = []
+    for node in nodes(text):
+        if not isinstance(node, ast.Call):
+            continue
+        called = node.func
+        name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+        of = ast.unparse(called.value) if isinstance(called, ast.Attribute) else ""
+        given = [*node.args, *(k.value for k in node.keywords)]
+        texts = [ast.unparse(part) for part in given]
+        modes = {m for part in given if isinstance(part, ast.Constant) and isinstance(m := part.value, str)}
+        writes = any(set(mode) & WRITING and len(mode) <= 3 for mode in modes) or any("O_CREAT" in t for t in texts)
+        ours = any(t.startswith(("open_regular(", "new_file(")) for t in texts)
+        is_path = of not in ("", "self", "source", "webbrowser", "tarfile", "opened", "self.source", "io")
+        if (
+            (name == "open" and (not of or is_path) and not writes and not ours)
+            or (name in READERS and of != "")
+            or (name == "connect" and of == "sqlite3")
+            or (name == "ParquetFile" and not any("BufferReader(" in t or t == "opened" for t in texts))
+        ):
+            found.append(node.lineno)
+    return found
+
+
+def test_no_other_code_opens_what_others_may_have_put_there() -> None:
+    found = {name: lines for name, lines in lines_found(reads, ()).items() if not name.startswith(GUEST)}
+    own = files_of(OWN_READS)
+    left = {name: lines for name, lines in found.items() if name not in own}
+    assert left == {}, "read it with stashtrace.files.whole_files, or say in OWN_READS why not"
+    assert own <= found.keys(), "they open nothing any more"

@@ -1,6 +1,5 @@
 """Fits of alpha and beta: known ones are found within the stated errors, nonsense is refused in one line."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

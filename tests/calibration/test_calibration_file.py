@@ -1,6 +1,5 @@
 """The calibration file: what is written is read, what is damaged is said in one line, what is asked is answered."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path
@@ -62,7 +61,6 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, alpha
 def test_expected_times() -> None:
     calibration = made()
     answer = calibration.expected("all_reduce", [1 << 20, 1 << 30, 1], ranks=2, backend="gloo")
-    assert answer is not None
     assert answer.time_ns == pytest.approx([1e5 + 0.5 * 2**20, 1e5 + 0.5 * 2**30, 1e5], rel=1e-3)
     assert answer.extrapolated.tolist() == [False, True, True]
     assert calibration.expected("all_reduce", [1], ranks=4) is None
@@ -76,7 +74,6 @@ def test_error_is_as_large_as_the_misfit_nearby() -> None:
     points = Points(SIZES, tuple(times), tuple(times), tuple(times), (10,) * len(SIZES))
     link = Link("collective", "gloo", "all_reduce", 2, fit_alpha_beta(SIZES, times, max_pieces=1), points)
     answer = made(links=(link,)).expected("all_reduce", SIZES, ranks=2)
-    assert answer is not None
     assert answer.error_ns[-1] == pytest.approx(2 * answer.time_ns[-1], rel=0.01)
     assert answer.error_ns[0] < 0.01 * answer.time_ns[0]
 
@@ -93,7 +90,6 @@ def test_a_file_is_found_beside_the_run(tmp_path: Path) -> None:
     assert find_calibration([str(tmp_path)]) is None
     (tmp_path / "calibration.toml").write_text(calibration_text(made()))
     found = find_calibration(["nowhere", str(tmp_path)])
-    assert found is not None
     assert found.path == str(tmp_path / "calibration.toml")
 
 
@@ -159,7 +155,6 @@ def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
 def test_the_published_example_is_read() -> None:
     path = Path(__file__).resolve().parents[2] / "benchmarks/results/calibration_gloo.toml"
     link = load_calibration(path).link("all_reduce", ranks=2, backend="gloo")
-    assert link is not None
     assert link.fit.bandwidth_bytes_per_s > 1e8
 
 

@@ -1,6 +1,5 @@
 """Least squares through the origin: against numpy, against leaving each point out by hand, and its refusals."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

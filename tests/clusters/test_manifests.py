@@ -1,6 +1,5 @@
 """The manifests of examples/cluster/kubernetes, and what their containers do, without a cluster."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

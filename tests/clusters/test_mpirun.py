@@ -1,6 +1,5 @@
 """The script for mpirun of examples/cluster, as it stands, with the programs of Open MPI and MPICH."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

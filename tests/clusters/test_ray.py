@@ -1,6 +1,5 @@
 """The example of Ray Train, in an environment that has ray: STASHTRACE_RAY_PYTHON names its Python."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

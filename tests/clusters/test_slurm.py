@@ -1,6 +1,5 @@
 """A one-node Slurm of Debian's packages: its own daemons, ports and key, in a folder of the test."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

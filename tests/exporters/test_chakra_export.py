@@ -4,7 +4,6 @@ The amounts are those of the drawings and of the made-up jobs. ``chakra_traces``
 of ASTRA-sim's feeder, and a simulator that brings the ranks together by their collectives.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

@@ -1,6 +1,5 @@
 """How graphs are cut by ranks: graphs made by hand, with what recorded ones rarely have."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -95,24 +94,6 @@ def test_runs_become_one_node_where_no_dependency_changes() -> None:
     edges = [(0, 1, PROGRAM, 0), (1, 2, PROGRAM, 0), (2, 3, PROGRAM, 0), (4, 2, EdgeKind.BATCH, 0)]
     found = rank_work(graph(nodes, edges), collectives(0), workers=True)
     assert sorted(listed(found)) == [(0, THREAD, 3, 0, []), (0, THREAD, 7, 0, [0, 1]), (0, WORKER, 2, 0, [])]
-
-
-def test_runs_of_two_steps_stay_two() -> None:
-    nodes = [(0, THREAD, 0, 1, 0), (0, THREAD, 1, 3, 1), (0, THREAD, 3, 6, 1)]
-    found = rank_work(graph(nodes, [(0, 1, PROGRAM, 0), (1, 2, PROGRAM, 0)]), collectives(0))
-    assert listed(found) == [(0, THREAD, 1, 0, []), (0, THREAD, 5, 0, [0])]
-    assert found.step.tolist() == [0, 1]
-
-
-def test_time_that_no_node_explains_is_idle_time_of_the_next_one() -> None:
-    """2 us between the nodes by the lag of the edge, 3 us more by nothing."""
-    found = rank_work(graph([(0, THREAD, 0, 10, 0), (0, THREAD, 15, 20, 1)], [(0, 1, PROGRAM, 2)]), collectives(0))
-    assert listed(found) == [(0, THREAD, 10, 0, []), (0, THREAD, 10, 5, [0])]
-
-
-def test_a_rank_that_began_later_begins_later() -> None:
-    found = rank_work(graph([(0, THREAD, 5, 10), (1, THREAD, 12, 20)], []), collectives(0))
-    assert listed(found) == [(0, THREAD, 5, 0, []), (1, THREAD, 15, 7, [])]
 
 
 def test_a_batch_that_nothing_leads_to_follows_the_work_before_it() -> None:

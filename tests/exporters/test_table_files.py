@@ -1,6 +1,5 @@
 """Tables and analyses as CSV, Parquet and Arrow, read back."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

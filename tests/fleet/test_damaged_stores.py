@@ -1,6 +1,5 @@
 """Stores whose files hold something else than an export wrote: read without it, or refused with one clear line."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

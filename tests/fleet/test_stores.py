@@ -1,6 +1,5 @@
 """A store gives back what went in, and each rank alone is attributed as within its whole run."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

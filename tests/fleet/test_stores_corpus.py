@@ -1,6 +1,5 @@
 """A store of each kind of real trace answers as the files themselves do."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Codec round trips are exact for any rows; malformed payloads are refused."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

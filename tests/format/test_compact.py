@@ -1,6 +1,5 @@
 """The merge's rewrite: the same rows in less room, whatever interrupts it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno
@@ -246,7 +245,6 @@ def test_a_living_writer_is_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", program, str(stash.ring_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as writer:
-        assert writer.stdout is not None
         assert writer.stdout.readline() == "mapped\n"
         assert compact_run(open_run(tmp_path)).alive == [stash.stem]
         assert stash.ring_path.exists()

@@ -1,6 +1,5 @@
 """Files of every released format version are read for ever, row by row."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip
@@ -27,7 +26,6 @@ def version(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def version_has_devices(folder: Path) -> bool:
-    """Whether it has rows of devices."""
     return "device_bracket" in json.loads((folder / "rows.json").read_text())
 
 

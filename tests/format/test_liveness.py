@@ -1,6 +1,5 @@
 """Which process has a ring mapped, and how many processes are read to find out."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import mmap

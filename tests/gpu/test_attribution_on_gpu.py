@@ -1,6 +1,5 @@
 """Brackets against kernels on a real device: the same steps attributed twice must agree to 3 % of the step."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

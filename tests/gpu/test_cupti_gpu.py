@@ -1,6 +1,5 @@
 """Deep mode on a real GPU: what docs/collectors/cupti.md lists as not run yet."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

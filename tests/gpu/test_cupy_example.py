@@ -1,6 +1,5 @@
 """The CuPy example under the tracer, on a device: steps on its clock; with two devices, its collectives too."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

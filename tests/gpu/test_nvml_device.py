@@ -1,6 +1,5 @@
 """nvml on a real device: what it offers, that bytes moved are bytes counted, what a sample costs there."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

@@ -4,7 +4,6 @@ NCCL refuses two ranks on a device unless each believes it is on a host of its o
 transport on loopback. A rig for truth, not for speed: the ranks take turns on the device.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,3 +1,1 @@
 """Real faults, the example, and two clocks: what the numbers of the budget are held to."""
-
-# SPDX-License-Identifier: Apache-2.0

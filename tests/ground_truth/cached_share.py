@@ -6,7 +6,6 @@ while nobody reads it saves up what it may bring later, so its rate depends on t
 `in_little_memory` runs several epochs in a memory cgroup instead, and lets the kernel choose what stays.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

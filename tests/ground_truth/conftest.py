@@ -1,6 +1,5 @@
 """What the tests of real faults share: one set of images for a file of tests, and how a fault is run."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -8,7 +8,6 @@ steps, a file for the worker's own clock: per batch when its request began and e
 line of output is when each batch came. The probes are the real ones; what tells them the stream is a stand-in for CuPy.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes
@@ -77,7 +76,6 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def main() -> None:
-    """Entry point."""
     port, spin_ms, kernel_ms, steps = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     assert CALLS.cudaSetDevice(0) == 0

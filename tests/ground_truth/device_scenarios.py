@@ -8,7 +8,6 @@ attribution are the real ones; only CUDA and NCCL below them are played.
     side stream               [ 25 ms ]
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import statistics
@@ -218,7 +217,6 @@ class Measured:
 
 
 def run(scenario: Scenario, folder: Path, *, steps: int = STEPS, **options: object) -> TracedRun:
-    """Run a scenario once."""
     program = f"{scenario.prelude} meet; step; repeat {steps} {{ {scenario.program}; step }}\n"
     ranks = len(scenario.expected)
     done = run_ranks(ranks, program, folder, SCRIPT + scenario.script, **options)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 The machine may be busy. Used by the tests of this folder that run scenarios of ``device_scenarios``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import statistics

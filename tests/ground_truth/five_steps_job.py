@@ -5,7 +5,6 @@ Everything happens one after the other (no workers, one bucket, no overlap of re
 injected is exposed in full: each rank reads `batch` files and burns CPU for each, and sends its gradients once a step.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse
@@ -68,7 +67,6 @@ def progress_without_delay() -> None:
 
 
 def main() -> None:
-    """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--files", type=int, default=600)

@@ -1,6 +1,5 @@
 """What the job of the five steps says by its own clock of the runs of a characterization."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

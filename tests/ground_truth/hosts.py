@@ -3,7 +3,6 @@
 They share kernel, boot id and clock with each other; addresses, host names and scratch directories are their own.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

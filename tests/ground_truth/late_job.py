@@ -6,7 +6,6 @@ Each FAULT_EVERY-th step the fault happens on FAULTY rank (checkpoint: rank 0); 
 fetch: the second worker of the rank reads FILE, evicted from the page cache, for one of its batches.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gc
@@ -36,7 +35,6 @@ class Samples(Dataset):
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.kind == "fetch" and self.rank == FAULTY and faulty_step(index):
             info = get_worker_info()
-            assert info is not None
             descriptor = os.open(self.file, os.O_RDONLY)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             begin = time.monotonic_ns()
@@ -74,7 +72,6 @@ def fault(kind: str, out: str, rank: int, step: int, heap: list[object]) -> None
 
 
 def main() -> None:
-    """Train."""
     kind, file, out = sys.argv[1:4]
     dist.init_process_group("gloo")
     torch.set_num_threads(1)

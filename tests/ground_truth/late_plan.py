@@ -1,6 +1,5 @@
 """When the job of late_job.py has its faults, for the job and for its test, which does without the import of torch."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 STEPS, FAULT_EVERY, FAULTY = 34, 4, 1

@@ -5,7 +5,6 @@
 Ends with the first rank's failure, or 0. A separate program, so that `stashtrace run --` can wrap it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

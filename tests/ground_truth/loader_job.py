@@ -3,7 +3,6 @@
 python loader_job.py KIND WORKERS STEPS FOLDER
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

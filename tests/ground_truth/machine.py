@@ -4,7 +4,6 @@ Context managers that undo what they did also when the test fails; each raises `
 machine lacks the means, and the test that asked is skipped with it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib
@@ -38,7 +37,6 @@ class Link:
 
     @property
     def launch_options(self) -> list[str]:
-        """For launch_ranks.py."""
         return [
             "--namespaces",
             ",".join(self.namespaces),

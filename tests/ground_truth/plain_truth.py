@@ -4,7 +4,6 @@ Reads what `examples/plain_clock.py` wrote and applies the definitions of docs/c
 laps. Knows no trace: this is the other side of the comparison.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -5,7 +5,6 @@ scenario says which kind must dominate on which rank; `Comparison` holds what th
 say about the same steps of the same run.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

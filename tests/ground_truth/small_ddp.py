@@ -5,7 +5,6 @@ takes 60 ms longer in each tenth step, and SLOW_S seconds longer in step SLOW_ST
 for a minute, or until the file STAYS_UNTIL exists.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os
@@ -18,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def main() -> None:
-    """Train."""
     steps = int(sys.argv[1])
     who, when = (int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 3 else (-1, -1)
     dist.init_process_group("gloo")

@@ -1,6 +1,5 @@
 """A job that waits for its disk: `staging_job.py DIR STEPS`. Each step reads four files, each file is read once."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os
@@ -20,7 +19,6 @@ def write_files(folder: Path, steps: int) -> list[Path]:
 
 
 def main() -> None:
-    """Train."""
     import torch  # the tests import this module for its constants
     from torch.utils.data import DataLoader, Dataset
 

@@ -1,6 +1,5 @@
 """Larger jobs and rarer calls on played devices: each collective is there once, on all ranks, and is shown."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

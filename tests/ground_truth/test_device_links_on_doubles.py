@@ -1,6 +1,5 @@
 """Links on played devices: groups over hosts and inside them, hosts known by nothing but the ranks' names, queues."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from functools import partial

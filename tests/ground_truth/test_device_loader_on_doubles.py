@@ -1,6 +1,5 @@
 """What a DataLoader's worker does while the device has run dry: real loader, real probes, a played device."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import socket

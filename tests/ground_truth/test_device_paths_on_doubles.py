@@ -1,6 +1,5 @@
 """The same budget whatever path the work takes to its device: every scenario by each of them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import dataclasses

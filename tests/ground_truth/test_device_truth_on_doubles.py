@@ -1,6 +1,5 @@
 """The numbers are true on devices: known faults in jobs on played ones, through recorder, decoders and attribution."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Totals stay right when the event budget leaves whole steps without timing events, more of them on one rank."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Burnt CPU, a slow disk and a slow link, all at once: each moves the stall that it belongs to, by what it takes."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -3,7 +3,6 @@
 One run per scenario here, up to four more if it is off; five interleaved ones are benchmarks/ground_truth.py's.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import statistics

@@ -1,6 +1,5 @@
 """late on real jobs: the rank, the cause, the worker and the file, and the amount against the job's own stopwatch."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

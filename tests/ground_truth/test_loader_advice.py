@@ -5,7 +5,6 @@ the machine, so a test asks whether the advice is true, not which it is. No cons
 jobs.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

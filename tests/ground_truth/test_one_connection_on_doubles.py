@@ -1,6 +1,5 @@
 """CUDA_DEVICE_MAX_CONNECTIONS=1 end to end: not one timing event, NCCL's stamps in their place, and what is missing."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """`stashtrace stage --check` on a disk with a speed limit: it gains what the disk cost."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Steps by kind beside the job's own log: their number in the gate, their times where the machine is quiet."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -4,7 +4,6 @@ Rates and step are of one run. Forecasts for other runs need many repetitions wh
 to run: those are benchmarks/bench_whatif_cache.py's.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

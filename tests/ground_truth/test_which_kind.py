@@ -5,7 +5,6 @@ slow disk do not depend on them, and burnt CPU grows with whatever else the step
 judged by test_ground_truth.py.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path
@@ -56,7 +55,6 @@ def test_the_fault_is_the_largest_kind(fault: Scenario, compare: Compare, tmp_pa
 
 
 def largest(amounts: dict[str, float] | dict[int, float]) -> str | int:
-    """The key with the largest value."""
     return max(amounts, key=lambda key: amounts[key])  # type: ignore[index]
 
 

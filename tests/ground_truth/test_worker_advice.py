@@ -4,7 +4,6 @@ Two ranks, timed by the job's own clock without the recorder, with the change an
 one thing that takes most of its step.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -5,7 +5,6 @@
 ``--start-ms``: a worker takes so long to get ready. ``--slow-ms``: worker 1 takes so long for a batch, the others 2 ms.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse
@@ -45,7 +44,6 @@ class Start:
 
 
 def main() -> None:
-    """Train."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=6)

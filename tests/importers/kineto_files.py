@@ -1,6 +1,5 @@
 """Small Kineto files for tests: events in, a file out."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip
@@ -24,17 +23,14 @@ def us(offset: float) -> str:
 def host(
     name: str, begin: float, duration: float, *, cat: str = "cpu_op", tid: int = PID, **args: Any
 ) -> dict[str, Any]:
-    """An event of the host."""
     return {"ph": "X", "cat": cat, "name": name, "pid": PID, "tid": tid, "ts": us(begin), "dur": duration, "args": args}
 
 
 def step(number: int, begin: float, duration: float) -> dict[str, Any]:
-    """A step of torch.profiler."""
     return host(f"ProfilerStep#{number}", begin, duration, cat="user_annotation")
 
 
 def launch(correlation: int, begin: float, duration: float = 5, name: str = "cudaLaunchKernel") -> dict[str, Any]:
-    """A runtime call."""
     return host(name, begin, duration, cat="cuda_runtime", correlation=correlation)
 
 

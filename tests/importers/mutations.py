@@ -1,6 +1,5 @@
 """Small files of every format, and mutations of them by a fixed seed: bytes, numbers, brackets, cuts."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,16 +1,10 @@
 """Makes tiny exports as Nsight Systems writes them: only the tables and columns that a test names."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sqlite3
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import stashtrace
-from stashtrace.schema.trace import Trace
 
 EPOCH_NS = 1_700_000_000_000_000_000
 MS = 1_000_000
@@ -40,7 +34,6 @@ class Export:
             self.row("TARGET_INFO_SYSTEM_ENV", name="DeviceEnvironment", value=text)
 
     def row(self, table: str, **values: Any) -> None:
-        """One row."""
         there = {r[1] for r in self._connection.execute(f'PRAGMA table_info("{table}")')}
         if not there:
             columns = ", ".join(f'"{n}"' + (" INTEGER" if isinstance(v, int) else "") for n, v in values.items())
@@ -77,7 +70,6 @@ class Export:
         )
 
     def call(self, pid: int, name: str, begin: int, end: int, *, call: int, tid: int = 0) -> None:
-        """A call into CUDA."""
         self.row(
             "CUPTI_ACTIVITY_KIND_RUNTIME",
             start=begin,
@@ -96,24 +88,6 @@ class Export:
         self.row("NVTX_EVENTS", start=begin, end=end, eventType=kind, globalTid=tid_of(pid, tid), text=name, **more)
 
     def close(self) -> Path:
-        """The finished file."""
         self._connection.commit()
         self._connection.close()
         return self.path
-
-
-def load(path: Path | Sequence[Path]) -> Trace:
-    """The trace, without its warnings."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return stashtrace.load(path)
-
-
-def losses(trace: Trace) -> dict[str, int]:
-    """Counts by reason."""
-    return {trace.text(r["name_code"]): r["lost_count"] for r in trace.losses.rows()}
-
-
-def said(trace: Trace, key: str) -> list[str]:
-    """Values of a key of the metadata."""
-    return [trace.text(r["value_code"]) for r in trace.metadata.rows() if trace.text(r["key_code"]) == key]

@@ -1,6 +1,5 @@
 """Execution traces: nodes with sizes and collectives, both JSON schemas and protobuf, cut files, and no times."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -16,7 +15,6 @@ from stashtrace.cli import main
 from stashtrace.errors import DataLossWarning, ImporterError, MissingDataError
 from stashtrace.importers import chakra
 from stashtrace.schema.kinds import CollectiveOp
-from stashtrace.schema.trace import Trace
 
 TENSOR = [7, 8, 0, 100, 4, "cuda:0"]
 
@@ -64,12 +62,6 @@ def write(path: Path, nodes: list[dict[str, Any]], schema: str = "1.0.1") -> Pat
     return path
 
 
-def load(path: Path) -> Trace:
-    trace = stashtrace.load(path)
-    assert isinstance(trace, Trace)
-    return trace
-
-
 @pytest.mark.parametrize("schema", COMMS)
 def test_nodes_of_both_schemas(tmp_path: Path, schema: str) -> None:
     make, comm, (group, size) = COMMS[schema]
@@ -78,7 +70,7 @@ def test_nodes_of_both_schemas(tmp_path: Path, schema: str) -> None:
         make(4, "record_param_comms", comm, [[TENSOR]]),
         make(5, "record_param_comms", [148, 0, 0, "wait", [], []]),
     ]
-    trace = load(write(tmp_path / "et_3.json", nodes, schema))
+    trace = stashtrace.load(write(tmp_path / "et_3.json", nodes, schema))
     rows = trace.execution_nodes
     assert rows["input_bytes"].tolist() == [480, 400, 0]
     assert rows["output_bytes"].tolist() == [400, 400, 0]
@@ -95,7 +87,7 @@ def test_nodes_of_both_schemas(tmp_path: Path, schema: str) -> None:
 def test_operators_are_counted(tmp_path: Path) -> None:
     nodes = [old(i, "aten::add", [TENSOR], [TENSOR]) for i in range(3, 6)]
     nodes += [old(i, "record_param_comms", COMMS["1.0.1"][1], [TENSOR]) for i in range(6, 8)]
-    found = stashtrace.analyze(load(write(tmp_path / "rank1.json", nodes)), "operators").to_pandas()
+    found = stashtrace.analyze(stashtrace.load(write(tmp_path / "rank1.json", nodes)), "operators").to_pandas()
     assert found["name"].tolist() == ["aten::add", "all_reduce"]
     assert found["calls_count"].tolist() == [3, 2]
     assert found["input_bytes"].tolist() == [1200, 800]
@@ -120,20 +112,20 @@ def test_cut_file_gives_the_nodes_before(tmp_path: Path) -> None:
     text = write(tmp_path / "et.json", [old(i, "aten::add") for i in range(50)]).read_text()
     (tmp_path / "et.json").write_text(text[: len(text) // 2])
     with pytest.warns(DataLossWarning, match="file_cut"):
-        trace = load(tmp_path / "et.json")
+        trace = stashtrace.load(tmp_path / "et.json")
     assert 20 <= len(trace.execution_nodes) < 30
 
 
 def test_unknown_schema_is_told_and_used(tmp_path: Path) -> None:
     with pytest.warns(DataLossWarning, match="damaged_nodes"):
-        trace = load(write(tmp_path / "et.json", [old(3, "aten::add"), {"id": "no"}], "9.9"))
+        trace = stashtrace.load(write(tmp_path / "et.json", [old(3, "aten::add"), {"id": "no"}], "9.9"))
     assert len(trace.execution_nodes) == 1
     assert {trace.text(c) for c in trace.losses["name_code"]} >= {"schema_unknown", "damaged_nodes"}
 
 
 def test_file_without_nodes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImporterError, match="holds no node"):
-        load(write(tmp_path / "et.json", []))
+        stashtrace.load(write(tmp_path / "et.json", []))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +133,7 @@ def test_file_without_nodes_is_refused(tmp_path: Path) -> None:
     [("resnet_2gpu_et_rank1.json", 1), ("et_5.json", 5), ("eg.rank_2.pt.trace.json", 2), ("plain.json", -1)],
 )
 def test_rank_is_read_from_the_name(tmp_path: Path, name: str, rank: int) -> None:
-    assert load(write(tmp_path / name, [old(3, "aten::add")])).processes["rank"].tolist() == [rank]
+    assert stashtrace.load(write(tmp_path / name, [old(3, "aten::add")])).processes["rank"].tolist() == [rank]
 
 
 def varint(value: int) -> bytes:
@@ -175,7 +167,7 @@ def protobuf() -> bytes:
 
 def test_protobuf(tmp_path: Path) -> None:
     (tmp_path / "workload.3.et").write_bytes(protobuf())
-    trace = load(tmp_path / "workload.3.et")
+    trace = stashtrace.load(tmp_path / "workload.3.et")
     rows = trace.execution_nodes
     assert rows["node_id"].tolist() == [10, 11, 12]
     assert rows["duration_ns"].tolist() == [25_000, -1, -1]
@@ -194,7 +186,7 @@ def test_data_dependencies_are_kept(tmp_path: Path) -> None:
         + sized(integer(1, 8) + text(2, "b") + text(5, varint(7) + varint(300)))
         + sized(integer(1, 300) + text(2, "c") + integer(5, 7) + integer(5, 8))
     )
-    rows = load(tmp_path / "workload.3.et").execution_dependencies
+    rows = stashtrace.load(tmp_path / "workload.3.et").execution_dependencies
     assert rows["node_id"].tolist() == [8, 8, 300, 300]
     assert rows["needed_node_id"].tolist() == [7, 300, 7, 8]
     assert rows["rank"].tolist() == [3, 3, 3, 3]
@@ -203,7 +195,7 @@ def test_data_dependencies_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damaged", [None, 7, "x", {"values": 1}])
 def test_dependencies_that_are_no_list_are_none(tmp_path: Path, damaged: object) -> None:
     nodes = [new(3, "a"), {**new(4, "b"), "data_deps": damaged}, {**new(5, "c"), "data_deps": [3, "x", 1 << 70]}]
-    trace = load(write(tmp_path / "et_0.json", nodes))
+    trace = stashtrace.load(write(tmp_path / "et_0.json", nodes))
     assert trace.execution_nodes["node_id"].tolist() == [3, 4, 5]
     assert trace.execution_dependencies["node_id"].tolist() == [5, 5, 5]
     assert trace.execution_dependencies["needed_node_id"].tolist() == [3, -1, -1]
@@ -213,10 +205,10 @@ def test_a_duration_that_is_text_is_none_and_not_a_thousand_times_the_text(tmp_p
     (tmp_path / "workload.0.et").write_bytes(
         sized(text(1, "0.0.4")) + sized(integer(1, 7) + text(2, "a") + text(7, "x" * 50_000))
     )
-    load(tmp_path / "workload.0.et")  # what is imported with it
+    stashtrace.load(tmp_path / "workload.0.et")  # what is imported with it
     tracemalloc.start()
     try:
-        durations = load(tmp_path / "workload.0.et").execution_nodes["duration_ns"].tolist()
+        durations = stashtrace.load(tmp_path / "workload.0.et").execution_nodes["duration_ns"].tolist()
         most_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -230,7 +222,7 @@ def test_a_first_message_with_attributes(tmp_path: Path, version: str) -> None:
     facts = text(2, text(1, "schema") + text(29, "1.0.2-chakra.0.0.4")) + text(2, text(1, "time") + text(29, "x" * 150))
     head = (text(1, version) if version else b"") + facts
     (tmp_path / "workload.0.et").write_bytes(sized(head) + sized(integer(1, 7) + text(2, "a")))
-    assert load(tmp_path / "workload.0.et").execution_nodes["node_id"].tolist() == [7]
+    assert stashtrace.load(tmp_path / "workload.0.et").execution_nodes["node_id"].tolist() == [7]
 
 
 FIRST_NODE_END = len(sized(text(1, "0.0.4"))) + 1 + protobuf()[len(sized(text(1, "0.0.4")))]
@@ -240,14 +232,14 @@ FIRST_NODE_END = len(sized(text(1, "0.0.4"))) + 1 + protobuf()[len(sized(text(1,
 def test_protobuf_cut_in_its_first_node_is_refused(tmp_path: Path, kept: int) -> None:
     (tmp_path / "w.et").write_bytes(protobuf()[:kept])
     with pytest.raises(ImporterError, match="holds no node"):
-        load(tmp_path / "w.et")
+        stashtrace.load(tmp_path / "w.et")
 
 
 @pytest.mark.parametrize("kept", range(FIRST_NODE_END + 1, len(protobuf()) - 1, 9))
 def test_protobuf_cut_later_gives_what_came_before(tmp_path: Path, kept: int) -> None:
     (tmp_path / "w.et").write_bytes(protobuf()[:kept])
     with pytest.warns(DataLossWarning, match="file_cut"):
-        assert len(load(tmp_path / "w.et").execution_nodes) in (1, 2)
+        assert len(stashtrace.load(tmp_path / "w.et").execution_nodes) in (1, 2)
 
 
 def test_sniff() -> None:
@@ -277,7 +269,7 @@ def test_sniff() -> None:
 )
 def test_corpus_matches_reference(file: str, name: str) -> None:
     wanted = reference("et.json")[name]
-    trace = load(corpus(file))
+    trace = stashtrace.load(corpus(file))
     rows = trace.execution_nodes
     assert len(rows) == wanted["nodes"]
     comms = rows["name_code"] == trace.strings.find("record_param_comms")

@@ -1,6 +1,5 @@
 """Kernels that move bytes between ranks are communication whoever wrote them: by name, in each kind of trace."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from importers.kineto_files import device, launch, step, write
 from importers.nsys_exports import MS, Export
-from importers.nsys_exports import load as load_export
+from importers.read_back import load as load_export
 
 import stashtrace
 from stashtrace.schema.kinds import CollectiveOp as Op

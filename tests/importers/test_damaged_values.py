@@ -1,6 +1,5 @@
 """Values that no format allows: each costs its own event or fact, not the load of all files beside it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip
@@ -19,12 +18,6 @@ from stashtrace.errors import ImporterError
 from stashtrace.schema.trace import Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore::stashtrace.errors.DataLossWarning")
-
-
-def load(path: Path) -> Trace:
-    trace = stashtrace.load(path)
-    assert isinstance(trace, Trace)
-    return trace
 
 
 def reasons(trace: Trace) -> list[str]:
@@ -48,7 +41,7 @@ WORK = [step(1, 0, 100), launch(1, 10), device("gemm", 20, 30, correlation=1)]
 )
 def test_top_level_values_of_kineto(tmp_path: Path, top: dict[str, Any]) -> None:
     talk = device("ncclDevKernel_AllReduce_Sum_f32", 60, 20, stream=9, **{"Process Group Name": "0"})
-    trace = load(write(tmp_path / "rank0.json", [*WORK, talk], **top))
+    trace = stashtrace.load(write(tmp_path / "rank0.json", [*WORK, talk], **top))
     assert len(trace.kernels) == 2
     assert trace.ranks == [0]
     assert len(stashtrace.analyze(trace, "collectives")) == 1
@@ -59,7 +52,7 @@ def test_times_that_64_bits_do_not_hold(tmp_path: Path) -> None:
     late = {**device("late", 0, 5), "ts": "9000000000000000.0"}
     long = device("long", 60, 9.2e15)
     path = write(tmp_path / "rank0.json", [*WORK, late, long], baseTimeNanoseconds=5)
-    trace = load(path)
+    trace = stashtrace.load(path)
     names = trace.strings.texts(trace.kernels["name_code"]).tolist()
     assert names == ["gemm", "long"]
     assert "kernels_without_times" in reasons(trace)
@@ -69,7 +62,9 @@ def test_times_that_64_bits_do_not_hold(tmp_path: Path) -> None:
 
 def test_members_of_a_group_are_not_counted_out_to_the_end_of_memory(tmp_path: Path) -> None:
     told = {"Process Group Name": "0", "Group size": 1 << 40, "Global rank start": 0, "Global rank stride": 1}
-    trace = load(write(tmp_path / "rank0.json", [*WORK, device("ncclDevKernel_AllReduce", 60, 20, stream=9, **told)]))
+    trace = stashtrace.load(
+        write(tmp_path / "rank0.json", [*WORK, device("ncclDevKernel_AllReduce", 60, 20, stream=9, **told)])
+    )
     assert trace.groups["group_size"].tolist() == [-1]
 
 
@@ -78,7 +73,7 @@ def test_work_without_correlation_has_no_launch(tmp_path: Path) -> None:
     count = 40_000
     events = [{**launch(0, n), "args": {}} for n in range(count)]
     events += [{**device("k", n + 0.5, 0.2), "args": {"device": 0, "stream": 7}} for n in range(count)]
-    trace = load(write(tmp_path / "rank0.json", events))
+    trace = stashtrace.load(write(tmp_path / "rank0.json", events))
     assert len(trace.kernels) == count
     assert (trace.kernels["launch_ns"] == -1).all()
 
@@ -86,7 +81,7 @@ def test_work_without_correlation_has_no_launch(tmp_path: Path) -> None:
 def test_launch_by_a_number_used_many_times(tmp_path: Path) -> None:
     events = [launch(5, 100 * n) for n in range(9)] + [device("k", 100 * n + 50, 5, correlation=5) for n in range(9)]
     early = device("early", -20, 5, correlation=5)
-    trace = load(write(tmp_path / "rank0.json", [*events, early]))
+    trace = stashtrace.load(write(tmp_path / "rank0.json", [*events, early]))
     apart = trace.kernels["begin_ns"] - trace.kernels["launch_ns"]
     assert apart.tolist() == [-20_000] + [50_000] * 9
 
@@ -117,7 +112,7 @@ def read(at_us: Any = START_NS // 1000, **more: Any) -> dict[str, Any]:
     ids=str,
 )
 def test_calls_of_dftracer(tmp_path: Path, damaged: dict[str, Any]) -> None:
-    trace = load(pfw(tmp_path / "a-0-of-1.pfw", read(), damaged, read(START_NS // 1000 + 10)))
+    trace = stashtrace.load(pfw(tmp_path / "a-0-of-1.pfw", read(), damaged, read(START_NS // 1000 + 10)))
     assert trace.io["begin_ns"].tolist() == [0, 10_000]
     assert trace.io["result_bytes"].tolist() == [5, 5]
     assert len(trace.spans) == len(trace.counters) == 0
@@ -125,14 +120,14 @@ def test_calls_of_dftracer(tmp_path: Path, damaged: dict[str, Any]) -> None:
 
 
 def test_names_of_dftracer_that_are_no_texts(tmp_path: Path) -> None:
-    trace = load(pfw(tmp_path / "a-0-of-1.pfw", read(), read(name=7, cat=None)))
+    trace = stashtrace.load(pfw(tmp_path / "a-0-of-1.pfw", read(), read(name=7, cat=None)))
     assert len(trace.io) == 1
     assert len(trace.spans) == 1
 
 
 def test_minus_one_without_a_sign(tmp_path: Path) -> None:
     failed = read(START_NS // 1000 + 10, args={"fname": "/a", "ret": (1 << 64) - 1, "offset": (1 << 64) - 1})
-    trace = load(pfw(tmp_path / "a-0-of-1.pfw", read(), failed))
+    trace = stashtrace.load(pfw(tmp_path / "a-0-of-1.pfw", read(), failed))
     assert trace.io["result_bytes"].tolist() == [5, -1]
     assert trace.io["offset_bytes"].tolist() == [0, -1]
     assert "lines_unreadable" not in reasons(trace)
@@ -143,7 +138,7 @@ def test_counters_of_many_processes(tmp_path: Path) -> None:
         {"name": "mem", "ph": "C", "pid": n % 3, "ts": START_NS // 1000 + n, "args": {"rss": n, "cpu": 0.5}}
         for n in range(12)
     ]
-    trace = load(pfw(tmp_path / "a.pfw", *rows))
+    trace = stashtrace.load(pfw(tmp_path / "a.pfw", *rows))
     own = trace.tracks["process_id"][trace.counters["track_id"]]
     assert np.bincount(own).tolist() == [8, 8, 8]
     assert sorted(trace.counters["value"].tolist()) == sorted([*map(float, range(12)), *[0.5] * 12])
@@ -173,13 +168,13 @@ def nodes(path: Path, *listed: dict[str, Any]) -> Path:
     ids=str,
 )
 def test_nodes_of_execution_traces(tmp_path: Path, more: dict[str, Any]) -> None:
-    trace = load(nodes(tmp_path / "rank0_et.json", node(), node(**more)))
+    trace = stashtrace.load(nodes(tmp_path / "rank0_et.json", node(), node(**more)))
     assert len(trace.execution_nodes) == 2
 
 
 def test_characters_at_the_border_of_two_reads(tmp_path: Path) -> None:
     name = "中" * 300
-    trace = load(nodes(tmp_path / "rank0_et.json", *[node(id=n, name=name) for n in range(4000)]))
+    trace = stashtrace.load(nodes(tmp_path / "rank0_et.json", *[node(id=n, name=name) for n in range(4000)]))
     assert set(trace.strings.texts(trace.execution_nodes["name_code"]).tolist()) == {name}
 
 
@@ -199,7 +194,7 @@ def test_entries_of_the_flight_recorder(tmp_path: Path) -> None:
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": f"[0, {1 << 64}]"}}
     path = tmp_path / "nccl_trace_rank_0.json"
     path.write_text(json.dumps({"version": "2.4", "pg_config": config, "entries": [entry]}))
-    trace = load(path)
+    trace = stashtrace.load(path)
     assert trace.collectives["end_ns"].tolist() == trace.collectives["begin_ns"].tolist()
     assert len(stashtrace.analyze(trace, "collectives")) <= 1
 
@@ -210,7 +205,7 @@ def test_cells_of_an_export_of_nsys(tmp_path: Path, value: Any) -> None:
     pid = tid_of(7) & ~0xFFFFFF
     export.row("CUPTI_ACTIVITY_KIND_KERNEL", start=5, end=9, deviceId=0, streamId=7, globalPid=pid, correlationId=1)
     export.row("TARGET_INFO_GPU", id=0, name="H100", totalMemory=value, smCount=value, computeMajor=value)
-    trace = load(export.close())
+    trace = stashtrace.load(export.close())
     assert trace.devices["memory_bytes"].tolist() == [-1]
 
 
@@ -218,12 +213,12 @@ def test_cells_of_an_export_of_nsys(tmp_path: Path, value: Any) -> None:
 def test_a_process_of_nsys_whose_only_device_is_no_number(tmp_path: Path, device: Any) -> None:
     export = Export(tmp_path / "rank0.sqlite")
     export.kernel(42, "gemm", 5, 9, device=device)
-    assert len(load(export.close()).kernels) == 1
+    assert len(stashtrace.load(export.close()).kernels) == 1
 
 
 def test_half_a_surrogate_pair_reaches_no_file(tmp_path: Path) -> None:
     lone = read(args={"fname": "/data/\ud800é", "ret": 5, "offset": 0})
-    trace = load(pfw(tmp_path / "a-0-of-1.pfw", lone))
+    trace = stashtrace.load(pfw(tmp_path / "a-0-of-1.pfw", lone))
     assert trace.text(int(trace.io["path_code"][0])) == "/data/?é"
     assert all(text.encode() is not None for text in trace.strings)
 
@@ -233,7 +228,7 @@ def test_bytes_behind_a_compressed_file(tmp_path: Path, behind: bytes) -> None:
     whole = write(tmp_path / "rank0.json", WORK).read_bytes()
     path = tmp_path / "rank0.json.gz"
     path.write_bytes(gzip.compress(whole) + behind)
-    trace = load(path)
+    trace = stashtrace.load(path)
     assert len(trace.kernels) == 1
     assert ("file_cut" in reasons(trace)) == (behind == b"\x1f")
 
@@ -241,14 +236,14 @@ def test_bytes_behind_a_compressed_file(tmp_path: Path, behind: bytes) -> None:
 def test_compressed_nothing_is_called_so(tmp_path: Path) -> None:
     (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(b""))
     with pytest.raises(ImporterError, match="holds nothing, compressed"):
-        load(tmp_path / "rank0.json.gz")
+        stashtrace.load(tmp_path / "rank0.json.gz")
 
 
 def test_many_ranks_apart_are_told_in_few_words(tmp_path: Path) -> None:
     for rank in range(0, 120, 2):
         first = 10 if rank < 50 else 100
         rank_of_two(tmp_path / f"rank{rank}.json", rank, first_step=first)
-    trace = load(tmp_path)
+    trace = stashtrace.load(tmp_path)
     told = [trace.text(code) for code in trace.losses["advice_code"].tolist()]
     apart = [text for text in told if "recorded none of the steps" in text]
     assert len(apart) == 1
@@ -257,7 +252,7 @@ def test_many_ranks_apart_are_told_in_few_words(tmp_path: Path) -> None:
 
 def test_sums_of_all_ranks_lie_on_the_only_host() -> None:
     pytest.importorskip("darshan")
-    trace = load(corpus("darshan/unet3d_a100.darshan"))
+    trace = stashtrace.load(corpus("darshan/unet3d_a100.darshan"))
     assert set(trace.strings.texts(trace.processes["host_code"]).tolist()) == {"corona171"}
 
 
@@ -266,6 +261,6 @@ def test_steps_whose_numbers_fall_are_drawn(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count("ProfilerStep#10") == 1
     path.write_text(text.replace("ProfilerStep#10", "ProfilerStep#99"), encoding="utf-8")
-    trace = load(path)
+    trace = stashtrace.load(path)
     assert stashtrace.analyze(trace, "steps")["step"].tolist() == [99, 11]
     stashtrace.export(trace, "perfetto", tmp_path / "t.pftrace")

@@ -1,6 +1,5 @@
 """Darshan logs: DXT's calls with times, sums for the rest, nothing counted twice, damage told."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

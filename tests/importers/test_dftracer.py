@@ -1,6 +1,5 @@
 """DFTracer's lines: calls into io, functions into spans, the loop into batches, marks and phases."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

@@ -1,6 +1,5 @@
 """DFTracer's traces of loops whose batches other threads or processes make: what is seen, and what is not claimed."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

@@ -1,6 +1,5 @@
 """Dumps of torch's Flight Recorder: made by torch on CPU, and written here by its schema."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import copy
@@ -10,17 +9,16 @@ import pickle
 import random
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from importers.read_back import load, losses, said
 
 import stashtrace
 from stashtrace.errors import ImporterError, StashtraceError
 from stashtrace.importers.flight_recorder.pickle import read_pickle
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource
-from stashtrace.schema.trace import Trace
 
 T_NS = 1_724_779_239_000_000_000
 MS = 1_000_000
@@ -94,20 +92,6 @@ def _dump(entries: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
     }
 
 
-def _load(path: Path) -> Trace:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return stashtrace.load(path)
-
-
-def _losses(trace: Trace) -> dict[str, int]:
-    return {trace.text(r["name_code"]): r["lost_count"] for r in trace.losses.rows()}
-
-
-def _said(trace: Trace, key: str) -> list[str]:
-    return [trace.text(r["value_code"]) for r in trace.metadata.rows() if trace.text(r["key_code"]) == key]
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Dumps that torch wrote while rank 1 had not yet joined an all-reduce of rank 0."""
@@ -132,7 +116,7 @@ def test_what_torch_writes(recorded: Path, tmp_path: Path, form: str) -> None:
     for rank in range(2):
         name = form.format(rank)
         (tmp_path / name).write_bytes((recorded / name).read_bytes())
-    trace = _load(tmp_path)
+    trace = load(tmp_path)
     rows = trace.collectives
     assert sorted(rows["rank"].tolist()) == [0] * 5 + [1] * 4
     of_zero = rows.take(rows["rank"] == 0).sort_by("sequence")
@@ -145,8 +129,8 @@ def test_what_torch_writes(recorded: Path, tmp_path: Path, form: str) -> None:
     assert of_zero["status_code"].tolist() == [2, 2, 2, 2, 3]
     assert of_zero["end_ns"].tolist()[-1] == -1
     assert (of_zero["end_ns"] >= of_zero["call_ns"]).tolist()[:4] == [True] * 4
-    assert sorted(_said(trace, "flight_recorder.unfinished")) == ["0", "1"]
-    assert _said(trace, "flight_recorder.unfinished_operation")[0].startswith("all_reduce 5 of default_pg")
+    assert sorted(said(trace, "flight_recorder.unfinished")) == ["0", "1"]
+    assert said(trace, "flight_recorder.unfinished_operation")[0].startswith("all_reduce 5 of default_pg")
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4])
@@ -156,12 +140,12 @@ def test_who_never_came_is_found(tmp_path: Path, protocol: int) -> None:
     for rank, dump in enumerate((zero, one)):
         data = pickle.dumps(dump, protocol)
         (tmp_path / f"dump_{rank}").write_bytes(data if protocol else b"\x80\x02" + data)
-    trace = _load(tmp_path)
+    trace = load(tmp_path)
     assert trace.processes["rank"].tolist() == [0, 1]
     assert trace.processes["world_size"].tolist() == [2, 2]
     assert {trace.text(c) for c in trace.groups["members_code"]} == {"0,1"}
     assert trace.collectives["status_code"].tolist() == [2, 2, 2, 2, 3]
-    assert _said(trace, "flight_recorder.unfinished_operation") == [
+    assert said(trace, "flight_recorder.unfinished_operation") == [
         "all_reduce 3 of default_pg, called in train at train.py:41"
     ]
     rows = [r for r in stashtrace.analyze(trace, "collectives").rows() if r["sequence"] == 2]
@@ -172,7 +156,7 @@ def test_durations_of_events_are_the_devices(tmp_path: Path) -> None:
     slow, fast = [_entry(0, duration_ms=3.5)], [_entry(0, duration_ms=0.25)]
     for rank, entries in enumerate((slow, fast)):
         (tmp_path / f"trace_rank_{rank}.json").write_text(json.dumps(_dump(entries)))
-    trace = _load(tmp_path)
+    trace = load(tmp_path)
     rows = trace.collectives
     assert rows["source_code"].tolist() == [CollectiveSource.EVENTS] * 2
     assert sorted((rows["device_end_ns"] - rows["device_begin_ns"]).tolist()) == [250_000, 3_500_000]
@@ -192,7 +176,7 @@ def test_messages_and_coalesced_parts_have_numbers_of_their_own(tmp_path: Path) 
         _entry(3, collective_seq_id=2, profiling_name="nccl:reduce_scatter_tensor_coalesced"),
     ]
     (tmp_path / "r_0").write_bytes(pickle.dumps(_dump(entries), 2))
-    trace = _load(tmp_path)
+    trace = load(tmp_path)
     rows = trace.collectives
     keys = set(zip(rows["group_hash"].tolist(), rows["sequence"].tolist(), strict=True))
     assert len(keys) == 4
@@ -243,11 +227,11 @@ def test_a_cut_dump_gives_its_whole_entries(tmp_path: Path, form: str, share: fl
     data = json.dumps(whole).encode() if form == "json" else pickle.dumps(copy.deepcopy(whole), 2)
     path = tmp_path / ("trace_rank_3.json" if form == "json" else "trace_rank_3")
     path.write_bytes(data[: int(len(data) * share)])
-    trace = _load(path)
+    trace = load(path)
     count = len(trace.collectives)
     assert 20 * share - 8 <= count <= 20
     assert trace.collectives["sequence"].tolist() == list(range(1, count + 1))
-    assert _losses(trace)["file_cut"] == 1
+    assert losses(trace)["file_cut"] == 1
     assert trace.processes["rank"].tolist() == [3]
 
 
@@ -255,22 +239,22 @@ def test_old_and_unknown_versions(tmp_path: Path) -> None:
     old = {k: v for k, v in _entry(0).items() if k not in ("process_group", "collective_seq_id", "input_dtypes")}
     old.update(seq_id=4, pg_id=2)
     (tmp_path / "old_0").write_bytes(pickle.dumps({"version": "1.1", "entries": [old], "pg_config": {}}, 2))
-    trace = _load(tmp_path / "old_0")
+    trace = load(tmp_path / "old_0")
     assert trace.collectives["sequence"].tolist() == [4]
     assert [trace.text(c) for c in trace.groups["name_code"]] == ["group 2"]
     (tmp_path / "new_0").write_bytes(pickle.dumps(_dump([_entry(0), {"later": 1}], version="7.0"), 2))
-    trace = _load(tmp_path / "new_0")
-    losses = _losses(trace)
-    assert losses["newer_schema"] == 1
-    assert losses["damaged_entries"] == 1
+    trace = load(tmp_path / "new_0")
+    lost = losses(trace)
+    assert lost["newer_schema"] == 1
+    assert lost["damaged_entries"] == 1
 
 
 def test_ring_and_missing_rank_are_told(tmp_path: Path) -> None:
     path = tmp_path / "dump.pickle"
     path.write_bytes(pickle.dumps(_dump([_entry(40), _entry(41)]), 2))
-    losses = _losses(_load(path))
-    assert losses["ring_overwritten"] == 40
-    assert losses["rank_unknown"] == 1
+    lost = losses(load(path))
+    assert lost["ring_overwritten"] == 40
+    assert lost["rank_unknown"] == 1
 
 
 @pytest.mark.parametrize("content", [b"\x80\x02]U\x09pg_configa.", b'{"pg_config": {}, "pg_status": {}}'])
@@ -295,7 +279,7 @@ def test_damage_anywhere_costs_no_more_than_a_refusal(tmp_path: Path) -> None:
             data[rng.randrange(len(data))] = rng.randrange(256)
         path.write_bytes(data)
         try:
-            used += len(_load(path).collectives) > 0
+            used += len(load(path).collectives) > 0
         except StashtraceError as error:
             lines = max(lines, str(error).count("\n"))
     assert used > 30
@@ -306,7 +290,7 @@ def test_the_rank_that_never_entered_the_last_operation_is_named(tmp_path: Path)
     for rank in (0, 1):
         entries = [_entry(number) for number in range(3)] + ([_entry(3, "started")] if rank == 0 else [])
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(_dump(entries)))
-    trace = _load(tmp_path)
+    trace = load(tmp_path)
     row = next(stashtrace.analyze(trace, "late").rows())
     assert (row["late_rank"], row["waiting_ranks"], row["method"], row["cause_kind"]) == (1, "0", "hung", "unknown")
     assert stashtrace.analyze(trace, "collectives")["last_rank"][-1] == 1

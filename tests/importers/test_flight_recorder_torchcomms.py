@@ -1,6 +1,5 @@
 """Dumps as torchcomms writes them: TORCHCOMM_FR_DUMP_TEMP_FILE is a prefix of any form, to which the rank is added."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """What every importer relies on: files found and recognised, tables joined, times from the first on, damage told."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

@@ -1,16 +1,15 @@
 """Kineto's files become the tables of devices: what goes where, and what a damaged or foreign file costs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
-import warnings
 from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from importers.kineto_files import PID, START_NS, device, host, launch, rank_of_two, step, us, write
+from importers.read_back import advice, load, losses
 
 import stashtrace
 from stashtrace.errors import DataLossWarning, ImporterError
@@ -24,18 +23,7 @@ from stashtrace.schema.kinds import (
     Phase,
     SpanKind,
 )
-from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_text import summary
-
-
-def _load(*paths: Path) -> Trace:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)
-        return stashtrace.load(list(paths))
-
-
-def _losses(trace: Trace) -> dict[str, int]:
-    return {trace.text(r["name_code"]): r["lost_count"] for r in trace.losses.rows()}
 
 
 def test_kernels_with_their_launches(tmp_path: Path) -> None:
@@ -51,7 +39,7 @@ def test_kernels_with_their_launches(tmp_path: Path) -> None:
         ],
         deviceProperties=[{"id": 0, "name": "H100", "numSms": 132, "computeMajor": 9, "computeMinor": 0}],
     )
-    trace = _load(path)
+    trace = load(path)
     kernels = trace.kernels
     assert [trace.text(c) for c in kernels["name_code"]] == [
         "Memcpy HtoD (Pageable -> Device)",
@@ -69,11 +57,11 @@ def test_kernels_with_their_launches(tmp_path: Path) -> None:
     assert trace.processes["pid"].tolist() == [PID]
     assert trace.device_calls["call_code"].tolist() == [DeviceCall.COPY, DeviceCall.STREAM_SYNCHRONIZE]
     assert [trace.text(c) for c in trace.devices["name_code"]] == ["H100"]
-    assert _losses(trace)["launches_not_in_file"] == 1
+    assert losses(trace)["launches_not_in_file"] == 1
 
 
 def test_two_ranks(tmp_path: Path) -> None:
-    trace = _load(rank_of_two(tmp_path / "a.json.gz", 0), rank_of_two(tmp_path / "b.json", 1, late_us=100))
+    trace = load(rank_of_two(tmp_path / "a.json.gz", 0), rank_of_two(tmp_path / "b.json", 1, late_us=100))
     steps = stashtrace.analyze(trace, "steps")
     assert sorted(zip(steps["rank"].tolist(), steps["step"].tolist(), strict=True)) == [
         (0, 10),
@@ -107,7 +95,7 @@ def test_two_ranks(tmp_path: Path) -> None:
 
 
 def test_batches_that_nobody_saw_made_are_an_interval(tmp_path: Path) -> None:
-    trace = _load(rank_of_two(tmp_path / "a.json", 0))
+    trace = load(rank_of_two(tmp_path / "a.json", 0))
     table = stashtrace.analyze(trace, "stalls")
     first = table.take(table["step"] == 10)
     rows = {r["kind"]: (r["stall_ns"], r["low_ns"], r["high_ns"]) for r in first.rows()}
@@ -120,15 +108,13 @@ def test_batches_that_nobody_saw_made_are_an_interval(tmp_path: Path) -> None:
         launch(1, 40),
         device("k", 50, 5, correlation=1),
     ]
-    kinds = stashtrace.analyze(_load(write(tmp_path / "one.json", alone)), "stalls")["kind"].tolist()
+    kinds = stashtrace.analyze(load(write(tmp_path / "one.json", alone)), "stalls")["kind"].tolist()
     assert "fetch" in kinds
     assert "handoff" not in kinds
 
 
 def test_recordings_that_begin_at_different_steps(tmp_path: Path) -> None:
-    trace = _load(
-        rank_of_two(tmp_path / "a.json", 0, first_step=10), rank_of_two(tmp_path / "b.json", 1, first_step=11)
-    )
+    trace = load(rank_of_two(tmp_path / "a.json", 0, first_step=10), rank_of_two(tmp_path / "b.json", 1, first_step=11))
     rows = trace.collectives
     shared = {(r, s) for r, s in zip(rows["rank"].tolist(), rows["sequence"].tolist(), strict=True)}
     assert shared == {(0, 0), (0, 1), (1, 1), (1, 2)}  # step 11 is number 1 on both
@@ -146,7 +132,7 @@ def test_metadata_of_collectives(tmp_path: Path) -> None:
         "Process Group Description": "mesh_tp",
     }
     events = [launch(1, 5), device("ncclDevKernel_Generic(x)", 50, 10, stream=9, correlation=1, **meta)]
-    trace = _load(write(tmp_path / "a.json", [step(1, 0, 90), *events], distributedInfo={"rank": 3, "world_size": 4}))
+    trace = load(write(tmp_path / "a.json", [step(1, 0, 90), *events], distributedInfo={"rank": 3, "world_size": 4}))
     row = next(iter(trace.collectives.rows()))
     assert (row["sequence"], row["op_code"], row["message_bytes"]) == (77, CollectiveOp.ALL_GATHER, 20)
     group = next(iter(trace.groups.rows()))
@@ -161,7 +147,7 @@ def test_launches_before_the_recording_count_backwards(tmp_path: Path) -> None:
         after = [launch(5, 50), device(kernel, 60, 9, stream=20, correlation=5)]
         info = {"rank": rank, "world_size": 2}
         write(tmp_path / f"rank{rank}.json", [step(4, 40, 60), *before, *after], distributedInfo=info)
-    rows = _load(tmp_path).collectives
+    rows = load(tmp_path).collectives
     assert sorted(zip(rows["rank"].tolist(), rows["sequence"].tolist(), strict=True)) == [
         (0, 0),
         (0, 1),
@@ -181,7 +167,7 @@ def test_2021_spelling(tmp_path: Path) -> None:
         {**old(device("k", 30, 5, correlation=3), "Kernel"), "tid": "stream 7"},
         {**old(device("Memcpy DtoH (Device -> Pinned)", 50, 5, correlation=4), "Memcpy"), "tid": "stream 7"},
     ]
-    trace = _load(write(tmp_path / "worker2.1623143089861.pt.trace.json", events))
+    trace = load(write(tmp_path / "worker2.1623143089861.pt.trace.json", events))
     assert trace.processes["rank"].tolist() == [2]
     assert trace.kernels["work_code"].tolist() == [DeviceWork.KERNEL, DeviceWork.COPY]
     assert trace.kernels["launch_ns"].tolist() == [20_000, -1]
@@ -194,7 +180,7 @@ def test_2021_spelling(tmp_path: Path) -> None:
 def test_optimizer_and_autograd_become_phases(tmp_path: Path) -> None:
     grads = [host(f"autograd::engine::evaluate_function: Mm{n}", 200 + 10 * n, 8, tid=99) for n in range(3)]
     events = [host("## forward ##", 100, 90, cat="user_annotation"), *grads, host("Optimizer.step#Adam.step", 300, 20)]
-    trace = _load(write(tmp_path / "a.json", [*events, launch(1, 310), device("k", 320, 2, correlation=1)]))
+    trace = load(write(tmp_path / "a.json", [*events, launch(1, 310), device("k", 320, 2, correlation=1)]))
     phases = {r["phase_code"]: (r["begin_ns"], r["end_ns"], trace.text(r["name_code"])) for r in trace.phases.rows()}
     assert phases[Phase.FORWARD][:2] == (0, 90_000)
     assert phases[Phase.BACKWARD][:2] == (100_000, 128_000)
@@ -207,12 +193,12 @@ def test_cut_files_use_what_is_there(tmp_path: Path) -> None:
     cut.write_bytes(whole.read_bytes()[:-60])
     text = rank_of_two(tmp_path / "text.json", 0)
     text.write_bytes(text.read_bytes()[:-300])
-    everything = len(_load(whole).kernels)
+    everything = len(load(whole).kernels)
     for path in (cut, text):
         with pytest.warns(DataLossWarning, match="file_cut"):
             trace = stashtrace.load(path)
         assert 0 < len(trace.kernels) <= everything
-        assert _losses(trace)["file_cut"] == 1
+        assert losses(trace)["file_cut"] == 1
 
 
 def test_base_time_of_a_cut_file_comes_from_the_others(tmp_path: Path) -> None:
@@ -226,22 +212,22 @@ def test_base_time_of_a_cut_file_comes_from_the_others(tmp_path: Path) -> None:
         write(tmp_path / f"{rank}.json", events, distributedInfo=info, after={"baseTimeNanoseconds": base})
     cut = tmp_path / "1.json"
     cut.write_bytes(cut.read_bytes().replace(b', "baseTimeNanoseconds": %d}' % base, b""))
-    trace = _load(tmp_path)
+    trace = load(tmp_path)
     assert trace.kernels["begin_ns"].tolist() == [21_000, 21_000]
-    assert {"file_cut", "time_base_unknown"} <= set(_losses(trace))
+    assert {"file_cut", "time_base_unknown"} <= set(losses(trace))
 
 
 def test_reused_correlation_ids(tmp_path: Path) -> None:
     events = [launch(1, 10), device("a", 20, 5, correlation=1), launch(1, 40), device("b", 50, 5, correlation=1)]
-    kernels = _load(write(tmp_path / "a.json", [step(1, 0, 90), *events])).kernels
+    kernels = load(write(tmp_path / "a.json", [step(1, 0, 90), *events])).kernels
     assert kernels["launch_ns"].tolist() == [10_000, 40_000]
 
 
 def test_kernels_at_time_zero_are_lost(tmp_path: Path) -> None:
     bad = {**device("zero", 0, 5), "ts": 0}
-    trace = _load(write(tmp_path / "a.json", [step(1, 0, 90), bad, device("good", 20, 5)]))
+    trace = load(write(tmp_path / "a.json", [step(1, 0, 90), bad, device("good", 20, 5)]))
     assert len(trace.kernels) == 1
-    assert _losses(trace)["kernels_without_times"] == 1
+    assert losses(trace)["kernels_without_times"] == 1
 
 
 _LAUNCH = '{"ph":"X","cat":"cuda_runtime","name":"cudaLaunchKernel","pid":1,"tid":1,"ts":1700000000000000,"dur":1,'
@@ -263,7 +249,7 @@ _ORDER += '"tid": 7, "pid": 0, "name": "k", "cat": "kernel", "ph": "X"}'
 def test_odd_but_readable(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.json"
     path.write_text(text)
-    row = next(iter(_load(path).kernels.rows()))
+    row = next(iter(load(path).kernels.rows()))
     assert (row["begin_ns"], row["end_ns"], row["launch_ns"]) == (500, 2500, 0)
 
 
@@ -290,7 +276,7 @@ def test_every_cut_of_a_small_file(tmp_path: Path) -> None:
         path = tmp_path / "cut.json"
         path.write_bytes(whole[:at])
         try:
-            trace = _load(path)
+            trace = load(path)
         except ImporterError:
             counts.append(0)
             continue
@@ -315,7 +301,7 @@ def test_two_cycles_of_one_rank(tmp_path: Path) -> None:
     rank_of_two(tmp_path / "a.json", 0)
     later = [step(50, 5e6, 90), launch(1, 5e6 + 10), device("k", 5e6 + 20, 9, correlation=1)]
     write(tmp_path / "b.json", later, distributedInfo={"rank": 0, "world_size": 2})
-    steps = stashtrace.analyze(_load(tmp_path), "steps")
+    steps = stashtrace.analyze(load(tmp_path), "steps")
     assert steps["step"].tolist() == [10, 11, 50]
     assert (steps["end_ns"] - steps["begin_ns"]).max() < 2_000_000  # the time between belongs to none
 
@@ -324,9 +310,9 @@ def test_ranks_of_different_days_are_not_matched(tmp_path: Path) -> None:
     rank_of_two(tmp_path / "a.json", 0)
     path = rank_of_two(tmp_path / "b.json", 1)
     path.write_text(path.read_text().replace('"ts": 17', '"ts": 16'))
-    trace = _load(tmp_path)
-    assert _losses(trace)["ranks_of_another_time"] == 1
-    assert "matched with nobody (in a.json)" in _advice(trace, "ranks_of_another_time")[0]
+    trace = load(tmp_path)
+    assert losses(trace)["ranks_of_another_time"] == 1
+    assert "matched with nobody (in a.json)" in advice(trace, "ranks_of_another_time")[0]
     assert set(stashtrace.analyze(trace, "collectives")["last_rank"].tolist()) <= {-1, 0, 1}
     assert int(stashtrace.analyze(trace, "stragglers")["wait_ns"].sum()) == 0
 
@@ -339,7 +325,7 @@ def test_jobs_of_different_size(tmp_path: Path) -> None:
         distributedInfo={"rank": 1, "world_size": 4},
     )
     with pytest.raises(ImporterError, match=r"holds files of 2 jobs: a\.json \(2 ranks\); b\.json \(4 ranks\)"):
-        _load(tmp_path)
+        load(tmp_path)
 
 
 def test_steps_that_two_files_of_one_process_hold(tmp_path: Path) -> None:
@@ -347,7 +333,7 @@ def test_steps_that_two_files_of_one_process_hold(tmp_path: Path) -> None:
     rank_of_two(tmp_path / "a.json", 0)
     later = [step(10, 3.6e9, 90), launch(1, 3.6e9 + 10), device("k", 3.6e9 + 20, 9, correlation=1)]
     write(tmp_path / "b.json", later, distributedInfo={"rank": 0, "world_size": 2})
-    assert _advice(_load(tmp_path), "steps_seen_twice") == [
+    assert advice(load(tmp_path), "steps_seen_twice") == [
         "rank 0 recorded step 10 in a.json and again in b.json: if these are two jobs, analyse them apart"
     ]
 
@@ -359,7 +345,7 @@ def test_collectives_of_the_host(tmp_path: Path) -> None:
         ]
         info = {"backend": "gloo", "rank": rank, "world_size": 2}
         write(tmp_path / f"{rank}.json", [step(3, 0, 990), step(4, 1000, 990), *work], distributedInfo=info)
-    trace = _load(tmp_path)
+    trace = load(tmp_path)
     rows = trace.collectives
     assert set(rows["source_code"].tolist()) == {CollectiveSource.HOST}
     assert sorted(zip(rows["rank"].tolist(), rows["sequence"].tolist(), strict=True)) == [
@@ -400,9 +386,7 @@ def test_a_receive_waits_for_the_rank_that_sends(tmp_path: Path, peers: int, sha
     files = [
         _messages(tmp_path / f"{rank}.json", rank, works_us=600, peers=peers, shapes=shapes) for rank in (0, peers - 1)
     ]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)
-        trace = stashtrace.load(files)
+    trace = load(*files)
     table = stashtrace.analyze(trace, "collectives")
     receives = table.take((table["rank"] == 0) & (table["op"] == "receive"))
     assert receives["wait_ns"].tolist() == [600_000, 600_000]
@@ -425,17 +409,13 @@ def test_backward_passes_end_where_a_message_is_sent(tmp_path: Path) -> None:
             events.append(host("c10d::send", at + 310, 5))
             events.append(host("gloo:send", at + 312, 20, cat="user_annotation"))
     info = {"backend": "gloo", "rank": 0, "world_size": 2}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)
-        trace = stashtrace.load(write(tmp_path / "0.json", events, distributedInfo=info))
+    trace = load(write(tmp_path / "0.json", events, distributedInfo=info))
     phases = trace.phases
     assert (phases["end_ns"] - phases["begin_ns"]).tolist() == [200_000] * 4
 
 
 def test_messages_between_unknown_ranks_stay_in_the_group_of_all(tmp_path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)
-        trace = stashtrace.load(_messages(tmp_path / "0.json", 0, works_us=600, peers=3, shapes=False))
+    trace = load(_messages(tmp_path / "0.json", 0, works_us=600, peers=3, shapes=False))
     assert {trace.text(code) for code in trace.groups["name_code"]} == {"all ranks"}
 
 
@@ -450,10 +430,6 @@ def _until(offset_us: float) -> dict[str, object]:
     return {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": us(offset_us)}
 
 
-def _advice(trace: Trace, reason: str) -> list[str]:
-    return [trace.text(r["advice_code"]) for r in trace.losses.rows() if trace.text(r["name_code"]) == reason]
-
-
 def test_a_step_that_the_recording_cuts_off_is_not_counted(tmp_path: Path) -> None:
     work = [
         event
@@ -463,9 +439,9 @@ def test_a_step_that_the_recording_cuts_off_is_not_counted(tmp_path: Path) -> No
     steps = [step(n, 1000 * n, 990) for n in range(2)]
     # What was open when the recording ended lasts until the profiler looked at it, 13 s later.
     cut = [step(2, 2000, 13_300_000), host("validate", 2100, 13_299_000, cat="user_annotation")]
-    trace = _load(write(tmp_path / "rank0.json", [*steps, *cut, *work, _until(3800)]))
+    trace = load(write(tmp_path / "rank0.json", [*steps, *cut, *work, _until(3800)]))
     assert stashtrace.analyze(trace, "steps")["step"].tolist() == [0, 1]
-    assert _advice(trace, "step_cut_off") == [
+    assert advice(trace, "step_cut_off") == [
         "the recording of rank 0 ends 1.80 ms into step 2: that step is not counted"
     ]
     assert int(stashtrace.analyze(trace, "stalls")["stall_ns"].sum()) < 10_000_000
@@ -480,19 +456,19 @@ def test_steps_behind_the_end_of_the_recording_are_not_counted(tmp_path: Path) -
         launch(1, 10),
         device("k", 20, 900, correlation=1),
     ]
-    trace = _load(write(tmp_path / "rank0.json", [*events, _until(1500)]))
+    trace = load(write(tmp_path / "rank0.json", [*events, _until(1500)]))
     assert stashtrace.analyze(trace, "steps")["step"].tolist() == [0]
-    assert _advice(trace, "step_cut_off") == [
+    assert advice(trace, "step_cut_off") == [
         "the recording of rank 0 ends 500 us into step 1: that step and 1 behind it are not counted"
     ]
 
 
 def test_of_the_only_step_what_was_recorded_counts(tmp_path: Path) -> None:
     events = [step(7, 0, 13_300_000), launch(1, 10), device("k", 20, 900, correlation=1), _until(1800)]
-    trace = _load(write(tmp_path / "rank0.json", events))
+    trace = load(write(tmp_path / "rank0.json", events))
     table = stashtrace.analyze(trace, "steps")
     assert (table["end_ns"] - table["begin_ns"]).tolist() == [1_800_000]
-    assert _advice(trace, "step_cut_off") == [
+    assert advice(trace, "step_cut_off") == [
         "the recording of rank 0 ends 1.80 ms into step 7, and no step is whole:"
         " what was recorded of it counts as a step"
     ]
@@ -501,9 +477,9 @@ def test_of_the_only_step_what_was_recorded_counts(tmp_path: Path) -> None:
 def test_steps_before_the_end_of_the_recording_are_whole(tmp_path: Path) -> None:
     events = [step(0, 0, 990), step(1, 1000, 990), launch(1, 10), device("k", 20, 900, correlation=1)]
     for name, until in (("after", 1993.0), ("at once", 1989.9), ("of another clock", -5.0)):
-        trace = _load(write(tmp_path / name / "rank0.json", [*events, _until(until)]))
+        trace = load(write(tmp_path / name / "rank0.json", [*events, _until(until)]))
         assert stashtrace.analyze(trace, "steps")["step"].tolist() == [0, 1], name
-        assert not _advice(trace, "step_cut_off")
+        assert not advice(trace, "step_cut_off")
 
 
 @pytest.mark.parametrize("how", ["events", "flag"])
@@ -511,9 +487,9 @@ def test_python_stacks_are_a_doubt(tmp_path: Path, how: str) -> None:
     events = [step(0, 0, 990), launch(1, 10), device("k", 20, 900, correlation=1)]
     if how == "events":
         events.append(host("train.py(3): loop", 1, 980, cat="python_function"))
-        trace = _load(write(tmp_path / "rank0.json", events))
+        trace = load(write(tmp_path / "rank0.json", events))
     else:
-        trace = _load(write(tmp_path / "rank0.json", events, with_stack=1))
-    assert len(_advice(trace, "python_stacks")) == 1
+        trace = load(write(tmp_path / "rank0.json", events, with_stack=1))
+    assert len(advice(trace, "python_stacks")) == 1
     assert "recorded with Python stacks" in summary(trace)
-    assert not _advice(_load(write(tmp_path / "plain.json", events[:3], with_stack=0)), "python_stacks")
+    assert not advice(load(write(tmp_path / "plain.json", events[:3], with_stack=0)), "python_stacks")

@@ -1,18 +1,16 @@
 """Real traces of torch.profiler beside what independent tools found in them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trace_processor
 from corpus import corpus, reference
+from importers.read_back import load
 
 import stashtrace
-from stashtrace.errors import DataLossWarning
 from stashtrace.exporters.registry import export
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.trace import Trace
@@ -37,16 +35,10 @@ FILES = {
 IDLE_POINTS, ROUNDED_NS = 0.02, 50_000
 
 
-def _load(path: Path | list[Path]) -> Trace:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)
-        return stashtrace.load(path)
-
-
 @pytest.fixture(scope="module")
 def dlrm() -> Trace:
     folder = corpus("kineto/dlrm8_v100")
-    return _load(sorted(folder.glob("rank*.json.gz")))
+    return load(*sorted(folder.glob("rank*.json.gz")))
 
 
 def _compare(trace: Trace, found: dict[str, Any]) -> None:
@@ -71,7 +63,7 @@ def _compare(trace: Trace, found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_agrees_with_plain_arithmetic(name: str) -> None:
-    _compare(_load(corpus(f"kineto/{FILES[name]}")), reference(f"own-{name}.json")["ranks"])
+    _compare(load(corpus(f"kineto/{FILES[name]}")), reference(f"own-{name}.json")["ranks"])
 
 
 def test_agrees_on_eight_ranks(dlrm: Trace) -> None:
@@ -80,7 +72,7 @@ def test_agrees_on_eight_ranks(dlrm: Trace) -> None:
 
 @pytest.mark.parametrize("name", ["hta_df_index", "hta_diff_control", "tb_r50_nw0_2021-06", "param_resnet"])
 def test_stalls_add_up(name: str) -> None:
-    trace = _load(corpus(f"kineto/{FILES[name]}"))
+    trace = load(corpus(f"kineto/{FILES[name]}"))
     steps, stalls = stashtrace.analyze(trace, "steps"), stashtrace.analyze(trace, "stalls", warmup=True)
     for row in steps.rows():
         own = (stalls["rank"] == row["rank"]) & (stalls["step"] == row["step"])
@@ -89,7 +81,7 @@ def test_stalls_add_up(name: str) -> None:
 
 
 def test_steps_keep_the_numbers_of_the_file() -> None:
-    steps = stashtrace.analyze(_load(corpus(f"kineto/{FILES['hta_df_index']}")), "steps")
+    steps = stashtrace.analyze(load(corpus(f"kineto/{FILES['hta_df_index']}")), "steps")
     assert steps["step"].tolist() == [2, 3, 4, 5, 6]
 
 
@@ -122,7 +114,7 @@ def test_input_stall_and_its_cure() -> None:
     """The published pair: 59.3 ms of loader a step with no worker, 1.2 ms with four."""
     waits = []
     for name in ("tb_r50_nw0_2021-06", "tb_r50_nw4_2021-06"):
-        totals = stashtrace.analyze(_load(corpus(f"kineto/{FILES[name]}")), "stalls", by="rank")
+        totals = stashtrace.analyze(load(corpus(f"kineto/{FILES[name]}")), "stalls", by="rank")
         row = next(r for r in totals.rows() if r["kind"] == "prep")
         assert (row["low_ns"], row["high_ns"]) == (0, row["stall_ns"])
         waits.append(row["stall_ns"] / row["steps_count"])

@@ -1,29 +1,21 @@
 """Kineto files of ranks without a device: only operators are compute, and what is not read is not called compute."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from importers.kineto_files import PID, device, host, launch, step, write
+from importers.read_back import load
 from summary.scenes import verdicts
 
 import stashtrace
-from stashtrace.errors import DataLossWarning
 from stashtrace.schema.trace import Trace
 
 STEPS = 5
 BACKEND = PID + 9
 Event = dict[str, Any]
-
-
-def _load(*paths: Path) -> Trace:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)
-        return stashtrace.load(list(paths))
 
 
 def _steps(*more: Event) -> list[Event]:
@@ -59,7 +51,7 @@ AROUND = [
 def test_only_operators_are_compute(tmp_path: Path) -> None:
     """170 us of operators in a step whose phases and annotations cover all of it: 83 % is no compute."""
     operators = [host("aten::mm", 10, 90), host("aten::mm", 300, 50), host("aten::add_", 900, 30)]
-    trace = _load(write(tmp_path / "rank0.json", _steps(*AROUND, *operators)))
+    trace = load(write(tmp_path / "rank0.json", _steps(*AROUND, *operators)))
     assert _budget(trace) == {"compute": (170, 170, 170), "other": (830, 0, 830), "python": (0, 0, 830)}
     (verdict,) = verdicts(trace)
     assert verdict.text == (
@@ -79,7 +71,7 @@ def test_python_stacks_name_the_function(tmp_path: Path) -> None:
         )
     ]
     operators = [host("aten::mm", 0, 100), host("aten::add", 985, 15)]
-    trace = _load(write(tmp_path / "rank0.json", _steps(*operators, *functions)))
+    trace = load(write(tmp_path / "rank0.json", _steps(*operators, *functions)))
     (verdict,) = verdicts(trace)
     assert verdict.text.startswith(
         "rank 0 runs no operator for 885 us a step (88 %), mostly in <built-in function sleep>"
@@ -92,7 +84,7 @@ def test_a_collective_in_flight_inside_a_phase_is_waiting(tmp_path: Path) -> Non
     operators = [host("aten::mm", 10, 80), host("aten::mm", 150, 250), host("aten::add_", 900, 30)]
     talk = host("gloo:all_reduce", 200, 700, cat="user_annotation", tid=BACKEND)
     info = {"backend": "gloo", "rank": 0, "world_size": 2}
-    trace = _load(write(tmp_path / "rank0.json", _steps(*AROUND, *operators, talk), distributedInfo=info))
+    trace = load(write(tmp_path / "rank0.json", _steps(*AROUND, *operators, talk), distributedInfo=info))
     budget = _budget(trace)
     assert budget["compute"] == (360, 360, 360)
     assert budget["interconnect"][0] == 500
@@ -110,7 +102,7 @@ def test_compilations_are_no_operators(tmp_path: Path) -> None:
         host("aten::sin", 200, 300),
     ]
     operators = [host("aten::mm", 10, 80), host("aten::mm", 700, 280)]
-    trace = _load(write(tmp_path / "rank0.json", _steps(*operators, *compiling)))
+    trace = load(write(tmp_path / "rank0.json", _steps(*operators, *compiling)))
     assert _budget(trace)["python"][0] == 600
     assert 360 <= _budget(trace)["compute"][0] <= 400  # short gaps between operators are theirs
     verdict = next(v for v in verdicts(trace) if v.kind == "host")
@@ -120,13 +112,13 @@ def test_compilations_are_no_operators(tmp_path: Path) -> None:
 
 def test_operators_that_fill_the_step_are_compute_bound(tmp_path: Path) -> None:
     operators = [host("aten::mm", 10, 980)]
-    trace = _load(write(tmp_path / "rank0.json", _steps(*AROUND, *operators)))
+    trace = load(write(tmp_path / "rank0.json", _steps(*AROUND, *operators)))
     assert [v.kind for v in verdicts(trace)] == ["compute_bound"]
 
 
 def test_operators_of_another_thread_may_be_waited_for(tmp_path: Path) -> None:
     operators = [host("aten::mm", 10, 90), host("aten::mm", 100, 890, tid=PID + 1)]
-    trace = _load(write(tmp_path / "rank0.json", _steps(*AROUND, *operators)))
+    trace = load(write(tmp_path / "rank0.json", _steps(*AROUND, *operators)))
     assert _budget(trace)["compute"] == (980, 90, 980)
     assert [v.kind for v in verdicts(trace)] == ["not_told"]
 
@@ -135,7 +127,7 @@ def test_operators_of_another_thread_may_be_waited_for(tmp_path: Path) -> None:
 def test_work_that_is_not_read_forbids_compute_bound(tmp_path: Path, category: str) -> None:
     operators = [host("aten::mm", 10, 980)]
     unread = device("fused_kernel", 100, 300, cat=category)
-    trace = _load(write(tmp_path / "rank0.json", _steps(*operators, unread)))
+    trace = load(write(tmp_path / "rank0.json", _steps(*operators, unread)))
     assert f"{STEPS} {category or 'without a category'}" in _losses(trace)["device_work_not_read"]
     (verdict,) = verdicts(trace)
     assert verdict.kind == "not_told"
@@ -148,13 +140,13 @@ def test_kernels_beside_unread_work_are_not_compute_bound(tmp_path: Path) -> Non
     events = _steps(
         launch(1, 0), device("gemm", 5, 990, correlation=1), device("range", 0, 900, cat="cuda_profiler_range")
     )
-    trace = _load(write(tmp_path / "rank0.json", events))
+    trace = load(write(tmp_path / "rank0.json", events))
     assert [v.kind for v in verdicts(trace)] == ["not_told"]
 
 
 @pytest.mark.parametrize("category", ["python_function", "cpu_instant_event", "gpu_user_annotation", "overhead"])
 def test_marks_are_no_unread_work(tmp_path: Path, category: str) -> None:
-    trace = _load(write(tmp_path / "rank0.json", _steps(host("aten::mm", 10, 980), host("mark", 20, 5, cat=category))))
+    trace = load(write(tmp_path / "rank0.json", _steps(host("aten::mm", 10, 980), host("mark", 20, 5, cat=category))))
     assert "device_work_not_read" not in _losses(trace)
     assert [v.kind for v in verdicts(trace)] == ["compute_bound"]
 
@@ -169,7 +161,7 @@ def test_marks_are_no_unread_work(tmp_path: Path, category: str) -> None:
 def test_a_device_without_any_work_is_not_compute_bound(
     tmp_path: Path, more: list[Event], top: dict[str, Any], reason: str
 ) -> None:
-    trace = _load(write(tmp_path / "rank0.json", _steps(host("aten::mm", 10, 980), *more), **top))
+    trace = load(write(tmp_path / "rank0.json", _steps(host("aten::mm", 10, 980), *more), **top))
     assert reason in _losses(trace)
     assert [v.kind for v in verdicts(trace)] == ["not_told"]
 
@@ -179,7 +171,7 @@ RECORDED = Path(__file__).resolve().parents[1] / "data" / "kineto_gloo"
 
 def test_a_recorded_job_of_two_ranks_of_gloo() -> None:
     """Six steps of DDP on the CPU by torch 2.13's profiler; rank 1 sleeps 30 ms in each, in an annotation."""
-    trace = _load(*(RECORDED / f"rank{rank}.json.gz" for rank in range(2)))
+    trace = load(*(RECORDED / f"rank{rank}.json.gz" for rank in range(2)))
     budgets = stashtrace.analyze(trace, "stalls", by="rank", warmup=True)
     spent = {
         (r["rank"], str(r["kind"])): [r[c] / r["steps_count"] / 1e6 for c in ("low_ns", "stall_ns", "high_ns")]

@@ -1,16 +1,15 @@
 """Files of NCCL's Inspector, written here as its versions write them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip
 import json
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from importers.read_back import load, losses
 
 import stashtrace
 from stashtrace.errors import ImporterError
@@ -69,20 +68,6 @@ def _write(folder: Path, rank: int, *records: dict[str, Any], tail: str = "") ->
     return path
 
 
-def _load(path: Path) -> Trace:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return stashtrace.load(path)
-
-
-def _losses(trace: Trace) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in trace.losses.rows():
-        name = trace.text(row["name_code"])
-        found[name] = found.get(name, 0) + row["lost_count"]
-    return found
-
-
 def _verbose(folder: Path) -> Trace:
     for rank in range(2):
         _write(
@@ -97,7 +82,7 @@ def _verbose(folder: Path) -> Trace:
                 )
             ),
         )
-    return _load(folder)
+    return load(folder)
 
 
 def test_verbose_files_hold_times(tmp_path: Path) -> None:
@@ -143,8 +128,8 @@ def test_without_times_the_shortest_duration_is_the_transfer(tmp_path: Path) -> 
                 for n in range(3)
             ),
         )
-    trace = _load(tmp_path)
-    assert _losses(trace)["times_not_in_file"] == 6
+    trace = load(tmp_path)
+    assert losses(trace)["times_not_in_file"] == 6
     rows = trace.collectives
     mine = rows.take(rows["rank"] == 0)
     assert mine["device_begin_ns"].tolist() == [0, 900_000, 1_800_000]  # laid end to end
@@ -196,11 +181,11 @@ def test_marker_carries_the_header_from_v43_on(tmp_path: Path) -> None:
         {"proxy_trace": step},
         {"proxy_trace": whole},
     )
-    trace = _load(path)
-    losses = _losses(trace)
-    assert losses["lines_without_header"] == 1
-    assert losses["announced_records_missing"] == 1
-    assert losses["ring_overwritten"] == 5
+    trace = load(path)
+    lost = losses(trace)
+    assert lost["lines_without_header"] == 1
+    assert lost["announced_records_missing"] == 1
+    assert lost["ring_overwritten"] == 5
     rows = trace.collectives
     assert sorted(rows["op_code"].tolist()) == [CollectiveOp.ALL_REDUCE, CollectiveOp.SEND]
     at = int(trace.collectives["op_code"].tolist().index(CollectiveOp.ALL_REDUCE))
@@ -216,9 +201,9 @@ def test_marker_carries_the_header_from_v43_on(tmp_path: Path) -> None:
 def test_cut_and_broken_lines_cost_themselves_only(tmp_path: Path) -> None:
     good = {"header": _header(0), "metadata": _metadata(100), "coll_perf": _operation("AllReduce", 1, 10, 100)}
     path = _write(tmp_path, 0, good, {"header": {"id": "0x1"}, "coll_perf": {}}, tail='[1]\n"text"\n\n{"header": {"id"')
-    trace = _load(path)
+    trace = load(path)
     assert len(trace.collectives) == 1
-    assert _losses(trace)["broken_lines"] == 4
+    assert losses(trace)["broken_lines"] == 4
 
 
 def test_cut_gzip_gives_what_was_before_the_cut(tmp_path: Path) -> None:
@@ -232,9 +217,9 @@ def test_cut_gzip_gives_what_was_before_the_cut(tmp_path: Path) -> None:
     packed = gzip.compress(lines.encode())
     path = tmp_path / "node01-pid100.log.gz"
     path.write_bytes(packed[: len(packed) // 2])
-    trace = _load(path)
+    trace = load(path)
     assert 0 < len(trace.collectives) < 3999
-    assert _losses(trace)["file_cut"] == 1
+    assert losses(trace)["file_cut"] == 1
 
 
 def test_gaps_unknown_version_and_largest_communicator(tmp_path: Path) -> None:
@@ -257,11 +242,11 @@ def test_gaps_unknown_version_and_largest_communicator(tmp_path: Path) -> None:
             "coll_perf": _operation("AllReduce", 9, 10, 50),
         },
     )
-    trace = _load(path)
+    trace = load(path)
     assert trace.processes["rank"].tolist() == [5]
-    losses = _losses(trace)
-    assert losses["operations_not_in_file"] == 6
-    assert losses["newer_schema"] == 1
+    lost = losses(trace)
+    assert lost["operations_not_in_file"] == 6
+    assert lost["newer_schema"] == 1
 
 
 def test_file_without_operations_is_refused(tmp_path: Path) -> None:
@@ -294,6 +279,6 @@ def test_numbers_that_cannot_be_are_damage(tmp_path: Path, change: str) -> None:
         text = json.dumps({**good, "coll_perf": {**good["coll_perf"], "event_trace_ts": 5}})
     path = tmp_path / "node01-pid100.log"
     path.write_text(json.dumps(good) + "\n" + text + "\n")
-    trace = _load(path)
+    trace = load(path)
     assert len(trace.collectives) == 1
-    assert _losses(trace)["broken_lines"] == 1
+    assert losses(trace)["broken_lines"] == 1

@@ -1,17 +1,16 @@
 """Exports of Nsight Systems: of the corpus against figures from SQL, and small ones made here."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from corpus import corpus, reference
-from importers.nsys_exports import EPOCH_NS, MS, Export, load, losses, pid_of, said, tid_of
+from importers.nsys_exports import EPOCH_NS, MS, Export, pid_of, tid_of
+from importers.read_back import advice, load, losses, said
 
 import stashtrace
 from stashtrace.errors import ImporterError
@@ -414,15 +413,8 @@ def test_a_newer_schema_is_told(tmp_path: Path) -> None:
 def test_progress_reaches_the_size_of_the_file(tmp_path: Path) -> None:
     path = _job(tmp_path / "report.sqlite").close()
     seen: list[tuple[int, int]] = []
-
-    def note(done: int, total: int, name: str) -> None:
-        seen.append((done, total))
-
-    from stashtrace.loading.foreign import load_imported
-
-    load_imported([str(path)], progress=note)
-    reached: Any = seen[-1]
-    assert reached[0] == reached[1] == path.stat().st_size
+    stashtrace.load(path, progress=lambda done, total, name: seen.append((done, total)))
+    assert seen[-1] == (path.stat().st_size,) * 2
 
 
 @pytest.mark.parametrize(
@@ -446,6 +438,6 @@ def test_a_step_that_the_recording_cuts_off_is_not_counted(tmp_path: Path, how: 
         export.row("ANALYSIS_DETAILS", startTime=5, stopTime=5 + 21_800_000, duration=21_800_000)
     trace = load(export.close())
     assert stashtrace.analyze(trace, "steps")["step"].tolist() == [0, 1]
-    advice = [trace.text(r["advice_code"]) for r in trace.losses.rows() if trace.text(r["name_code"]) == "step_cut_off"]
-    assert advice == ["the recording of rank 3 ends 1.80 ms into step 2: that step is not counted"]
+    told = "the recording of rank 3 ends 1.80 ms into step 2: that step is not counted"
+    assert advice(trace, "step_cut_off") == [told]
     assert "ends 1.80 ms into step 2" in summary(trace)

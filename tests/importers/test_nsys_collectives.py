@@ -1,6 +1,5 @@
 """NCCL in exports of Nsight Systems: by its own ranges, and by its kernels alone."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -8,7 +7,8 @@ import struct
 from pathlib import Path
 
 import pytest
-from importers.nsys_exports import MS, Export, load, losses, pid_of
+from importers.nsys_exports import MS, Export, pid_of
+from importers.read_back import load, losses
 
 import stashtrace
 from stashtrace.importers.collective_names import algorithm_and_protocol, collective_op

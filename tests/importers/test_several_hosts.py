@@ -1,6 +1,5 @@
 """Files of two hosts whose clocks are off: one timeline, with the error that the operations leave."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """What importers share beside the context: a file's content, limits on numbers, columns, the wire format."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

@@ -1,11 +1,9 @@
 """StragglerAnalysis traces: a pipeline by hand, and the published jobs beside what their authors found."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip
 import sys
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,21 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from corpus import corpus, reference
+from importers.read_back import load
 
 import stashtrace
-from stashtrace.errors import DataLossWarning, ImporterError
+from stashtrace.errors import ImporterError
 from stashtrace.replay.causes import summary
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 SECOND = 1_000_000_000
-
-
-def load(*paths: Path) -> Trace:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataLossWarning)
-        return stashtrace.load(list(paths))
 
 
 def write(path: Path, rows: list[tuple[int, int, str, float, float, int]], meta: str = "", step: int = 16) -> Path:

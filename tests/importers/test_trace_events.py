@@ -1,6 +1,5 @@
 """The native scanner of trace events against Python's json: random documents, every cut, numbers to the last digit."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

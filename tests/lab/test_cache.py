@@ -1,6 +1,5 @@
-"""Closed forms of the cache model: known values, properties, and the simulation that they are compared with."""
+"""Closed forms of the cache model: known values and properties."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math
@@ -8,12 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from simulated_loader import simulate, simulated_hits
 
 from stashtrace.lab.cache_model import (
     LRU,
     MINIO,
-    POLICIES,
     SLACK_RATIO,
     LoadingJob,
     hit_ratio,
@@ -59,13 +56,6 @@ def random_jobs(count: int) -> list[LoadingJob]:
 def test_known_hit_ratios(share: float, lru: float) -> None:
     assert float(hit_ratio(share, LRU)) == pytest.approx(lru, abs=5e-4)
     assert float(hit_ratio(share, MINIO)) == share
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.35, 0.5, 0.8, 0.95, 1.0])
-def test_the_simulated_cache_hits_as_often_as_the_law_says(policy: str, share: float) -> None:
-    hits = simulated_hits(4000, round(share * 4000), policy, epochs=3, seed=5)
-    assert hits.mean() == pytest.approx(float(hit_ratio(share, policy)), abs=0.01)
 
 
 def test_lru_thrashes_and_minio_never_does_worse() -> None:
@@ -151,35 +141,6 @@ def test_storage_that_is_fast_enough_leaves_the_slack_and_no_more(job: LoadingJo
 
 def test_all_cached_needs_no_storage() -> None:
     assert storage_without_fetch_stall(JOB, 1.0).total_bytes_per_s == 0
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2, 4])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.6, 1.0])
-def test_simulation_agrees_where_one_thing_limits(workers: int, share: float) -> None:
-    job = replace(JOB, workers_count=workers, storage_bytes_per_s=1e12)
-    played = simulate(job, share, MINIO, seed=3)
-    assert played.step_ns == pytest.approx(predict(job, share).step_ns[0], rel=0.02)
-    assert played.hit_ratio == pytest.approx(share, abs=0.02)
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_simulation_agrees_when_readers_share_storage(ranks: int) -> None:
-    job = replace(JOB, workers_count=6, ranks_count=ranks)
-    played = simulate(job, 0.0, MINIO, seed=3).step_ns
-    assert played == pytest.approx(predict(job, 0.0).step_ns[0], rel=0.05)
-
-
-@pytest.mark.parametrize("job", random_jobs(25))
-def test_simulation_is_never_much_faster_nor_half_as_slow_again(job: LoadingJob) -> None:
-    played = simulate(job, 0.5, LRU, batch_items=16, steps=80, seed=1)
-    forecast = float(predict(job, played.hit_ratio).step_ns[0])
-    # Where two limits are near each other workers get in each other's way, which the closed form leaves out.
-    assert 0.93 * forecast <= played.step_ns <= 1.5 * forecast
-
-
-def test_same_seed_same_answer() -> None:
-    assert simulate(JOB, 0.4, LRU, seed=9) == simulate(JOB, 0.4, LRU, seed=9)
-    assert simulate(JOB, 0.4, LRU, seed=9) != simulate(JOB, 0.4, LRU, seed=10)
 
 
 @pytest.mark.parametrize("change", [{"reader_bytes_per_s": 0.0}, {"prep_ns": -1.0}, {"ranks_count": 0}])

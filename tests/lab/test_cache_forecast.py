@@ -1,6 +1,5 @@
 """loader_rates and the forecast made from them: a job drawn by hand, whose every figure is known."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

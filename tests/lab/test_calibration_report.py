@@ -1,9 +1,7 @@
 """A calibration in words and as a picture."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,23 +58,14 @@ def test_words() -> None:
     assert "gloo all_to_all was left out: no" in words
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_picture(tmp_path: Path, suffix: str) -> None:
+def test_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    path = tmp_path / f"c.{suffix}"
-    plot_calibration(made(), str(path))
-    content = path.read_bytes()
-    assert content.startswith(b"\x89PNG" if suffix == "png" else b"<?xml")
-    assert len(content) > 20_000
-    if suffix == "svg":
-        assert content.count(b"<path") > 100
+    plot_calibration(made(), str(tmp_path / "c.svg"))
+    content = (tmp_path / "c.svg").read_bytes()
+    assert content.startswith(b"<?xml")
+    assert content.count(b"<path") > 100
 
 
 def test_a_suffix_that_is_no_picture() -> None:
     with pytest.raises(UsageError, match="ends in"):
         check_plot_file("c.txt")
-
-
-def test_gpus_stand_in_the_head() -> None:
-    named = replace(made(), machine={"cpu": "EPYC", "devices": ["H200", "H200"]})
-    assert calibration_lines(named)[0] == "stashtrace calibrate  H200"

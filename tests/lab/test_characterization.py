@@ -1,6 +1,5 @@
 """Runs to an answer: statuses, the second opinion, the file, and the words."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -60,7 +59,6 @@ def test_stalls_and_their_second_opinion(found: Characterization) -> None:
     assert stalls["fetch"].clean.value == pytest.approx(0.375)
     for name, ms in (("interconnect", 4.0), ("prep", 6.0), ("fetch", 12.0)):
         beside = found.attributed_difference_ns(name)
-        assert beside is not None
         assert beside.value == pytest.approx(ms * MS)
         assert beside.low <= beside.value <= beside.high
     assert found.attributed_difference_ns("network") is None

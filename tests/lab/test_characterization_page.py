@@ -1,6 +1,5 @@
 """The page and the picture of a characterization: whole, escaped, and with room for stalls that are negative."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re
@@ -95,7 +94,6 @@ def test_each_bar_has_its_number_and_a_word_where_it_reaches_below_zero(found: C
     page = characterization_page(found).replace("\u00a0", " ")
     for name, stall in found.stalls().items():
         said = re.search(rf'<h3>{name}</h3><div><svg.*?</svg><p class="soft">(.*?)</p>', page)
-        assert said is not None
         assert said[1].startswith(share_text(stall.clean))
         below = stall.clean.value < 0 and stall.clean.high < 0
         assert ("below zero, the steps without it were no shorter" in said[1]) == below

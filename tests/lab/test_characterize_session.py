@@ -1,6 +1,5 @@
 """What a characterization makes of runs that fail, of caches that cannot be made cold, and when it is called again."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

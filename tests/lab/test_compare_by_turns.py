@@ -1,6 +1,5 @@
 """Runs by turns until the gate decides: which runs are used, how many are made, and in which order."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,5 @@
 """Whether a warm data set stayed so, by what the kernel says of files on a disk."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,11 +1,10 @@
 """Five steps to four stalls: worked numbers of others, both conventions, and what the intervals promise."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from published_runs import COUNTS, MG_WFBP, MODELS, RUNS
+from published_runs import MG_WFBP
 
 from stashtrace.lab.characterize import run_figures
 from stashtrace.lab.characterize.run_figures import clean_share, published_share, stalls
@@ -29,7 +28,6 @@ def test_worked_numbers_in_both_conventions(
 ) -> None:
     found = stalls(times)[stall]
     assert found.clean.value == pytest.approx(clean)
-    assert found.as_published is not None
     assert found.as_published.value == pytest.approx(published)
     assert np.isnan(found.clean.low), "one run says nothing of its spread"
 
@@ -52,41 +50,11 @@ def test_exposed_communication_of_published_iteration_times(case: str) -> None:
         assert round(100 * float(clean_share("interconnect", {1: np.array(alone), 2: np.array(seconds)}))) == percent
 
 
-def rate(model: str, network: str, method: str, devices: int) -> float:
-    """Samples per second of the throughput table."""
-    return RUNS[model, network, method][COUNTS.index(devices)][0]
-
-
-class TestThroughputTable:
-    """Samples per second on V100 PCIe, four in a host: HKBU-HPML/ddl-benchmarks, results of 2020-05-29."""
-
-    @pytest.mark.parametrize(("model", "ratio", "percent"), [("resnet50", 0.997, 0), ("bert-large", 3.50, 71)])
-    def test_interconnect(self, model: str, ratio: float, percent: int) -> None:
-        _, single = MODELS[model]
-        four = rate(model, "10GbE", "WFBP-A2A", 4)
-        times = {1: np.array(1 / single), 2: np.array(4 / four)}
-        assert float(times[2] / times[1]) == pytest.approx(ratio, abs=0.0005 if ratio < 1 else 0.005)
-        assert abs(round(100 * float(clean_share("interconnect", times)))) == percent
-
-    def test_network(self) -> None:
-        ethernet, infiniband = (rate("resnet50", net, "WFBP-A2A", 32) for net in ("10GbE", "100GbIB"))
-        found = stalls({2: [32 * 64 / infiniband], 5: [32 * 64 / ethernet]})["network"]
-        assert round(found.slowdown.value, 2) == 1.43
-        assert round(found.clean.value, 2) == 0.30
-
-    def test_a_second_host_that_halves_the_throughput(self) -> None:
-        four, eight = (rate("bert-large", "10GbE", "WFBP-A2A", count) for count in (4, 8))
-        found = stalls({2: [4 * 8 / four], 5: [8 * 8 / eight]})["network"]
-        assert round(found.slowdown.value, 1) == 3.9
-        assert found.as_published is not None
-        assert found.as_published.value > 1
-
-
 class TestIntervals:
     @pytest.fixture(autouse=True)
     def _few(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Fewer resamples than in earnest, for many characterizations."""
-        monkeypatch.setattr(run_figures, "_RESAMPLES", 600)
+        monkeypatch.setattr(run_figures, "_RESAMPLES", 200)
 
     def test_a_drift_that_all_steps_share_cancels(self) -> None:
         """The machine slows down by a half meanwhile; the stall stays a quarter, and the interval knows it."""
@@ -105,14 +73,6 @@ class TestIntervals:
             found = stalls(times)["interconnect"]
             assert found.lost_ns.low < found.lost_ns.value < found.lost_ns.high
             assert found.clean.low < found.clean.value < found.clean.high
-
-    def test_repetitions_that_agree_leave_no_doubt(self) -> None:
-        found = stalls({1: [100, 100, 100], 2: [200, 200, 200]})["interconnect"].clean
-        assert found.low == found.value == found.high == 0.5
-
-    def test_negative_differences_stay(self) -> None:
-        found = stalls({2: [100, 101, 99], 4: [98, 97, 98]})["prep"].clean
-        assert found.value < 0
 
     def test_failed_runs_are_left_out(self) -> None:
         found = stalls({1: [100, np.nan, 101, 99], 2: [200, 202, np.nan, 198]})["interconnect"].clean

@@ -1,6 +1,5 @@
 """Files of a history: written once and never replaced, read with what is damaged, newer or twice left out and said."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

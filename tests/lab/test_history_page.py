@@ -1,6 +1,5 @@
 """The page of a history: what matters first, runs on an axis of dates, tables in words and within the page."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

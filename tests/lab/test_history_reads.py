@@ -1,6 +1,5 @@
 """Reads beside checkpoints: many runs at once give what each gives alone, counted part by part."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

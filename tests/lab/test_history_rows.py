@@ -1,6 +1,5 @@
 """The rows of a run in a history: what ``check`` knows of the run, who was late, what was read where, what it used."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path
@@ -156,7 +155,6 @@ def test_shared_file_systems_have_one_name_on_all_hosts(tmp_path: Path) -> None:
 
     def name(mounts: tuple[Mount, ...], path: str, directory: str = "/") -> str:
         found = file_system_of(path, mounts, directory)
-        assert found is not None
         return found.name
 
     assert name(first, "/data sets/a/b") == name(second, "b", "/data sets/a") == "nfs4 store:/export"

@@ -1,6 +1,5 @@
 """Planted late hosts, slow commits and interfering jobs are found, and nothing is found where nothing was planted."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path
@@ -142,22 +141,13 @@ def test_writers_that_disturb_nobody_are_not_named(tmp_path: Path) -> None:
 def test_costs_add_up_to_the_hours_and_the_price(tmp_path: Path) -> None:
     totals = totals_of(tmp_path, Fleet(seed=1, runs=20))
     table = costs(totals)
-    hours = sum((run.end_ns - run.begin_ns) / HOUR for run in _runs(tmp_path, totals)) * 2
+    hours = float((totals.history.end_ns - totals.history.begin_ns).sum()) / HOUR * 2
     assert float(table["machine_hours"].sum()) == pytest.approx(hours)
     assert float(table["share_ratio"].sum()) == pytest.approx(1.0)
     price = load_catalog().instances["p4d.24xlarge"].price_per_hour
     assert price is not None
     assert float(table["cost"].sum()) == pytest.approx(hours * price)
     assert set(table["energy_kwh"].tolist()) == {-1.0}
-
-
-def _runs(folder: Path, totals: RunTotals) -> list[object]:
-    class Run:
-        def __init__(self, begin: int, end: int) -> None:
-            self.begin_ns, self.end_ns = begin, end
-
-    history = totals.history
-    return [Run(int(begin), int(end)) for begin, end in zip(history.begin_ns, history.end_ns, strict=True)]
 
 
 @pytest.mark.parametrize("by", BY)

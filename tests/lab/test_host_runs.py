@@ -1,6 +1,5 @@
 """Runs of a characterization on this host and another, and what is said of those that fail."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """What a run read of its data, and that states of the page cache are claimed for these files alone."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import dataclasses

@@ -1,6 +1,5 @@
 """A study made of numbers: a law that is known is found, what is missing is said, predictions come with their error."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any
@@ -55,7 +54,6 @@ def resnets(*depths: int) -> list[Variant]:
 def test_a_known_law_is_found_and_foretells_what_was_left_out() -> None:
     found = study_of(study(resnets(10, 12, 16, 18, 34, 50)))
     best = found.best
-    assert best is not None
     assert best.names == ("messages", "bytes")
     assert best.coefficients == pytest.approx([MESSAGE, BYTE])
     assert typical_error(best) == pytest.approx(0.0, abs=1e-9)
@@ -86,7 +84,6 @@ def test_buckets_share_the_runs_of_one_rank() -> None:
     content["runs"] = [r for at, r in enumerate(content["runs"]) if r["ranks"] != 1 or at < 6]
     found = study_of(content)
     assert [o.messages_count for o in found.results] == [1, 2, 8, 30]
-    assert found.best is not None
     assert found.best.coefficients == pytest.approx([MESSAGE, BYTE])
     assert [v.name for v in variants] == ["vgg11", "vgg11-b909K", "vgg11-b3637K", "vgg11-one"]
 
@@ -103,7 +100,6 @@ def test_a_cost_below_zero_is_not_predicted_with() -> None:
         if entry["ranks"] == 2:  # bytes make it faster: nonsense that noise can bring
             entry["step_ns"] = 20 * MS + entry["messages_count"] * MS - entry["message_bytes"] * 2
     found = study_of(content)
-    assert found.best is not None
     assert (found.best.coefficients >= 0).all()
     assert any("negative cost is noise" in note for note in found.notes)
 

@@ -1,6 +1,5 @@
 """The loop, the points made of its stamps, the plan, the processes, the disk."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from stashtrace.calibration.file import Calibration, Points
-from stashtrace.errors import CaptureError, MissingDataError, StashtraceError, UsageError
+from stashtrace.errors import CaptureError, MissingDataError, UsageError
 from stashtrace.lab.calibrate import measure as link_ranks
 from stashtrace.lab.calibrate.calibrate_worker import measure, sizes_between
 from stashtrace.lab.calibrate.calibration_text import calibration_lines
@@ -80,12 +79,6 @@ def test_rounds_go_on_until_the_time_is_up() -> None:
     assert 100 <= engine.now <= 105
     assert len(found.stamps["a"][8]) == 4 * found.rounds_count == 4 * len(found.stamps["a"][1 << 20])
     assert all(engine.done[i - 1][0] == "barrier" for i, (op, _) in enumerate(engine.done) if op == "a" and i > 0)
-
-
-def test_at_least_one_round() -> None:
-    engine = Steps()
-    assert measure(engine, ("a",), (8, 16, 32), 0.0, clock=engine.clock).rounds_count == 1
-    assert measure(Steps(), ("odd",), (8,), 1.0, clock=engine.clock).rounds_count == 0
 
 
 @pytest.mark.parametrize(("low", "high", "unit"), [(1, 1 << 20, 1), (1024, 1 << 25, 12), (1000, 1001, 1), (8, 8, 4)])
@@ -260,18 +253,11 @@ def test_traffic_of_others_disturbs_reads_of_a_disk() -> None:
     assert "start 1 was made again" in found.others["posix"]
 
 
-def test_nothing_is_said_of_others_where_the_kernel_does_not_tell() -> None:
-    found, _ = calibrated([None], CalibrationRequest(launches=1))
-    assert found.others == {}
-
-
 def test_a_process_that_computes_counts_its_own_time() -> None:
     before = Used.now()
-    assert before is not None
     while time.process_time_ns() < before.own_cpu_ns + SECOND // 20:
         pass
     after = Used.now()
-    assert after is not None
     grown = after.since(before)
     assert grown["own_cpu_ns"] >= SECOND // 20
     # The machine counts in ticks of 10 ms.
@@ -337,7 +323,3 @@ def test_reads_from_memory_are_not_the_disk(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(MissingDataError, match="100 % of the reads came from the page cache"):
         engine.check()
     engine.close()
-
-
-def test_errors_have_their_exit_codes() -> None:
-    assert {UsageError.exit_code, CaptureError.exit_code, StashtraceError.exit_code} == {2, 3, 4}

@@ -1,6 +1,5 @@
 """The networks of the layers study have the tensors and parameters of the published ones, at the published width."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """Files made cold and warm for real, and every way in which they only seem to be."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

@@ -1,6 +1,5 @@
 """Pictures appear whole or not at all, and refusals come in one clear line."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Characterizations read back: whole ones, partial ones, and files that are none."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -34,10 +33,6 @@ def test_what_stands_in_it(tmp_path: Path) -> None:
     assert one.step_ns[2].value == pytest.approx(4 * 64 / 634.10 * 1e9)
     assert one.step_ns[2].low == pytest.approx(4 * 64 / (634.10 + 2 * 0.88) * 1e9)
     assert one.notes == ()
-
-
-def test_a_folder_stands_for_its_file(tmp_path: Path) -> None:
-    assert loaded(tmp_path, content()) == load_profile(tmp_path)
 
 
 def test_step_five_has_as_many_ranks_as_the_host_unless_it_says(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Commands with another number of ranks, on one host and on several."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shlex

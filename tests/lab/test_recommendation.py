@@ -1,6 +1,5 @@
 """Candidates, budgets and the Pareto front: worked numbers of others, and what must hold of any answer."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math
@@ -66,13 +65,6 @@ class TestNetworkedPairOfTheSamePrice:
         assert pair.share("network") == pytest.approx(1 - 1 / slowdown)
         assert pair.share("interconnect") == pytest.approx(0.5 / slowdown)
 
-    def test_cost_of_a_step_is_time_by_price(self) -> None:
-        """Stash's analyze.py: cost = T * price / 3600."""
-        answer = recommend([ran("p3.8xlarge", 4, {1: 1.0, 2: 1.0})], AWS, Work(iterations=360))
-        cost = named(answer, "p3.8xlarge").cost
-        assert cost is not None
-        assert cost.value == pytest.approx(360 * 12.24 / 3600)
-
 
 class TestPublishedNumbers:
     @pytest.mark.parametrize("case", MG_WFBP)
@@ -129,10 +121,6 @@ class TestPublishedNumbers:
         assert (alone.pareto, pair.pareto) == (True, False)
         assert pair.limited_by == "network"
 
-    def test_network_of_resnet50_with_32(self) -> None:
-        rates = [RUNS["resnet50", network, "WFBP-A2A"][3][0] for network in ("100GbIB", "10GbE")]
-        assert round(rates[0] / rates[1], 2) == 1.43
-
 
 class TestWork:
     first = ran("p3.8xlarge", 4, {2: 1.0})
@@ -181,11 +169,6 @@ class TestCandidates:
         ran_so = [one.name for one in self.answer(data="synthetic").candidates if one.measured]
         assert sorted(ran_so) == ["2x p3.8xlarge", "p3.16xlarge"]
 
-    def test_sorted_by_cost(self) -> None:
-        costs = [one.cost.value for one in self.answer().candidates if one.priced]
-        assert costs == sorted(costs)
-        assert len(costs) == len(self.answer().candidates)
-
     def test_parts_make_the_step(self) -> None:
         for one in self.answer().candidates:
             assert sum(one.parts_ns.values()) == pytest.approx(one.step.value, rel=1e-6)
@@ -206,8 +189,6 @@ class TestCandidates:
         cost = sorted(one.cost.value for one in every if one.priced)[len(every) // 2]
         answer = self.answer(Budget(hours, cost))
         cheapest, fastest = answer.cheapest_within_time, answer.fastest_within_cost
-        assert cheapest is not None
-        assert fastest is not None
         assert cheapest.priced
         assert cheapest.cost.value == min(one.cost.value for one in every if one.priced and one.hours.value <= hours)
         assert fastest.hours.value == min(one.hours.value for one in every if one.priced and one.cost.value <= cost)
@@ -238,7 +219,6 @@ class TestCandidates:
         assert answer.candidates[-1].instance == "p3.2xlarge"
         assert not answer.candidates[-1].priced
         assert not answer.candidates[-1].pareto
-        assert answer.fastest_within_cost is not None
         assert answer.fastest_within_cost.instance != "p3.2xlarge"
         assert any("no price for p3.2xlarge" in note for note in answer.notes)
 
@@ -316,10 +296,6 @@ class TestCandidates:
         assert "computes all the time" not in said
         assert "what it loses was not measured" in said
         assert sum("holds" in note for note in found.notes) == 1
-
-    def test_unknown_intervals_stay_unknown(self) -> None:
-        one = Profile("c.json", "p3.8xlarge", 4, (), 32, {1: Interval(1e8), 2: Interval(1.2e8)})
-        assert all(math.isnan(c.hours.low) for c in recommend([one], AWS, Work(iterations=1)).candidates)
 
 
 class TestElasticity:

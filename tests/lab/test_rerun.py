@@ -1,6 +1,5 @@
 """Two jobs recorded by turns: the order, the folders, and what is said of a job that fails."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Steps of counts that nobody ran: the ring, the network, the loaders; and published runs as the judge of it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -138,8 +137,6 @@ class TestInsideOneHost:
         other = measured("whole", 8, {1: 100, 2: 135})
         both = in_host_ring(self.profile, CATALOG_OF_X, [other])
         alone = in_host_ring(self.profile, CATALOG_OF_X)
-        assert both is not None
-        assert alone is not None
         assert both.counts == (4, 8)
         assert both.high_share < alone.high_share
 
@@ -176,39 +173,23 @@ class TestBetweenHosts:
 
 
 class TestLoaders:
-    def test_measured_where_it_ran(self) -> None:
-        found = step(measured("half", 4, {1: 100, 2: 130, 3: 300, 4: 200}), HALF)
-        assert found.warm is not None
-        assert found.cold is not None
-        assert (found.warm.value, found.cold.value, found.ran_with_data) == (200, 300, True)
-
-    def test_a_loader_that_keeps_up_stays_unseen(self) -> None:
-        profile = measured("half", 4, {1: 100, 2: 130, 4: 130})
-        warm = step(profile, WHOLE).warm
-        assert warm is not None
-        assert warm.value == pytest.approx(135)
-
     def test_as_many_cpus_for_each_device_lag_as_much(self) -> None:
         warm = step(measured("half", 4, {1: 100, 2: 130, 4: 260}), WHOLE).warm
-        assert warm is not None
         assert warm.value == pytest.approx(260)
 
     def test_half_as_many_cpus_lag_twice_as_much(self) -> None:
         few = Instance("few", "X", 4, interconnect="nvlink", vcpus_count=16)
         warm = step(measured("half", 4, {1: 100, 2: 130, 4: 260}), few).warm
-        assert warm is not None
         assert warm.value == pytest.approx(520)
         assert warm.low <= 130 + 2 * 130 <= warm.high, "or what is lost is a cost of its own"
 
     def test_storage_is_shared_by_the_devices_of_a_host(self) -> None:
         cold = step(measured("half", 4, {1: 100, 2: 130, 3: 400, 4: 130}), WHOLE).cold
-        assert cold is not None
         assert cold.value == pytest.approx(800)
 
     def test_unknown_cpus_leave_no_interval(self) -> None:
         dark = Instance("dark", "X", 4, interconnect="nvlink")
         found = step(measured("half", 4, {1: 100, 2: 130, 4: 260}), dark)
-        assert found.warm is not None
         assert not found.warm.known
         assert any("vCPUs" in note for note in found.notes)
 
@@ -216,7 +197,6 @@ class TestLoaders:
         steps = {1: exactly(100), 2: Interval(130, 120, 140), 4: Interval(132, 121, 143)}
         few = Instance("few", "X", 4, interconnect="nvlink", vcpus_count=16)
         warm = step(Profile("c.json", "half", 4, (), 32, steps), few).warm
-        assert warm is not None
         assert warm.value == 130
         assert warm.high == pytest.approx(286)
 

@@ -1,6 +1,5 @@
 """Step times and attribution of one run, from made-up runs whose stalls are known."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Made-up runs whose steps spread: the lengths are those that were asked for, alike on all ranks."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Tuning: what is kept, what is not, and why, on made-up jobs whose steps follow from their settings."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re
@@ -104,7 +103,6 @@ def test_what_is_planted_is_found(model: Model, kept: set[str]) -> None:
     for seed in range(4):
         tuned = tune(MadeUpJob(model, seed))
         assert set(tuned.settings) == kept
-        assert tuned.change is not None
         optimum = sum(model({c.name: c.value for c in CANDIDATES}).values())
         assert tuned.change.before_ns < 1.1 * optimum * 1e6
         assert tuned.change.low_ns > 0
@@ -133,7 +131,6 @@ def test_rounding_is_for_those_that_do_not_promise_equal_losses(exact: bool, kep
     assert tuned.settings == kept
     by_name = {trial.candidate.name: trial for trial in tuned.trials}
     assert by_name["num_workers"].verdict == "other results"
-    assert by_name[OMP].likeness is not None
     assert by_name[OMP].likeness.verdict == "rounding"
 
 
@@ -160,7 +157,6 @@ def test_a_job_with_random_augmentation_is_tuned_by_its_mean_losses(losses: Comp
     tuned = tune(MadeUpJob(few_workers, losses=augmented(0.0)), losses=losses)
     assert tuned.by_distribution
     assert tuned.settings == {"num_workers": "4"}
-    assert tuned.trials[0].likeness is not None
     assert tuned.trials[0].likeness.verdict == "distribution"
     assert "Equal runs of this job have other losses each" in " ".join(text_lines(tune_blocks(tuned, ["train.py"], [])))
 

@@ -1,6 +1,5 @@
 """What is tried on a job: changes that a replay predicts, and settings that fit what the run shows."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import replace

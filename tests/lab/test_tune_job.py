@@ -1,6 +1,5 @@
 """Real runs of a job with the settings that no replay predicts: shares of the CPUs, and copies of files."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os
@@ -96,24 +95,13 @@ def job_of(words: list[str], tmp_path: Path, staged: Path | None = None) -> Tune
     return TunedJob(words, tmp_path / "runs of it", until_step=15, load=load, staged=staged)
 
 
-@pytest.mark.skipif(len(CPUS) < 2, reason="two ranks need a CPU each")
-def test_ranks_and_their_workers_keep_to_their_shares(data: Path, tmp_path: Path) -> None:
-    shares = {PINNING: f"{CPUS[0]};{CPUS[1]}"}
-    tuned = job_of(torchrun(data), tmp_path)
-    assert not tuned.record(shares).not_applied
-    trace = load(str(tmp_path / "runs of it" / "run-0"))
-    told = {int(path.name[-1]): path.read_text().split() for path in tmp_path.glob("cpus-*")}
-    assert told == {0: [str(CPUS[0])] * 2, 1: [str(CPUS[1])] * 2}
-    assert trace.ranks.tolist() == [0, 1]
-
-
 def test_ranks_without_a_number_on_their_host_are_not_pinned(data: Path, tmp_path: Path) -> None:
     words = [sys.executable, "train.py", str(data), "spawn", str(free_port())]
     found = job_of(words, tmp_path).record({PINNING: ";".join(map(str, (CPUS * 2)[:2]))}).not_applied
     assert found == {PINNING: "the launcher gives ranks no number on their host, such as LOCAL_RANK"}
 
 
-def test_copies_are_read_with_the_same_results(data: Path, tmp_path: Path) -> None:
+def test_ranks_keep_to_their_shares_and_copies_are_read_with_the_same_results(data: Path, tmp_path: Path) -> None:
     fast = tmp_path / "fast disk"
     fast.mkdir()
     copies = {}
@@ -124,13 +112,19 @@ def test_copies_are_read_with_the_same_results(data: Path, tmp_path: Path) -> No
     staged = tmp_path / "staged.list"
     write_staged_list(staged, copies)
     tuned = job_of(torchrun(data), tmp_path, staged)
-    plain = tuned.record({})
-    assert [(one.name, one.value) for one in tuned.candidates({}) if one.name == FILES] == [(FILES, str(staged))]
+    shares = {PINNING: f"{CPUS[0]};{CPUS[1]}"} if len(CPUS) > 1 else {}
+    plain = tuned.record(shares)
+    assert not plain.not_applied
+    if shares:
+        told = {int(path.name[-1]): path.read_text().split() for path in tmp_path.glob("cpus-*")}
+        assert told == {0: [str(CPUS[0])] * 2, 1: [str(CPUS[1])] * 2}, "each rank and its worker"
+    assert [(one.name, one.value) for one in tuned.candidates(shares) if one.name == FILES] == [(FILES, str(staged))]
     changed = tuned.record({FILES: str(staged)})
     assert not changed.not_applied
     assert compare_losses(plain.losses, changed.losses).verdict == "equal"
     for number in (0, 1):  # calls on a copy have the name that was asked for, and a mark
         trace = load(str(tmp_path / "runs of it" / f"run-{number}"))
+        assert trace.ranks.tolist() == [0, 1]
         reads = trace.io.take(trace.io["op_code"] == IoOp.READ)
         of_data = np.array([trace.text(code).startswith(f"{data}/") for code in reads["path_code"].tolist()])
         is_copy = (reads["io_flags"][of_data] & IoFlag.STAGED) != 0

@@ -4,7 +4,6 @@ Each step of each rank: waits for a batch of its worker, forward, backward with 
 rank has entered, optimizer. Lengths vary by a fixed seed; chosen steps of chosen ranks take longer in the forward.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import tempfile

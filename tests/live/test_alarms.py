@@ -1,6 +1,5 @@
 """What follows from a trigger: a line with the path of its window, the window, and the call of the user's command."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

@@ -1,6 +1,5 @@
 """Hosts of one job that follow their own ranks and tell each other of them through the run directory."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -139,9 +138,13 @@ def late_job(folder: Path, steps_count: int = 200, **more: Any) -> dict[tuple[in
     return late
 
 
-def test_hosts_with_one_clock_equal_the_analysis(tmp_path: Path) -> None:
-    """To the nanosecond, on every step of every rank; waits for a rank of the other host are among them."""
-    late = late_job(tmp_path / "job")
+@pytest.mark.parametrize("inside_count", [0, 20])
+def test_hosts_with_one_clock_equal_the_analysis(tmp_path: Path, inside_count: int) -> None:
+    """To the nanosecond, on every step of every rank; waits for a rank of the other host are among them.
+
+    What is told of a step of a rank takes 92 bytes: each text once, nothing that ranks of one host do together.
+    """
+    late = late_job(tmp_path / "job", inside_count=inside_count)
     hosts = follow(tmp_path / "job", tmp_path / "grown")
     whole = afterwards(tmp_path / "job")
     for host, ranks in zip(hosts, ((0, 1), (2, 3)), strict=True):
@@ -157,6 +160,12 @@ def test_hosts_with_one_clock_equal_the_analysis(tmp_path: Path) -> None:
     abroad = hosts[0].closed().take(np.isin(hosts[0].closed()["step"], [step for rank, step in late if rank == 2]))
     assert set(abroad["cause_rank"].tolist()) == {2}
     assert int(abroad["cause_ns"].sum()) >= 0.8 * 2 * len(late) / 2 * 40 * MS
+    assert hosts[0].share.bytes_count / (2 * 200) < 96
+    told = sorted(path.name for path in (tmp_path / "grown" / HOSTS_FOLDER).iterdir())
+    assert [name for name in told if name.endswith(".stash")] == [
+        f"node0{1 + rank // 2}.10{rank}0.0.stash" for rank in range(4)
+    ]
+    assert not [name for name in told if name.endswith(".ring")], "all ranks have ended"
 
 
 def test_a_rank_that_alone_evaluates(tmp_path: Path) -> None:
@@ -341,21 +350,6 @@ def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
         f"this host sees ranks 0,1 of 4: other hosts do not record into {tmp_path / 'grown'}, "
         "so it cannot say for which of their ranks the ranks of this host wait"
     )
-
-
-@pytest.mark.parametrize("inside_count", [pytest.param(0, marks=pytest.mark.thorough), 20])
-def test_a_vector_is_small(tmp_path: Path, inside_count: int) -> None:
-    """What is told of a step of a rank takes 92 bytes: each text once, nothing that ranks of one host do together."""
-    late_job(tmp_path / "job", inside_count=inside_count)
-    hosts = follow(tmp_path / "job", tmp_path / "grown")
-    whole = afterwards(tmp_path / "job")
-    assert [unequal(host.closed(), whole) for host in hosts] == [[], []]
-    assert hosts[0].share.bytes_count / (2 * 200) < 96
-    told = sorted(path.name for path in (tmp_path / "grown" / HOSTS_FOLDER).iterdir())
-    assert [name for name in told if name.endswith(".stash")] == [
-        f"node0{1 + rank // 2}.10{rank}0.0.stash" for rank in range(4)
-    ]
-    assert not [name for name in told if name.endswith(".ring")], "all ranks have ended"
 
 
 @pytest.mark.parametrize("pace", [1, 9])

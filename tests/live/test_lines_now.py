@@ -1,6 +1,5 @@
 """The costliest lines of the newest steps: those of the tables, only where somebody is late or stacks are known."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from builders import MS, TraceBuilder

@@ -1,6 +1,5 @@
 """The file of closed steps: what is appended is read, whatever else happens to the file; and what steps add up to."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """What a command saw of a stuck job is kept in its run."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """A rank that is lost is told once, by what its process does; ranks that end together are not lost."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

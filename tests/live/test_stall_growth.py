@@ -4,7 +4,6 @@ The false alarms are counted on simulated jobs of eight balanced ranks, with fix
 follow sequences of varying length, reads are rare and long now and then, transfers vary.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

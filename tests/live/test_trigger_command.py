@@ -1,6 +1,5 @@
 """The command of `--on-trigger`: called for each trigger, one at a time; what goes wrong is said once."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Windows that a trigger on one host opens: the same steps of all ranks of all hosts, one line, one call."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

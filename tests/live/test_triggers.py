@@ -1,6 +1,5 @@
 """Lines about a job that runs: a slow step with its cause, once; a job that stands still, once, until a step ends."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -46,11 +45,6 @@ def test_one_slow_read_is_one_line(tmp_path: Path) -> None:
     assert "shard-0000.bin" in slow.text
     assert "; its worker 0 made that batch; rank 0 waits 30" in slow.text
     assert "of the time of all steps" not in slow.text  # nobody knows yet how many there will be
-
-
-def test_a_balanced_job_has_no_line(tmp_path: Path) -> None:
-    write_job(tmp_path / "job", steps_count=500, ranks_count=3)
-    assert slow_steps(tmp_path / "job", tmp_path / "grown") == []
 
 
 def test_a_standstill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

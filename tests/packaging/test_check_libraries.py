@@ -1,6 +1,5 @@
 """What ``scripts/release/check_libraries.py`` refuses, each shown on a library that has it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

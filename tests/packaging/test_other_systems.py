@@ -1,6 +1,5 @@
 """Where the native half cannot be loaded (musl, an old glibc, another Python) each command says so in one line."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """What a pull request meets: the workflow that tests it, with pinned actions and least rights; the dev container."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """The workflow that publishes: sdist first, wheels from it, pinned actions, least rights; and what it relies on."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

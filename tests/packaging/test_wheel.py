@@ -1,6 +1,5 @@
 """An sdist, the wheel that is built from it, and what the wheel does where there is no compiler."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import base64

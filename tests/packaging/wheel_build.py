@@ -5,7 +5,6 @@ a checkout is kept (``build/native-*``). Where it is of these sources, its objec
 which take a tenth of the time, are made again.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Columns: what a declaration says, it says in fields."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pickle

@@ -1,6 +1,5 @@
 """Groups of rows beside a reference in plain Python: keys, numbers, rows, sums, extremes, quantiles."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable

@@ -1,6 +1,5 @@
 """Codes that this version does not know: a file of a newer one is shown, by the number."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """What a notebook shows of tables, traces and sentences: small, escaped, with units."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """The one table of the kinds of time, and the words that options and pages have for them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """Texts behind codes, and the lists that some of them hold."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """Table and StringPool: shapes are checked, memory is shared, nothing can be changed."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """Queries of traces by DuckDB: what is computed, what they may do, and what a wrong one is told."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pickle

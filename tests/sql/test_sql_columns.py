@@ -1,6 +1,5 @@
 """Columns in a query: numbers in place, texts for codes, units and meanings beside them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

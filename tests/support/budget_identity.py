@@ -1,6 +1,5 @@
 """What holds of every budget, whatever a trace says: for property tests of ranks with and without devices."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable

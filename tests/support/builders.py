@@ -27,7 +27,6 @@ Devices: device_rows.py. Drawn, one character per unit (see trace_from_text for 
     ''')
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from device_rows import GpuBuilder, StreamBuilder

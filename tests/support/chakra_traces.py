@@ -5,7 +5,6 @@ the package protobuf. ``simulate`` knows nothing but what stands in the files: n
 ended, a collective when all members of its communicator have come to it, in the order in which each of them does.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -18,21 +17,8 @@ from typing import Any
 
 COMP, SEND, RECV, COLL = 4, 5, 6, 7
 _SCALARS = (
-    "double",
-    "float",
-    "int32",
-    "int64",
-    "uint32",
-    "uint64",
-    "sint32",
-    "sint64",
-    "fixed32",
-    "fixed64",
-    "sfixed32",
-    "sfixed64",
-    "bool",
-    "string",
-    "bytes",
+    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64"),
+    *("sfixed32", "sfixed64", "bool", "string", "bytes"),
 )
 
 

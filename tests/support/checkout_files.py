@@ -1,6 +1,5 @@
 """The files of the project in a checkout that may hold runs, reports and baselines of its user as well."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

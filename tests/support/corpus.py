@@ -1,6 +1,5 @@
 """Real traces of others, where they lie beside the checkout; without them their tests are skipped."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

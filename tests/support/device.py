@@ -8,7 +8,6 @@ The statements of a program are those of tests/fakes/device_actor.cpp, the setti
 (each file names its own). The doubles are built once per session, into the folder that tests/native uses.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -13,7 +13,6 @@
 Host times default to the device's: a bracket whose `host=` is not given was recorded when it ran.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

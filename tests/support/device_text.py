@@ -14,7 +14,6 @@ Host: the run of the same letter is the launching call of that piece, ``s`` a bl
 orphans. Loader: digits are waits for batches. Step: bars on the host; what is between two of them is a step.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools
@@ -47,7 +46,6 @@ def runs(row: str) -> list[tuple[str, int, int]]:
 
 
 def device_trace(text: str, *, size_bytes: int = 1 << 20) -> Trace:
-    """The Trace of a drawing."""
     build = TraceBuilder()
     lines = [_LINE.fullmatch(line.strip()) for line in text.strip().splitlines()]
     launches: dict[tuple[int, str], tuple[int, int]] = {}

@@ -3,7 +3,6 @@
 For tests of damaged and lost input, which ask one thing: that nothing but a ``StashtraceError`` comes out.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import inspect

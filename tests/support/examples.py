@@ -1,6 +1,5 @@
 """How many examples a property is tried on: all of them in `make thorough`, a quarter in each run of the gate."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from hypothesis import settings

@@ -5,7 +5,6 @@ code, environment and current folder, and runs `__main__.py` to its end, as a pr
 and libraries read when they start it has from the first process: with other such variables a command is started.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import atexit

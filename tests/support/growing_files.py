@@ -7,7 +7,6 @@ Rows that lie in the files of processes come in segments of one look each; a pro
 that it has not ended, until its last row.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -3,7 +3,6 @@
 Each worker collects all tests, and the import takes two seconds of a processor. Most tests only start jobs that use it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

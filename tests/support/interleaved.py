@@ -4,7 +4,6 @@ rank 0   stages 0, 2    [F0 a][F0 b][F2 a][F2 b].....[B2 a]..     activations go
 rank 1   stages 1, 3    .....[F1 a][F1 b][F3 a][B3 a]......       rank 0, and gradients the other way
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

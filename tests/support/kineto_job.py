@@ -9,7 +9,6 @@ Rank 1 loads its batches slowly, so rank 0 waits for it in the all-reduce of eac
 Used by the tests of the guide on GPU traces; `python tests/support/kineto_job.py DIR [SLOWER]` writes the files.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """A made-up state of a followed run with known numbers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from stashtrace.live.state import LiveState

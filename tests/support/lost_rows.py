@@ -1,6 +1,5 @@
 """Copies of runs that lack single rows, or hold odd ones, as a crash, a full disk or a bad medium leaves them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

@@ -5,7 +5,6 @@ last, and the wait goes to it. Storage answers with latencies that drift and sca
 writes. The constants describe a fleet; none is taken from the rules of the questions.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -68,12 +67,10 @@ class Fleet:
 
 
 def commit(number: int) -> str:
-    """Hash of a made-up commit."""
     return f"{number:02x}" * 20
 
 
 def host_name(number: int) -> str:
-    """Name of a made-up host."""
     return f"node{number:02d}"
 
 
@@ -100,7 +97,6 @@ def each_run(fleet: Fleet) -> Iterator[RunRows]:
 
 
 def write_history(folder: Path, fleet: Fleet) -> None:
-    """Write the runs of a fleet into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for run in each_run(fleet):
         (folder / file_name(run)).write_bytes(parquet_bytes(run))

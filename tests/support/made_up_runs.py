@@ -1,6 +1,5 @@
 """Runs as a comparison sees them, with planted times, for tests of what decides by them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

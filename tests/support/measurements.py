@@ -9,7 +9,6 @@ one measurement that agrees is enough, tolerances stay as narrow as the claim, a
 For tests of real times alone: whatever follows from counts, order or made-up input must hold at the first try.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -6,7 +6,6 @@
 Ticks stay what they are, so the truth is known: equal ticks are the same moment on every "host".
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

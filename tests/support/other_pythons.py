@@ -1,6 +1,5 @@
 """The Pythons of this machine, and scripts that run in one of them as a process of a traced job."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -4,7 +4,6 @@
 such a user does meanwhile, for tests marked `needs_root`.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

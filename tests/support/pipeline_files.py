@@ -1,6 +1,5 @@
 """Pipelines of operations by hand, as StragglerAnalysis files; and the arithmetic of the smallest one."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

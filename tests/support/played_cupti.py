@@ -3,7 +3,6 @@
 The program tells the double of libcupti what runs (`PRELUDE`), in times of the double's clock.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

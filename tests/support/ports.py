@@ -1,6 +1,5 @@
 """A TCP port for a job of a test, from the standard library alone: launchers of ranks use it, too."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -4,7 +4,6 @@ HKBU-HPML/ddl-benchmarks, results of 2020-05-29: samples per second (and standar
 V100 PCIe of 32 GB, four in a host, so steps 1, 2 and 5 are its first three columns. Nobody there measured loading.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

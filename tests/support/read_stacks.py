@@ -1,6 +1,5 @@
 """What a run says of Python stacks, as plain rows."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

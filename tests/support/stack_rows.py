@@ -5,7 +5,6 @@ sample(rank, 3 * MS, stack)                                           what the t
 long_call(rank, 2 * MS, 8 * MS, stack, StackCause.WAIT)               a call that took long
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from trace_rows import ProcessBuilder
@@ -60,7 +59,6 @@ def sample(process: ProcessBuilder, ts_ns: int, stack: int, *, track_id: int | N
 def long_call(
     process: ProcessBuilder, begin_ns: int, end_ns: int, stack: int, cause: StackCause = StackCause.WAIT
 ) -> None:
-    """Add a call that took long."""
     process.build.add(
         "stack_spans",
         begin_ns=begin_ns,

@@ -7,7 +7,6 @@
 Ticks are ns of the monotonic clock unless ``tick_hz`` says otherwise.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -119,12 +118,10 @@ class StashWriter:
 
     @property
     def path(self) -> Path:
-        """The .stash file."""
         return self.directory / f"{self.stem}.stash"
 
     @property
     def ring_path(self) -> Path:
-        """The .ring file."""
         return self.directory / f"{self.stem}.ring"
 
     def row(self, record: str, **fields: Any) -> tuple[Any, ...]:
@@ -135,7 +132,6 @@ class StashWriter:
         return tuple((zeros | fields).values())
 
     def rows(self, record: str, rows: Sequence[tuple[Any, ...]] | npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-        """Rows as a structured array."""
         return np.asarray(rows, dtype=current_layouts()[record].dtype)
 
     def intern(self, text: str) -> int:

@@ -12,7 +12,6 @@ The module speaks TraceProcessorRpcStream over one shared buffer: write a reques
 function, read the answers from the callback.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -4,7 +4,6 @@ It is the processor of tests/support/trace_processor.py behind the few HTTP requ
 `trace_processor_shell -D --http-port PORT`. `install(folder)` writes a file that starts it.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,5 @@
 """TraceBuilder: a Trace put together row by row, for tests. Import it through `builders`."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -52,7 +51,6 @@ class TraceBuilder:
         self._group_options: dict[int, dict[str, Any]] = {}
 
     def host(self, rank: int) -> str:
-        """Host of a rank."""
         return self.hosts[min(rank, len(self.hosts) - 1)]
 
     def add(self, table: str, **columns: Any) -> int:
@@ -342,7 +340,6 @@ class ProcessBuilder:
         return self._gpus[index]
 
     def thread(self, name: str, role: ThreadRole = ThreadRole.UNKNOWN) -> ProcessBuilder:
-        """Another thread of this process."""
         tid = 100_000 + len(self.build.rows["tracks"])
         track = self.build.track(self.process_id, tid, name, role)
         return ProcessBuilder(self.build, self.process_id, track, self.rank, self.worker_id)
@@ -514,7 +511,6 @@ class ProcessBuilder:
         return self
 
     def annotate(self, name: str, begin_ns: int, end_ns: int) -> ProcessBuilder:
-        """A user annotation."""
         return self.span(SpanKind.USER, begin_ns, end_ns, name)
 
     def gc(self, begin_ns: int, end_ns: int) -> ProcessBuilder:

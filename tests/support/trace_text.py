@@ -1,6 +1,5 @@
 """trace_from_text(): a Trace from a drawn timeline, for tests. Import it through `builders`."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterable

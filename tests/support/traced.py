@@ -5,7 +5,6 @@
 Importing torch takes long here: put many cases into one script, and share the run by a module fixture.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib
@@ -100,7 +99,6 @@ class TracedRun:
         }
 
     def texts(self, table: Table, column: str) -> list[str]:
-        """Texts of a code column."""
         return [self.trace.text(code) for code in table[column]]
 
 

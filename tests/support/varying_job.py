@@ -1,6 +1,5 @@
 """Steps of made-up balanced jobs whose sequences vary in length, and which growing stalls are found in them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """Jobs by hand in which waits are passed on: who is late is known, and what it did longer in which step."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import random

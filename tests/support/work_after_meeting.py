@@ -1,6 +1,5 @@
 """A job of two ranks in which rank 1 works 90 ms at the end of step 49, so that rank 0 waits for it in step 50."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from builders import MS, TraceBuilder

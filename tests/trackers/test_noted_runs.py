@@ -8,7 +8,6 @@ tensorboardX' SummaryWriter.log_dir (torch/utils/tensorboard/writer.py); trackio
 test_real_trackers.py does the same with the packages themselves.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -89,7 +88,6 @@ JOB = """
 
 @pytest.fixture(scope="module")
 def doubles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the packages."""
     folder = tmp_path_factory.mktemp("packages")
     for name, text in DOUBLES.items():
         path = folder / (name if name.endswith(".py") else name + ".py")
@@ -126,7 +124,6 @@ def test_the_runs_of_rank_0_are_noted(run) -> None:
 
 
 def log(run, doubles: Path, *words: str, **variables: str) -> subprocess.CompletedProcess:
-    """`stashtrace log` in a process that has the doubles."""
     code = "import sys; from stashtrace.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "log", str(run.directory), *words]
     root = str(Path(__file__).resolve().parents[2])

@@ -4,7 +4,6 @@ It needs this package, torch, wandb, mlflow-skinny, tensorboard, trackio, and fo
 and accelerate. Nothing leaves the machine.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Files appear whole or not at all, follow nobody's links, and leave nothing behind."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os
@@ -40,7 +39,6 @@ def writer(target: Path) -> tuple[subprocess.Popen[str], Path]:
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    assert process.stdout is not None
     return process, Path(process.stdout.readline().strip())
 
 
@@ -226,7 +224,6 @@ def test_a_folder_that_a_killed_process_left_goes_with_the_next(tmp_path: Path) 
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert process.stdout is not None
         started.append((process, Path(process.stdout.readline().strip())))
     (killed, left), (going, growing) = started
     killed.kill()

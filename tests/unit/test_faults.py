@@ -3,7 +3,6 @@
 Each part of a page is broken in turn. Elsewhere tests see faults raised (``tests/conftest.py``).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

@@ -1,6 +1,5 @@
 """The examples in stashtrace.text.units and stashtrace.text.prose are right."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import doctest

@@ -4,7 +4,6 @@ The Pythons here are real environments without pip; what stands in them is writt
 module that notes how it was called and writes the packages that it was asked for, so nothing is downloaded.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib.util
@@ -248,8 +247,6 @@ def test_demo_and_test_need_torch_first(caller: Caller, target: str, then: str) 
 def test_sizes_are_those_of_the_default() -> None:
     """A figure for another version than the Makefile's would be said of nothing."""
     spec = importlib.util.spec_from_file_location("provide_torch", ROOT / "scripts/provide_torch.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")

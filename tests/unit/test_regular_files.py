@@ -1,6 +1,5 @@
 """Only regular files of a bounded size are read, and nothing waits for a writer."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

@@ -1,6 +1,5 @@
 """The rule for secrets in command lines, on the cases that the native half is held to as well."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json
@@ -112,40 +111,11 @@ def test_ordinary_text_stays(line: str) -> None:
 
 #: What rules look for, again and again: a rule that looks to the end of the text for each would need hours.
 PIECES = (
-    "token:x,",
-    "a:1,token:x,",
-    "token=x;",
-    "&token=x",
-    "x://",
-    "'x://",
-    'token:"',
-    "eyJ.",
-    "sk-proj-",
-    "AKIA",
-    "a",
-    "a.",
-    "a:",
-    "a=",
-    "'",
-    "x:@",
-    "x://?#",
-    "x='\"token:",
-    "hooks.slack.com/services/",
-    "x://a;token=b",
+    *("token:x,", "a:1,token:x,", "token=x;", "&token=x", "x://", "'x://", 'token:"', "eyJ.", "sk-proj-", "AKIA", "a"),
+    *("a.", "a:", "a=", "'", "x:@", "x://?#", "x='\"token:", "hooks.slack.com/services/", "x://a;token=b"),
     "-HX-Token:y",
-    "a=b;",
-    "-----BEGIN ",
-    "-----BEGIN RSA PRIVATE KEY ",
-    "login l password ",
-    "Bearer ",
-    "Basic ",
-    "x Authorization: Bearer ",
-    "x Cookie: a=b; ",
-    "token = ",
-    "-u 'a ",
-    "('--token', ",
-    "token ",
-    " ",
+    *("a=b;", "-----BEGIN ", "-----BEGIN RSA PRIVATE KEY ", "login l password ", "Bearer ", "Basic ", "token ", " "),
+    *("x Authorization: Bearer ", "x Cookie: a=b; ", "token = ", "-u 'a ", "('--token', "),
 )
 
 
@@ -163,43 +133,10 @@ def test_long_texts_cost_time_by_their_length_alone() -> None:
 #: Names, values and signs of which texts are made; a value of a secret holds SECRETX.
 _WORDS = st.sampled_from(
     [
-        "Authorization",
-        "Cookie",
-        "--api-key",
-        "--auth",
-        "--pat",
-        "--kaggle-key",
-        "-u",
-        "-x",
-        "-H",
-        "token",
-        "password",
-        "hf-token",
-        "lr",
-        "key",
-        "--lr",
-        "machine",
-        "login",
-        "SECRETX1",
-        "Bearer",
-        "Basic",
-        "dXNlcjpTRUNSRVRYMQ==",
-        "a=b;",
-        "me:SECRETX1@h",
-        "3e-4",
-        "None",
-        "<scrubbed>",
-        "https://h/a?SECRETX1",
-        "ghp_SECRETX1SECRETX12345",
-        "=",
-        ":",
-        "'",
-        '"',
-        "{",
-        "(",
-        ",",
-        ";",
-        "and",
+        *("Authorization", "Cookie", "--api-key", "--auth", "--pat", "--kaggle-key", "-u", "-x", "-H", "token"),
+        *("password", "hf-token", "lr", "key", "--lr", "machine", "login", "and", "SECRETX1", "Bearer", "Basic"),
+        *("dXNlcjpTRUNSRVRYMQ==", "a=b;", "me:SECRETX1@h", "3e-4", "None", "<scrubbed>", "https://h/a?SECRETX1"),
+        *("ghp_SECRETX1SECRETX12345", "=", ":", "'", '"', "{", "(", ",", ";"),
     ]
 )
 _TEXTS = st.lists(st.tuples(_WORDS, st.sampled_from(["", " ", " ", ": ", "=", "', '"]))).map(

@@ -14,7 +14,7 @@ from builders import MS, TraceBuilder
 from corpus import corpus
 from importers.kineto_files import PID, device, host, launch, step, write
 from importers.nsys_exports import Export
-from importers.nsys_exports import load as load_export
+from importers.read_back import load as load_export
 
 import stashtrace
 from stashtrace.analysis.stalls.idle_calls import idle_calls

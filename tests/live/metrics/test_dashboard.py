@@ -1,6 +1,5 @@
 """The dashboard: what Grafana needs to import it, and queries of series that exist."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """The three ways out: what they write, and what they say when nobody takes it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os
@@ -26,7 +25,6 @@ SUM = "stashtrace_lost_records_total 3.0"
 
 
 def until(holds: Callable[[], Any], limit_s: float = 30.0) -> None:
-    """Wait until something holds."""
     end_s = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < end_s, "did not come true"

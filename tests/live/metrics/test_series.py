@@ -1,6 +1,5 @@
 """Samples of a state with known numbers, as Prometheus' own parsers read them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -12,7 +12,6 @@ Before that it lets gloo's threads come to rest. One of them may still hold a te
 interpreter is gone; torch 2.13 then aborts, in jobs without this file too.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import atexit
