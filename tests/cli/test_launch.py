@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from command_line import Answer, environment
 from ports import free_port
-from traced import ROOT
 
 import stashtrace
 from stashtrace.errors import CaptureError, StashtraceError
@@ -288,7 +287,7 @@ def test_two_nodes_of_torchrun_on_one_machine_share_a_directory(tmp_path: Path) 
                 *("--master-addr", "127.0.0.1", "--master-port", str(port), str(script)),
             ],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env=environment(OMP_NUM_THREADS="1"),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
