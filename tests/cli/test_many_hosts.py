@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Answer, environment
+from command_line import Answer, environment, started
 from stash_files import StashWriter, ms
 
 Run = Callable[..., Answer]
@@ -40,15 +40,7 @@ def task(number: int, tasks: int, **more: str) -> dict[str, str]:
 
 
 def start(folder: Path, words: list[Any], **variables: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "stashtrace", "run", *map(str, words)],
-        cwd=folder,
-        env=environment(**variables),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return started("run", *words, cwd=folder, stdin=subprocess.PIPE, **variables)
 
 
 def info(run: Run, path: str, *more: str) -> dict[str, Any]:

@@ -374,9 +374,35 @@ def test_facts_about_the_process(run: TracedRun) -> None:
     assert int(facts["probe_cost_ns"]) > 0
 
 
+def test_a_window_of_steps_whose_work_is_in_closures_begins_and_ends_with_whole_ones(tmp_path: Path) -> None:
+    run = run_traced(
+        """
+        import json, torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        def evaluate():
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 2)).sum()
+            loss.backward()
+            return loss
+        for step in range(6):
+            optimizer.step(evaluate)
+        print(json.dumps("done"))
+        """,
+        tmp_path,
+        steps="2:4",
+        collectors=["torch_step"],
+    )
+    table = run.trace.phases.sort_by("begin_ns")
+    assert [Phase(code) for code in table["phase_code"]] == [OPT, F, B] * 2
+    steps = analyze(run.trace, "steps")
+    assert len(steps) == 2
+    assert run.losses() == []
+
+
 @pytest.mark.parametrize(
     ("workers", "closures"),
-    [(1, False), (1, True), *(pytest.param(0, way, marks=pytest.mark.thorough) for way in (False, True))],
+    [(1, False), *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((0, False), (0, True), (1, True)))],
 )
 def test_a_window_holds_whole_steps_with_their_batches(tmp_path: Path, workers: int, closures: bool) -> None:
     """Steps outside are counted; workers, which know of no step, record all batches."""
