@@ -127,9 +127,9 @@ def _scrubbing() -> Any:
     from importlib.util import module_from_spec, spec_from_file_location
 
     package = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    spec = spec_from_file_location("stashtrace_scrubbing", os.path.join(package, "scrubbing.py"))
+    spec = spec_from_file_location("stashtrace_scrubbing", os.path.join(package, "scrubbing", "secrets.py"))
     if spec is None or spec.loader is None:
-        raise ImportError("no scrubbing.py in the folder above the probes")
+        raise ImportError("no scrubbing/secrets.py in the folder above the probes")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -8,13 +8,12 @@ import io
 import json
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from command_line import ROOT, environment
+from command_line import ROOT, started
 from command_line import stashtrace as answer_of
 
 import stashtrace
@@ -144,13 +143,7 @@ def test_a_store(runs: tuple[str, str], capsys: pytest.CaptureFixture[str], tmp_
 
 def test_ctrl_c_ends_a_long_query(runs: tuple[str, str], tmp_path: Path) -> None:
     text = "select count(*) from range(1000000) a, range(1000000) b, steps where a.range < b.range + rank"
-    running = subprocess.Popen(
-        [sys.executable, "-m", "stashtrace", "sql", runs[0], text],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    running = started("sql", runs[0], text)
     watch = time.monotonic() + 60
     try:
         maps = Path(f"/proc/{running.pid}/maps")

@@ -179,3 +179,12 @@ def test_the_columns_that_were_asked_for_and_no_others(tmp_path: Path, capsys: p
     error = capsys.readouterr().err
     assert error.startswith("error: stalls has no column 'colour'\n\nhint: it has rank, step, kind, stall_ns, ")
     assert main(["analyze", "stalls", run, "--columns", "kind,,"]) == 2
+
+
+def test_a_wait_that_a_rank_caused_is_not_called_a_caused_wait() -> None:
+    stream = io.StringIO()
+    write_rows([{"rank": 1, "caused_wait_ns": 5}], ["rank", "caused_wait_ns"], "table", stream)
+    assert stream.getvalue().splitlines()[0] == "rank  wait caused"
+    stream = io.StringIO()
+    write_rows([{"rank": 1, "caused_wait_ns": 5}], ["rank", "caused_wait_ns"], "csv", stream)
+    assert stream.getvalue().splitlines()[0] == "rank,caused_wait_ns"

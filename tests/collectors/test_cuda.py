@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -462,3 +464,29 @@ def test_a_program_without_cuda_runs_under_both_libraries() -> None:
     program = "import ctypes, socket, json; print(ctypes.CDLL(None).getpid() > 0)"
     done = subprocess.run(["python3", "-c", program], env=os.environ | env, capture_output=True, text=True, timeout=180)
     assert done.stdout == "True\n", done.stderr
+
+
+ASKS_EARLY = """
+import ctypes, json
+from stashtrace import _native
+
+told = [_native.device_active() for _ in range(3)]
+ctypes.CDLL("libm.so.6")  # another library: looked for again, in vain
+told.append(_native.device_active())
+driver = ctypes.CDLL("libcuda.so.1")
+told.append(_native.device_active())  # there, and no context yet
+context = ctypes.c_void_p()
+failed = [driver.cuInit(0), driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), driver.cuCtxSetCurrent(context)]
+told.append(_native.device_active())
+print(json.dumps({"told": told, "failed": failed}))
+"""
+
+
+def test_a_driver_that_is_loaded_after_probes_have_asked_for_it_is_found(tmp_path: Path) -> None:
+    (tmp_path / "script").write_text("\n".join(MACHINE) + "\n", encoding="utf-8")
+    (tmp_path / "job.py").write_text(ASKS_EARLY, encoding="utf-8")
+    variables = {"LD_LIBRARY_PATH": str(machine()), "FAKE_SCRIPT": str(tmp_path / "script")}
+    done = record([sys.executable, tmp_path / "job.py"], tmp_path / "run", collectors=["cuda"], env=variables)
+    said = json.loads(done.stdout)
+    assert said["failed"] == [0, 0, 0]
+    assert said["told"] == [False] * 5 + [True]

@@ -14,6 +14,7 @@ from statistics import median
 
 import pytest
 from collectors.recorded import IoRow, Recording, compiled, plain_environment, record
+from forked_commands import EAGER_JOBS
 from measurements import Measurements
 
 from stashtrace.record.environment import preload_path
@@ -185,6 +186,7 @@ SEEN: dict[str, tuple[str, set[IoOp], int, int]] = {
 }
 NEEDS = {"h5py_file": "h5py", "arrow_read": "pyarrow", "pillow_image": "PIL"}
 NEEDS |= {"torch_save_load": "torch", "torch_mmap": "torch"}
+EAGER = {"PYTHONPATH": os.pathsep.join(filter(None, [str(EAGER_JOBS), os.environ.get("PYTHONPATH")]))}
 READS = {IoOp.READ, IoOp.PREAD, IoOp.READV, IoOp.PREADV, IoOp.FREAD, IoOp.SENDFILE}
 WRITES = {IoOp.WRITE, IoOp.PWRITE, IoOp.WRITEV, IoOp.PWRITEV, IoOp.FWRITE}
 
@@ -200,7 +202,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recording]:
     script.write_text(SEEN_SCRIPT, encoding="utf-8")
     names = [name for name in SEEN if have(name)]
     return folder, record(
-        [sys.executable, script, folder, *names], tmp_path_factory.mktemp("run") / "run", timeout_s=240
+        [sys.executable, script, folder, *names], tmp_path_factory.mktemp("run") / "run", env=EAGER, timeout_s=240
     )
 
 
@@ -368,7 +370,7 @@ def test_dataloader_workers(tmp_path: Path, start_method: str) -> None:
     )
     for i in range(32):
         (tmp_path / f"item-{i}").write_bytes(bytes([i]) * 100)
-    recording = record([sys.executable, script, tmp_path, start_method], tmp_path / "run", timeout_s=240)
+    recording = record([sys.executable, script, tmp_path, start_method], tmp_path / "run", env=EAGER, timeout_s=240)
     assert recording.stdout == f"{sum(100 * i for i in range(32))}\n"
     rows = [r for r in recording.io if r.path.startswith(f"{tmp_path}/item-") and r.op == IoOp.READ and r.result > 0]
     assert sorted(r.path for r in rows) == sorted(f"{tmp_path}/item-{i}" for i in range(32))

@@ -14,6 +14,7 @@ import pytest
 from collectors.recorded import compiled, plain_environment, record
 
 from stashtrace.analysis.findings.rules.trust import trust
+from stashtrace.record import doctor
 from stashtrace.record.doctor import checks
 from stashtrace.record.environment import LIBRARY_PATH, preload_path
 from stashtrace.record.program import preload_obstacle
@@ -243,6 +244,14 @@ def test_first_program(tmp_path: Path, unsuited: Path) -> None:
     assert REASONS[unsuited.name] in told.detail
 
 
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what doctor measures of the machine, which takes six processes."""
+    monkeypatch.setattr(doctor, "record_cost_ns", lambda: 1.0)
+    monkeypatch.setattr(doctor, "gpu_checks", list)
+
+
+@pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(
     ("command", "state"),
     [
@@ -268,6 +277,7 @@ def test_doctor_says_what_will_be_seen(command: list[str], state: str) -> None:
     assert told.state == state, told
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_doctor_looks_at_the_interpreter_of_a_script(tmp_path: Path) -> None:
     python = tmp_path / "python"  # the kernel ends the path in such a line at its first space
     python.symlink_to(sys.executable)

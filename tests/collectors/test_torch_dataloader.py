@@ -3,7 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,6 +125,7 @@ SCRIPT = """
             gc.enable()
             return after - before
         part("descriptors", descriptors)
+        results["replay"] = [name for name in sys.modules if "torch_replay" in name or "torch.replay" in name]
         print(json.dumps(results))
 
     if __name__ == "__main__":
@@ -335,6 +335,10 @@ def test_pipes_of_a_finished_loader_are_closed_at_once(run: TracedRun) -> None:
     assert run.results()[0]["descriptors"] < 5
 
 
+def test_without_the_variable_nothing_of_the_replay_is_loaded(run: TracedRun) -> None:
+    assert run.results()[0]["replay"] == []
+
+
 def test_roles_of_processes_and_threads(run: TracedRun) -> None:
     processes, tracks = run.trace.processes, run.trace.tracks
     workers = processes.take(processes["role_code"] == ProcessRole.WORKER)
@@ -352,19 +356,3 @@ def test_life_of_an_iterator_is_a_span(run: TracedRun) -> None:
     loader = int(of(part(run, "fork"), BatchPhase.WAIT)["loader_id"][0])
     (at,) = np.flatnonzero(lives["correlation_id"].astype(np.uint64) == np.uint64(loader))
     assert lives["value"][at] == 3
-
-
-def test_workers_outside_the_step_window_record_all_the_same(tmp_path: Path) -> None:
-    run = run_traced(
-        """
-        import torch
-        from torch.utils.data import DataLoader
-        for batch in DataLoader(list(range(4)), batch_size=2, num_workers=1):
-            pass
-        """,
-        tmp_path,
-        steps="5:6",
-        collectors=["torch_dataloader"],
-    )
-    assert len(of(run.trace.batches, BatchPhase.WAIT)) == 0
-    assert len(of(run.trace.batches, BatchPhase.FETCH)) == 2

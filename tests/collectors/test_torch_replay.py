@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from installed import needs_torch
@@ -364,17 +362,6 @@ def test_the_run_says_that_its_data_is_synthetic(run: TracedRun) -> None:
     assert (told.ranks, told.missing, told.complete) == ((0,), (), True)
     assert told.doubts == ("__main__.OwnIterator makes its batches in a way that is not known here",)
     assert told.sentence == f"synthetic data: batches replayed; {told.doubts[0]}"
-
-
-def test_without_the_variable_nothing_of_it_is_loaded(tmp_path: Path) -> None:
-    script = """
-        import json, sys
-        import torch
-        from torch.utils.data import DataLoader
-        list(DataLoader([1, 2]))
-        print(json.dumps([name for name in sys.modules if "torch_replay" in name]))
-    """
-    assert run_traced(script, tmp_path).results() == [[]]
 
 
 def _training(run: TracedRun) -> tuple[int, int, float]:

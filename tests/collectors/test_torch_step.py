@@ -374,26 +374,6 @@ def test_facts_about_the_process(run: TracedRun) -> None:
     assert int(facts["probe_cost_ns"]) > 0
 
 
-def test_steps_outside_the_window_are_counted_and_not_recorded(tmp_path: Path) -> None:
-    run = run_traced(
-        """
-        import json, torch
-        model = torch.nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(6):
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-        print(json.dumps("done"))
-        """,
-        tmp_path,
-        steps="2:4",
-        collectors=["torch_step"],
-    )
-    table = run.trace.phases.sort_by("begin_ns")
-    assert [Phase(code) for code in table["phase_code"]] == [F, B, OPT] * 2
-    assert run.losses() == []
-
-
 def test_a_window_of_steps_whose_work_is_in_closures_begins_and_ends_with_whole_ones(tmp_path: Path) -> None:
     run = run_traced(
         """
@@ -424,7 +404,8 @@ def test_a_window_of_steps_whose_work_is_in_closures_begins_and_ends_with_whole_
     ("workers", "closures"),
     [(1, False), *(pytest.param(*case, marks=pytest.mark.thorough) for case in ((0, False), (0, True), (1, True)))],
 )
-def test_a_window_of_steps_holds_their_batches(tmp_path: Path, workers: int, closures: bool) -> None:
+def test_a_window_holds_whole_steps_with_their_batches(tmp_path: Path, workers: int, closures: bool) -> None:
+    """Steps outside are counted; workers, which know of no step, record all batches."""
     run = run_traced(
         f"""
         import json, torch
@@ -449,7 +430,10 @@ def test_a_window_of_steps_holds_their_batches(tmp_path: Path, workers: int, clo
         steps="2:4",
         collectors=["torch_step", "torch_dataloader"],
     )
+    phases = run.trace.phases.sort_by("begin_ns")
+    assert codes(list(phases.rows())) == ([OPT, F, B] if closures else [F, B, OPT]) * 2
     batches = run.trace.batches
+    assert (batches["phase_code"] == BatchPhase.FETCH).sum() == (6 if workers else 2)
     waits = batches.take(batches["phase_code"] == BatchPhase.WAIT)
     assert waits["batch_index"].tolist() == [2, 3]
     steps = analyze(run.trace, "steps")

@@ -28,6 +28,7 @@ from test_torch_dataloader import (  # noqa: F401
     test_pipes_of_a_finished_loader_are_closed_at_once,
     test_roles_of_processes_and_threads,
     test_samples_without_batches_are_batches_of_one,
+    test_without_the_variable_nothing_of_the_replay_is_loaded,
     test_without_workers_the_main_process_makes_the_batch_inside_its_wait,
     test_workers_of_an_iterable_that_end_early,
 )

@@ -6,7 +6,6 @@ Skipped where torchdata is not installed; see ``test_torchdata_loader``.
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -237,14 +236,3 @@ def test_a_loader_goes_on_from_a_state_and_then_replays(saved: TracedRun, saved_
         if kind != _OWN_STATE:
             assert result["begins"] == saved_real[kind]["begins"], "what is skipped is not kept"
     assert [loss for loss in saved.losses() if loss[1] != "batches_restored"] == []
-
-
-def test_without_the_variable_nothing_of_it_is_loaded(tmp_path: Path) -> None:
-    needs_torchdata()
-    script = """
-        import json, sys
-        from torchdata.stateful_dataloader import StatefulDataLoader
-        list(StatefulDataLoader([1, 2]))
-        print(json.dumps([name for name in sys.modules if "_replay" in name]))
-    """
-    assert run_traced(script, tmp_path).results() == [[]]

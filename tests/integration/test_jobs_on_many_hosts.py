@@ -197,6 +197,12 @@ def of_open_mpi(version: str) -> bool:
     return re.search(r"open.?mpi|open.?rte|prr?te", version, re.IGNORECASE) is not None
 
 
+def finished(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
@@ -226,15 +232,7 @@ class TestMpi:
     def test_within_mpiexec(self, mpiexec: str, tmp_path: Path) -> None:
         """One launcher for each task; MPICH's do not know the name of their job."""
         launcher = [sys.executable, "-m", "stashtrace", "run", "--out", "d", "--run-id", "night", "--"]
-        done = subprocess.run(
-            [*mpi_command(mpiexec, 3), *launcher, *self.PROGRAM],
-            cwd=tmp_path,
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+        done = finished([*mpi_command(mpiexec, 3), *launcher, *self.PROGRAM], tmp_path)
         assert done.returncode == 0, done.stderr
         assert "3 ranks, 1 host" in done.stderr, done.stderr
         facts = info(tmp_path, "d")
@@ -264,15 +262,7 @@ class TestSlurm:
 
     def test_within_srun(self, tmp_path: Path) -> None:
         launcher = [sys.executable, "-m", "stashtrace", "run", "--"]
-        done = subprocess.run(
-            [*self.TASKS, *launcher, *self.PROGRAM],
-            cwd=tmp_path,
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+        done = finished([*self.TASKS, *launcher, *self.PROGRAM], tmp_path)
         assert done.returncode == 0, done.stderr
         [folder] = tmp_path.glob("stash-slurm-*")
         assert info(tmp_path, folder.name)["ranks"] == [0, 1]
@@ -280,15 +270,7 @@ class TestSlurm:
     def test_a_batch_script_of_one_process_misses_no_rank(self, tmp_path: Path) -> None:
         words = [sys.executable, "-m", "stashtrace", "run", "--out", "d", "--", sys.executable, "-S", "-c", "1"]
         (tmp_path / "job.sh").write_text("#!/bin/sh\n" + shlex.join(words) + "\n")
-        done = subprocess.run(
-            ["sbatch", "-W", "-N2", "-n2", "-o", "log", "job.sh"],
-            cwd=tmp_path,
-            env=ENVIRONMENT,
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=False,
-        )
+        done = finished(["sbatch", "-W", "-N2", "-n2", "-o", "log", "job.sh"], tmp_path)
         assert done.returncode == 0, (tmp_path / "log").read_text()
         facts = info(tmp_path, "d")
         assert (facts["ranks"], facts["missing_ranks"]) == ([0], [])

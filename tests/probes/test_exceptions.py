@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from installed import needs_torch
-from traced import PYTHON, ROOT, run_traced
+from traced import EAGER_JOBS, PYTHON, ROOT, run_traced
 
 import stashtrace
 from stashtrace.analysis.registry import analyze
 from stashtrace.probes import exceptions
 from stashtrace.record.environment import copy_guest_part
-from stashtrace.schema.kinds import ProcessRole
 
 pytestmark = pytest.mark.torch
 needs_torch()
@@ -102,11 +101,10 @@ def test_in_a_container_without_the_package(tmp_path: Path) -> None:
 def test_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "job.py"
     script.write_text("\n".join(line[4:] for line in RAISES.splitlines()), encoding="utf-8")
-    bare = subprocess.run([PYTHON, str(script)], capture_output=True, text=True, timeout=240)
+    variables = {"PYTHONPATH": f"{EAGER_JOBS}:{ROOT}", "PATH": ""}
+    bare = subprocess.run([PYTHON, str(script)], capture_output=True, text=True, timeout=240, env=variables)
     command = [sys.executable, "-m", "stashtrace", "run", "--out", str(tmp_path / "run"), "--", PYTHON]
-    done = subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=240, env={"PYTHONPATH": str(ROOT), "PATH": ""}
-    )
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=240, env=variables)
     assert done.returncode == bare.returncode == 1
     assert done.stdout == bare.stdout
     assert bare.stderr in done.stderr, "the traceback is printed as without the recorder, with no line of ours in it"
@@ -135,29 +133,6 @@ def test_what_is_handled_when_a_child_begins_is_no_end_of_it(tmp_path: Path) -> 
     run = run_traced(HANDLED, tmp_path / "job")
     assert run.stdout == ["0\n"]
     assert [row for row in analyze(run.trace, "endings").rows() if row["exception"]] == []
-
-
-LOADER_ANEW = """
-    import torch
-    from torch.utils.data import DataLoader
-    loader = DataLoader(torch.arange(4), num_workers=1)
-    batches = iter(loader)
-    for _ in range(10):
-        try:
-            next(batches)
-        except StopIteration:
-            batches = iter(loader)
-            next(batches)
-    print("done")
-"""
-
-
-def test_workers_of_a_loader_that_begins_anew_end_well(tmp_path: Path) -> None:
-    """Its iterator is made where StopIteration is handled, and so are the workers forked."""
-    run = run_traced(LOADER_ANEW, tmp_path / "job")
-    assert run.stdout == ["done\n"]
-    assert (run.trace.processes["role_code"] == ProcessRole.WORKER).sum() > 1
-    assert [row["exception"] for row in analyze(run.trace, "endings").rows() if row["exception"]] == []
 
 
 @pytest.mark.thorough

@@ -1,14 +1,15 @@
-"""File systems: which one holds a path, which may stand still, and where a host has a disk of its own."""
+"""Facts of a host: which file system holds a path, which may stand still, where a disk is, the processor's name."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from stashtrace.record import host
-from stashtrace.record.host import file_system_of, is_far, near_folder
+from stashtrace.record.host import file_system_of, is_far, near_folder, processor_name
 
 MOUNTS = [
     "21 1 8:1 / / rw - ext4 /dev/sda1 rw",
@@ -42,3 +43,37 @@ def test_a_disk_of_the_host_comes_before_its_memory(monkeypatch: pytest.MonkeyPa
     assert near_folder() == "/dev/shm"
     kinds["/dev/shm"] = "nfs4"
     assert near_folder() is None
+
+
+X86 = "processor\t: 0\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Platinum 8480C\n\nprocessor\t: 1\n"
+GRACE = """processor\t: 0
+BogoMIPS\t: 2000.00
+Features\t: fp asimd crc32
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU variant\t: 0x0
+CPU part\t: 0xd4f
+CPU revision\t: 0
+
+processor\t: 1
+CPU part\t: 0xd40
+"""
+
+
+@pytest.mark.parametrize(
+    ("listing", "name"),
+    [
+        (X86, "Intel(R) Xeon(R) Platinum 8480C"),
+        (GRACE, f"{os.uname().machine} 0x41/0xd4f r0p0"),
+        (GRACE.replace("variant\t: 0x0", "variant\t: ?"), f"{os.uname().machine} 0x41/0xd4f"),
+        ("model name\t:\n", os.uname().machine),
+        ("", os.uname().machine),
+    ],
+)
+def test_name_of_the_processor(tmp_path: Path, listing: str, name: str) -> None:
+    (tmp_path / "cpuinfo").write_text(listing)
+    assert processor_name(tmp_path / "cpuinfo") == name
+
+
+def test_name_of_a_processor_without_a_listing(tmp_path: Path) -> None:
+    assert processor_name(tmp_path / "nothing") == os.uname().machine
