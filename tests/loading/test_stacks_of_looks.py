@@ -42,7 +42,6 @@ def test_a_look_without_a_stack_takes_the_own_one_and_says_nothing_of_another_pr
         4711, S, S, "S", ThreadLook(tid_of(build, 0), "MainThread", "S"), unseen=(f"{STACK_NOT_READ}: why", "x")
     )
     found = with_own_stack(build.trace(), rank.process_id, look)
-    assert found.thread is not None
     assert found.thread.place == "fetch at /jobs/train.py:41"
     assert found.unseen == ("x",)
     nothing = with_own_stack(TraceBuilder().trace(), 0, look)

@@ -49,11 +49,11 @@ def job(*, python_ms: float = 0, phase: str = "backward", holds_gil: bool = True
                 at = end
             called[rank] = at
         end = max(called.values()) + 4 * MS
-        keys = build.collective({rank: (at, end) for rank, at in called.items()})
+        build.meet(called, end)
         for rank, at in called.items():
             process = build.rank(rank)
             long_call(process, at, end, stack_of(process, MAIN), StackCause.COLLECTIVE)
-            process.collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS, cpu=(end, end + MS))
+            process.phase("optimizer", end, end + MS, cpu=(end, end + MS))
         now = end + MS
     return build.trace("./run")
 
@@ -121,10 +121,9 @@ def test_a_function_is_told_with_the_one_that_the_loop_calls() -> None:
                 at = end
             called[rank] = at
         end = max(called.values()) + 2 * MS
-        keys = build.collective({rank: (at, end) for rank, at in called.items()})
-        for rank, at in called.items():
-            process = build.rank(rank)
-            process.collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS, cpu=(end, end + MS))
+        build.meet(called, end)
+        for rank in called:
+            build.rank(rank).phase("optimizer", end, end + MS, cpu=(end, end + MS))
         now = end + MS
     found = first(build.trace("./run"))
     assert (found["ranks"], found["place"], found["caller"]) == ("0", "Block.forward (model.py:9)", "sample_text")
@@ -135,7 +134,6 @@ def test_code_between_phases_takes_its_cpu_from_those_of_the_host() -> None:
     """Two ranks compute for 20 ms of 37 and run code of the loop for 12: nothing beside these uses one of two CPUs."""
     trace = job(python_ms=12, phase="")
     graph = build_graph(trace)
-    assert graph.facts is not None
     python = graph.is_thread & (graph.kind == StallKind.PYTHON) & (graph.work_ns >= 12 * MS)
     assert python.sum() >= STEPS
     assert (graph.facts.cpu_ns[python] == graph.work_ns[python]).all()
@@ -154,11 +152,9 @@ def test_a_function_of_several_lines_is_named_where_each_step_has_few_samples() 
             for n in range(4) if step % 5 == 4 else ():
                 sample(process, at + (10 + 20 * n) * MS, stack_of(process, MAIN, f"score /jobs/train.py:{50 + n}"))
         end = at + 80 * MS * (step % 5 == 4) + MS
-        keys = build.collective(dict.fromkeys(range(2), (end, end + 2 * MS)))
+        build.meet(dict.fromkeys(range(2), end), end + 2 * MS)
         for rank in range(2):
-            process = build.rank(rank)
-            process.collective_wait(keys[rank], end, end + 2 * MS)
-            process.phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(end, end + MS))
+            build.rank(rank).phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(end, end + MS))
         now = end + 3 * MS
     found = first(build.trace("./run"))
     assert (found["kind"], found["every_count"], found["place"].partition(" ")[0]) == ("python", 5, "score")
@@ -177,11 +173,9 @@ def test_equal_work_in_other_functions_makes_no_rank_longer() -> None:
             for number, moment in enumerate(range(now + MS, end, 2 * MS)):
                 named = rest if rank == 0 and number % 2 else glass
                 sample(process, moment, stack_of(process, MAIN, named), flags=StackFlag(0))
-        keys = build.collective(dict.fromkeys(range(2), (end, end + 2 * MS)))
+        build.meet(dict.fromkeys(range(2), end), end + 2 * MS)
         for rank in range(2):
-            process = build.rank(rank)
-            process.collective_wait(keys[rank], end, end + 2 * MS)
-            process.phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(end + 2 * MS, end + 3 * MS))
+            build.rank(rank).phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(end + 2 * MS, end + 3 * MS))
         now = end + 3 * MS
     trace = build.trace("./run")
     graph = build_graph(trace)

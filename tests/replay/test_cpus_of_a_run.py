@@ -30,11 +30,9 @@ def job(*, helper: str) -> Trace:
             rank = trace.rank(number)
             rank.phase("forward", now, middle, cpu=(now, middle), runqueue=(0, 0))
             rank.wait(WaitOp.SEMAPHORE, middle, end)
-        keys = trace.collective(dict.fromkeys(range(2), (end, end + 2 * MS)))
+        trace.meet(dict.fromkeys(range(2), end), end + 2 * MS)
         for number in range(2):
-            rank = trace.rank(number)
-            rank.collective_wait(keys[number], end, end + 2 * MS)
-            rank.phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(middle, middle), runqueue=(0, 0))
+            trace.rank(number).phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(middle, middle), runqueue=(0, 0))
         now = end + 3 * MS
     computed = 2 * STEPS * 41 * MS
     used = (computed + (2 * STEPS * 40 * MS if helper == "waiting" else 0)) / now

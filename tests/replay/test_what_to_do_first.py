@@ -81,7 +81,6 @@ def test_workers_of_epochs_share_no_cpus() -> None:
 def test_no_more_workers_than_help() -> None:
     """Two of them keep up: 9 ms a batch, 5 ms a step."""
     answer = best_workers(build(job(1, step_ns=5 * MS).trace()))
-    assert answer is not None
     assert [str(change) for change in answer.changes] == ["workers=2"]
 
 
@@ -144,9 +143,7 @@ def late_job(
             process.phase("forward", begin + 1000, called[rank])
         end = max(called.values()) + transfer_ms * MS
         called = {rank: at for rank, at in called.items() if rank < recorded}
-        keys = build_.collective({rank: (at, end) for rank, at in called.items()})
-        for rank, at in called.items():
-            build_.rank(rank).collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS)
+        build_.meet(called, end, update_ns=MS)
         clock = end + MS
     return build_.trace()
 

@@ -177,7 +177,6 @@ def test_the_step_without_the_straggler_is_in_the_interval(options: dict[str, fl
 def test_what_messages_need_of_the_cpus_is_needed_in_each_step() -> None:
     """Nothing but the messages, of 8 ms on both sides, is on the CPUs beside the nodes."""
     graph = build(Shared(3.0, 4.0, 8.0, 80.0).run().trace())
-    assert graph.facts is not None
     assert graph.facts.beside["node00"] == pytest.approx(16 / 92, rel=0.1)
 
 
@@ -212,5 +211,4 @@ def test_other_programs_leave_a_thread_its_share() -> None:
     """They use 1.9 of 2 CPUs, as two threads would: a thread of the job that needs a CPU gets two thirds of one."""
     trace = Job(1, batch_ns=9 * MS, step_ns=4 * MS, steps=60, cpus=2.0).run().trace(elsewhere=1.9 - 13 / 9)
     graph = build(trace)
-    assert graph.facts is not None
     assert graph.facts.cpus["node00"] >= 2 / 3

@@ -231,7 +231,6 @@ def test_reads_of_others_say_less_of_what_memory_takes() -> None:
 def test_a_read_from_memory_runs_no_longer_than_the_one_that_waited_did() -> None:
     """Another thread's reads took 20 or 60 us, but these ran for 30 us only, beside the wait for storage."""
     graph = reading(60, 0, elsewhere=40)
-    assert graph.facts is not None
     graph.facts.cpu_ns[graph.is_batch] = 2 * MS + 60 * 30_000
     answer = what_if(graph, [Change.parse("fetch=0")])
     assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((2 + 1.2, 2 + 1.8), abs=0.05)
@@ -256,7 +255,6 @@ def test_storage_may_be_slower_in_another_recording() -> None:
 def test_what_else_runs_on_a_host_leaves_fewer_cpus(busy_cpus: float) -> None:
     """Of two CPUs one is used by threads that are not work of the graph, or is not."""
     facts = build(job(1, cpus=2.0).trace(elsewhere=busy_cpus)).facts
-    assert facts is not None
     assert facts.cpus["node00"] == pytest.approx(2.0 - busy_cpus, abs=0.05)
 
 

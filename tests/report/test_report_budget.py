@@ -78,7 +78,6 @@ def test_percents_add_up_to_a_hundred_and_stay_near_their_share(amounts: list[in
 def test_budgets_of_single_ranks_are_columns_of_equal_length() -> None:
     budgets = summarize(job(ranks=3, prep={1: 20})[1]).budgets
     columns = rank_columns(budgets)
-    assert columns is not None
     assert columns["rank"] == [0, 1, 2]
     assert {len(values) for values in columns.values()} == {3}
     parts = [values for name, values in columns.items() if name.removesuffix("_ns") in COLUMNS]

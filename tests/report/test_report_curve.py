@@ -25,7 +25,6 @@ def test_a_cell_of_one_step_has_the_mean_and_the_range_of_its_ranks() -> None:
     steps = steps.replace(end_ns=steps["begin_ns"] + np.array([1000, 3000, 500, 700]))
     assert steps["step"].tolist() == [0, 0, 1, 1]
     found = step_curve(steps, Table.empty(SPIKES))
-    assert found is not None
     assert (found["mean_ns"], found["low_ns"], found["high_ns"]) == ([2000, 600], [1000, 500], [3000, 700])
     assert (found["first_steps"], found["last_step"], found["ranks_count"]) == ([0, 1], 1, 2)
     assert (found["steps_per_cell"], found["whole_mean_ns"], found["slow"]) == (1, 1300, [])
@@ -37,7 +36,6 @@ def test_many_steps_share_cells_and_keep_their_extremes() -> None:
     length = np.full(count, 1000)
     length[777] = 9000
     found = step_curve(steps.replace(end_ns=steps["begin_ns"] + length), Table.empty(SPIKES))
-    assert found is not None
     assert len(found["mean_ns"]) == CELLS
     assert (max(found["high_ns"]), min(found["low_ns"])) == (9000, 1000)
     at = int(np.argmax(found["high_ns"]))
@@ -53,7 +51,6 @@ def test_slow_steps_are_marked_where_the_analysis_finds_them() -> None:
     trace = job({39: 60, 44: 30})
     tables = gather(trace).tables
     found = step_curve(tables["steps"], tables["spikes"])
-    assert found is not None
     assert [row["step"] for row in found["slow"]] == [row["step"] for row in slow_of(trace)["listed"]] == [39, 44]
     assert [found["first_steps"][row["cell"]] for row in found["slow"]] == [39, 44]
     assert found["slow"][0]["excess_ns"] == pytest.approx(60 * MS, rel=0.02)

@@ -37,10 +37,7 @@ def job(sleeps: dict[int, int], *, steps: int = 60, gc: dict[int, int] | None = 
             process.phase("forward", now, now + 6 * MS).phase("backward", now + 6 * MS, now + 18 * MS)
             entered[rank] = now + 18 * MS
         end = max(entered.values()) + MS
-        keys = build.collective({rank: (at, end) for rank, at in entered.items()}, message_bytes=1000)
-        for rank, at in entered.items():
-            build.rank(rank).collective_wait(keys[rank], at, end)
-            build.rank(rank).phase("optimizer", end, end + MS)
+        build.meet(entered, end, update_ns=MS, message_bytes=1000)
         clock = end + MS
     return build.trace()
 

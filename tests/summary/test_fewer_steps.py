@@ -44,9 +44,7 @@ def job(sleeps: Sleeps, steps: tuple[int, int] = (60, 60), *, file: str = "") ->
             entered[rank] = now + 20 * MS + asleep
         end = max(entered.values()) + MS
         if len(entered) == 2:
-            keys = build.collective({rank: (at, end) for rank, at in entered.items()})
-            for rank, at in entered.items():
-                build.rank(rank).collective_wait(keys[rank], at, end)
+            build.meet(entered, end)
         for rank in entered:
             ran = 22 * MS * step + 20 * MS
             build.rank(rank).phase("optimizer", end, end + 2 * MS, cpu=(ran, ran + 2 * MS), runqueue=(0, 0))

@@ -73,7 +73,6 @@ def test_a_period_of_more_time_is_said_before_an_alternation() -> None:
     lengths = np.tile([2.2, 2.5, 2.7, 3.0, 4.0, 4.8, 5.2, 156.0], 10)
     lengths += np.random.default_rng(1).normal(0, 0.05, 80)
     found = period(lengths, stretches(lengths))
-    assert found is not None
     assert (found.every, found.first, found.width) == (8, 7, 1)
 
 

@@ -121,12 +121,10 @@ def test_what_was_planted_is_found_under_noise(name: str) -> None:
         assert [abs(stretch.begin - at) <= 2 for stretch, at in zip(found, (0, 118), strict=True)] == [True, True]
         grown = noise + 0.5 * np.arange(200)
         line = drift(grown, stretches(grown))
-        assert line is not None
         assert abs(line.slope - 0.5) < 0.05
         waved = noise.copy()
         waved[19::20] += 300
         found_period = period(waved, stretches(waved))
-        assert found_period is not None
         assert (found_period.every, found_period.first) == (20, 19)
 
 
@@ -168,9 +166,8 @@ def job(
                 now += save(rank, step)
             entered[rank] = now + sleep(rank, step)
         end = max(entered.values()) + MS // 2 + transfer(step)
-        keys = build.collective({rank: (at, end) for rank, at in entered.items()})
-        for rank, at in entered.items():
-            build.rank(rank).collective_wait(keys[rank], at, end)
+        build.meet(entered, end)
+        for rank in entered:
             build.rank(rank).phase("optimizer", end, end + MS // 2)
             clock[rank] = end + MS // 2
     return build

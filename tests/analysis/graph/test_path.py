@@ -52,10 +52,9 @@ def job(late_ns: int = 0, *, hosts: tuple[str, ...] = ("a", "b"), error_ns: int 
     for step in range(STEPS):
         now = step * 10 * MS
         enter = {rank: now + 4 * MS + (late_ns if rank == 1 else -rank * MS // 2) for rank in range(ranks)}
-        keys = build.collective({rank: (at, now + 8 * MS) for rank, at in enter.items()})
+        build.meet(enter, now + 8 * MS)
         for rank, at in enter.items():
             build.rank(rank).phase("forward", now, at).phase("optimizer", now + 8 * MS, now + 10 * MS)
-            build.rank(rank).collective_wait(keys[rank], at, now + 8 * MS)
     return build.trace()
 
 
@@ -115,10 +114,9 @@ def test_the_spread_is_that_of_the_steps() -> None:
     for step in range(STEPS):
         now = step * 10 * MS
         enter = {rank: now + (5 if (step + rank) % 2 else 3) * MS for rank in range(2)}
-        keys = build.collective({rank: (at, now + 8 * MS) for rank, at in enter.items()})
+        build.meet(enter, now + 8 * MS)
         for rank, at in enter.items():
             build.rank(rank).phase("forward", now, at).phase("optimizer", now + 8 * MS, now + 10 * MS)
-            build.rank(rank).collective_wait(keys[rank], at, now + 8 * MS)
     table = analyze(build.trace(), "critical_share")
     rows = {r["rank"]: r for r in table.rows() if r["name"] == "forward"}
     counted = np.arange(5, STEPS)

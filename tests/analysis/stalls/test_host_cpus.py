@@ -92,7 +92,6 @@ def test_a_run_tells_who_used_the_cpus_in_its_steps() -> None:
     for name, part in (("user", 1.3), ("system", 0.05), ("idle", 0.5), ("iowait", 0.0), ("steal", 0.15)):
         sample(rank, f"host_{name}_ns_total", {at: part * at for at in every})
     run = steps_of_run(build.trace())
-    assert run.cpus is not None
     assert run.cpus.others_count == pytest.approx(0.35)
     assert run.cpus.stolen_ratio == pytest.approx(0.1)
     assert run.cpus.wait_ns == pytest.approx(20 * MS)

@@ -52,11 +52,9 @@ def job(kind: str, *, ranks: int = RANKS, late_steps: tuple[int, ...] = tuple(ra
             calls[number] = at + 18 * MS
             rank.phase("backward", at, start + 35 * MS + LATE_NS + 2 * MS)
         last = max(calls.values())
-        keys = build.collective({r: (c, last + 2 * MS) for r, c in calls.items()})
-        for number, call in calls.items():
-            rank = build.rank(number)
-            rank.collective_wait(keys[number], call, last + 2 * MS)
-            rank.phase("optimizer", start + 77 * MS, start + 80 * MS)
+        build.meet(calls, last + 2 * MS)
+        for number in calls:
+            build.rank(number).phase("optimizer", start + 77 * MS, start + 80 * MS)
         start += 80 * MS
     return build.trace()
 

@@ -32,9 +32,7 @@ def three_late_ranks(steps: int = 2) -> Trace:
         at += 10 * MS
         for late, wait in WAITS.items():
             calls = {rank: at + (wait if rank == late else 0) for rank in range(8)}
-            keys = build.collective({rank: (call, at + wait + MS) for rank, call in calls.items()})
-            for rank, call in calls.items():
-                build.rank(rank).collective_wait(keys[rank], call, at + wait + MS)
+            build.meet(calls, at + wait + MS)
             at += wait + MS
         for rank in range(8):
             build.rank(rank).phase("optimizer", at, (step + 1) * 100 * MS)
@@ -70,9 +68,7 @@ def test_totals_count_every_cause_not_only_the_main_one_of_each_step(by: str) ->
         at += 10 * MS
         for late, wait in ((1, 4 * MS), (2 + step, 6 * MS)):
             calls = {rank: at + (wait if rank == late else 0) for rank in range(4)}
-            keys = build.collective({rank: (call, at + wait) for rank, call in calls.items()})
-            for rank, call in calls.items():
-                build.rank(rank).collective_wait(keys[rank], call, at + wait)
+            build.meet(calls, at + wait)
             at += wait
         for rank in range(4):
             build.rank(rank).phase("optimizer", at, (step + 1) * 100 * MS)
