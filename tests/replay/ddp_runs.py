@@ -59,8 +59,7 @@ def ddp_run(
     told = {f"{BUCKET} 0": f"{cap_bytes / MIB:g} script", f"{GRADIENTS} 0": " ".join(map(str, SIZES))}
     for rank in range(ranks if facts else 0):
         for key, value in told.items():
-            codes = {"key_code": build.strings.code(key), "value_code": build.strings.code(value)}
-            build.add("metadata", process_id=build.rank(rank).process_id, **codes)
+            build.say(key, value, build.rank(rank).process_id)
     begin = 0
     ready = np.cumsum(BACKWARD_NS)
     for _ in range(STEPS):

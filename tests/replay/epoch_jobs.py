@@ -155,8 +155,7 @@ class EpochJob:
             process.batch(BatchPhase.WORKERS_END, -1, begin, end, worker=-1, loader=first + epoch)
             process.batch_wait(-1, begin, end, worker=-1, loader=first + epoch, cpu=0, runqueue=0)
         for epoch in range(self.epochs if self.parted else 0):
-            key, value = map(build.strings.code, (f"{FACT}{first + epoch:016x}", "4 0 0 iterable"))
-            build.add("metadata", process_id=process.process_id, key_code=key, value_code=value)
+            build.say(f"{FACT}{first + epoch:016x}", "4 0 0 iterable", process.process_id)
         for begin, end in self.steps:
             middle = (begin + end) // 2
             process.phase("forward", begin, middle).phase("optimizer", middle, end)

@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 from builders import MS, trace_from_text
 from corpus import corpus
+from interleaved import interleaved
 from pipeline_files import BACKWARD, FORWARD, load, step_s, two_stages, write
+from wait_chains import none, on
 
 import stashtrace
 from stashtrace.analysis.graph import PipelineGraph, build
 from stashtrace.analysis.graph.pipeline_graph import build_pipeline
+from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Ideal
 from stashtrace.replay.slowdown import ranks_together
 from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 SECOND = 1_000_000_000
 SLOW = {(1, 0): 2.0}
@@ -283,3 +287,41 @@ def test_corpus_what_the_slowest_workers_contribute(published: Job) -> None:
 def _slowest(job: Job) -> str:
     (found,) = (str(row["name"]) for row in job.table.rows() if row["cause"] == "slowest_ranks")
     return found
+
+
+SHAPES = [(4, 1, 8), (2, 2, 4), (4, 2, 8)]
+
+
+def by_cause(trace: Trace) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["cause"], row["name"]): row for row in analyze(trace, "slowdown").rows()}
+
+
+@pytest.mark.parametrize("one_group", [False, True])
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), SHAPES)
+def test_equal_stages_are_not_slowed_down_by_their_bubble(
+    ranks: int, chunks: int, microbatches: int, one_group: bool
+) -> None:
+    """In one group the two sides of a message need not have one number."""
+    found = by_cause(interleaved(ranks, chunks, microbatches, none, one_group=one_group))
+    assert found["all", ""]["slowdown_ratio"] == pytest.approx(1.0, abs=0.01)
+    assert all(row["slowdown_ratio"] < 1.01 for row in found.values())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), SHAPES)
+@pytest.mark.parametrize("one_group", [False, True])
+def test_ranks_that_are_alike_share_the_work_of_the_slow_one(
+    ranks: int, chunks: int, microbatches: int, replicas: int, one_group: bool
+) -> None:
+    slow = ranks * replicas - 1
+    found = by_cause(interleaved(ranks, chunks, microbatches, on(slow, 4.0), replicas=replicas, one_group=one_group))
+    even = by_cause(
+        interleaved(ranks, chunks, microbatches, lambda step, rank: 4.0 / ranks / replicas, replicas=replicas)
+    )
+    whole = found["all", ""]
+    assert whole["ideal_step_ns"] == pytest.approx(even["all", ""]["step_ns"], rel=0.02)
+    assert whole["slowdown_ratio"] > 1.1
+    worst = max((row for (cause, _), row in found.items() if cause == "rank"), key=lambda row: row["recovered_ratio"])
+    assert worst["name"] == str(slow)
+    assert found["rank", str(slow)]["recovered_ratio"] > 0.7
+    assert found["rank", "0"]["slowdown_ratio"] < 1.05

@@ -44,9 +44,7 @@ def job(
         build_.meet(called, end, update_ns=MS)
         clock = end + MS
     for rank, batch in (samples or {}).items():
-        key = build_.strings.code(f"dataloader {1 + rank:016x}")
-        value = build_.strings.code(told.format(batch))
-        build_.add("metadata", process_id=build_.rank(rank).process_id, key_code=key, value_code=value)
+        build_.say(f"dataloader {1 + rank:016x}", told.format(batch), build_.rank(rank).process_id)
     return build_.trace()
 
 

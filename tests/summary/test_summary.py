@@ -488,8 +488,7 @@ def test_a_run_without_steps() -> None:
 def test_a_run_without_the_collector_of_steps_says_so() -> None:
     build = TraceBuilder()
     build.rank(0).io(0, MS)
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("collectors"), value_code=code("posix_io waits"))
+    build.say("collectors", "posix_io waits")
     assert "no step can be seen: --collectors left out torch_step and annotations" in summary(build.trace("./x"))
 
 
@@ -506,15 +505,13 @@ def test_a_run_without_the_collector_of_steps_says_so() -> None:
 def test_a_python_that_loads_no_probes_says_so(argv: str, said: bool) -> None:
     build = TraceBuilder()
     build.rank(0).io(0, MS)
-    code = build.strings.code
-    build.add("metadata", process_id=0, key_code=code("argv"), value_code=code(argv))
+    build.say("argv", argv, 0)
     assert ("ignores PYTHONPATH, so its steps cannot be seen" in " ".join(summary(build.trace("./x")).split())) is said
 
 
 def test_only_some_steps_were_wanted() -> None:
     build, _ = job()
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("steps"), value_code=code("5:17"))
+    build.say("steps", "5:17")
     assert "only steps 5:17 of the job were recorded, counted in optimizer updates" in summary(build.trace("./x"))
 
 
@@ -526,8 +523,7 @@ def test_opens_served_by_copies(flags: int, said: str) -> None:
     build, _ = job()
     build.rank(2).io(0, MS, op=IoOp.OPEN, flags=flags).io(MS, MS, op=IoOp.FOPEN, flags=flags).io(MS, MS, flags=flags)
     assert "copies" not in summary(build.trace("./x"))
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("staged"), value_code=code("/fast/staged.list"))
+    build.say("staged", "/fast/staged.list")
     assert said in summary(build.trace("./x"))
 
 

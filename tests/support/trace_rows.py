@@ -222,15 +222,17 @@ class TraceBuilder:
         self.add("metadata", process_id=process_id, key_code=code(key), value_code=code(value))
         return self
 
-    def clock(self, host: str, error_ns: int, *, reference: str, method: str = "collectives") -> TraceBuilder:
-        """Append by how much the clock of a host may be off from that of another one."""
+    def clock(
+        self, host: str, error_ns: int, *, reference: str = "a", method: str = "collectives", touch_ns: int = 0
+    ) -> TraceBuilder:
+        """Append by how much the clock of a host may be off, at all times and where the hosts have met."""
         code = self.strings.code
         self.add(
             "alignment",
             boot_code=code(f"boot-{host}"),
             reference_code=code(f"boot-{reference}"),
             error_ns=error_ns,
-            touch_error_ns=error_ns,
+            touch_error_ns=touch_ns,
             method_code=code(method),
         )
         return self

@@ -15,7 +15,7 @@ from stashtrace.analysis.findings.spikes.step_times import STEP_TIMES, step_time
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps as find_steps
 from stashtrace.live.table import LIVE_STEPS
-from stashtrace.schema.kinds import Phase, PhaseFlag, SpanKind
+from stashtrace.schema.kinds import Phase, PhaseFlag
 
 SLOW = (60, 101, 150)
 
@@ -140,15 +140,7 @@ def test_what_was_beside_a_slow_step_is_named() -> None:
     for step, kind in ((70, "gc"), (131, "save")):
         begin = optimizers[step - 1]["end_ns"] + 20 * MS
         if kind == "gc":
-            build.add(
-                "spans",
-                span_id=len(build.rows["spans"]),
-                begin_ns=begin,
-                end_ns=begin + 60 * MS,
-                track_id=process.track_id,
-                kind_code=int(SpanKind.GC),
-                name_code=build.strings.code("gc"),
-            )
+            process.gc(begin, begin + 60 * MS)
         else:
             process.phase("checkpoint", begin, begin + 80 * MS, flags=PhaseFlag.BACKGROUND)
     first, second = spikes(build.trace()).rows()

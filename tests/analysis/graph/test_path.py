@@ -38,17 +38,9 @@ def late_text() -> Trace:
 def job(late_ns: int = 0, *, hosts: tuple[str, ...] = ("a", "b"), error_ns: int = 0, ranks: int = 2) -> Trace:
     """Steps of 10 ms: 4 ms forward, of rank 1 longer; a transfer up to 8 ms; the optimizer."""
     build = TraceBuilder(hosts)
-    code = build.strings.code
     for host in sorted(set(hosts)):
         own = error_ns if host != "a" else 20
-        build.add(
-            "alignment",
-            boot_code=code(f"boot-{host}"),
-            reference_code=code("boot-a"),
-            method_code=code("collectives"),
-            error_ns=own,
-            touch_error_ns=own,
-        )
+        build.clock(host, own, touch_ns=own)
     for step in range(STEPS):
         now = step * 10 * MS
         enter = {rank: now + 4 * MS + (late_ns if rank == 1 else -rank * MS // 2) for rank in range(ranks)}

@@ -6,7 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builders import MS, TraceBuilder
+from corpus import corpus
 
+import stashtrace
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, CopyDirection, DeviceWork, IoOp, WaitOp
@@ -202,15 +204,8 @@ def test_an_operation_that_one_rank_never_entered_names_it() -> None:
 def two_hosts(error_ns: int) -> TraceBuilder:
     """A rank on each, and how far the second one's clock may be off."""
     build = TraceBuilder(hosts=["node00", "node01"])
-    code = build.strings.code
     for host, error in (("node00", 0), ("node01", error_ns)):
-        build.add(
-            "alignment",
-            boot_code=code(f"boot-{host}"),
-            reference_code=code("boot-node00"),
-            error_ns=error,
-            method_code=code("collectives"),
-        )
+        build.clock(host, error, reference="node00")
     return build
 
 
@@ -459,3 +454,23 @@ def test_clocks_too_far_apart_leave_the_lengths_to_tell() -> None:
     assert (found["cause_ns"] == 40 * MS).all()
     assert (found["late_by_ns"] == 40 * MS).all()
     assert found["link"].tolist() == ["node00, node01"] * 3
+
+
+def test_dlrm_on_eight_gpus_names_rank_7_and_admits_what_lies_before_the_step() -> None:
+    trace = stashtrace.load(str(corpus("kineto/dlrm8_v100")))
+    found = analyze(trace, "late").sort_by("sequence")
+    assert len(found) == 8
+    assert np.count_nonzero(found["late_rank"] == 7) == 5
+    times = analyze(trace, "collectives")
+    for sequence, wait, skew in zip(
+        *(found[n].tolist() for n in ("sequence", "wait_ns", "launch_skew_ns")), strict=True
+    ):
+        assert wait + skew == times["wait_ns"][times["sequence"] == sequence].max()
+    # Its step began late and the recording begins with it; afterwards its device waited for its host.
+    assert found["cause_kind"][0] == "before"
+    assert set(found["cause_kind"][1:].tolist()) == {"launch"}
+    explained = found["cause_ns"][1:] / found["late_by_ns"][1:]
+    assert (explained > 0.75).all()
+    assert (explained < 1.25).all()
+    recurring = analyze(trace, "late_ranks")
+    assert (recurring["rank"][0], recurring["last_count"][0], recurring["verdict"][0]) == (7, 5, "once")
