@@ -87,12 +87,10 @@ def gpu_job(
 
 
 def rows(trace: Trace, **wanted: Any) -> list[dict[str, Any]]:
-    """Rows of the table that have these values."""
     return [row for row in overlap_advice(trace).rows() if all(row[name] == value for name, value in wanted.items())]
 
 
 def row(trace: Trace, transformation: str, **wanted: Any) -> dict[str, Any]:
-    """The one row of a transformation."""
     (found,) = rows(trace, transformation=transformation, **wanted)
     return found
 

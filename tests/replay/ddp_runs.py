@@ -22,12 +22,10 @@ FORWARD_NS, UPDATE_NS, STEPS = 6 * MS, 2 * MS, 12
 
 
 def transfer_ns(size: float, latency_ns: int = ALPHA_NS) -> int:
-    """Time of one message."""
     return round(latency_ns + BETA_NS * size)
 
 
 def buckets_of(cap_bytes: float, sizes: Sequence[int] = SIZES) -> list[tuple[int, int]]:
-    """First gradient of each bucket, and the one after its last."""
     starts = bucket_starts(sizes, cap_bytes).tolist()
     return list(zip(starts, [*starts[1:], len(sizes)], strict=True))
 

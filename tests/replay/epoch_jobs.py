@@ -68,7 +68,6 @@ class EpochJob:
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     def run(self) -> EpochJob:
-        """Play it."""
         now, free = 0, [0] * self.workers
         takes = self.batches if self.taken < 0 else self.taken
         for epoch in range(self.epochs):
@@ -124,7 +123,6 @@ class EpochJob:
 
     @property
     def step_mean_ns(self) -> float:
-        """Mean step without those that warm up."""
         ends = [end for _, end in self.steps]
         return (ends[-1] - ends[WARMUP - 1]) / (len(ends) - WARMUP)
 

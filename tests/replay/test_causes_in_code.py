@@ -209,32 +209,21 @@ HOOK = (f"Tensor.backward {TORCH}/_tensor.py:6", "hook /jobs/train.py:11")
 PARSE = ("parse /jobs/train.py:14", "JSONDecoder.decode /usr/lib/python3.11/json/decoder.py:337")
 
 
-def sleeper(
-    build: TraceBuilder, number: int, *, python_ms: int = 0, steps: int = 12, sleeps: bool = True
-) -> ProcessBuilder:
-    """A rank of steps of 40 ms: 20 computing, 10 asleep, or blocked in nothing recorded.
-
-    The rest is Python of the loop if ``python_ms`` are.
-    """
-    rank = build.rank(number)
-    for step in range(steps):
+def sleeper(build: TraceBuilder, *, python_ms: int = 0) -> ProcessBuilder:
+    """A rank of steps of 40 ms: 20 computing, 10 asleep; the rest is Python of the loop if ``python_ms`` are."""
+    rank = build.rank(0)
+    for step in range(12):
         now, ran = step * 40 * MS, step * (20 + python_ms) * MS
         rank.phase("forward", now, now + 10 * MS, cpu=(ran, ran + 10 * MS), runqueue=(0, 0))
-        if sleeps:
-            rank.wait(WaitOp.SLEEP, now + 10 * MS, now + 20 * MS)
-        rank.phase(
-            "optimizer",
-            now + (20 + python_ms) * MS,
-            now + 40 * MS,
-            cpu=(ran + (10 + python_ms) * MS, ran + (20 + python_ms) * MS),
-            runqueue=(0, 0),
-        )
+        rank.wait(WaitOp.SLEEP, now + 10 * MS, now + 20 * MS)
+        clocks = (ran + (10 + python_ms) * MS, ran + (20 + python_ms) * MS)
+        rank.phase("optimizer", now + (20 + python_ms) * MS, now + 40 * MS, cpu=clocks, runqueue=(0, 0))
     return rank
 
 
 def test_a_long_call_is_said_with_its_line() -> None:
     build = TraceBuilder()
-    rank = sleeper(build, 0)
+    rank = sleeper(build)
     for step in range(12):
         long_call(rank, (step * 40 + 10) * MS, (step * 40 + 20) * MS, stack_of(rank, TRAIN, *HOOK))
     assert next(causes(build.trace()).rows())["place"] == "hook (train.py:11)"
@@ -242,7 +231,7 @@ def test_a_long_call_is_said_with_its_line() -> None:
 
 def test_a_function_with_most_of_the_samples_is_said_with_what_it_calls() -> None:
     build = TraceBuilder()
-    rank = sleeper(build, 0, python_ms=10)
+    rank = sleeper(build, python_ms=10)
     parse, main = stack_of(rank, TRAIN, *PARSE), stack_of(rank, TRAIN)
     for step in range(12):
         sample(rank, step * 40 * MS + MS, main)
@@ -254,7 +243,7 @@ def test_a_function_with_most_of_the_samples_is_said_with_what_it_calls() -> Non
 
 def test_a_line_with_too_few_samples_is_not_said() -> None:
     build = TraceBuilder()
-    rank = sleeper(build, 0, python_ms=10)
+    rank = sleeper(build, python_ms=10)
     sample(rank, MS, stack_of(rank, TRAIN))
     sample(rank, 24 * MS, stack_of(rank, TRAIN, *PARSE))
     sample(rank, 479 * MS, stack_of(rank, TRAIN))

@@ -64,7 +64,6 @@ def model_of(build: TraceBuilder) -> CommunicationModel:
 
 
 def one(model: CommunicationModel) -> tuple[float, float]:
-    """Alpha and beta of the only operation."""
     (link,) = model.links
     return link.fit.pieces[0].alpha_ns, link.fit.pieces[0].beta_ns_per_byte
 

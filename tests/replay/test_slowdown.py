@@ -209,7 +209,6 @@ class Job:
         self.table = stashtrace.analyze(self.trace, "slowdown")
 
     def steps(self, kind: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Published length of each step, ns."""
         own = {int(step): seconds for step, seconds in self.result[kind].items()}
         return np.array([own[step] for step in self.whole.steps.tolist()]) * SECOND
 

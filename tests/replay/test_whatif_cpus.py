@@ -61,7 +61,6 @@ class Shared:
     messages_ns: float = 0.0
 
     def run(self) -> Shared:
-        """Simulate."""
         now, ready = 0, {0: 0, 1: 0}
         step, asked = {0: 0, 1: 0}, {0: 2, 1: 2}
         making: dict[int, Task] = {}
@@ -137,9 +136,7 @@ class Shared:
                 cpu, queue = cpu + round(ran), queue + waited
                 process.phase("optimizer", ended - 2000, ended - 1000, cpu=(cpu, cpu), runqueue=(queue, queue))
         for first, second, end in self.reduced:
-            keys = trace.collective({0: (first, end - 2000), 1: (second, end - 2000)})
-            for rank, at in ((0, first), (1, second)):
-                trace.rank(rank).collective_wait(keys[rank], at, end - 2000)
+            trace.meet({0: first, 1: second}, end - 2000)
         last = self.reduced[-1][2]
         of_ranks = [sum(ran for of, *_, ran in (*self.batches, *self.computed) if of == rank) for rank in (0, 1)]
         whole = sum(of_ranks) + self.messages_ns

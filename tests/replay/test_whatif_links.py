@@ -190,10 +190,7 @@ def test_who_got_more_of_a_link_is_not_taken_for_a_faster_transfer() -> None:
         for rank in range(2):
             build_.rank(rank).phase("forward", now, now + 2 * MS)
         for group, end in ((WORLD, 30), (OTHER, 40)):
-            times = dict.fromkeys(range(2), (now + 2 * MS, now + (2 + end) * MS))
-            keys = build_.collective(times, group=group, message_bytes=20 * MB)
-            for rank in range(2):
-                build_.rank(rank).collective_wait(keys[rank], now + 2 * MS, now + (2 + end) * MS)
+            build_.meet(dict.fromkeys(range(2), now + 2 * MS), now + (2 + end) * MS, group=group, message_bytes=20 * MB)
         now += 43 * MS
         for rank in range(2):
             build_.rank(rank).phase("optimizer", now - MS, now)

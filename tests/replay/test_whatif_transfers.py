@@ -178,10 +178,7 @@ def test_messages_that_cannot_be_matched_are_no_transfers() -> None:
     for number in range(8):
         for rank in range(3):
             build_.rank(rank).phase("forward", now, now + MS).phase("optimizer", now + 5 * MS, now + 6 * MS)
-        times = dict.fromkeys(range(3), (now + MS, now + 5 * MS))
-        keys = build_.collective(times, op=CollectiveOp.SEND, sequence=number)
-        for rank, key in keys.items():
-            build_.rank(rank).collective_wait(key, now + MS, now + 5 * MS)
+        build_.meet(dict.fromkeys(range(3), now + MS), now + 5 * MS, op=CollectiveOp.SEND, sequence=number)
         now += 6 * MS
     graph = build(build_.trace())
     assert (graph.kind == StallKind.INTERCONNECT).any()
@@ -267,11 +264,9 @@ def test_what_some_transfers_take_longer_may_not_be_the_link() -> None:
         for rank in range(2):
             build_.rank(rank).phase("forward", now, now + MS)
         end = now + (9 + 3 * (step % 2)) * MS
-        keys = build_.collective(dict.fromkeys(range(2), (now + MS, end)), message_bytes=8 * MB)
-        small = build_.collective(dict.fromkeys(range(2), (end, end + MS // 10)), message_bytes=MB // 10)
+        build_.meet(dict.fromkeys(range(2), now + MS), end, message_bytes=8 * MB)
+        build_.meet(dict.fromkeys(range(2), end), end + MS // 10, message_bytes=MB // 10)
         for rank in range(2):
-            build_.rank(rank).collective_wait(keys[rank], now + MS, end)
-            build_.rank(rank).collective_wait(small[rank], end, end + MS // 10)
             build_.rank(rank).phase("optimizer", end + MS // 10, end + MS)
         now = end + MS
     low, high = ms(asked(build(build_.trace()), "interconnect.bandwidth=x2"))

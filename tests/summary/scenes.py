@@ -18,8 +18,6 @@ STEPS = 12
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict in words."""
-
     kind: str
     share: float
     text: str
@@ -27,7 +25,6 @@ class Verdict:
 
 
 def verdicts(run: Trace | RunFacts) -> list[Verdict]:
-    """The verdicts of a run as the summary words them."""
     facts = gather(run) if isinstance(run, Trace) else run
     return [
         Verdict(f.row["kind"], f.row["share_ratio"], claim_text(f), tuple(evidence_texts(f)))

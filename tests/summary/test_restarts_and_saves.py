@@ -43,11 +43,7 @@ def test_a_load_is_no_save() -> None:
             rank.phase("forward", now, now + 10 * MS)
             if number:
                 rank.phase("checkpoint_load", now + 10 * MS, end)
-        keys = build.collective({0: (now + 10 * MS, now + 42 * MS), 1: (now + 40 * MS, now + 42 * MS)})
-        for number in range(2):
-            rank = build.rank(number)
-            rank.collective_wait(keys[number], now + (10 + 30 * number) * MS, now + 42 * MS)
-            rank.phase("optimizer", now + 42 * MS, now + 50 * MS)
+        build.meet({0: now + 10 * MS, 1: now + 40 * MS}, now + 42 * MS, update_ns=8 * MS)
         now += 50 * MS
     trace = build.trace()
     shown = " ".join(summary(trace, first=causes(trace), everything=True).split())

@@ -136,7 +136,6 @@ LONG = f"{SHORT} in all-reduce, " + "and so on " * 10
 
 
 def headline(text: str, **facts: str) -> str:
-    """Return the headline of a run with one verdict."""
     return headline_text(findings_of(*tables_of([Claim("verdict", "late", text=text, facts=facts)])))
 
 

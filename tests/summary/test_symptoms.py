@@ -39,7 +39,6 @@ LESSON = re.findall(r"^\$ (\S+) *(.*)$", TUTORIAL, re.MULTILINE)
 
 
 def words(text: str) -> str:
-    """A text without its lines."""
     return " ".join(text.split())
 
 

@@ -37,9 +37,8 @@ def rows(trace: Trace) -> list[dict[str, Any]]:
     return list(analyze(trace, "hang").rows())
 
 
-def seen(build: TraceBuilder, look: Look, rank: int = 2) -> Trace:
-    process = build.rank(rank).process_id
-    return with_looks(ended(build), {process: look.to_text()})
+def seen(build: TraceBuilder, look: Look) -> Trace:
+    return with_looks(ended(build), {build.rank(2).process_id: look.to_text()})
 
 
 def a_look(call: str = "", target: str = "", **more: Any) -> Look:

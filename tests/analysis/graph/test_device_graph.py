@@ -58,7 +58,6 @@ def step_events(n: int, gemm: float, *, world: int = 2, begin: float = 0.0, all_
 
 
 def job(folder: Path, gemms: Sequence[float], *, steps: int = 3, **options: Any) -> Graph:
-    """Ranks that compute for so long."""
     folder.mkdir(exist_ok=True)
     for rank, gemm in enumerate(gemms):
         events = [event for n in range(steps) for event in step_events(n, gemm, **options)]

@@ -51,7 +51,6 @@ def job(late_ns: int = 0, *, hosts: tuple[str, ...] = ("a", "b"), error_ns: int 
 
 
 def held_ms(table: Table, *keys: str) -> dict[tuple[object, ...], float]:
-    """Sum of held_ns by some columns."""
     found: dict[tuple[object, ...], float] = {}
     for row in table.rows():
         key = tuple(row[name] for name in keys)

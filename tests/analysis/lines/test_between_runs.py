@@ -79,7 +79,6 @@ def run_of(trace: Trace) -> StepsOfRun:
 
 
 def run(seed: int, *sleeps_and_computes: Mapping[str, float], **options: Any) -> StepsOfRun:
-    """A run of one rank."""
     build = TraceBuilder()
     trains(build, np.random.default_rng(seed), *sleeps_and_computes, **options)
     return run_of(build.trace())
@@ -90,7 +89,6 @@ def sides(before: Sequence[StepsOfRun], after: Sequence[StepsOfRun]) -> tuple[Si
 
 
 def differences(before: StepsOfRun, after: StepsOfRun) -> Table:
-    """The rows that `diff` shows."""
     old, new = sides([before], [after])
     table = lines_of_diff(old, new, diff_of_sides(old, new))
     assert table is not None
@@ -98,7 +96,6 @@ def differences(before: StepsOfRun, after: StepsOfRun) -> Table:
 
 
 def named(table: Table | None) -> list[tuple[str, str, str]]:
-    """Kind, function and verdict of the functions that are named."""
     return [(row["kind"], row["function"], row["verdict"]) for row in table.rows() if row["verdict"] != "no difference"]
 
 

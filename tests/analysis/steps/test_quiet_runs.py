@@ -57,10 +57,8 @@ def generating(
             forward = FORWARD + (SLOWER if rank == slow else 0)
             job.rank(rank).phase("forward", t, t + forward, name="DDP").phase("backward", t + forward, done)
             job.rank(rank).phase("optimizer", done, done + UPDATE)
-            called[rank] = (t + forward + 2 * MS, done - MS)
-        keys = job.collective(called)
-        for rank, key in keys.items():
-            job.rank(rank).collective_wait(key, *called[rank])
+            called[rank] = t + forward + 2 * MS
+        job.meet(called, done - MS)
         at = done + UPDATE
     return job.trace()
 
