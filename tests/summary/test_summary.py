@@ -405,11 +405,10 @@ def test_a_doubt_between_two_kinds_is_none_about_their_sum() -> None:
 def test_contention_steal_and_losses_are_said_when_they_matter() -> None:
     build, _ = job()
     build.loss("lane_full_rows", 1200, collector="posix_io", advice="rows came faster than they could be written")
-    for second in range(3):
-        for name, share in (("user", 60), ("system", 10), ("idle", 20), ("iowait", 0), ("steal", 10)):
-            build.counter(0, f"host_{name}_ns_total", {second * 10**8: second * share * MS})
-    merged = gather(_one_track_per_counter(build))
-    crowded = replace(merged, ranks=(replace(merged.ranks[0], contention_ratio=0.2), *merged.ranks[1:]))
+    for name, share in (("user", 60), ("system", 10), ("idle", 20), ("iowait", 0), ("steal", 10)):
+        build.counter(0, f"host_{name}_ns_total", {second * 10**8: second * share * MS for second in range(3)})
+    facts = gather(build.trace())
+    crowded = replace(facts, ranks=(replace(facts.ranks[0], contention_ratio=0.2), *facts.ranks[1:]))
     shown = " ".join(render(Summary.of(crowded), Look(), "x").split())
     assert "rank 0's step thread waited for a CPU for 20 % of the step" in shown
     assert "the hypervisor took 10 % of the CPU time of node00" in shown
@@ -433,18 +432,6 @@ def test_a_record_with_an_unknown_value_is_not_lost(reason: str) -> None:
     assert "RECORDS LOST" not in shown
     assert "lost records 0" in shown
     assert "x.darshan: taken as unknown" in shown
-
-
-def _one_track_per_counter(build: TraceBuilder) -> Any:
-    """Samples of one name belong to one track; the builder makes one for each call."""
-    first: dict[int, int] = {}
-    for track in build.rows["tracks"]:
-        if track["unit_code"] == 0 and track["kind_code"] == 5:
-            first.setdefault(track["name_code"], track["track_id"])
-    names = {t["track_id"]: t["name_code"] for t in build.rows["tracks"]}
-    for row in build.rows["counters"]:
-        row["track_id"] = first[names[row["track_id"]]]
-    return build.trace()
 
 
 @pytest.mark.parametrize(

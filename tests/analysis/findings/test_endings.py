@@ -33,6 +33,13 @@ def job(*, exit_code: str = "1", steps: int = 3) -> TraceBuilder:
     return build
 
 
+def launched(build: TraceBuilder, said: dict[int, str], name: str = "torchrun", how: str = "exited") -> None:
+    """A parent of the ranks that says how some of them ended."""
+    parent = build.process(rank=-1, role=0, name=name)  # type: ignore[arg-type]
+    for rank, text in said.items():
+        build.say(f"{how} {1000 + build.rank(rank).process_id}", text, parent.process_id)
+
+
 def raised(build: TraceBuilder, rank: int, at_ns: int, text: str) -> None:
     build.rank(rank).span(SpanKind.EXCEPTION, at_ns, at_ns, text)
 
@@ -87,8 +94,7 @@ def test_a_rank_that_is_gone_before_the_others_fail_comes_first(recorded: bool) 
         build.rank(rank).lives(0, 300 * MS)
     build.rank(1).lives(0, 70 * MS)
     if recorded:
-        parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
-        build.say(f"exited {1000 + build.rank(0).process_id}", "1 local rank 0", parent.process_id)
+        launched(build, {0: "1 local rank 0"})
     claims = document(summarize(build.trace()))["findings"]
     if recorded:  # a parent that knows how ranks ended says nothing of this one: it ended well
         assert claims[0]["text"] == f"rank 0 raised {BROKEN} after 3 steps"
@@ -111,9 +117,7 @@ def test_endings_are_in_the_order_in_which_they_came() -> None:
 
 def test_an_exit_code_that_its_launcher_recorded() -> None:
     build = job()
-    parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
-    pid = 1000 + build.rank(2).process_id
-    build.say(f"exited {pid}", "3 local rank 2", parent.process_id)
+    launched(build, {2: "3 local rank 2"})
     assert first(build.trace()) == "the job ended with exit code 1: rank 2 left with exit code 3 after 3 steps"
 
 
@@ -129,9 +133,7 @@ def test_the_code_of_a_launcher_is_not_that_of_a_rank(command: str) -> None:
 
 def test_a_rank_that_was_killed() -> None:
     build = job()
-    parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
-    pid = 1000 + build.rank(2).process_id
-    build.say(f"killed {pid}", "SIGKILL kernel local rank 2", parent.process_id)
+    launched(build, {2: "SIGKILL kernel local rank 2"}, how="killed")
     raised(build, 0, 30 * S, BROKEN)
     assert first(build.trace()) == (
         "the job ended with exit code 1: rank 2 was killed by SIGKILL after 3 steps; the kernel ended a process for"
@@ -141,9 +143,7 @@ def test_a_rank_that_was_killed() -> None:
 
 def test_ranks_that_the_launcher_ended_did_not_fail() -> None:
     build = job()
-    parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
-    for rank in (0, 2):
-        build.say(f"killed {1000 + build.rank(rank).process_id}", "SIGTERM launcher local rank", parent.process_id)
+    launched(build, dict.fromkeys((0, 2), "SIGTERM launcher local rank"), how="killed")
     raised(build, 1, 70 * MS, BAD)
     trace = build.trace()
     assert first(trace) == f"the job ended with exit code 1: rank 1 raised {BAD} after 3 steps"
@@ -199,8 +199,7 @@ def test_a_rank_that_left_while_the_others_failed_is_named_with_its_code() -> No
     raised(build, 0, 30 * S, BROKEN)
     for rank in range(3):
         build.counter(rank, "process_user_ns_total", {at * S // 10: 1.0 for at in range(302 if rank == 1 else 320)})
-    parent = build.process(rank=-1, role=0, name="mp.spawn")  # type: ignore[arg-type]
-    build.say(f"exited {1000 + build.rank(1).process_id}", "3 local rank 1", parent.process_id)
+    launched(build, {1: "3 local rank 1"}, name="mp.spawn")
     assert first(build.trace()) == (
         "rank 1 has not entered all-reduce 3 of default_pg, 1.05 MB: it left with exit code 3"
     )

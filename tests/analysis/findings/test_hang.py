@@ -3,15 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from builders import MS, S, TraceBuilder
-from corpus import corpus
 from hung_jobs import ended, pending, started
 
-import stashtrace
 from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.registry import analyze
@@ -236,16 +233,6 @@ def test_a_pause_is_no_hang_before_ten_seconds_nor_while_one_rank_works() -> Non
     process = build.rank(1).process_id
     trace = with_looks(build.trace(), {process: a_look("write", "/model.pt", moved_bytes=9 << 20).to_text()})
     assert describe_stuck(trace) == []
-
-
-@pytest.mark.parametrize("name", ["hang_gpu_error_1st", "hang_lock_gil_1st"])
-def test_the_injected_ranks_of_dumps_have_the_rows_and_nobody_else(name: str) -> None:
-    folder = corpus(f"flight_recorder/{name}")
-    first = (folder / "fault_injection.log").read_text(encoding="utf-8").splitlines()[0]
-    found = rows(stashtrace.load(folder))
-    assert [row["rank"] for row in found] == [int(number) for number in re.findall(r"\d+", first)]
-    assert {row["since_ns"] for row in found} == {-1}
-    assert {row["activity"] for row in found} == {"unknown"}
 
 
 @pytest.mark.parametrize(

@@ -244,3 +244,5 @@ def test_the_injected_ranks_of_dumps_are_named_and_nobody_else(name: str) -> Non
     shown = summary(trace)
     assert shown.startswith("the job hung: ")
     assert "no steps are recorded" not in shown
+    rows = list(stashtrace.analyze(trace, "hang").rows())
+    assert [(row["rank"], row["since_ns"], row["activity"]) for row in rows] == [(r, -1, "unknown") for r in injected]
