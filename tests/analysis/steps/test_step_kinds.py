@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from itertools import groupby, pairwise
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.steps.training_loop import BACKWARD, FORWARD, UPDATE, WAIT, Tokens, steps_of
 from stashtrace.schema.kinds import PhaseFlag
 from stashtrace.schema.trace import Trace
 
@@ -161,3 +163,39 @@ def test_on_a_device_an_iteration_lies_between_the_marks_of_its_ends() -> None:
     assert steps["end_ns"].tolist() == ends
     assert steps["begin_ns"].tolist() == [late, *ends[:-1]]
     assert (steps["clock_code"] > 0).all()
+
+
+# Tokens without times. L l: loss without and with gradients, e: a wait that ends an iterator, V: without gradients.
+_TOKENS = {"W": WAIT, "e": WAIT, "F": FORWARD, "V": FORWARD, "L": FORWARD, "l": FORWARD, "B": BACKWARD, "U": UPDATE}
+_TOKEN_MODULES = {"F": 1, "V": 1, "L": 2, "l": 2, "M": 3}
+
+
+def counts(word: str, *, evaluated: int = 1) -> dict[str, int]:
+    """Steps by kind; ``evaluated`` is the module of V, where evaluation uses the model without its wrapper."""
+    begin = np.arange(len(word)) * 10
+    modules = {**_TOKEN_MODULES, "V": evaluated}
+    tokens = Tokens(
+        begin,
+        begin + 8,
+        np.array([_TOKENS[letter] for letter in word]),
+        np.array([letter in "VL" for letter in word]),
+        np.array([letter in "Fl" for letter in word]),
+        np.zeros(len(word), dtype=bool),
+        np.array([modules.get(letter, 0) for letter in word]),
+    )
+    kinds, numbers = np.unique(steps_of(tokens).kind, return_counts=True)
+    return dict(zip(kinds.tolist(), numbers.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("evaluated", [1, 3])
+@pytest.mark.parametrize("train", ["FBU", "FlBU", "WFBU", "WFlBU"])
+@pytest.mark.parametrize("evaluation", ["WV" * 20, "WVL" * 20, "e" + "WV" * 20 + "e", "WV" * 20 + "e"])
+def test_every_batch_counts(train: str, evaluation: str, evaluated: int) -> None:
+    assert counts((train * 10 + evaluation) * 4, evaluated=evaluated) == {"train": 40, "validation": 80}
+    assert counts((train * 10 + evaluation) * 4 + train * 3, evaluated=evaluated) == {"train": 43, "validation": 80}
+
+
+@pytest.mark.parametrize("evaluated", [1, 3])
+def test_a_teacher_on_the_same_batch_is_part_of_the_step(evaluated: int) -> None:
+    assert counts("WVFBU" * 30, evaluated=evaluated) == {"train": 30}
+    assert counts(("WFBU" * 3 + "WVFBU") * 10, evaluated=evaluated) == {"train": 40}
