@@ -39,25 +39,14 @@ TWO_RANKS = """
 """
 
 
-def processor_of(trace: Trace, path: Path, **options) -> TraceProcessor:
-    """The trace processor of an exported trace, without error statistics."""
-    result = export(trace, "perfetto", path, **options)
-    processor = TraceProcessor.of(result.path)
-    assert processor.errors() == []
-    assert processor.one("select count() from slice") == result.rows_count
-    assert processor.one("select count() from slice where dur < 0") == 0
-    processor.result = result
-    return processor
-
-
 @pytest.fixture
 def exported(tmp_path: Path):
-    return lambda trace, name="t.pftrace", **options: processor_of(trace, tmp_path / name, **options)
+    return lambda trace, name="t.pftrace", **options: trace_processor.exported(trace, tmp_path / name, **options)
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> TraceProcessor:
-    return processor_of(trace_from_text(TWO_RANKS), tmp_path_factory.mktemp("perfetto") / "t.pftrace")
+    return trace_processor.exported(trace_from_text(TWO_RANKS), tmp_path_factory.mktemp("perfetto") / "t.pftrace")
 
 
 def lines(processor: TraceProcessor, track: str, depth: int | None = None) -> list[tuple]:

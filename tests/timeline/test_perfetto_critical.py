@@ -10,22 +10,12 @@ import pytest
 import trace_processor
 from analysis.graph.test_path import job, late_text
 from builders import MS, TraceBuilder, trace_from_text
-from trace_processor import TraceProcessor
+from trace_processor import TraceProcessor, exported
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.exporters.registry import export
-from stashtrace.schema.trace import Trace
 from stashtrace.timeline import step_tracks
 
 pytestmark = pytest.mark.skipif(bool(trace_processor.missing()), reason=trace_processor.missing() or "-")
-
-
-def exported(trace: Trace, path: Path, **options: object) -> TraceProcessor:
-    result = export(trace, "perfetto", path, **options)
-    processor = TraceProcessor.of(result.path)
-    assert processor.errors() == []
-    assert processor.one("select count() from slice") == result.rows_count
-    return processor
 
 
 def line(processor: TraceProcessor, track: str) -> list[tuple[str, int, int]]:
