@@ -23,7 +23,6 @@ from importers.kineto_files import device, host, launch, step, write
 
 import stashtrace
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
-from stashtrace.analysis.graph.critical_path import Course
 from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.replay import Answer, Change, what_if
@@ -136,16 +135,6 @@ def test_the_budget_is_that_of_the_run_and_adds_up(late: Graph) -> None:
         "host": 124,
     }
     assert {name: ns / US for name, ns in after.items() if ns} == {"compute": 396, "link": 180, "host": 124}
-
-
-def test_the_critical_path_leads_through_the_late_rank(late: Graph) -> None:
-    course = Course.of(late, late.replay())
-    path, held = course.path, np.diff(course.path_bounds_ns)
-    computes = (late.resource[path] == Resource.STREAM) & (late.kind[path] == StallKind.COMPUTE)
-    long = path[computes & (late.work_ns[path] == 600 * US)]
-    assert late.rank[long].tolist() == [1, 1, 1]
-    assert not (late.work_ns[path] == 300 * US).any()
-    assert held.sum() == 3000 * US
 
 
 def test_hidden_communication_costs_nothing_until_nothing_hides_it(tmp_path: Path) -> None:
