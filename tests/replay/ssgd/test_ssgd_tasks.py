@@ -12,7 +12,7 @@ from replay.ssgd.mg_wfbp_logs import COSTS, googlenet
 
 from stashtrace.errors import UsageError
 from stashtrace.replay.ssgd import PRESETS, VARIANTS, Ring, Variant, Workload, replay, speedups
-from stashtrace.replay.ssgd.iteration_study import best, layer_by_layer, merge_of
+from stashtrace.replay.ssgd.iteration_study import best, layer_by_layer
 from stashtrace.replay.ssgd.tasks import NAIVE, PREFETCH, WAIT_FREE
 
 #: Layers, totals in ns and bytes of workloads that were published per layer: forward, backward, gradients.
@@ -123,16 +123,6 @@ def test_every_task_where_it_belongs() -> None:
     assert found.forward_ns[1, 0, 0].tolist() == [642, 652]
 
     assert found.ends_ns[0] == 649
-
-
-def test_the_slowest_worker_sets_the_pace() -> None:
-    net = spread("resnet50")
-    messages = merge_of(net, [0], 1e5, 0.5)
-    alone = replay(net, NAIVE, workers=4, last_layers=messages.last_layers, message_ns=messages.time_ns).iteration_ns
-    late = replay(
-        net, NAIVE, workers=4, last_layers=messages.last_layers, message_ns=messages.time_ns, slowness=[1, 1, 1.5, 1]
-    ).iteration_ns
-    assert late - alone == pytest.approx(0.5 * (79.3e6 + 268.9e6), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", TOTALS)
