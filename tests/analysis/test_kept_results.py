@@ -53,7 +53,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each of the functions is called."""
     counts: Counter[str] = Counter()
     for module_name, name in (*ONCE_PER_TRACE, *ONCE_PER_RANK):
         module = importlib.import_module(module_name)

@@ -161,7 +161,6 @@ class Job:
         return Table.concat(TABLES["collectives"], self.parts)
 
     def group_table(self) -> Table:
-        """Who is in which group."""
         rank, group, place, size = (np.array(c, dtype=np.int64) for c in zip(*self.groups, strict=True))
         schema = TABLES["groups"]
         columns = {n: np.zeros(len(rank), dtype=np.int64) for n in schema.names}

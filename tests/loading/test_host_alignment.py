@@ -20,8 +20,9 @@ def times(count: int, gap_ns: float = 50 * MS, first_ns: float = 5 * S) -> np.nd
     return first_ns + np.arange(count) * float(gap_ns)
 
 
-def job_of(hosts: Hosts, rng: np.random.Generator, per_host: int = 1) -> Job:
-    return Job(hosts, np.repeat(np.arange(len(hosts.offset_ns)), per_host), rng)
+def job_of(seed: int, *, hosts: int, per_host: int = 1) -> Job:
+    rng = np.random.default_rng(seed)
+    return Job(Hosts.random(hosts, rng), np.repeat(np.arange(hosts), per_host), rng)
 
 
 def align(job: Job, end_ns: float, pings: Meetings | None = None, bends: tuple[Bend, ...] = ()) -> Alignment:
@@ -44,10 +45,11 @@ def worst(job: Job, found: Alignment, host: int, begin_ns: float, end_ns: float)
     return int(np.abs(miss).max()), int(error.max())
 
 
-def exchanges(hosts: Hosts, at_ns: np.ndarray, rng: np.random.Generator, delay_ns: float = 15 * US) -> Meetings:
+def exchanges(job: Job, at_ns: np.ndarray) -> Meetings:
     """Pings of host 1 to host 0 at these moments."""
     count = len(at_ns)
-    there, back = (delay_ns + rng.exponential(10 * US, count) for _ in range(2))
+    hosts = job.hosts
+    there, back = (15 * US + job.rng.exponential(10 * US, count) for _ in range(2))
     sent, got = hosts.shown(1, at_ns), hosts.shown(0, at_ns + there)
     replied, heard = hosts.shown(0, at_ns + there + 2 * US), hosts.shown(1, at_ns + there + 2 * US + back)
     number = np.repeat(np.arange(count), 2)
@@ -70,7 +72,8 @@ def test_true_offsets_lie_inside_the_stated_error_for_many_jobs() -> None:
     good = []
     for seed in range(150):
         rng = np.random.default_rng(seed)
-        job = job_of(Hosts.random(int(rng.integers(2, 6)), rng), rng, int(rng.integers(1, 4)))
+        hosts = Hosts.random(int(rng.integers(2, 6)), rng)
+        job = Job(hosts, np.repeat(np.arange(len(hosts.offset_ns)), int(rng.integers(1, 4))), rng)
         everyone = np.arange(len(job.host_of))
         at = times(int(rng.integers(4, 300)), rng.choice([2, 30, 300]) * MS)
         late = rng.choice([0, 1, 5]) * MS * rng.random(len(everyone))
@@ -92,8 +95,7 @@ def test_true_offsets_lie_inside_the_stated_error_for_many_jobs() -> None:
 
 
 def test_offsets_of_a_long_job_are_found_to_a_few_microseconds() -> None:
-    rng = np.random.default_rng(1)
-    job = job_of(Hosts.random(4, rng), rng, 2)
+    job = job_of(1, hosts=4, per_host=2)
     job.operate(times(2000), np.arange(8))
     found = align(job, 105 * S)
     assert found.rejected_count == 0
@@ -107,8 +109,7 @@ def test_offsets_of_a_long_job_are_found_to_a_few_microseconds() -> None:
 
 
 def test_device_times_align_to_five_microseconds() -> None:
-    rng = np.random.default_rng(2)
-    job = job_of(Hosts.random(2, rng), rng, 4)
+    job = job_of(2, hosts=2, per_host=4)
     job.operate(times(1000, 10 * MS), np.arange(8), latency_ns=10 * US, noise_ns=0.2 * US, on_device=True)
     miss, error = worst(job, align(job, 16 * S), 1, 5 * S, 15 * S)
     assert miss < 1 * US
@@ -118,8 +119,7 @@ def test_device_times_align_to_five_microseconds() -> None:
 @pytest.mark.parametrize("return_ns", [1 * US, 10 * US, 50 * US])
 def test_a_kernel_that_events_show_to_begin_too_late_limits_nothing(return_ns: float) -> None:
     for seed in range(20):
-        rng = np.random.default_rng(seed)
-        job = job_of(Hosts.random(2, rng), rng, 1)
+        job = job_of(seed, hosts=2)
         for half in range(2):  # each rank is the last one half of the time
             late = np.array([half, 1 - half]) * 2.0 * MS
             job.operate(
@@ -143,14 +143,13 @@ def test_a_kernel_that_events_show_to_begin_too_late_limits_nothing(return_ns: f
 def test_wrongly_matched_operations_are_left_out_and_counted() -> None:
     good, rejected = [], 0
     for seed in range(20):
-        rng = np.random.default_rng(seed)
-        job = job_of(Hosts.random(3, rng), rng)
+        job = job_of(seed, hosts=3)
         job.operate(times(300), np.arange(3))
         table = job.collectives()
         wrong = np.flatnonzero(
-            (table["process_id"] == 1) & np.isin(table["sequence"], rng.choice(300, 12, replace=False))
+            (table["process_id"] == 1) & np.isin(table["sequence"], job.rng.choice(300, 12, replace=False))
         )
-        shift = rng.choice([-1, 1], len(wrong)) * rng.integers(1 * MS, 200 * MS, len(wrong))
+        shift = job.rng.choice([-1, 1], len(wrong)) * job.rng.integers(1 * MS, 200 * MS, len(wrong))
         call, end = table["call_ns"].copy(), table["end_ns"].copy()
         call[wrong] += shift
         end[wrong] += shift
@@ -166,8 +165,7 @@ def test_wrongly_matched_operations_are_left_out_and_counted() -> None:
 
 
 def test_a_clock_that_was_set_is_named_and_covered_by_the_error() -> None:
-    rng = np.random.default_rng(3)
-    job = job_of(Hosts.random(3, rng), rng)
+    job = job_of(3, hosts=3)
     job.hosts.wander = lambda t: np.where(t > 14 * S, 3.0 * MS, 0.0)
     job.operate(times(300), np.arange(3))
     found = align(job, 21 * S)
@@ -177,8 +175,7 @@ def test_a_clock_that_was_set_is_named_and_covered_by_the_error() -> None:
 
 
 def test_a_wandering_clock_is_followed_over_hours() -> None:
-    rng = np.random.default_rng(4)
-    job = job_of(Hosts.random(2, rng), rng)
+    job = job_of(4, hosts=2)
     job.hosts.wander = lambda t: 40 * US * np.sin(2 * np.pi * t / (3600 * S))
     at = times(3000, 2400 * MS)
     job.operate(at, np.arange(2))
@@ -223,8 +220,7 @@ def test_readings_of_a_straight_clock_do_not_bend_it() -> None:
 
 def test_a_rank_that_is_never_last_has_a_wide_error_and_is_inside_it() -> None:
     for seed in range(10):
-        rng = np.random.default_rng(seed)
-        job = job_of(Hosts.random(2, rng), rng)
+        job = job_of(seed, hosts=2)
         job.operate(times(200), np.arange(2), late_ns=np.array([0.0, 30.0 * MS]), jitter_ns=1 * MS)
         found = align(job, 16 * S)
         assert all(inside(job, found, 16 * S))
@@ -233,8 +229,7 @@ def test_a_rank_that_is_never_last_has_a_wide_error_and_is_inside_it() -> None:
 
 def test_ends_that_always_come_later_on_one_host_do_not_narrow_the_error() -> None:
     for seed in range(10):
-        rng = np.random.default_rng(seed)
-        job = job_of(Hosts.random(2, rng), rng)
+        job = job_of(seed, hosts=2)
         job.operate(times(400), np.arange(2), noise_ns=1 * US)
         table = job.collectives()
         job.parts = [table.replace(end_ns=table["end_ns"] + np.where(table["process_id"] == 1, 100 * US, 0))]
@@ -242,8 +237,7 @@ def test_ends_that_always_come_later_on_one_host_do_not_narrow_the_error() -> No
 
 
 def test_hosts_that_share_no_group_are_reached_over_others() -> None:
-    rng = np.random.default_rng(5)
-    job = job_of(Hosts.random(5, rng), rng)
+    job = job_of(5, hosts=5)
     for group, members in enumerate([(3, 4), (0, 1), (1, 2), (2, 3)]):
         job.operate(times(300), members, group=group + 1)
     found = align(job, 21 * S)
@@ -254,8 +248,7 @@ def test_hosts_that_share_no_group_are_reached_over_others() -> None:
 
 
 def test_messages_in_both_directions_are_enough_and_in_one_are_not() -> None:
-    rng = np.random.default_rng(6)
-    job = job_of(Hosts.random(3, rng), rng)
+    job = job_of(6, hosts=3)
     job.message(times(200), 0, 1, group=1)
     job.message(times(200), 1, 0, group=2)
     job.message(times(200), 0, 2, group=3)
@@ -265,8 +258,7 @@ def test_messages_in_both_directions_are_enough_and_in_one_are_not() -> None:
 
 
 def test_broadcasts_of_every_root_align_and_the_root_is_found_by_its_place() -> None:
-    rng = np.random.default_rng(7)
-    job = job_of(Hosts.random(3, rng), rng)
+    job = job_of(7, hosts=3)
     for root in range(3):
         members = [2, 0, 1]
         job.operate(times(200) + root * 7 * MS, members, op=CollectiveOp.BROADCAST, root=root, group=root + 1)
@@ -276,19 +268,17 @@ def test_broadcasts_of_every_root_align_and_the_root_is_found_by_its_place() -> 
 
 
 def test_pings_at_begin_and_end_narrow_what_long_operations_leave_open() -> None:
-    rng = np.random.default_rng(8)
-    job = job_of(Hosts.random(2, rng), rng)
+    job = job_of(8, hosts=2)
     job.operate(times(100), np.arange(2), latency_ns=20 * MS)
     at = np.concatenate([1 * S + np.arange(8) * 100.0 * US, 11 * S + np.arange(8) * 100.0 * US])
-    plain, found = align(job, 12 * S), align(job, 12 * S, exchanges(job.hosts, at, rng))
+    plain, found = align(job, 12 * S), align(job, 12 * S, exchanges(job, at))
     assert found.offsets[1].method == "ping"
     assert all(inside(job, found, 12 * S))
     assert worst(job, found, 1, 1 * S, 11 * S)[1] < 25 * US < worst(job, plain, 1, 1 * S, 11 * S)[1]
 
 
 def test_operations_under_one_number_that_differ_are_not_used() -> None:
-    rng = np.random.default_rng(9)
-    job = job_of(Hosts.random(2, rng), rng)
+    job = job_of(9, hosts=2)
     job.operate(times(20), np.arange(2))
     table = job.collectives()
     op = table["op_code"].copy()
@@ -302,8 +292,7 @@ def test_operations_under_one_number_that_differ_are_not_used() -> None:
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_little_or_nothing_in_common(rows: int) -> None:
-    rng = np.random.default_rng(10)
-    job = job_of(Hosts.random(2, rng), rng)
+    job = job_of(10, hosts=2)
     job.operate(times(max(rows, 1)), np.arange(2))
     table = job.collectives().take(np.arange(2 * rows))
     found = align_tables(table, job.group_table(), job.host_of, np.zeros(2, dtype=np.int64), job.lifes(0, 7 * S))

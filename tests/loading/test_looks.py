@@ -7,15 +7,21 @@ import json
 import threading
 from pathlib import Path
 
+import pytest
+from builders import MS, S, TraceBuilder
+from stack_rows import FORKED, sample, stack_of
 from stash_files import StashWriter, write_run_json
 
+from stashtrace.analysis.findings.ending.hang_table import hang
 from stashtrace.analysis.findings.ending.looked import looks
 from stashtrace.files.run_facts import LOOKS, valid_facts
 from stashtrace.loading.gather import gather
 from stashtrace.loading.load import load_trace
-from stashtrace.loading.looks import facts_of_looks, look_at
+from stashtrace.loading.looks import facts_of_looks, frames_of, look_at, newest_stack, with_own_stack
 from stashtrace.record.directory import read_run_file, update_host_facts, write_run_file
 from stashtrace.record.look.model import ELSEWHERE, Look, ThreadLook
+from stashtrace.record.look.proc import STACK_NOT_READ
+from stashtrace.schema.kinds import StackFlag, TrackKind
 
 
 def run_of_two(folder: Path) -> Path:
@@ -89,3 +95,87 @@ def test_a_damaged_file_of_a_host_is_left_out(tmp_path: Path) -> None:
 def test_damaged_looks_are_left_out() -> None:
     for damaged in ("x", [1], [{"host": "a", "pid": "b", "look": ""}], [{"host": "a"}]):
         assert valid_facts({LOOKS: damaged, "host": "a"}) == {"host": "a"}
+
+
+MAIN, WAIT = "main /jobs/train.py:23", "fetch /jobs/train.py:41"
+
+
+def tid_of(build: TraceBuilder, rank: int) -> int:
+    tracks = build.trace().tracks
+    return int(tracks["native_id"][tracks["track_id"] == build.rank(rank).track_id][0])
+
+
+def test_the_newest_readable_sample_counts() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    sample(rank, 1 * S, stack_of(rank, MAIN, WAIT))
+    sample(rank, 2 * S, stack_of(rank, MAIN))
+    sample(rank, 3 * S, 0)
+    trace, tid = build.trace(), tid_of(build, 0)
+    assert newest_stack(trace, rank.process_id, tid) == ("main at /jobs/train.py:23",)
+    assert newest_stack(trace, rank.process_id, tid, since_ns=2 * S + 1) == ()
+    assert newest_stack(trace, rank.process_id, tid + 1) == ()
+    assert frames_of(trace, rank.process_id, 10**6) == ()
+
+
+def test_a_look_without_a_stack_takes_the_own_one_and_says_nothing_of_another_program() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    sample(rank, S, stack_of(rank, MAIN, WAIT))
+    look = Look(
+        4711, S, S, "S", ThreadLook(tid_of(build, 0), "MainThread", "S"), unseen=(f"{STACK_NOT_READ}: why", "x")
+    )
+    found = with_own_stack(build.trace(), rank.process_id, look)
+    assert found.thread.place == "fetch at /jobs/train.py:41"
+    assert found.unseen == ("x",)
+    nothing = with_own_stack(TraceBuilder().trace(), 0, look)
+    assert nothing.unseen == (f"{STACK_NOT_READ}: why; none was recorded", "x")
+    read = Look(4711, S, S, "S", ThreadLook(1, "MainThread", frames=("read at /jobs/a.py:1",)))
+    assert with_own_stack(build.trace(), rank.process_id, read) is read
+
+
+@pytest.mark.parametrize(("flags", "held"), [(int(StackFlag.HOLDS_GIL), True), (0, False)])
+def test_the_thread_that_holds_the_gil_is_named_by_its_samples(flags: int, held: bool) -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    other = build.track(rank.process_id, 77, "Thread-1 (compress)")
+    for number in range(10):
+        sample(rank, S + 20 * number * MS, stack_of(rank, MAIN))
+        sample(rank, S + 20 * number * MS + 1, stack_of(rank, "compress /jobs/data.py:7"), track_id=other, flags=flags)
+    look = Look(4711, S, S, "S", ThreadLook(tid_of(build, 0), "MainThread", "S"))
+    holder = with_own_stack(build.trace(), rank.process_id, look).holder
+    assert (holder is not None) is held
+    if holder is not None:
+        assert (holder.tid, holder.name, holder.place) == (77, "Thread-1 (compress)", "compress at /jobs/data.py:7")
+    # Both have it by turns: nobody is kept from running.
+    sample(rank, S + 200 * MS, stack_of(rank, MAIN), flags=StackFlag.HOLDS_GIL)
+    assert with_own_stack(build.trace(), rank.process_id, look).holder is None
+
+
+def test_a_worker_is_where_its_loop_makes_batches_and_not_where_it_was_forked() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    idle, busy = stack_of(rank, *FORKED[:4]), stack_of(rank, *FORKED, "Pipe.__getitem__ /jobs/data.py:9")
+    trace = build.trace()
+    assert ThreadLook(1, "", frames=frames_of(trace, rank.process_id, idle)).own_place == ""
+    place = ThreadLook(1, "", frames=frames_of(trace, rank.process_id, busy)).own_place
+    assert place == "Pipe.__getitem__ at /jobs/data.py:9"
+
+
+def test_a_job_that_was_killed_while_it_stood_still_is_named_by_line() -> None:
+    build = TraceBuilder()
+    build.group(range(2))
+    for step in range(3):
+        build.collective(dict.fromkeys(range(2), (step * 10 * MS, step * 10 * MS + MS)))
+    build.collective({0: (40 * MS, -1, -1)})
+    late = build.rank(1)
+    late.phase("forward", 30 * MS, 35 * MS)
+    for second in range(1, 30):
+        sample(late, second * S, stack_of(late, MAIN, WAIT))
+    track = build.track(late.process_id, tid_of(build, 1), "thread_run_ns_total", kind=TrackKind.COUNTER, unit="ns")
+    for second in range(1, 31):
+        build.add("counters", ts_ns=second * S, track_id=track, value=5e9)
+    build.counter(0, "process_user_ns_total", {30 * S: 1.0})
+    (row,) = hang(build.trace()).rows()
+    assert row["rank"] == 1
+    assert row["place"] == "fetch at /jobs/train.py:41"

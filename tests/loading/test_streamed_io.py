@@ -32,12 +32,13 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """Two ranks with two workers each, 40 steps, merged."""
-    synth.write(tmp_path / "run", synth.SyntheticJob(steps=40, calls_per_batch=120, late_rank=1, late_ns=7_000_000))
-    assert not compact_run(open_run(tmp_path / "run")).problems
-    return tmp_path / "run"
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks with two workers each, 40 steps, merged; no test writes into it."""
+    run = tmp_path_factory.mktemp("streamed") / "run"
+    synth.write(run, synth.SyntheticJob(steps=40, calls_per_batch=120, late_rank=1, late_ns=7_000_000))
+    assert not compact_run(open_run(run)).problems
+    return run
 
 
 def both(run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Trace, Trace]:
@@ -234,9 +235,9 @@ def test_layers_are_made_once_for_totals_and_time_line(
     assert made == [0, 1, 0, 1], "another trace has layers of its own"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def store(run: Path) -> Path:
-    """The run as a store."""
+    """The run as a store; no test writes into it."""
     pytest.importorskip("pyarrow")
     store_run(run, run.with_name("store"))
     return run.with_name("store")
@@ -300,8 +301,11 @@ def name_a_track_that_nobody_has(store: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [lose_tracks, lose_calls, name_a_track_that_nobody_has])
-def test_calls_of_a_damaged_store(store: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]) -> None:
+def test_calls_of_a_damaged_store(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None]
+) -> None:
     """What is amiss with the calls themselves is mended as if they were few."""
+    store = Path(shutil.copytree(store, tmp_path / "store"))
     damage(store)
     with pytest.warns(DataLossWarning):
         whole = load_trace(store)

@@ -31,9 +31,7 @@ def host_job(*, ranks: int = 2, message_bytes: int = MEDIUM_BYTES, small_bytes: 
             process.phase("optimizer", at + 14 * MS, at + 20 * MS)
         spans = [(10 * MS, 14 * MS, message_bytes)] + [(19 * MS + 500 * US, 20 * MS, small_bytes)] * (small_bytes > 0)
         for begin, end, size in spans:
-            keys = build.collective(dict.fromkeys(range(ranks), (at + begin, at + end)), message_bytes=size)
-            for rank in range(ranks):
-                build.rank(rank).collective_wait(keys[rank], at + begin, at + end)
+            build.meet(dict.fromkeys(range(ranks), at + begin), at + end, message_bytes=size)
     return build.trace()
 
 
@@ -89,12 +87,10 @@ def gpu_job(
 
 
 def rows(trace: Trace, **wanted: Any) -> list[dict[str, Any]]:
-    """Rows of the table that have these values."""
     return [row for row in overlap_advice(trace).rows() if all(row[name] == value for name, value in wanted.items())]
 
 
 def row(trace: Trace, transformation: str, **wanted: Any) -> dict[str, Any]:
-    """The one row of a transformation."""
     (found,) = rows(trace, transformation=transformation, **wanted)
     return found
 

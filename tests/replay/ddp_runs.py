@@ -22,12 +22,10 @@ FORWARD_NS, UPDATE_NS, STEPS = 6 * MS, 2 * MS, 12
 
 
 def transfer_ns(size: float, latency_ns: int = ALPHA_NS) -> int:
-    """Time of one message."""
     return round(latency_ns + BETA_NS * size)
 
 
 def buckets_of(cap_bytes: float, sizes: Sequence[int] = SIZES) -> list[tuple[int, int]]:
-    """First gradient of each bucket, and the one after its last."""
     starts = bucket_starts(sizes, cap_bytes).tolist()
     return list(zip(starts, [*starts[1:], len(sizes)], strict=True))
 
@@ -59,8 +57,7 @@ def ddp_run(
     told = {f"{BUCKET} 0": f"{cap_bytes / MIB:g} script", f"{GRADIENTS} 0": " ".join(map(str, SIZES))}
     for rank in range(ranks if facts else 0):
         for key, value in told.items():
-            codes = {"key_code": build.strings.code(key), "value_code": build.strings.code(value)}
-            build.add("metadata", process_id=build.rank(rank).process_id, **codes)
+            build.say(key, value, build.rank(rank).process_id)
     begin = 0
     ready = np.cumsum(BACKWARD_NS)
     for _ in range(STEPS):

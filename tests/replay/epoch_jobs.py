@@ -68,7 +68,6 @@ class EpochJob:
     steps: list[tuple[int, int]] = field(default_factory=list)
 
     def run(self) -> EpochJob:
-        """Play it."""
         now, free = 0, [0] * self.workers
         takes = self.batches if self.taken < 0 else self.taken
         for epoch in range(self.epochs):
@@ -124,7 +123,6 @@ class EpochJob:
 
     @property
     def step_mean_ns(self) -> float:
-        """Mean step without those that warm up."""
         ends = [end for _, end in self.steps]
         return (ends[-1] - ends[WARMUP - 1]) / (len(ends) - WARMUP)
 
@@ -155,8 +153,7 @@ class EpochJob:
             process.batch(BatchPhase.WORKERS_END, -1, begin, end, worker=-1, loader=first + epoch)
             process.batch_wait(-1, begin, end, worker=-1, loader=first + epoch, cpu=0, runqueue=0)
         for epoch in range(self.epochs if self.parted else 0):
-            key, value = map(build.strings.code, (f"{FACT}{first + epoch:016x}", "4 0 0 iterable"))
-            build.add("metadata", process_id=process.process_id, key_code=key, value_code=value)
+            build.say(f"{FACT}{first + epoch:016x}", "4 0 0 iterable", process.process_id)
         for begin, end in self.steps:
             middle = (begin + end) // 2
             process.phase("forward", begin, middle).phase("optimizer", middle, end)

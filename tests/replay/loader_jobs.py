@@ -56,7 +56,6 @@ class Job:
     spans: list[tuple[int, int, int]] = field(default_factory=list)
 
     def run(self) -> Job:
-        """Simulate."""
         if not self.workers:
             return self._alone()
         now, taken, computing, ran = 0, 0, 0.0, 0.0

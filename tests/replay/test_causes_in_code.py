@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from builders import MS, TraceBuilder
-from stack_rows import long_call, sample, stack_of
+from builders import MS, ProcessBuilder, TraceBuilder
+from stack_rows import FORKED, TORCH, long_call, sample, stack_of
 
 from stashtrace.analysis.graph import build as build_graph
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
@@ -15,7 +15,7 @@ from stashtrace.replay.causes import causes
 from stashtrace.replay.causes.candidates import Candidates
 from stashtrace.replay.causes.work_by_line import work_by_line
 from stashtrace.replay.whatif import ReplayedRun
-from stashtrace.schema.kinds import StackCause, StackFlag, StallKind
+from stashtrace.schema.kinds import StackCause, StackFlag, StallKind, WaitOp
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.words.cause_templates import cause_lines
 
@@ -49,11 +49,11 @@ def job(*, python_ms: float = 0, phase: str = "backward", holds_gil: bool = True
                 at = end
             called[rank] = at
         end = max(called.values()) + 4 * MS
-        keys = build.collective({rank: (at, end) for rank, at in called.items()})
+        build.meet(called, end)
         for rank, at in called.items():
             process = build.rank(rank)
             long_call(process, at, end, stack_of(process, MAIN), StackCause.COLLECTIVE)
-            process.collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS, cpu=(end, end + MS))
+            process.phase("optimizer", end, end + MS, cpu=(end, end + MS))
         now = end + MS
     return build.trace("./run")
 
@@ -121,10 +121,9 @@ def test_a_function_is_told_with_the_one_that_the_loop_calls() -> None:
                 at = end
             called[rank] = at
         end = max(called.values()) + 2 * MS
-        keys = build.collective({rank: (at, end) for rank, at in called.items()})
-        for rank, at in called.items():
-            process = build.rank(rank)
-            process.collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS, cpu=(end, end + MS))
+        build.meet(called, end)
+        for rank in called:
+            build.rank(rank).phase("optimizer", end, end + MS, cpu=(end, end + MS))
         now = end + MS
     found = first(build.trace("./run"))
     assert (found["ranks"], found["place"], found["caller"]) == ("0", "Block.forward (model.py:9)", "sample_text")
@@ -135,7 +134,6 @@ def test_code_between_phases_takes_its_cpu_from_those_of_the_host() -> None:
     """Two ranks compute for 20 ms of 37 and run code of the loop for 12: nothing beside these uses one of two CPUs."""
     trace = job(python_ms=12, phase="")
     graph = build_graph(trace)
-    assert graph.facts is not None
     python = graph.is_thread & (graph.kind == StallKind.PYTHON) & (graph.work_ns >= 12 * MS)
     assert python.sum() >= STEPS
     assert (graph.facts.cpu_ns[python] == graph.work_ns[python]).all()
@@ -154,11 +152,9 @@ def test_a_function_of_several_lines_is_named_where_each_step_has_few_samples() 
             for n in range(4) if step % 5 == 4 else ():
                 sample(process, at + (10 + 20 * n) * MS, stack_of(process, MAIN, f"score /jobs/train.py:{50 + n}"))
         end = at + 80 * MS * (step % 5 == 4) + MS
-        keys = build.collective(dict.fromkeys(range(2), (end, end + 2 * MS)))
+        build.meet(dict.fromkeys(range(2), end), end + 2 * MS)
         for rank in range(2):
-            process = build.rank(rank)
-            process.collective_wait(keys[rank], end, end + 2 * MS)
-            process.phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(end, end + MS))
+            build.rank(rank).phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(end, end + MS))
         now = end + 3 * MS
     found = first(build.trace("./run"))
     assert (found["kind"], found["every_count"], found["place"].partition(" ")[0]) == ("python", 5, "score")
@@ -177,11 +173,9 @@ def test_equal_work_in_other_functions_makes_no_rank_longer() -> None:
             for number, moment in enumerate(range(now + MS, end, 2 * MS)):
                 named = rest if rank == 0 and number % 2 else glass
                 sample(process, moment, stack_of(process, MAIN, named), flags=StackFlag(0))
-        keys = build.collective(dict.fromkeys(range(2), (end, end + 2 * MS)))
+        build.meet(dict.fromkeys(range(2), end), end + 2 * MS)
         for rank in range(2):
-            process = build.rank(rank)
-            process.collective_wait(keys[rank], end, end + 2 * MS)
-            process.phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(end + 2 * MS, end + 3 * MS))
+            build.rank(rank).phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(end + 2 * MS, end + 3 * MS))
         now = end + 3 * MS
     trace = build.trace("./run")
     graph = build_graph(trace)
@@ -208,3 +202,68 @@ def test_what_runs_in_few_steps_is_not_divided_with_what_runs_in_all() -> None:
         now = end + MS
     found = [row for row in causes(build.trace()).rows() if row["every_count"] == 6]
     assert [row["place"] for row in found] == ["plot (train.py:80)"]
+
+
+TRAIN = "main /jobs/train.py:23"
+HOOK = (f"Tensor.backward {TORCH}/_tensor.py:6", "hook /jobs/train.py:11")
+PARSE = ("parse /jobs/train.py:14", "JSONDecoder.decode /usr/lib/python3.11/json/decoder.py:337")
+
+
+def sleeper(build: TraceBuilder, *, python_ms: int = 0) -> ProcessBuilder:
+    """A rank of steps of 40 ms: 20 computing, 10 asleep; the rest is Python of the loop if ``python_ms`` are."""
+    rank = build.rank(0)
+    for step in range(12):
+        now, ran = step * 40 * MS, step * (20 + python_ms) * MS
+        rank.phase("forward", now, now + 10 * MS, cpu=(ran, ran + 10 * MS), runqueue=(0, 0))
+        rank.wait(WaitOp.SLEEP, now + 10 * MS, now + 20 * MS)
+        clocks = (ran + (10 + python_ms) * MS, ran + (20 + python_ms) * MS)
+        rank.phase("optimizer", now + (20 + python_ms) * MS, now + 40 * MS, cpu=clocks, runqueue=(0, 0))
+    return rank
+
+
+def test_a_long_call_is_said_with_its_line() -> None:
+    build = TraceBuilder()
+    rank = sleeper(build)
+    for step in range(12):
+        long_call(rank, (step * 40 + 10) * MS, (step * 40 + 20) * MS, stack_of(rank, TRAIN, *HOOK))
+    assert next(causes(build.trace()).rows())["place"] == "hook (train.py:11)"
+
+
+def test_a_function_with_most_of_the_samples_is_said_with_what_it_calls() -> None:
+    build = TraceBuilder()
+    rank = sleeper(build, python_ms=10)
+    parse, main = stack_of(rank, TRAIN, *PARSE), stack_of(rank, TRAIN)
+    for step in range(12):
+        sample(rank, step * 40 * MS + MS, main)
+        for moment in (21, 24, 27):
+            sample(rank, (step * 40 + moment) * MS, parse)
+    (place,) = (row["place"] for row in causes(build.trace()).rows() if row["kind"] == "python")
+    assert place == "parse (train.py:14, in json JSONDecoder.decode)"
+
+
+def test_a_line_with_too_few_samples_is_not_said() -> None:
+    build = TraceBuilder()
+    rank = sleeper(build, python_ms=10)
+    sample(rank, MS, stack_of(rank, TRAIN))
+    sample(rank, 24 * MS, stack_of(rank, TRAIN, *PARSE))
+    sample(rank, 479 * MS, stack_of(rank, TRAIN))
+    assert not any("parse" in row["place"] for row in causes(build.trace()).rows())
+
+
+def test_where_the_workers_make_batches() -> None:
+    build = TraceBuilder()
+    rank = build.rank(0)
+    worker = rank.worker(0)
+    augment = stack_of(
+        worker, *FORKED, "augment /jobs/data.py:57", f"resize {TORCH.replace('torch', 'PIL')}/Image.py:9"
+    )
+    for step in range(12):
+        now = step * 40 * MS
+        rank.batch_wait(step, now, now + 30 * MS, worker=0)
+        rank.phase("forward", now + 30 * MS, now + 38 * MS, cpu=(step * 10 * MS, step * 10 * MS + 8 * MS))
+        rank.phase("optimizer", now + 38 * MS, now + 40 * MS, cpu=(step * 10 * MS + 8 * MS, step * 10 * MS + 10 * MS))
+        worker.fetch(step, now, now + 29 * MS, worker=0, cpu=29 * MS)
+        for moment in (3, 9, 15, 21, 27):
+            sample(worker, now + moment * MS, augment)
+    first = next(causes(build.trace()).rows())
+    assert (first["change"], first["place"]) == ("workers=3", "augment (data.py:57, in PIL resize)")

@@ -1,4 +1,4 @@
-"""A change of time of which little is certain promises no more than that for certain."""
+"""What time of which little is certain promises, and waits for collectives that a recording does not show."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -12,8 +12,11 @@ from importers.kineto_files import PID, host, step, write
 from replay.ddp_runs import MIB, STEPS, ddp_run, step_ns
 
 import stashtrace
+from stashtrace.analysis.graph import build
 from stashtrace.analysis.steps.step_time import step_time_of
 from stashtrace.replay.causes import causes
+from stashtrace.replay.changes import Change
+from stashtrace.replay.whatif import Answer, what_if
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.summary.words.cause_templates import cause_text
 
@@ -68,8 +71,42 @@ def test_shares_are_of_the_step_that_the_summary_has(path: Path) -> None:
         warnings.simplefilter("ignore")  # one of the files is there twice
         trace = stashtrace.load(path)
     step = step_time_of(trace)
-    assert step is not None
     for row in causes(trace).rows():
         if row["reason"]:
             continue
         assert row["high_ratio"] == pytest.approx(row["saved_high_ns"] / step.mean_ns, rel=1e-6)
+
+
+CASES = ROOT.parent / "shared" / "cases" / "traces"
+needs_cases = pytest.mark.skipif(not CASES.is_dir(), reason="the folder of cases is not beside the checkout")
+
+
+def _loaded(path: Path) -> stashtrace.Trace:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one of the files is there twice: that is what the losses say
+        return stashtrace.load(path)
+
+
+def _without_late(path: Path) -> Answer:
+    return what_if(build(_loaded(path)), [Change.parse("straggler=0")])
+
+
+def test_a_rank_that_sleeps_30_of_41_ms_is_most_of_the_step() -> None:
+    answer = _without_late(RECORDED)
+    assert 1 - answer.high_ns / answer.replayed_ns > 0.6
+    assert answer.after_ns["late"] < 0.1 * answer.replayed_ns
+
+
+@needs_cases
+def test_steps_of_one_rank_alone_do_not_count() -> None:
+    """Rank 1 sleeps 20 of 27 ms; four of its steps are not recorded of rank 0."""
+    answer = _without_late(CASES / "two_windows_whatif")
+    assert answer.steps_count == 2
+    assert 1 - answer.high_ns / answer.replayed_ns > 0.65
+
+
+@needs_cases
+def test_a_rank_that_waits_is_not_advised_to_be_quicker() -> None:
+    rows = list(causes(_loaded(CASES / "kineto_a2a_words")).rows())
+    assert all(row["ranks"] != "0" for row in rows)
+    assert all("asleep" not in cause_text(row, "RUN") for row in rows)

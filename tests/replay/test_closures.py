@@ -31,9 +31,7 @@ def lightning_job() -> Trace:
             process.phase(
                 "backward", at + 18 * MS, at + 28 * MS, cpu=(step * 12 * MS + 4 * MS, step * 12 * MS + 10 * MS)
             )
-        keys = trace.collective(dict.fromkeys(range(2), (at + 24 * MS, at + 28 * MS)), message_bytes=1 << 23)
-        for rank in range(2):
-            trace.rank(rank).collective_wait(keys[rank], at + 24 * MS, at + 28 * MS)
+        trace.meet(dict.fromkeys(range(2), at + 24 * MS), at + 28 * MS, message_bytes=1 << 23)
     return trace.trace()
 
 

@@ -64,9 +64,7 @@ def model_of(build: TraceBuilder) -> CommunicationModel:
 
 
 def one(model: CommunicationModel) -> tuple[float, float]:
-    """Alpha and beta of the only operation."""
     (link,) = model.links
-    assert link.fit is not None
     return link.fit.pieces[0].alpha_ns, link.fit.pieces[0].beta_ns_per_byte
 
 

@@ -1,4 +1,4 @@
-"""Launches that wait for a place in a full queue wait for the device: with a quicker device they wait for less."""
+"""Launches: those that wait for a place in a full queue wait for the device, and what counts as time between them."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -6,11 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from builders import US, TraceBuilder
+from builders import MS, US, TraceBuilder
 
 from stashtrace.analysis.graph import build
 from stashtrace.analysis.registry import analyze
 from stashtrace.replay import Change, what_if
+from stashtrace.schema.kinds import DeviceCall
 from stashtrace.schema.trace import Trace
 
 STEPS = 10
@@ -114,3 +115,49 @@ def test_long_launches_behind_few_others_are_no_full_queue() -> None:
     assert table["full_queue_ns"].sum() == 0
     answer = what_if(build(trace.trace()), [Change.parse("compute=x0.5")])
     assert answer.middle_ns > 7_000 * US  # four of the long launches stay in each step
+
+
+LAUNCH_STEPS, LAUNCH_STEP = 6, 50 * MS
+
+
+def launching(*, head_ns: int = 0, freeing_ns: int = 0, steps: int = LAUNCH_STEPS) -> Trace:
+    """A host that launches a kernel of 5 ms every 10 ms, and in each step frees memory for so long.
+
+    Before its first launch the recording has ``head_ns`` of the first step in which no device works.
+    """
+    trace = TraceBuilder()
+    rank = trace.rank(0)
+    gpu = rank.gpu(0)
+    stream = gpu.stream("compute", compute=True)
+    for step in range(steps):
+        begin = step * (LAUNCH_STEP + freeing_ns) + (head_ns if step else 0)
+        end = (step + 1) * (LAUNCH_STEP + freeing_ns) + head_ns
+        at = begin + (head_ns if step == 0 else 0)
+        if freeing_ns:
+            gpu.call(DeviceCall.FREE, at + 2 * MS, at + 2 * MS + freeing_ns)
+        for kernel in range(5):
+            called = at + freeing_ns + 3 * MS + kernel * 9 * MS
+            stream.kernel(called + 10 * US, called + 5 * MS, "gemm", launch=(called, called + 5 * US))
+        rank.phase("forward", begin + 1, end - MS).phase("optimizer", end - MS, end)
+    return trace.trace()
+
+
+def saved_ns(trace: Trace) -> float:
+    answer = what_if(build(trace), [Change.parse("launch=x0.5")])
+    return answer.replayed_ns - answer.middle_ns
+
+
+def test_half_the_time_between_launches_is_saved() -> None:
+    """Of a step of 50 ms the host takes all, the device half."""
+    assert saved_ns(launching()) == pytest.approx(LAUNCH_STEP / 2, rel=0.1)
+
+
+def test_calls_that_free_memory_are_no_time_between_launches() -> None:
+    assert saved_ns(launching(freeing_ns=40 * MS)) == pytest.approx(saved_ns(launching()), rel=0.05)
+
+
+def test_what_was_before_the_first_launch_stays() -> None:
+    trace = launching(head_ns=900 * MS, steps=1)
+    whole = what_if(build(trace), [Change.parse("launch=x0.5")])
+    assert whole.replayed_ns == pytest.approx(950 * MS, rel=0.02)
+    assert whole.replayed_ns - whole.middle_ns == pytest.approx(LAUNCH_STEP / 2, rel=0.15)

@@ -70,9 +70,7 @@ def test_several_all_reduces_behind_backward_share_it_and_the_update() -> None:
             build.rank(rank).phase("forward", at, at + 2 * MS).phase("backward", at + 2 * MS, at + 10 * MS)
             build.rank(rank).phase("optimizer", at + 14 * MS, at + 18 * MS)
         for begin, end, size in ((10, 13, 3 * MEDIUM_BYTES), (13, 14, MEDIUM_BYTES)):
-            keys = build.collective(dict.fromkeys(range(2), (at + begin * MS, at + end * MS)), message_bytes=size)
-            for rank in range(2):
-                build.rank(rank).collective_wait(keys[rank], at + begin * MS, at + end * MS)
+            build.meet(dict.fromkeys(range(2), at + begin * MS), at + end * MS, message_bytes=size)
     trace = build.trace()
     shares = {r["message_bytes"]: in_ms(r, "work", "saving_high") for r in rows(trace, transformation="split_reorder")}
     assert shares == {3 * MEDIUM_BYTES: (3, 1.5), MEDIUM_BYTES: (1, 0.5)}
@@ -354,9 +352,7 @@ def test_a_loader_that_is_just_fast_enough_leaves_little_to_save() -> None:
             process.worker(0).fetch(step, at - 20 * MS, at - 2 * MS)
             process.phase("forward", at + 10 * US, at + 4 * MS).phase("backward", at + 4 * MS, at + 10 * MS)
             process.phase("optimizer", at + 14 * MS, at + 20 * MS)
-        keys = build_.collective(dict.fromkeys(range(2), (at + 10 * MS, at + 14 * MS)), message_bytes=MEDIUM_BYTES)
-        for rank in range(2):
-            build_.rank(rank).collective_wait(keys[rank], at + 10 * MS, at + 14 * MS)
+        build_.meet(dict.fromkeys(range(2), at + 10 * MS), at + 14 * MS, message_bytes=MEDIUM_BYTES)
     found = limited(build_.trace())
     for advice in found.values():
         assert advice.saving_high_ns == pytest.approx(2 * MS, rel=1e-3)

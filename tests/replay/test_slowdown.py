@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 from builders import MS, trace_from_text
 from corpus import corpus
+from interleaved import interleaved
 from pipeline_files import BACKWARD, FORWARD, load, step_s, two_stages, write
+from wait_chains import none, on
 
 import stashtrace
 from stashtrace.analysis.graph import PipelineGraph, build
 from stashtrace.analysis.graph.pipeline_graph import build_pipeline
+from stashtrace.analysis.registry import analyze
 from stashtrace.analysis.stalls.rows_by_thread import TraceIndex
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.replay import Ideal
 from stashtrace.replay.slowdown import ranks_together
 from stashtrace.schema.table import Table
+from stashtrace.schema.trace import Trace
 
 SECOND = 1_000_000_000
 SLOW = {(1, 0): 2.0}
@@ -205,7 +209,6 @@ class Job:
         self.table = stashtrace.analyze(self.trace, "slowdown")
 
     def steps(self, kind: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Published length of each step, ns."""
         own = {int(step): seconds for step, seconds in self.result[kind].items()}
         return np.array([own[step] for step in self.whole.steps.tolist()]) * SECOND
 
@@ -283,3 +286,39 @@ def test_corpus_what_the_slowest_workers_contribute(published: Job) -> None:
 def _slowest(job: Job) -> str:
     (found,) = (str(row["name"]) for row in job.table.rows() if row["cause"] == "slowest_ranks")
     return found
+
+
+SHAPES = [(4, 1, 8), (2, 2, 4), (4, 2, 8)]
+
+
+def by_cause(trace: Trace) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["cause"], row["name"]): row for row in analyze(trace, "slowdown").rows()}
+
+
+@pytest.mark.parametrize("one_group", [False, True])
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), SHAPES)
+def test_equal_stages_are_not_slowed_down_by_their_bubble(
+    ranks: int, chunks: int, microbatches: int, one_group: bool
+) -> None:
+    """In one group the two sides of a message need not have one number."""
+    found = by_cause(interleaved(ranks, chunks, microbatches, none, one_group=one_group))
+    assert found["all", ""]["slowdown_ratio"] == pytest.approx(1.0, abs=0.01)
+    assert all(row["slowdown_ratio"] < 1.01 for row in found.values())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), SHAPES)
+def test_ranks_that_are_alike_share_the_work_of_the_slow_one(
+    ranks: int, chunks: int, microbatches: int, replicas: int
+) -> None:
+    shape, slow = (ranks, chunks, microbatches), ranks * replicas - 1
+    even = by_cause(interleaved(*shape, lambda step, rank: 4.0 / ranks / replicas, replicas=replicas))
+    for one_group in (False, True):
+        found = by_cause(interleaved(*shape, on(slow, 4.0), replicas=replicas, one_group=one_group))
+        whole = found["all", ""]
+        assert whole["ideal_step_ns"] == pytest.approx(even["all", ""]["step_ns"], rel=0.02)
+        assert whole["slowdown_ratio"] > 1.1
+        ranked = [row for (cause, _), row in found.items() if cause == "rank"]
+        assert max(ranked, key=lambda row: row["recovered_ratio"])["name"] == str(slow)
+        assert found["rank", str(slow)]["recovered_ratio"] > 0.7
+        assert found["rank", "0"]["slowdown_ratio"] < 1.05

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,15 +27,43 @@ from stashtrace.replay.communication.overlap import (
 ALPHA_10G, BETA_10G = 523_000.0, 0.857
 
 
-def test_four_layers_by_hand() -> None:
-    """Backward of layers 4 to 1 takes 5, 5, 10 and 10; their messages 12, 2, 3 and 6.
+#: Messages that are ready and take so long, and options; then when they start, and what of them is exposed.
+CASES: dict[str, tuple[list[float], list[float], dict[str, Any], list[float], float]] = {
+    # Backward of layers 4 to 1 takes 5, 5, 10 and 10. Sent 5-17, 17-19 (was ready at 10), 20-23, 30-36.
+    "four layers": ([5, 10, 20, 30], [12, 2, 3, 6], {}, [5, 17, 20, 30], 6),
+    "no message": ([], [], {}, [], 0),
+    "what follows hides a part of the last": ([10, 20], [5, 8], {"backward_end_ns": 25}, [10, 20], 3),
+    "what follows hides the last": ([10, 20], [5, 8], {"backward_end_ns": 100}, [10, 20], 0),
+    # The first is waited for, 10-18. The second is ready 5 of compute later, 23-27, the third 7 after that, 30-39.
+    "callers that wait stop their own clock": (
+        [10, 15, 22],
+        [8, 4, 9],
+        {"blocking": [True, False, False]},
+        [10, 23, 30],
+        8 + 9,
+    ),
+    "waiting after backward hides nothing": ([30] * 3, [8, 12, 5], {"blocking": [True] * 3}, [30, 38, 50], 25),
+    # 10-18 and 20-24 on one link, 12-42 on the other; one link alone would end at 52.
+    "links do not wait for each other": ([10, 12, 20], [8, 30, 4], {"lane": [0, 1, 0]}, [10, 12, 20], 22),
+    "one link for all of them": ([10, 12, 20], [8, 30, 4], {}, [10, 18, 48], 32),
+    # The first is waited for, 10-18; what would have been ready at 12 is so at 20, and has its own link at once.
+    "a wait for one link stops the caller for all": (
+        [10, 12, 20],
+        [8, 30, 4],
+        {"blocking": [True, False, False], "lane": [0, 1, 0]},
+        [10, 20, 28],
+        8 + (50 - 28),
+    ),
+}
 
-    Ready at 5, 10, 20, 30. Sent 5-17, 17-19 (was ready at 10), 20-23, 30-36.
-    """
-    found = schedule([5, 10, 20, 30], [12, 2, 3, 6])
-    assert found.start_ns.tolist() == [5, 17, 20, 30]
-    assert found.end_ns.tolist() == [17, 19, 23, 36]
-    assert found.exposed_ns == 6
+
+@pytest.mark.parametrize("name", CASES)
+def test_messages_by_hand(name: str) -> None:
+    ready, took, options, starts, exposed = CASES[name]
+    found = schedule(ready, took, **options)
+    assert found.start_ns.tolist() == starts
+    assert found.end_ns.tolist() == [start + ns for start, ns in zip(starts, took, strict=True)]
+    assert found.exposed_ns == exposed
 
 
 def test_a_link_slower_than_backward_is_exposed_but_for_the_first_layers() -> None:
@@ -42,23 +71,6 @@ def test_a_link_slower_than_backward_is_exposed_but_for_the_first_layers() -> No
     layers, b, c = 7, 10.0, 13.0
     assert schedule(b * np.arange(1, layers + 1), [c] * layers).exposed_ns == b + layers * c - layers * b
     assert schedule(b * np.arange(1, layers + 1), [b / 2] * layers).exposed_ns == b / 2
-
-
-def test_what_follows_the_last_message_hides_it() -> None:
-    assert schedule([10, 20], [5, 8], backward_end_ns=25).exposed_ns == 3
-    assert schedule([10, 20], [5, 8], backward_end_ns=100).exposed_ns == 0
-    assert schedule([], []).exposed_ns == 0
-
-
-def test_callers_that_wait_stop_their_own_clock() -> None:
-    """The first is waited for, 10-18. The second is ready 5 of compute later, 23-27, the third 7 after that, 30-39."""
-    found = schedule([10, 15, 22], [8, 4, 9], blocking=[True, False, False])
-    assert found.start_ns.tolist() == [10, 23, 30]
-    assert found.exposed_ns == 8 + 9
-
-
-def test_waiting_for_everything_after_backward_hides_nothing() -> None:
-    assert schedule([30] * 3, [8, 12, 5], blocking=[True] * 3).exposed_ns == 25
 
 
 @pytest.mark.parametrize(("ready", "transfer"), [([1, 2], [1]), ([1, np.nan], [1, 1]), ([1], [-1])])
@@ -181,22 +193,6 @@ def test_a_dear_start_up_merges_everything_and_a_free_one_what_waits_anyway() ->
     assert best_merge([1, 2, 3], [1, 1, 1], 100.0, 1.0).tolist() == [0]
     assert best_merge([20, 21, 22], [5, 5, 5], 0.0, 1.0).tolist() == [0, 1], "the second waits for nothing any more"
     assert best_merge([20, 26, 32], [5, 6, 1], 0.0, 1.0).tolist() == [0, 1, 2]
-
-
-def test_messages_of_several_links_do_not_wait_for_each_other() -> None:
-    """Two links: 10-18 and 20-24 on one, 12-42 on the other. One link alone would end at 52."""
-    found = schedule([10, 12, 20], [8, 30, 4], lane=[0, 1, 0])
-    assert found.start_ns.tolist() == [10, 12, 20]
-    assert found.end_ns.tolist() == [18, 42, 24]
-    assert found.exposed_ns == 22
-    assert schedule([10, 12, 20], [8, 30, 4]).end_ns[-1] == 52
-
-
-def test_a_wait_for_one_link_stops_the_caller_for_all() -> None:
-    """The first is waited for, 10-18; what would have been ready at 12 is so at 20, and has its own link at once."""
-    found = schedule([10, 12, 20], [8, 30, 4], blocking=[True, False, False], lane=[0, 1, 0])
-    assert found.start_ns.tolist() == [10, 20, 28]
-    assert found.exposed_ns == 8 + (50 - 28)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300), st.integers(0, 2)), min_size=1, max_size=30))

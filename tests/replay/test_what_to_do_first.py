@@ -81,7 +81,6 @@ def test_workers_of_epochs_share_no_cpus() -> None:
 def test_no_more_workers_than_help() -> None:
     """Two of them keep up: 9 ms a batch, 5 ms a step."""
     answer = best_workers(build(job(1, step_ns=5 * MS).trace()))
-    assert answer is not None
     assert [str(change) for change in answer.changes] == ["workers=2"]
 
 
@@ -144,9 +143,7 @@ def late_job(
             process.phase("forward", begin + 1000, called[rank])
         end = max(called.values()) + transfer_ms * MS
         called = {rank: at for rank, at in called.items() if rank < recorded}
-        keys = build_.collective({rank: (at, end) for rank, at in called.items()})
-        for rank, at in called.items():
-            build_.rank(rank).collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS)
+        build_.meet(called, end, update_ns=MS)
         clock = end + MS
     return build_.trace()
 
@@ -175,7 +172,7 @@ def test_changes_that_shorten_one_wait_are_not_told_twice() -> None:
 def test_computation_is_named_where_nothing_else_helps() -> None:
     (row,) = causes(late_job(0, transfer_ms=0)).rows()
     assert (row["kind"], row["level"]) == ("compute", "half")
-    assert cause_text(next(causes(late_job(0, transfer_ms=0)).rows()), "run").startswith(
+    assert cause_text(row, "run").startswith(
         "compute bound: up to 6.00 ms a step (100 %); no other change is sure to save 3 %; computing twice"
         " as fast: saves "
     )
@@ -195,7 +192,7 @@ def test_fewer_bytes_are_named_where_transfers_take_most_of_the_step() -> None:
     (link,) = causes(late_job(0, transfer_ms=20)).rows()
     assert (link["where"], link["op"], link["level"]) == ("link", "all_reduce", "half")
     assert link["saved_ns"] == pytest.approx(10 * MS, rel=0.01)
-    assert cause_text(next(causes(late_job(0, transfer_ms=20)).rows()), "run").startswith(
+    assert cause_text(link, "run").startswith(
         "transfers of all-reduce are in flight 20.0 ms a step (1 operation, 1.05 MB a step); half as long (fewer"
         " bytes, or fewer operations): saves "
     )

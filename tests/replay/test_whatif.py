@@ -201,9 +201,7 @@ def test_messages_of_several_sizes_tell_latency_from_bandwidth(moments: int) -> 
         for rank in range(2):
             build_.rank(rank).phase("forward", now, now + MS).phase("optimizer", now + 12 * MS, now + 13 * MS)
         for begin, end, size in ((1, 3, 1_000_000), (3, 12, 8_000_000)):
-            keys = build_.collective(dict.fromkeys(range(2), (now + begin * MS, now + end * MS)), message_bytes=size)
-            for rank in range(2):
-                build_.rank(rank).collective_wait(keys[rank], now + begin * MS, now + end * MS)
+            build_.meet(dict.fromkeys(range(2), now + begin * MS), now + end * MS, message_bytes=size)
         for _ in range(moments):
             build_.collective(dict.fromkeys(range(2), (now + 12 * MS, now + 12 * MS)), message_bytes=8)
         now += 13 * MS
@@ -310,9 +308,7 @@ def test_what_saves_little_is_not_listed_and_not_denied() -> None:
     for _ in range(12):
         for rank in range(2):
             idle.rank(rank).phase("forward", now, now + 2000).phase("optimizer", now + MS, now + MS + 2000)
-        keys = idle.collective(dict.fromkeys(range(2), (now + 2000, now + MS)), op=CollectiveOp.BARRIER)
-        for rank, key in keys.items():
-            idle.rank(rank).collective_wait(key, now + 2000, now + MS)
+        idle.meet(dict.fromkeys(range(2), now + 2000), now + MS, op=CollectiveOp.BARRIER)
         now += MS + 2000
     graph = build(idle.trace())
     saved = what_if(graph, [Change.parse("compute=x0.5")])

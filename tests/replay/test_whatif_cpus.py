@@ -15,7 +15,11 @@ from replay.loader_jobs import Job
 
 from stashtrace.analysis.graph import build
 from stashtrace.replay import Answer, Change, what_if
+from stashtrace.replay.causes import causes
 from stashtrace.replay.prediction_intervals import noise_ns, period_of
+from stashtrace.replay.sharing import cpus_left
+from stashtrace.replay.whatif import ReplayedRun
+from stashtrace.schema.kinds import WaitOp
 from stashtrace.schema.trace import Trace
 
 TICK_NS = 50_000
@@ -57,7 +61,6 @@ class Shared:
     messages_ns: float = 0.0
 
     def run(self) -> Shared:
-        """Simulate."""
         now, ready = 0, {0: 0, 1: 0}
         step, asked = {0: 0, 1: 0}, {0: 2, 1: 2}
         making: dict[int, Task] = {}
@@ -133,9 +136,7 @@ class Shared:
                 cpu, queue = cpu + round(ran), queue + waited
                 process.phase("optimizer", ended - 2000, ended - 1000, cpu=(cpu, cpu), runqueue=(queue, queue))
         for first, second, end in self.reduced:
-            keys = trace.collective({0: (first, end - 2000), 1: (second, end - 2000)})
-            for rank, at in ((0, first), (1, second)):
-                trace.rank(rank).collective_wait(keys[rank], at, end - 2000)
+            trace.meet({0: first, 1: second}, end - 2000)
         last = self.reduced[-1][2]
         of_ranks = [sum(ran for of, *_, ran in (*self.batches, *self.computed) if of == rank) for rank in (0, 1)]
         whole = sum(of_ranks) + self.messages_ns
@@ -177,7 +178,6 @@ def test_the_step_without_the_straggler_is_in_the_interval(options: dict[str, fl
 def test_what_messages_need_of_the_cpus_is_needed_in_each_step() -> None:
     """Nothing but the messages, of 8 ms on both sides, is on the CPUs beside the nodes."""
     graph = build(Shared(3.0, 4.0, 8.0, 80.0).run().trace())
-    assert graph.facts is not None
     assert graph.facts.beside["node00"] == pytest.approx(16 / 92, rel=0.1)
 
 
@@ -212,5 +212,46 @@ def test_other_programs_leave_a_thread_its_share() -> None:
     """They use 1.9 of 2 CPUs, as two threads would: a thread of the job that needs a CPU gets two thirds of one."""
     trace = Job(1, batch_ns=9 * MS, step_ns=4 * MS, steps=60, cpus=2.0).run().trace(elsewhere=1.9 - 13 / 9)
     graph = build(trace)
-    assert graph.facts is not None
     assert graph.facts.cpus["node00"] >= 2 / 3
+
+
+LOCK_STEPS, LOCK_CPUS = 30, 2.0
+
+
+def waiting_for_a_lock(*, helper: str) -> Trace:
+    """Two ranks on two CPUs compute for 40 ms and then wait for 40 ms for a lock.
+
+    ``helper``: when threads of the job that have no nodes use a CPU each: ``waiting``, while the step threads wait
+    for the lock; ``none``: never.
+    """
+    trace, now = TraceBuilder(), 0
+    trace.group(range(2))
+    for _ in range(LOCK_STEPS):
+        middle, end = now + 40 * MS, now + 80 * MS
+        for number in range(2):
+            rank = trace.rank(number)
+            rank.phase("forward", now, middle, cpu=(now, middle), runqueue=(0, 0))
+            rank.wait(WaitOp.SEMAPHORE, middle, end)
+        trace.meet(dict.fromkeys(range(2), end), end + 2 * MS)
+        for number in range(2):
+            trace.rank(number).phase("optimizer", end + 2 * MS, end + 3 * MS, cpu=(middle, middle), runqueue=(0, 0))
+        now = end + 3 * MS
+    computed = 2 * LOCK_STEPS * 41 * MS
+    used = (computed + (2 * LOCK_STEPS * 40 * MS if helper == "waiting" else 0)) / now
+    for name, rate in (("user", used), ("system", 0), ("iowait", 0), ("steal", 0), ("idle", LOCK_CPUS - used)):
+        trace.counter(0, f"host_{name}_ns_total", {0: 0.0, now: rate * now}, unit="ns")
+    for number in range(2):
+        trace.counter(number, "process_user_ns_total", {0: 0.0, now: used * now / 2}, unit="ns")
+    return trace.trace("./run")
+
+
+@pytest.mark.parametrize("helper", ["none", "waiting"])
+def test_threads_that_run_while_steps_wait_take_no_cpu_from_them(helper: str) -> None:
+    run = ReplayedRun(build(waiting_for_a_lock(helper=helper)))
+    (left,) = cpus_left(run.graph, run._apart_ratio).values()
+    assert left >= 1.7, "each of two ranks computes on a CPU of its own"
+    first = next(iter(causes(waiting_for_a_lock(helper=helper)).rows()))
+    assert (first["kind"], first["level"]) == ("other", "gone")
+    assert first["saved_ns"] == pytest.approx(40 * MS, rel=0.05)
+    # Without the wait the threads may need their CPUs while the ranks compute.
+    assert (first["saved_low_ns"] > 30 * MS) == (helper == "none")

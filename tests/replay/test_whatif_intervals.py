@@ -18,7 +18,6 @@ _BETWEEN = 0.03
 
 
 def noise_of(*lengths_ms: float) -> float:
-    """Noise in ms."""
     return noise_ns(np.array(lengths_ms) * MS) / MS
 
 

@@ -137,7 +137,6 @@ def test_transfers_that_are_long_by_themselves_are_not_taken_to_suffer_from_comp
 def test_lengths_alone_are_those_that_the_run_was_made_of() -> None:
     graph = job((0.0, 30.0, 12.0), shared=True, alone_ms=(20.0, 14.0))
     links = Links.of(graph, INSIDE)
-    assert links is not None
     assert len(np.unique(links.ids)) == 1  # both ports serve the same transfers
     alone = links.alone_ns(graph.begin_ns, graph.end_ns)[graph.moved_bytes == 20 * MB] / MS
     assert sorted(set(alone.round(3))) == [14.0, 20.0]
@@ -191,16 +190,12 @@ def test_who_got_more_of_a_link_is_not_taken_for_a_faster_transfer() -> None:
         for rank in range(2):
             build_.rank(rank).phase("forward", now, now + 2 * MS)
         for group, end in ((WORLD, 30), (OTHER, 40)):
-            times = dict.fromkeys(range(2), (now + 2 * MS, now + (2 + end) * MS))
-            keys = build_.collective(times, group=group, message_bytes=20 * MB)
-            for rank in range(2):
-                build_.rank(rank).collective_wait(keys[rank], now + 2 * MS, now + (2 + end) * MS)
+            build_.meet(dict.fromkeys(range(2), now + 2 * MS), now + (2 + end) * MS, group=group, message_bytes=20 * MB)
         now += 43 * MS
         for rank in range(2):
             build_.rank(rank).phase("optimizer", now - MS, now)
     graph = build(build_.trace())
     links = Links.of(graph, INSIDE)
-    assert links is not None
     large = graph.moved_bytes == 20 * MB
     assert sorted(set((links.alone_ns(graph.begin_ns, graph.end_ns)[large] / MS).round(1))) == [15.0, 25.0]
     assert measured_alone(graph, links, Unknowns()).work_ns[large] / MS == pytest.approx(20, abs=0.1)
@@ -256,8 +251,6 @@ def test_groups_without_a_common_member_have_no_link_in_common() -> None:
         now += 7 * MS
     graph = build(build_.trace())
     links = Links.of(graph, INSIDE)
-    assert links is not None
-    assert graph.facts is not None
     users = np.flatnonzero(links.users)
     assert np.unique(graph.facts.queue[users]).tolist() == [1, 2]  # of the groups 2 and 3, by their common member
     assert len(links.ids) == len(users)

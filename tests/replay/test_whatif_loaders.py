@@ -187,7 +187,7 @@ def test_a_read_that_waits_may_cost_the_cpu_as_well() -> None:
     assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((3.5, 4), abs=0.05)
 
 
-def reading(cold: int, warm: int, *, elsewhere: int = 0, cold_us: int = 125, warm_us: int = 25) -> Graph:
+def reading(cold: int, warm: int, *, elsewhere: int = 0) -> Graph:
     """Each batch reads so many pieces from storage and from memory, then works for 2 ms.
 
     A read from storage runs for 75 us. ``elsewhere`` reads of the same size are made by the step thread before all,
@@ -201,11 +201,11 @@ def reading(cold: int, warm: int, *, elsewhere: int = 0, cold_us: int = 125, war
     now = elsewhere * 100_000
     for batch in range(60):
         begin = now
-        for took_us, blocked, count in ((cold_us, True, cold), (warm_us, False, warm)):
+        for took_us, blocked, count in ((125, True, cold), (25, False, warm)):
             for _ in range(count):
                 rank.worker(0).io(now, now + took_us * 1000, path="/data/x", blocked=blocked, result_bytes=1 << 17)
                 now += took_us * 1000
-        cpu = 2 * MS + (cold * 75 + warm * warm_us) * 1000
+        cpu = 2 * MS + (cold * 75 + warm * 25) * 1000
         now += 2 * MS
         rank.worker(0).fetch(batch, begin, now, cpu=cpu, runqueue=0)
         rank.batch_wait(batch, begin + MS // 5, now, worker=0)
@@ -213,35 +213,33 @@ def reading(cold: int, warm: int, *, elsewhere: int = 0, cold_us: int = 125, war
     return build(build_.trace())
 
 
-def test_reads_of_the_same_thread_that_did_not_wait_say_what_memory_takes() -> None:
-    """40 reads of 125 us, 20 of 25: all from memory they would take 1.5 ms, and the work 2."""
-    answer = what_if(reading(40, 20), [Change.parse("fetch=0")])
-    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((3.5, 3.5), abs=0.03)
-    # Half of what storage costs beyond memory: 40 * 50 us.
-    answer = what_if(reading(40, 20), [Change.parse("fetch=x0.5")])
-    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((5.5, 5.5), abs=0.03)
-
-
-def test_reads_of_others_say_less_of_what_memory_takes() -> None:
-    """60 reads take 20 or 60 us each from memory, by what another thread needed; nothing says which."""
-    answer = what_if(reading(60, 0, elsewhere=40), [Change.parse("fetch=0")])
-    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((2 + 1.2, 2 + 3.6), abs=0.05)
+@pytest.mark.parametrize(
+    ("cold", "warm", "elsewhere", "change", "step_ms", "within"),
+    [
+        # 40 reads of 125 us, 20 of 25 by the same thread: all from memory they would take 1.5 ms, and the work 2.
+        (40, 20, 0, "fetch=0", (3.5, 3.5), 0.03),
+        # Half of what storage costs beyond memory: 40 * 50 us.
+        (40, 20, 0, "fetch=x0.5", (5.5, 5.5), 0.03),
+        # 20 or 60 us each from memory, by what another thread needed; nothing says which.
+        (60, 0, 40, "fetch=0", (2 + 1.2, 2 + 3.6), 0.05),
+        # Few reads of others say nothing: what these ran, 75 us each, may stay or go.
+        (60, 0, 0, "fetch=0", (2, 2 + 4.5), 0.05),
+        (60, 0, 10, "fetch=0", (2, 2 + 4.5), 0.05),
+    ],
+)
+def test_what_reads_from_memory_take(
+    cold: int, warm: int, elsewhere: int, change: str, step_ms: tuple[float, float], within: float
+) -> None:
+    answer = what_if(reading(cold, warm, elsewhere=elsewhere), [Change.parse(change)])
+    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx(step_ms, abs=within)
 
 
 def test_a_read_from_memory_runs_no_longer_than_the_one_that_waited_did() -> None:
     """Another thread's reads took 20 or 60 us, but these ran for 30 us only, beside the wait for storage."""
     graph = reading(60, 0, elsewhere=40)
-    assert graph.facts is not None
     graph.facts.cpu_ns[graph.is_batch] = 2 * MS + 60 * 30_000
     answer = what_if(graph, [Change.parse("fetch=0")])
     assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((2 + 1.2, 2 + 1.8), abs=0.05)
-
-
-@pytest.mark.parametrize("elsewhere", [0, 10])
-def test_few_reads_say_nothing_of_what_memory_takes(elsewhere: int) -> None:
-    """What these ran, 75 us each, may stay or go."""
-    answer = what_if(reading(60, 0, elsewhere=elsewhere), [Change.parse("fetch=0")])
-    assert (answer.low_ns / MS, answer.high_ns / MS) == pytest.approx((2, 2 + 4.5), abs=0.05)
 
 
 def test_storage_may_be_slower_in_another_recording() -> None:
@@ -256,7 +254,6 @@ def test_storage_may_be_slower_in_another_recording() -> None:
 def test_what_else_runs_on_a_host_leaves_fewer_cpus(busy_cpus: float) -> None:
     """Of two CPUs one is used by threads that are not work of the graph, or is not."""
     facts = build(job(1, cpus=2.0).trace(elsewhere=busy_cpus)).facts
-    assert facts is not None
     assert facts.cpus["node00"] == pytest.approx(2.0 - busy_cpus, abs=0.05)
 
 

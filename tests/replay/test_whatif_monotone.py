@@ -35,9 +35,7 @@ def ddp_runs(draw: Any) -> Graph:
             called[rank] = made + draw(lengths) * MS
             process.phase("forward", made + 1000, called[rank])
         end = max(called.values()) + draw(lengths) * MS
-        keys = trace.collective({rank: (at, end) for rank, at in called.items()})
-        for rank, at in called.items():
-            trace.rank(rank).collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS)
+        trace.meet(called, end, update_ns=MS)
         clock = end + MS
     if draw(st.booleans()):
         for name, rate in (("user", 0.9), ("system", 0), ("iowait", 0), ("steal", 0), ("idle", 0.6)):

@@ -65,7 +65,6 @@ def ring(longer_ns: int = LONGER, noise_ns: int = 0) -> Trace:
 
 
 def _place(rank: int, other: int) -> int:
-    """Return the place of the other rank in the group of two."""
     return 1 if other > rank else 0
 
 

@@ -41,14 +41,10 @@ def job(
             called[rank] = begin + work_ms(rank, step) * MS
             process.phase("forward", begin + 1000, called[rank])
         end = max(called.values()) + 2 * MS
-        keys = build_.collective({rank: (at, end) for rank, at in called.items()})
-        for rank, at in called.items():
-            build_.rank(rank).collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS)
+        build_.meet(called, end, update_ns=MS)
         clock = end + MS
     for rank, batch in (samples or {}).items():
-        key = build_.strings.code(f"dataloader {1 + rank:016x}")
-        value = build_.strings.code(told.format(batch))
-        build_.add("metadata", process_id=build_.rank(rank).process_id, key_code=key, value_code=value)
+        build_.say(f"dataloader {1 + rank:016x}", told.format(batch), build_.rank(rank).process_id)
     return build_.trace()
 
 
@@ -187,10 +183,10 @@ def late_on_two_cpus(transfer_us: Callable[[int], int]) -> Graph:
     for step in range(STEPS):
         called = {rank: clock + (5 + 20 * rank) * MS for rank in range(2)}
         end = called[1] + transfer_us(step) * 1000
-        keys = build_.collective({rank: (at, end) for rank, at in called.items()})
+        build_.meet(called, end)
         for rank, at in called.items():
             process = build_.rank(rank).phase("forward", clock + 1000, at)
-            process.collective_wait(keys[rank], at, end).phase("optimizer", end, end + MS)
+            process.phase("optimizer", end, end + MS)
         clock = end + MS
     for name, rate in (("user", 0.5), ("system", 0), ("iowait", 0), ("steal", 0), ("idle", 1.5)):
         build_.counter(0, f"host_{name}_ns_total", {0: 0.0, clock: rate * clock}, unit="ns")

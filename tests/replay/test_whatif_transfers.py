@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,35 +74,49 @@ def ms(answer: Answer) -> tuple[float, float]:
     return answer.low_ns / MS, answer.high_ns / MS
 
 
-def test_a_job_is_what_it_was_made_of() -> None:
-    assert ms(asked(job())) == pytest.approx((15, 15), abs=0.01)
+ONE = (8 * MB,)
+
+#: Options of the job, a change of it, the least and the most of a step in ms, and how near that is met.
+STEPS_OF_CHANGES: dict[str, tuple[dict[str, Any], str, tuple[float, float], float]] = {
+    "as it was made": ({}, "", (15, 15), 0.01),
+    "twice the bandwidth": ({}, "interconnect.bandwidth=x2", (10.5, 10.5), 0.02),
+    "half the bandwidth": ({}, "interconnect.bandwidth=x0.5", (24, 24), 0.02),
+    "three times the latency": ({}, "interconnect.latency=x3", (19, 19), 0.02),
+    "a latency of each of the two hops of a ring of two": ({}, "interconnect.latency=2ms", (21, 21), 0.02),
+    # It was 8 bits a ns: each rank of two sends what it reduces once.
+    "a bandwidth": ({}, "interconnect.bandwidth=16gbit", (10.5, 10.5), 0.02),
+    "of one size, all or nothing of it is latency": ({"sizes": ONE}, "interconnect.bandwidth=x2", (8.5, 13), 0.01),
+    # The 9 ms of the message are bytes alone, or latency alone: its two hops have the new one in both cases.
+    "a long latency": ({"sizes": ONE}, "interconnect.latency=10ms", (4 + 2 * 10, 4 + 2 * 10 + 9), 0.01),
+    "a short latency": ({"sizes": ONE}, "interconnect.latency=50us", (4.1, 4.1 + 9), 0.01),
+    # A barrier of 100 us is one hop: the two of an all-reduce take 400 us at most, if they differ by two times.
+    "a tiny message bounds the latency of large ones": (
+        {"sizes": ONE, "tiny": 100 * US},
+        "interconnect.bandwidth=x2",
+        (8.5, 8.7),
+        0.01,
+    ),
+    # Messages before the first step go over connections that are being made.
+    "what sets the job up is none of its messages": (
+        {"sizes": ONE, "tiny": 20 * MS},
+        "interconnect.bandwidth=x2",
+        (8.5, 13),
+        0.01,
+    ),
+    # Half of what is moved, and at most what a CPU takes for 9 MB at 1 GB/s.
+    "compression": ({}, "compression=fp16", (15 - 4.5, 15 - 4.5 + 9), 0.02),
+    # A ring of n: latency in proportion to n - 1, bytes to (n - 1) / n.
+    "a ring of 4 for 2": ({}, "ranks=4", (4 + 2 * 3 + 9 * 1.5,) * 2, 0.03),
+    "a ring of 64 for 2": ({}, "ranks=64", (4 + 2 * 63 + 9 * 2 * 63 / 64,) * 2, 0.03),
+    "a ring of 2 for 4": ({"ranks": 4}, "ranks=2", (4 + 2 / 3 + 9 / 1.5,) * 2, 0.03),
+    "each of n ranks gathers n - 1 parts": ({"op": CollectiveOp.ALL_GATHER}, "ranks=4", (4 + 3 * 11,) * 2, 0.03),
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "step_ms"),
-    [
-        ("interconnect.bandwidth=x2", 10.5),
-        ("interconnect.bandwidth=x0.5", 24),
-        ("interconnect.latency=x3", 19),
-        ("interconnect.latency=2ms", 21),  # of each of the two hops of a ring of two
-        ("interconnect.bandwidth=16gbit", 10.5),  # it was 8 bits a ns: each rank of two sends what it reduces once
-    ],
-)
-def test_sizes_tell_latency_from_bandwidth(change: str, step_ms: float) -> None:
-    assert ms(asked(job(), change)) == pytest.approx((step_ms, step_ms), abs=0.02)
-
-
-def test_of_one_size_the_latency_is_between_nothing_and_all() -> None:
-    assert ms(asked(job(sizes=(8 * MB,)), "interconnect.bandwidth=x2")) == pytest.approx((8.5, 13), abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("change", "step_ms"),
-    [("interconnect.latency=10ms", (4 + 2 * 10, 4 + 2 * 10 + 9)), ("interconnect.latency=50us", (4.1, 4.1 + 9))],
-)
-def test_a_latency_is_set_whatever_it_was(change: str, step_ms: tuple[float, float]) -> None:
-    """The 9 ms of the message are bytes alone, or latency alone: its two hops have the new one in both cases."""
-    assert ms(asked(job(sizes=(8 * MB,)), change)) == pytest.approx(step_ms, abs=0.01)
+@pytest.mark.parametrize("name", STEPS_OF_CHANGES)
+def test_a_step_with_a_change(name: str) -> None:
+    options, change, step_ms, within = STEPS_OF_CHANGES[name]
+    assert ms(asked(job(**options), *filter(None, [change]))) == pytest.approx(step_ms, abs=within)
 
 
 def test_a_bandwidth_is_not_set_where_nobody_knows_what_it_was() -> None:
@@ -112,18 +127,6 @@ def test_a_bandwidth_is_not_set_where_nobody_knows_what_it_was() -> None:
         asked(job(sizes=(0, 0)), "interconnect.bandwidth=16gbit")
 
 
-def test_a_tiny_message_bounds_the_latency_of_large_ones() -> None:
-    """A barrier of 100 us is one hop: the two of an all-reduce take 400 us at most, if they differ by two times."""
-    low, high = ms(asked(job(sizes=(8 * MB,), tiny=100 * US), "interconnect.bandwidth=x2"))
-    assert (low, high) == pytest.approx((8.5, 8.7), abs=0.01)
-
-
-def test_what_sets_the_job_up_is_no_message_of_it() -> None:
-    """Messages before the first step go over connections that are being made."""
-    graph = job(sizes=(8 * MB,), tiny=20 * MS)
-    assert ms(asked(graph, "interconnect.bandwidth=x2")) == pytest.approx((8.5, 13), abs=0.01)
-
-
 def test_members_that_go_on_later_do_so_in_proportion() -> None:
     """1 MB in 2 ms, and one rank has it 1 ms later: over half the link 3 and 1.5 ms."""
     graph = job(sizes=(MB, 8 * MB), later=MS // 2)
@@ -132,29 +135,10 @@ def test_members_that_go_on_later_do_so_in_proportion() -> None:
     assert ms(asked(graph, "interconnect.bandwidth=x0.5"))[1] == pytest.approx(24 + 0.5 * (3 / 2 + 17 / 9), abs=0.05)
 
 
-def test_compression_halves_what_is_moved_and_costs_what_a_cpu_takes() -> None:
-    low, high = ms(asked(job(), "compression=fp16"))
-    assert low == pytest.approx(15 - 4.5, abs=0.02)
-    assert high == pytest.approx(15 - 4.5 + 9, abs=0.02)  # 9 MB at 1 GB/s
-
-
 def test_compression_leaves_small_and_other_messages_alone() -> None:
     assert ms(asked(job(sizes=(512, MB)), "compression=fp16"))[0] == pytest.approx(7 - 0.5, abs=0.02)
     with pytest.raises(MissingDataError, match="nothing to compress"):
         asked(job(op=CollectiveOp.BROADCAST), "compression=fp16")
-
-
-@pytest.mark.parametrize(
-    ("present", "count", "step_ms"),
-    [
-        # A ring of n: latency in proportion to n - 1, bytes to (n - 1) / n.
-        (2, 4, 4 + 2 * 3 + 9 * 1.5),
-        (2, 64, 4 + 2 * 63 + 9 * 2 * 63 / 64),
-        (4, 2, 4 + 2 / 3 + 9 / 1.5),
-    ],
-)
-def test_a_ring_of_other_ranks(present: int, count: int, step_ms: float) -> None:
-    assert ms(asked(job(ranks=present), f"ranks={count}")) == pytest.approx((step_ms, step_ms), abs=0.03)
 
 
 @pytest.mark.parametrize("count", [1, 65, 100_000])
@@ -178,10 +162,7 @@ def test_messages_that_cannot_be_matched_are_no_transfers() -> None:
     for number in range(8):
         for rank in range(3):
             build_.rank(rank).phase("forward", now, now + MS).phase("optimizer", now + 5 * MS, now + 6 * MS)
-        times = dict.fromkeys(range(3), (now + MS, now + 5 * MS))
-        keys = build_.collective(times, op=CollectiveOp.SEND, sequence=number)
-        for rank, key in keys.items():
-            build_.rank(rank).collective_wait(key, now + MS, now + 5 * MS)
+        build_.meet(dict.fromkeys(range(3), now + MS), now + 5 * MS, op=CollectiveOp.SEND, sequence=number)
         now += 6 * MS
     graph = build(build_.trace())
     assert (graph.kind == StallKind.INTERCONNECT).any()
@@ -227,12 +208,6 @@ def test_of_a_hierarchy_only_the_ring_of_hosts_grows() -> None:
     assert high >= 4 + 2 * 7 + 9 * (7 / 8) / (1 / 2) - 0.1
 
 
-def test_gathered_parts_grow_with_the_ranks() -> None:
-    """Each of n ranks gathers n - 1 parts."""
-    low, high = ms(asked(job(op=CollectiveOp.ALL_GATHER), "ranks=4"))
-    assert (low, high) == pytest.approx((4 + 3 * 11, 4 + 3 * 11), abs=0.03)
-
-
 def test_of_more_ranks_the_last_one_comes_later() -> None:
     """Ranks that take 3 or 5 ms: the last of two takes 4.5 ms in the mean, that of 32 nearly always 5."""
     graph = job(compute=lambda step, rank: 3 + 2 * (step >> rank & 1), latency=0, steps=64)
@@ -267,11 +242,9 @@ def test_what_some_transfers_take_longer_may_not_be_the_link() -> None:
         for rank in range(2):
             build_.rank(rank).phase("forward", now, now + MS)
         end = now + (9 + 3 * (step % 2)) * MS
-        keys = build_.collective(dict.fromkeys(range(2), (now + MS, end)), message_bytes=8 * MB)
-        small = build_.collective(dict.fromkeys(range(2), (end, end + MS // 10)), message_bytes=MB // 10)
+        build_.meet(dict.fromkeys(range(2), now + MS), end, message_bytes=8 * MB)
+        build_.meet(dict.fromkeys(range(2), end), end + MS // 10, message_bytes=MB // 10)
         for rank in range(2):
-            build_.rank(rank).collective_wait(keys[rank], now + MS, end)
-            build_.rank(rank).collective_wait(small[rank], end, end + MS // 10)
             build_.rank(rank).phase("optimizer", end + MS // 10, end + MS)
         now = end + MS
     low, high = ms(asked(build(build_.trace()), "interconnect.bandwidth=x2"))

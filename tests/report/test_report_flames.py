@@ -50,9 +50,7 @@ def late_job(ranks: int = 3, slow: int = 1, steps: int = 30, hook: str = "hook",
     for step in range(steps):
         entered = {rank: (step * 100 + (89 if rank == slow else 70)) * MS for rank in range(ranks)}
         end = (step * 100 + 90) * MS
-        keys = build.collective({rank: (at, end) for rank, at in entered.items()}, message_bytes=1000)
-        for rank, at in entered.items():
-            build.rank(rank).collective_wait(keys[rank], at, end)
+        build.meet(entered, end, message_bytes=1000)
     return build.trace()
 
 

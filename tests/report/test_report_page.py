@@ -58,7 +58,6 @@ class Reader(HTMLParser):
             self.elements[at][2].append(data)
 
     def all(self, *tags: str) -> list[tuple[str, dict[str, str | None], str]]:
-        """Elements of these tags in order."""
         return [(tag, attributes, "".join(text)) for tag, attributes, text in self.elements if tag in tags]
 
 

@@ -1,19 +1,25 @@
-"""Slow steps on the page: those of ``spikes``, with what made them longer."""
+"""Slow steps on the page: those of ``spikes``, with what made them longer, and the curve that marks them."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
+from test_report_heat import made_up
 
 from stashtrace.analysis.findings.spikes.policy import POLICY
-from stashtrace.analysis.findings.spikes.spikes import spikes
+from stashtrace.analysis.findings.spikes.spikes import SPIKES, spikes
 from stashtrace.analysis.findings.summary_input import gather
-from stashtrace.report.page.page import slow_lead
-from stashtrace.report.steps_over_time import LISTED, slow_steps
+from stashtrace.report.document import report_facts
+from stashtrace.report.page.page import page, slow_lead
+from stashtrace.report.page.page_words import place_of_step
+from stashtrace.report.steps_over_time import CELLS, LISTED, slow_steps, step_curve
 from stashtrace.schema.kinds import WaitOp
+from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 
@@ -37,10 +43,7 @@ def job(sleeps: dict[int, int], *, steps: int = 60, gc: dict[int, int] | None = 
             process.phase("forward", now, now + 6 * MS).phase("backward", now + 6 * MS, now + 18 * MS)
             entered[rank] = now + 18 * MS
         end = max(entered.values()) + MS
-        keys = build.collective({rank: (at, end) for rank, at in entered.items()}, message_bytes=1000)
-        for rank, at in entered.items():
-            build.rank(rank).collective_wait(keys[rank], at, end)
-            build.rank(rank).phase("optimizer", end, end + MS)
+        build.meet(entered, end, update_ns=MS, message_bytes=1000)
         clock = end + MS
     return build.trace()
 
@@ -99,3 +102,56 @@ def test_too_few_steps_have_no_usual_length() -> None:
     found = slow_of(job({12: 50}, steps=POLICY.least_steps))
     assert found["too_few"]
     assert found["listed"] == []
+
+
+def test_a_cell_of_one_step_has_the_mean_and_the_range_of_its_ranks() -> None:
+    steps = made_up({(0, 0): 0, (1, 0): 0, (0, 1): 0, (1, 1): 0})[1]
+    steps = steps.replace(end_ns=steps["begin_ns"] + np.array([1000, 3000, 500, 700]))
+    assert steps["step"].tolist() == [0, 0, 1, 1]
+    found = step_curve(steps, Table.empty(SPIKES))
+    assert (found["mean_ns"], found["low_ns"], found["high_ns"]) == ([2000, 600], [1000, 500], [3000, 700])
+    assert (found["first_steps"], found["last_step"], found["ranks_count"]) == ([0, 1], 1, 2)
+    assert (found["steps_per_cell"], found["whole_mean_ns"], found["slow"]) == (1, 1300, [])
+
+
+def test_many_steps_share_cells_and_keep_their_extremes() -> None:
+    count = 10 * CELLS + 7
+    steps = made_up({(0, step): 0 for step in range(count)})[1]
+    length = np.full(count, 1000)
+    length[777] = 9000
+    found = step_curve(steps.replace(end_ns=steps["begin_ns"] + length), Table.empty(SPIKES))
+    assert len(found["mean_ns"]) == CELLS
+    assert (max(found["high_ns"]), min(found["low_ns"])) == (9000, 1000)
+    at = int(np.argmax(found["high_ns"]))
+    assert found["first_steps"][at] <= 777 < found["first_steps"][at + 1]
+    assert found["mean_ns"][at] == pytest.approx(1000 + 8000 / 10, rel=0.02)
+
+
+def test_no_steps_no_curve() -> None:
+    assert step_curve(made_up({(0, 0): 0})[1].take(slice(0, 0)), Table.empty(SPIKES)) is None
+
+
+def test_slow_steps_are_marked_where_the_analysis_finds_them() -> None:
+    trace = job({39: 60, 44: 30})
+    tables = gather(trace).tables
+    found = step_curve(tables["steps"], tables["spikes"])
+    assert [row["step"] for row in found["slow"]] == [row["step"] for row in slow_of(trace)["listed"]] == [39, 44]
+    assert [found["first_steps"][row["cell"]] for row in found["slow"]] == [39, 44]
+    assert found["slow"][0]["excess_ns"] == pytest.approx(60 * MS, rel=0.02)
+
+
+def test_a_mark_leads_to_what_made_its_step_slow() -> None:
+    facts = report_facts(job({39: 60, 44: 30}), ["./x"])
+    made = page(facts)
+    marks = re.findall(r'<a class="mark" href="#([\w-]+)" title="(.*?)" style="left:([\d.]+)%;top:([\d.]+)%"', made)
+    assert len(marks) == 2
+    for name, said, left, top in marks:
+        assert f'id="{name}"' in made
+        assert 0 <= float(left) <= 100
+        assert 0 <= float(top) <= 100
+        assert "rank 0 is blocked or asleep" in said
+    assert {name for name, *_ in marks} == {place_of_step(facts, step) for step in (39, 44)}
+    assert "2 slow steps are marked; a mark leads to what made it slow." in made
+    without_pictures = {**facts, "waits": None}
+    assert place_of_step(without_pictures, 39) == "slow-39"
+    assert place_of_step({**without_pictures, "slow": None}, 39) == ""

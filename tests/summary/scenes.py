@@ -18,8 +18,6 @@ STEPS = 12
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict in words."""
-
     kind: str
     share: float
     text: str
@@ -27,7 +25,6 @@ class Verdict:
 
 
 def verdicts(run: Trace | RunFacts) -> list[Verdict]:
-    """The verdicts of a run as the summary words them."""
     facts = gather(run) if isinstance(run, Trace) else run
     return [
         Verdict(f.row["kind"], f.row["share_ratio"], claim_text(f), tuple(evidence_texts(f)))
@@ -74,10 +71,8 @@ def job(
             process.phase("forward", now, now + 10 * MS).phase("backward", now + 10 * MS, now + 30 * MS)
             entered[rank] = now + 30 * MS + (sleep or {}).get(rank, 0) * MS
         end = max(entered.values()) + transfer * MS
-        keys = build.collective({rank: (at, end) for rank, at in entered.items()}, message_bytes=40_000_000)
-        for rank, at in entered.items():
-            process = build.rank(rank)
-            process.collective_wait(keys[rank], at, end)
-            process.phase("optimizer", end, end + MS)
+        build.meet(entered, end, message_bytes=40_000_000)
+        for rank in entered:
+            build.rank(rank).phase("optimizer", end, end + MS)
             clock[rank] = end + MS
     return build, build.trace("./stash-0412")

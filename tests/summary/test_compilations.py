@@ -39,9 +39,7 @@ def job(*, inside_forward: bool, ranks: int = 1, every: int = 4, reason: str = R
         for number, call in calls.items():
             build.rank(number).phase("backward", call - 5 * MS, end, cpu=(call - 5 * MS, call))
         if ranks > 1:
-            keys = build.collective({number: (call, end) for number, call in calls.items()})
-            for number, call in calls.items():
-                build.rank(number).collective_wait(keys[number], call, end)
+            build.meet(calls, end)
         start = end + 4 * MS
         for number in range(ranks):
             build.rank(number).phase("optimizer", end, start, cpu=(end, start))

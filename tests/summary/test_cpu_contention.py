@@ -57,15 +57,9 @@ def crowded(
         sample(worker, "thread_runqueue_ns_total", 0.1, thread=100 + rank)
         facts = {"torch_threads": str(threads), "omp_num_threads": omp, "torch_threads_set": threads_set}
         for key, value in facts.items() if threads_set else list(facts.items())[:2]:
-            build.add(
-                "metadata",
-                process_id=process.process_id,
-                key_code=build.strings.code(key),
-                value_code=build.strings.code(value),
-            )
+            build.say(key, value, process.process_id)
     if bound:
-        code = build.strings.code
-        build.add("metadata", process_id=-1, key_code=code("cores_count"), value_code=code(bound))
+        build.say("cores_count", bound)
     for name, part in (("user", cpus - idle), ("system", 0.0), ("idle", idle), ("iowait", 0.0), ("steal", 0.0)):
         sample(build.rank(0), f"host_{name}_ns_total", part)
     found = gather(build.trace())

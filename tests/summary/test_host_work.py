@@ -36,62 +36,35 @@ def job(
     steps: int = 12,
     python: Extra = _none,
     name: str = "",
-    pieces: Mapping[int, int] | None = None,
     cut: Mapping[int, float] | None = None,
 ) -> Trace:
     """Ranks that launch a kernel and an all-reduce in each step, then wait for their devices.
 
-    Parameters
-    ----------
-    folder : Path
-    ranks, steps : int
-    python : callable
-        Milliseconds for which the host of a rank does something else at the begin of a step.
-    name : str
-        Annotation around that.
-    pieces : mapping of int to int
-        Rank -> into how many kernels its work is divided, with a blocking call and as much of ``python`` before each.
-    cut : mapping of int to float
-        Rank -> part of its file that is there.
+    ``python``: ms for which the host of a rank does something else at the begin of a step, in an annotation ``name``;
+    ``cut``: rank -> the part of its file that is there.
     """
     events: list[list[dict[str, Any]]] = [[] for _ in range(ranks)]
     begin, key = 0.0, 0
     for number in range(steps):
         entered, calls = [], []
         for rank in range(ranks):
-            mine, now, count = events[rank], begin, (pieces or {}).get(rank, 1)
-            for piece in range(count):
-                extra = python(rank, number) * MS / count
-                if extra and name:
-                    mine.append(host(name, now, extra, cat="user_annotation"))
-                now += extra
-                key += 1
-                mine += [launch(key, now, LAUNCH), device("gemm", now + LAUNCH, COMPUTE / count, correlation=key)]
-                now += LAUNCH + COMPUTE / count
-                if piece < count - 1:
-                    key += 1
-                    since = now - COMPUTE / count
-                    mine.append(launch(key, since, now - since, name="cudaStreamSynchronize"))
-            entered.append(now)
-            key += 1
+            mine, now, extra = events[rank], begin, python(rank, number) * MS
+            if extra and name:
+                mine.append(host(name, now, extra, cat="user_annotation"))
+            now += extra + LAUNCH
+            key += 2
+            mine += [launch(key - 1, now - LAUNCH, LAUNCH), device("gemm", now, COMPUTE, correlation=key - 1)]
+            entered.append(now + COMPUTE)
             calls.append(key)
         end = max(entered) + TRANSFER
-        for rank in range(ranks):
-            enter = entered[rank]
+        for rank, enter in enumerate(entered):
             talk = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20}
             talk |= {"Group size": ranks, "dtype": "Float", "Process Group Name": "0", "Seq": number}
-            talk |= {"Process Group Ranks": str(list(range(ranks)))}
+            talk |= {"Process Group Ranks": str(list(range(ranks))), "correlation": calls[rank]}
             key += 1
             events[rank] += [
                 launch(calls[rank], enter - COMPUTE / 2, LAUNCH),
-                device(
-                    "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-                    enter,
-                    end - enter,
-                    stream=20,
-                    correlation=calls[rank],
-                    **talk,
-                ),
+                device("ncclDevKernel_AllReduce_Sum_f32_RING_LL", enter, end - enter, stream=20, **talk),
                 launch(key, enter - COMPUTE / 4, end - enter + COMPUTE / 4 + 5, name="cudaStreamSynchronize"),
                 step(number, begin, end + 5 - begin),
             ]

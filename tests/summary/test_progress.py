@@ -69,8 +69,7 @@ def test_a_rank_that_works_on_does_not_hang(how: str, said: str) -> None:
 def test_a_rank_that_looped_when_the_job_was_ended_hung() -> None:
     for how, head in (("runs", "the job hung: rank 2 has"), ("moves", "rank 2 has not")):
         build = working(how)
-        code = build.strings.code
-        build.add("metadata", process_id=-1, key_code=code("signal"), value_code=code("9"))
+        build.say("signal", "9")
         assert any(line.startswith(head) for line in describe_stuck(build.trace()))
 
 
@@ -106,8 +105,7 @@ def test_activity_is_told_from_samples() -> None:
 
 def test_the_summary_of_a_job_that_hung_says_where() -> None:
     build = hanging((2,))
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("1"))
+    build.say("exit_code", "1")
     shown = summary(build.trace("./x"))
     # No rank failed by itself: the code is that of whoever ended a job that hung.
     assert shown.startswith("the job hung: rank 2 has not entered all-reduce 3 of")
@@ -116,10 +114,9 @@ def test_the_summary_of_a_job_that_hung_says_where() -> None:
 
 def test_the_memory_limit_that_ended_a_job_is_in_the_first_line() -> None:
     build, _ = job()
-    code = build.strings.code
     facts = {"exit_code": "137", "signal": "9", "memory_kills_count": "1", "memory_limit_bytes": "4000000000"}
     for key, value in facts.items():
-        build.add("metadata", process_id=-1, key_code=code(key), value_code=code(value))
+        build.say(key, value)
     first = " ".join(summary(build.trace("./x")).split("\n\n")[0].split())
     assert "the job was ended by signal 9 (SIGKILL)" in first
     assert "the kernel ended 1 process of the job's cgroup, whose memory limit of 4.00 GB was reached" in first
@@ -127,8 +124,7 @@ def test_the_memory_limit_that_ended_a_job_is_in_the_first_line() -> None:
 
 def test_of_a_job_that_broke_off_the_first_rank_to_end_is_named() -> None:
     build, _ = job()
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("1"))
+    build.say("exit_code", "1")
     trace = build.trace("./x")
     processes = trace.processes
     ends = processes["end_ns"].copy()

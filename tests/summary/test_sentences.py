@@ -12,12 +12,15 @@ import pytest
 from builders import MS, TraceBuilder
 from scenes import job
 
-from stashtrace.analysis.findings.claim_rows import SECTIONS, Claim
+from stashtrace.analysis.findings.claim_rows import SECTIONS, Claim, tables_of
 from stashtrace.analysis.findings.rules.stalls.batches import is_input_bound
 from stashtrace.analysis.findings.rules.stalls.verdicts import _RULES, no_stall
 from stashtrace.analysis.findings.stall_claims import confidence, phrases_of, step_words
 from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.analysis.registry import analyze
+from stashtrace.summary.words import findings_of
+from stashtrace.summary.words.headline import _beginning, headline_text
+from stashtrace.summary.words.policy import POLICY
 from stashtrace.text.units import filled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,3 +129,33 @@ def test_rows_join_their_evidence() -> None:
         assert findings["finding_id"].tolist() == findings["order"].tolist() == list(range(len(findings)))
         assert set(evidence["finding_id"].tolist()) <= set(findings["finding_id"].tolist())
         assert set(findings["section"].tolist()) <= set(SECTIONS)
+
+
+SHORT = "ranks 0-4 wait 40 to 60 % of a step for other ranks"
+LONG = f"{SHORT} in all-reduce, " + "and so on " * 10
+
+
+def headline(text: str, **facts: str) -> str:
+    return headline_text(findings_of(*tables_of([Claim("verdict", "late", text=text, facts=facts)])))
+
+
+def test_a_sentence_that_is_too_long_has_a_short_form() -> None:
+    assert headline(SHORT, short="another") == SHORT
+    assert headline(LONG, short=SHORT) == SHORT
+    assert headline(f"{SHORT}; {LONG}", short=f"{SHORT}; {LONG}") == SHORT
+    assert len(headline(LONG)) <= POLICY.headline_characters
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "stage 1 (ranks 64, 66, 68 … 126) computes 6.01 s a step, the other 3.99 s: an even split would save 17 %",
+            "stage 1 (ranks 64, 66, 68 … 126) computes 6.01 s a step, the other 3.99 s",
+        ),
+        ("late: " + "word " * 30, "late: " + " ".join(["word"] * 18) + " …"),
+    ],
+)
+def test_a_sentence_that_is_too_long_ends_with_a_clause(text: str, said: str) -> None:
+    """A short first one says too little: then the text is cut, and marked."""
+    assert _beginning(text) == said

@@ -36,9 +36,7 @@ def job(*, first_batch: int = 4 * S, step: int = 20 * MS) -> Trace:
             rank.phase("forward", at, at + 10 * MS)
             rank.phase("backward", at + 10 * MS, at + 15 * MS)
             rank.phase("optimizer", at + 15 * MS, at + step - MS)
-        keys = build.collective(dict.fromkeys(range(2), (at + 12 * MS, at + 13 * MS)))
-        for number in range(2):
-            build.rank(number).collective_wait(keys[number], at + 12 * MS, at + 13 * MS)
+        build.meet(dict.fromkeys(range(2), at + 12 * MS), at + 13 * MS)
     return build.trace()
 
 

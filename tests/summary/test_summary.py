@@ -405,11 +405,10 @@ def test_a_doubt_between_two_kinds_is_none_about_their_sum() -> None:
 def test_contention_steal_and_losses_are_said_when_they_matter() -> None:
     build, _ = job()
     build.loss("lane_full_rows", 1200, collector="posix_io", advice="rows came faster than they could be written")
-    for second in range(3):
-        for name, share in (("user", 60), ("system", 10), ("idle", 20), ("iowait", 0), ("steal", 10)):
-            build.counter(0, f"host_{name}_ns_total", {second * 10**8: second * share * MS})
-    merged = gather(_one_track_per_counter(build))
-    crowded = replace(merged, ranks=(replace(merged.ranks[0], contention_ratio=0.2), *merged.ranks[1:]))
+    for name, share in (("user", 60), ("system", 10), ("idle", 20), ("iowait", 0), ("steal", 10)):
+        build.counter(0, f"host_{name}_ns_total", {second * 10**8: second * share * MS for second in range(3)})
+    facts = gather(build.trace())
+    crowded = replace(facts, ranks=(replace(facts.ranks[0], contention_ratio=0.2), *facts.ranks[1:]))
     shown = " ".join(render(Summary.of(crowded), Look(), "x").split())
     assert "rank 0's step thread waited for a CPU for 20 % of the step" in shown
     assert "the hypervisor took 10 % of the CPU time of node00" in shown
@@ -433,18 +432,6 @@ def test_a_record_with_an_unknown_value_is_not_lost(reason: str) -> None:
     assert "RECORDS LOST" not in shown
     assert "lost records 0" in shown
     assert "x.darshan: taken as unknown" in shown
-
-
-def _one_track_per_counter(build: TraceBuilder) -> Any:
-    """Samples of one name belong to one track; the builder makes one for each call."""
-    first: dict[int, int] = {}
-    for track in build.rows["tracks"]:
-        if track["unit_code"] == 0 and track["kind_code"] == 5:
-            first.setdefault(track["name_code"], track["track_id"])
-    names = {t["track_id"]: t["name_code"] for t in build.rows["tracks"]}
-    for row in build.rows["counters"]:
-        row["track_id"] = first[names[row["track_id"]]]
-    return build.trace()
 
 
 @pytest.mark.parametrize(
@@ -488,8 +475,7 @@ def test_a_run_without_steps() -> None:
 def test_a_run_without_the_collector_of_steps_says_so() -> None:
     build = TraceBuilder()
     build.rank(0).io(0, MS)
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("collectors"), value_code=code("posix_io waits"))
+    build.say("collectors", "posix_io waits")
     assert "no step can be seen: --collectors left out torch_step and annotations" in summary(build.trace("./x"))
 
 
@@ -506,15 +492,13 @@ def test_a_run_without_the_collector_of_steps_says_so() -> None:
 def test_a_python_that_loads_no_probes_says_so(argv: str, said: bool) -> None:
     build = TraceBuilder()
     build.rank(0).io(0, MS)
-    code = build.strings.code
-    build.add("metadata", process_id=0, key_code=code("argv"), value_code=code(argv))
+    build.say("argv", argv, 0)
     assert ("ignores PYTHONPATH, so its steps cannot be seen" in " ".join(summary(build.trace("./x")).split())) is said
 
 
 def test_only_some_steps_were_wanted() -> None:
     build, _ = job()
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("steps"), value_code=code("5:17"))
+    build.say("steps", "5:17")
     assert "only steps 5:17 of the job were recorded, counted in optimizer updates" in summary(build.trace("./x"))
 
 
@@ -526,8 +510,7 @@ def test_opens_served_by_copies(flags: int, said: str) -> None:
     build, _ = job()
     build.rank(2).io(0, MS, op=IoOp.OPEN, flags=flags).io(MS, MS, op=IoOp.FOPEN, flags=flags).io(MS, MS, flags=flags)
     assert "copies" not in summary(build.trace("./x"))
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("staged"), value_code=code("/fast/staged.list"))
+    build.say("staged", "/fast/staged.list")
     assert said in summary(build.trace("./x"))
 
 

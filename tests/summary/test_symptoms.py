@@ -39,7 +39,6 @@ LESSON = re.findall(r"^\$ (\S+) *(.*)$", TUTORIAL, re.MULTILINE)
 
 
 def words(text: str) -> str:
-    """A text without its lines."""
     return " ".join(text.split())
 
 
@@ -63,7 +62,7 @@ def on_a_gpu_of_another_job() -> TraceBuilder:
     code, process = build.strings.code, build.rank(0).process_id
     build.add("devices", process_id=process, rank=0, device_index=0, uuid_code=code("GPU-a0"), name_code=code("H100"))
     for key, value in {"gpu_job GPU-a0": "4711", "env.SLURM_JOB_ID": "4710"}.items():
-        build.add("metadata", process_id=process, key_code=code(key), value_code=code(value))
+        build.say(key, value, process)
     return build
 
 
@@ -73,8 +72,7 @@ def printed() -> str:
     gallery = docs_script("generate_gallery")
     shown = [gallery.summary_of(one.name) for one in gallery.GALLERY]
     build = hanging((2,))
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("1"))
+    build.say("exit_code", "1")
     shown.append(summary(build.trace("./run")))
     stepless = TraceBuilder()
     stepless.rank(0)

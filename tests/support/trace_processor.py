@@ -248,6 +248,7 @@ class TraceProcessor:
         self._host = host = _Host(store)
         self._answers = bytearray()
         self.columns: list[str] = []
+        self.result: Any = None
 
         named = host.functions()
         linker = wasmtime.Linker(engine)
@@ -322,6 +323,19 @@ class TraceProcessor:
     def errors(self) -> list[tuple[Any, ...]]:
         """Statistics that say that something was lost or not understood."""
         return self.rows("select name, idx, value from stats where severity in ('error', 'data_loss') and value > 0")
+
+
+def exported(trace: Any, path: Path, **options: Any) -> TraceProcessor:
+    """Export a trace and load the file, which must hold all of its slices; ``result`` is what the exporter returned."""
+    from stashtrace.exporters.registry import export  # the shell needs none of it
+
+    result = export(trace, "perfetto", path, **options)
+    processor = TraceProcessor.of(result.path)
+    assert processor.errors() == []
+    assert processor.one("select count() from slice") == result.rows_count
+    assert processor.one("select count() from slice where dur < 0") == 0
+    processor.result = result
+    return processor
 
 
 def _cells(batch: bytes) -> Iterator[Any]:

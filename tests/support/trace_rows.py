@@ -202,6 +202,39 @@ class TraceBuilder:
             )
         return keys
 
+    def meet(self, called: Mapping[int, int], end_ns: int, *, update_ns: int = 0, **options: Any) -> dict[int, int]:
+        """Append a collective that each rank calls at its moment and waits for until the end; rank -> key.
+
+        ``update_ns``: length of the optimizer that follows on each of them. Other options as for :meth:`collective`.
+        """
+        keys = self.collective({rank: (at, end_ns) for rank, at in called.items()}, **options)
+        for rank, at in called.items():
+            process = self.rank(rank).collective_wait(keys[rank], at, end_ns)
+            if update_ns:
+                process.phase("optimizer", end_ns, end_ns + update_ns)
+        return keys
+
+    def say(self, key: str, value: str, process_id: int = -1) -> TraceBuilder:
+        """Append what the run says of itself, or one of its processes."""
+        code = self.strings.code
+        self.add("metadata", process_id=process_id, key_code=code(key), value_code=code(value))
+        return self
+
+    def clock(
+        self, host: str, error_ns: int, *, reference: str = "a", method: str = "collectives", touch_ns: int = 0
+    ) -> TraceBuilder:
+        """Append by how much the clock of a host may be off, at all times and where the hosts have met."""
+        code = self.strings.code
+        self.add(
+            "alignment",
+            boot_code=code(f"boot-{host}"),
+            reference_code=code(f"boot-{reference}"),
+            error_ns=error_ns,
+            touch_error_ns=touch_ns,
+            method_code=code(method),
+        )
+        return self
+
     def device_collective(
         self,
         times: Mapping[int, tuple[int, int, int, int]],

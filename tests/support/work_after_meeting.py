@@ -11,11 +11,10 @@ def work_after_meeting() -> tuple[TraceBuilder, tuple[int, int], int]:
     for step in range(80):
         entered = {rank: clock[rank] + 8 * MS + rank * (step % 7) * MS // 100 for rank in (0, 1)}
         end = max(entered.values()) + MS
-        keys = build.collective({rank: (at, end) for rank, at in entered.items()})
+        build.meet(entered, end)
         for rank, at in entered.items():
             begin = clock[rank]
             build.rank(rank).phase("forward", begin, begin + 3 * MS).phase("backward", begin + 3 * MS, at)
-            build.rank(rank).collective_wait(keys[rank], at, end)
             late = 90 * MS if (rank, step) == (1, 49) else 0
             work = (end, end + late) if late else work
             build.rank(rank).phase("optimizer", end + late, end + late + MS)

@@ -145,8 +145,6 @@ class Browser:
 
 
 class Page:
-    """One tab."""
-
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
         self._session = session

@@ -41,18 +41,12 @@ TWO_RANKS = """
 
 @pytest.fixture
 def exported(tmp_path: Path):
-    """Export a trace with options; its trace processor, without error statistics."""
+    return lambda trace, name="t.pftrace", **options: trace_processor.exported(trace, tmp_path / name, **options)
 
-    def run(trace: Trace, name: str = "t.pftrace", **options) -> TraceProcessor:
-        result = export(trace, "perfetto", tmp_path / name, **options)
-        processor = TraceProcessor.of(result.path)
-        assert processor.errors() == []
-        assert processor.one("select count() from slice") == result.rows_count
-        assert processor.one("select count() from slice where dur < 0") == 0
-        processor.result = result
-        return processor
 
-    return run
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> TraceProcessor:
+    return trace_processor.exported(trace_from_text(TWO_RANKS), tmp_path_factory.mktemp("perfetto") / "t.pftrace")
 
 
 def lines(processor: TraceProcessor, track: str, depth: int | None = None) -> list[tuple]:
@@ -85,9 +79,8 @@ def lengths(table) -> tuple[int, int]:
     return len(table), int((table["end_ns"] - table["begin_ns"]).sum())
 
 
-def test_counts_and_durations_equal_the_source(exported) -> None:
-    trace = trace_from_text(TWO_RANKS)
-    processor = exported(trace)
+def test_counts_and_durations_equal_the_source(two_ranks: TraceProcessor) -> None:
+    trace, processor = trace_from_text(TWO_RANKS), two_ranks
     budget = [lengths(steps(trace)), lengths(stall_intervals(trace).take(stall_intervals(trace)["step"] >= 0))]
     assert total(processor, "step *") == tuple(map(sum, zip(*budget, strict=True)))
     main = [
@@ -108,9 +101,8 @@ def test_counts_and_durations_equal_the_source(exported) -> None:
     assert sum(e - b for r in "01" for _, b, e in lines(processor, f"default_pg · rank 00{r}", 0)) == calls.sum()
 
 
-def test_budget_fills_each_step(exported) -> None:
-    trace = trace_from_text(TWO_RANKS)
-    processor = exported(trace)
+def test_budget_fills_each_step(two_ranks: TraceProcessor) -> None:
+    trace, processor = trace_from_text(TWO_RANKS), two_ranks
     sums = processor.rows(
         "select parent.dur, sum(child.dur) from slice child join slice parent on child.parent_id = parent.id "
         "join track on child.track_id = track.id where track.name glob 'step *' group by parent.id"
@@ -179,8 +171,8 @@ def test_tracks_of_a_rank_are_in_reading_order(exported) -> None:
     ]
 
 
-def test_arrow_leads_from_a_batch_to_the_wait_that_took_it(exported) -> None:
-    found = flows(exported(trace_from_text(TWO_RANKS)))
+def test_arrow_leads_from_a_batch_to_the_wait_that_took_it(two_ranks: TraceProcessor) -> None:
+    found = flows(two_ranks)
     assert ("batch 1", "worker 0", "wait for batch 1", "phases · rank 000") in found
     # The main process waited before the worker began: the arrow leads to what the batch was waited for.
     assert ("batch 0", "worker 0", "forward", "phases · rank 000") in found

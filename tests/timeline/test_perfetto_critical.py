@@ -1,4 +1,4 @@
-"""The critical path on the timeline, by the real trace processor: its slices are the rows, its arrows the turns."""
+"""The critical path and late ranks on the timeline, by the real trace processor: rows are slices, turns arrows."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -9,23 +9,13 @@ from pathlib import Path
 import pytest
 import trace_processor
 from analysis.graph.test_path import job, late_text
-from builders import MS, trace_from_text
-from trace_processor import TraceProcessor
+from builders import MS, TraceBuilder, trace_from_text
+from trace_processor import TraceProcessor, exported
 
 from stashtrace.analysis.registry import analyze
-from stashtrace.exporters.registry import export
-from stashtrace.schema.trace import Trace
 from stashtrace.timeline import step_tracks
 
 pytestmark = pytest.mark.skipif(bool(trace_processor.missing()), reason=trace_processor.missing() or "-")
-
-
-def exported(trace: Trace, path: Path, **options: object) -> TraceProcessor:
-    result = export(trace, "perfetto", path, **options)
-    processor = TraceProcessor.of(result.path)
-    assert processor.errors() == []
-    assert processor.one("select count() from slice") == result.rows_count
-    return processor
 
 
 def line(processor: TraceProcessor, track: str) -> list[tuple[str, int, int]]:
@@ -123,3 +113,18 @@ def test_without_a_graph_the_time_line_is_as_before_and_says_why(
     assert processor.one("select count() from track where name glob '*critical*'") == 0
     assert processor.one("select count() from slice") > 0
     assert any("no critical path" in message for message in caplog.messages)
+
+
+def test_a_wait_says_what_kept_the_late_rank(tmp_path: Path) -> None:
+    build = TraceBuilder()
+    for rank in range(2):
+        slow = 40 * MS * rank
+        build.rank(rank).worker(3).fetch(0, 0, 4 * MS + slow).io(
+            MS, 3 * MS + slow, path="/data/shard-0117", blocked=True
+        )
+        build.rank(rank).batch_wait(0, 0, 5 * MS + slow, worker=3)
+        build.rank(rank).phase("forward", 5 * MS + slow, 9 * MS + slow).phase("optimizer", 60 * MS, 61 * MS)
+    build.collective({0: (9 * MS, 55 * MS), 1: (49 * MS, 55 * MS)})
+    assert exported(build.trace(), tmp_path / "t.pftrace").rows(
+        "select slice.name, display_value from args join slice using (arg_set_id) where key = 'debug.late_because'"
+    ) == [("wait for rank 1", "data: storage 40.0 ms longer, worker 3, shard-0117")]

@@ -10,7 +10,6 @@ import trace_processor
 from builders import MS, US, TraceBuilder
 from trace_processor import TraceProcessor
 
-from stashtrace.exporters.registry import export
 from stashtrace.schema.kinds import (
     Awaited,
     Bracket,
@@ -21,7 +20,6 @@ from stashtrace.schema.kinds import (
     DeviceCall,
     DeviceWork,
 )
-from stashtrace.schema.trace import Trace
 
 pytestmark = pytest.mark.skipif(bool(trace_processor.missing()), reason=trace_processor.missing() or "-")
 
@@ -93,16 +91,7 @@ def two_gpus(*, deep: bool = False) -> TraceBuilder:
 
 @pytest.fixture
 def exported(tmp_path: Path):
-    def run(trace: Trace, **options) -> TraceProcessor:
-        result = export(trace, "perfetto", tmp_path / "t.pftrace", **options)
-        processor = TraceProcessor.of(result.path)
-        assert processor.errors() == []
-        assert processor.one("select count() from slice") == result.rows_count
-        assert processor.one("select count() from slice where dur < 0") == 0
-        processor.result = result
-        return processor
-
-    return run
+    return lambda trace, **options: trace_processor.exported(trace, tmp_path / "t.pftrace", **options)
 
 
 def below(processor: TraceProcessor, parent: str) -> list[tuple]:

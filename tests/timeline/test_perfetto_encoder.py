@@ -19,7 +19,6 @@ pytestmark = pytest.mark.skipif(bool(trace_processor.missing()), reason=trace_pr
 
 
 def encode(write, chunk_bytes: int = 1 << 20) -> bytes:
-    """Bytes of what ``write(encoder)`` writes."""
     parts: list[bytes] = []
     encoder = perfetto.Encoder(lambda part: parts.append(bytes(part)), chunk_bytes)
     write(encoder)

@@ -17,7 +17,6 @@ from stack_rows import FORKED, TORCH, long_call, sample, stack_of
 from trace_processor import TraceProcessor
 
 from stashtrace._native import perfetto
-from stashtrace.exporters.registry import export
 from stashtrace.schema.kinds import StackCause
 from stashtrace.schema.trace import Trace
 from stashtrace.timeline.rows_by_rank import TraceRows
@@ -55,14 +54,11 @@ def job(ranks: int = 1, *, loads: bool = False) -> TraceBuilder:
 
 @pytest.fixture
 def exported(tmp_path: Path) -> Any:
-    """Export a trace with options; its trace processor, without error statistics, and the notes."""
+    """Export a trace with options; its trace processor and the notes."""
 
     def run(trace: Trace, **options: Any) -> tuple[TraceProcessor, tuple[str, ...]]:
-        result = export(trace, "perfetto", tmp_path / "t.pftrace", **options)
-        processor = TraceProcessor.of(result.path)
-        assert processor.errors() == []
-        assert processor.one("select count() from slice") == result.rows_count
-        return processor, result.notes
+        processor = trace_processor.exported(trace, tmp_path / "t.pftrace", **options)
+        return processor, processor.result.notes
 
     return run
 

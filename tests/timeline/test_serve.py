@@ -200,7 +200,6 @@ def test_offline_serves_ui_and_trace_from_one_origin(timeline: Path) -> None:
         assert "Access-Control-Allow-Origin" not in headers
         assert ask(server, trace_path(server))[2] == timeline.read_bytes()
         root = trace_processor.web_root()
-        assert root is not None
         wasm = next(root.glob("v*/trace_processor.wasm")).relative_to(root)
         assert ask(server, f"/{wasm}")[1]["Content-Type"] == "application/wasm"
         for path in ("/../__init__.py", "/%2e%2e/__init__.py", "/no/such/file", "/" + "../" * 20 + "etc/passwd"):

@@ -357,7 +357,6 @@ def test_a_baseline_that_waited_for_cpus_proves_no_change_good() -> None:
 
 def added_ns(gate: Gate) -> float:
     other = gate.judged[0].other_work
-    assert other is not None
     return other.added_ns
 
 
@@ -387,21 +386,23 @@ class TestOtherWork:
         assert (gate.verdict, gate.exit_code) == ("inconclusive", 5)
         assert added_ns(gate) == pytest.approx(148 * MS)
 
-    def test_more_work_of_the_job_is_the_change(self) -> None:
-        """The threads of the job wait for each other: others use as little as before."""
-        assert self.judged(CpuUse(150.0 * MS, 0.1, 0.0), step_ms=160).verdict == "worse"
-        assert self.judged(CpuUse(150.0 * MS, 0.05, 0.0), step_ms=160).verdict == "worse"
-
-    def test_others_that_explain_a_part_leave_the_rest(self) -> None:
-        """Others took 0.3 CPUs more of 160 ms, 48 ms: the other 70 ms of the growth are the job's."""
-        assert self.judged(CpuUse(150.0 * MS, 0.4, 0.0), step_ms=160).verdict == "worse"
-        assert self.judged(CpuUse(150.0 * MS, 0.9, 0.0), step_ms=160).verdict == "inconclusive"
-
-    def test_others_on_idle_cpus_slow_nobody_down(self) -> None:
-        assert self.judged(CpuUse(2.1 * MS, 12.0, 0.0), step_ms=60).verdict == "worse"
-
-    def test_a_hypervisor_that_took_more_explains_growth(self) -> None:
-        assert self.judged(CpuUse(2.0 * MS, 0.1, 0.3), step_ms=48).verdict == "inconclusive"
+    @pytest.mark.parametrize(
+        ("wait_ms", "others", "stolen", "step_ms", "verdict"),
+        [
+            # The threads of the job wait for each other: others use as little as before.
+            (150.0, 0.1, 0.0, 160, "worse"),
+            (150.0, 0.05, 0.0, 160, "worse"),
+            # Others took 0.3 CPUs more of 160 ms, 48 ms: the other 70 ms of the growth are the job's.
+            (150.0, 0.4, 0.0, 160, "worse"),
+            (150.0, 0.9, 0.0, 160, "inconclusive"),
+            (2.1, 12.0, 0.0, 60, "worse"),  # on idle CPUs others slow nobody down
+            (2.0, 0.1, 0.3, 48, "inconclusive"),  # a hypervisor took more
+        ],
+    )
+    def test_what_others_use_explains(
+        self, wait_ms: float, others: float, stolen: float, step_ms: float, verdict: str
+    ) -> None:
+        assert self.judged(CpuUse(wait_ms * MS, others, stolen), step_ms=step_ms).verdict == verdict
 
     def test_a_busy_machine_before_proves_no_change_good(self) -> None:
         gate = self.judged(self.QUIET, step_ms=41, before=CpuUse(12.0 * MS, 0.5, 0.0), before_ms=44)

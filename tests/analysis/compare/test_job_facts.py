@@ -22,10 +22,11 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Trace:
-    write(tmp_path / "run", SyntheticJob(ranks=2, workers=3, steps=40, calls_per_batch=0))
-    return load_trace(str(tmp_path / "run"))
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    run = tmp_path_factory.mktemp("made") / "run"
+    write(run, SyntheticJob(ranks=2, workers=3, steps=40, calls_per_batch=0))
+    return load_trace(str(run))
 
 
 def ranks_of(trace: Trace) -> list[int]:

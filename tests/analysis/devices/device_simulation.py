@@ -49,7 +49,6 @@ class Job:
     source: CollectiveSource = CollectiveSource.EVENTS
 
     def trace(self, *, kernels: bool = False, brackets: bool = True) -> Trace:
-        """Simulate and give the rows."""
         build = TraceBuilder(self.hosts)
         ranks = [_Rank(build, number, self, kernels, brackets) for number in range(2)]
         loops = [rank.loop() for rank in ranks]
@@ -80,7 +79,6 @@ class _Rank:
         return max(self.ready[stream.track_id], self.host)
 
     def run(self, stream: StreamBuilder, length: int, work: DeviceWork = DeviceWork.KERNEL, copy: int = 0) -> None:
-        """Launch something."""
         begin = max(self.ready[stream.track_id], self.host + LAUNCH)
         if self.kernels:
             stream.kernel(begin, begin + length, work=work, copy=copy, launch=(self.host, self.host + LAUNCH))

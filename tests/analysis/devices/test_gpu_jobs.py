@@ -34,7 +34,7 @@ def job(own: str, site: dict[str, str], uuids: tuple[tuple[str, str], ...] = ((G
         )
         facts = {f"gpu_job {name}": text for name, text in site.items()}
         for key, value in (facts | ({"env.SLURM_JOB_ID": own} if own else {})).items():
-            build.add("metadata", process_id=process.process_id, key_code=code(key), value_code=code(value))
+            build.say(key, value, process.process_id)
     return build.trace("./x")
 
 

@@ -109,7 +109,6 @@ def test_a_wait_for_a_cpu_before_a_batch_is_counted_once() -> None:
         rank.phase("forward", begin + 20 * MS, begin + 30 * MS, runqueue=(waited, waited))
         rank.phase("optimizer", begin + 30 * MS, begin + 40 * MS, runqueue=(waited, waited))
     graph = build_graph(build.trace())
-    assert graph.facts is not None
     known = np.maximum(graph.facts.queued_ns, 0) * (graph.step == 7)
     by_kind = {kind: int(known[graph.kind == kind].sum()) / MS for kind in (StallKind.HANDOFF, StallKind.PYTHON)}
     assert by_kind == {StallKind.HANDOFF: pytest.approx(9, abs=0.1), StallKind.PYTHON: pytest.approx(3, abs=0.1)}

@@ -29,25 +29,19 @@ def job(*, exit_code: str = "1", steps: int = 3) -> TraceBuilder:
             process.phase("optimizer", at + 11 * MS, at + 12 * MS)
         build.collective(dict.fromkeys(range(3), (at + 10 * MS, at + 11 * MS)))
     if exit_code:
-        say(build, "exit_code", exit_code)
+        build.say("exit_code", exit_code)
     return build
 
 
-def say(build: TraceBuilder, key: str, value: str, process: int = -1) -> None:
-    code = build.strings.code
-    build.add("metadata", process_id=process, key_code=code(key), value_code=code(value))
+def launched(build: TraceBuilder, said: dict[int, str], name: str = "torchrun", how: str = "exited") -> None:
+    """A parent of the ranks that says how some of them ended."""
+    parent = build.process(rank=-1, role=0, name=name)  # type: ignore[arg-type]
+    for rank, text in said.items():
+        build.say(f"{how} {1000 + build.rank(rank).process_id}", text, parent.process_id)
 
 
 def raised(build: TraceBuilder, rank: int, at_ns: int, text: str) -> None:
-    build.add(
-        "spans",
-        span_id=len(build.rows["spans"]),
-        begin_ns=at_ns,
-        end_ns=at_ns,
-        track_id=build.rank(rank).track_id,
-        kind_code=int(SpanKind.EXCEPTION),
-        name_code=build.strings.code(text),
-    )
+    build.rank(rank).span(SpanKind.EXCEPTION, at_ns, at_ns, text)
 
 
 def failed() -> Trace:
@@ -100,8 +94,7 @@ def test_a_rank_that_is_gone_before_the_others_fail_comes_first(recorded: bool) 
         build.rank(rank).lives(0, 300 * MS)
     build.rank(1).lives(0, 70 * MS)
     if recorded:
-        parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
-        say(build, f"exited {1000 + build.rank(0).process_id}", "1 local rank 0", parent.process_id)
+        launched(build, {0: "1 local rank 0"})
     claims = document(summarize(build.trace()))["findings"]
     if recorded:  # a parent that knows how ranks ended says nothing of this one: it ended well
         assert claims[0]["text"] == f"rank 0 raised {BROKEN} after 3 steps"
@@ -124,16 +117,14 @@ def test_endings_are_in_the_order_in_which_they_came() -> None:
 
 def test_an_exit_code_that_its_launcher_recorded() -> None:
     build = job()
-    parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
-    pid = 1000 + build.rank(2).process_id
-    say(build, f"exited {pid}", "3 local rank 2", parent.process_id)
+    launched(build, {2: "3 local rank 2"})
     assert first(build.trace()) == "the job ended with exit code 1: rank 2 left with exit code 3 after 3 steps"
 
 
 @pytest.mark.parametrize("command", ["/usr/bin/srun -n 3 python train.py", "mpirun -np 3 python train.py"])
 def test_the_code_of_a_launcher_is_not_that_of_a_rank(command: str) -> None:
     build = job()
-    say(build, "command", command)
+    build.say("command", command)
     name = command.split()[0].rpartition("/")[2]
     assert first(build.trace()) == f"{name} ended with exit code 1; how its ranks ended is not in the recording"
     raised(build, 1, 70 * MS, BAD)
@@ -142,9 +133,7 @@ def test_the_code_of_a_launcher_is_not_that_of_a_rank(command: str) -> None:
 
 def test_a_rank_that_was_killed() -> None:
     build = job()
-    parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
-    pid = 1000 + build.rank(2).process_id
-    say(build, f"killed {pid}", "SIGKILL kernel local rank 2", parent.process_id)
+    launched(build, {2: "SIGKILL kernel local rank 2"}, how="killed")
     raised(build, 0, 30 * S, BROKEN)
     assert first(build.trace()) == (
         "the job ended with exit code 1: rank 2 was killed by SIGKILL after 3 steps; the kernel ended a process for"
@@ -154,9 +143,7 @@ def test_a_rank_that_was_killed() -> None:
 
 def test_ranks_that_the_launcher_ended_did_not_fail() -> None:
     build = job()
-    parent = build.process(rank=-1, role=0, name="torchrun")  # type: ignore[arg-type]
-    for rank in (0, 2):
-        say(build, f"killed {1000 + build.rank(rank).process_id}", "SIGTERM launcher local rank", parent.process_id)
+    launched(build, dict.fromkeys((0, 2), "SIGTERM launcher local rank"), how="killed")
     raised(build, 1, 70 * MS, BAD)
     trace = build.trace()
     assert first(trace) == f"the job ended with exit code 1: rank 1 raised {BAD} after 3 steps"
@@ -172,7 +159,7 @@ def test_an_exception_is_said_whatever_the_command_returned(code: str) -> None:
 
 def test_a_signal_has_its_name() -> None:
     build = job(exit_code="")
-    say(build, "signal", "9")
+    build.say("signal", "9")
     assert first(build.trace()).startswith("the job was ended by signal 9 (SIGKILL)")
 
 
@@ -212,8 +199,7 @@ def test_a_rank_that_left_while_the_others_failed_is_named_with_its_code() -> No
     raised(build, 0, 30 * S, BROKEN)
     for rank in range(3):
         build.counter(rank, "process_user_ns_total", {at * S // 10: 1.0 for at in range(302 if rank == 1 else 320)})
-    parent = build.process(rank=-1, role=0, name="mp.spawn")  # type: ignore[arg-type]
-    say(build, f"exited {1000 + build.rank(1).process_id}", "3 local rank 1", parent.process_id)
+    launched(build, {1: "3 local rank 1"}, name="mp.spawn")
     assert first(build.trace()) == (
         "rank 1 has not entered all-reduce 3 of default_pg, 1.05 MB: it left with exit code 3"
     )

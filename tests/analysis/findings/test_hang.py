@@ -3,14 +3,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from builders import MS, S, TraceBuilder
-from corpus import corpus
+from hung_jobs import ended, pending, started
 
-import stashtrace
 from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.registry import analyze
@@ -26,23 +24,6 @@ TP, PP = 0x11, 0x22
 MISSING = "rank 2 has not entered all-reduce 3 of default_pg, 1.05 MB"
 
 
-def started(ranks: int = 4) -> TraceBuilder:
-    build = TraceBuilder()
-    build.group(range(ranks))
-    for step in range(3):
-        build.collective(dict.fromkeys(range(ranks), (step * 10 * MS, step * 10 * MS + MS)))
-    return build
-
-
-def pending(*ranks: int, at: int = 40 * MS) -> dict[int, tuple[int, ...]]:
-    return dict.fromkeys(ranks, (at, -1, -1))
-
-
-def ended(build: TraceBuilder, at: int = 40 * S) -> Trace:
-    build.counter(0, "process_user_ns_total", {at: 1.0})
-    return build.trace()
-
-
 def one_missing() -> TraceBuilder:
     build = started()
     build.collective(pending(0, 1, 3))
@@ -53,9 +34,8 @@ def rows(trace: Trace) -> list[dict[str, Any]]:
     return list(analyze(trace, "hang").rows())
 
 
-def seen(build: TraceBuilder, look: Look, rank: int = 2) -> Trace:
-    process = build.rank(rank).process_id
-    return with_looks(ended(build), {process: look.to_text()})
+def seen(build: TraceBuilder, look: Look) -> Trace:
+    return with_looks(ended(build), {build.rank(2).process_id: look.to_text()})
 
 
 def a_look(call: str = "", target: str = "", **more: Any) -> Look:
@@ -126,8 +106,7 @@ def test_a_backend_that_ended_the_rank_at_once_hides_no_mismatch() -> None:
     build = started(2)
     build.collective(pending(0), message_bytes=4_000_000)
     build.collective(pending(1), message_bytes=8_000_000, sequence=3)
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("250"))
+    build.say("exit_code", "250")
     assert describe_stuck(ended(build, 60 * MS)) == [
         "the job ended with exit code 250",
         "mismatched message sizes in all-reduce 3 of default_pg: rank 0 4.00 MB, rank 1 8.00 MB",
@@ -209,8 +188,7 @@ def test_a_look_at_a_process_that_has_gone_on_since_tells_nothing_of_its_end(wor
     """The look was taken 100 s after the origin of the trace."""
     build = one_missing()
     build.rank(2).phase("forward", works_s * S, works_s * S + MS)
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("origin_monotonic_ns"), value_code=code("0"))
+    build.say("origin_monotonic_ns", "0")
     process = build.rank(2).process_id
     trace = with_looks(ended(build, 200 * S), {process: a_look("futex").to_text()})
     assert rows(trace)[0]["activity"] == ("futex" if works_s < 100 else "unknown")
@@ -255,16 +233,6 @@ def test_a_pause_is_no_hang_before_ten_seconds_nor_while_one_rank_works() -> Non
     process = build.rank(1).process_id
     trace = with_looks(build.trace(), {process: a_look("write", "/model.pt", moved_bytes=9 << 20).to_text()})
     assert describe_stuck(trace) == []
-
-
-@pytest.mark.parametrize("name", ["hang_gpu_error_1st", "hang_lock_gil_1st"])
-def test_the_injected_ranks_of_dumps_have_the_rows_and_nobody_else(name: str) -> None:
-    folder = corpus(f"flight_recorder/{name}")
-    first = (folder / "fault_injection.log").read_text(encoding="utf-8").splitlines()[0]
-    found = rows(stashtrace.load(folder))
-    assert [row["rank"] for row in found] == [int(number) for number in re.findall(r"\d+", first)]
-    assert {row["since_ns"] for row in found} == {-1}
-    assert {row["activity"] for row in found} == {"unknown"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a loop does with one file is one cause with all of its time, whichever kinds of time the budget gives to it."""
+"""What a rank is blocked in: calls on one file are one cause with all of their time, sockets and pipes have names."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -12,6 +12,7 @@ from builders import MS, ProcessBuilder, TraceBuilder
 from summary.scenes import Verdict, verdicts
 from wait_chains import Job
 
+from stashtrace.analysis.findings import summarize
 from stashtrace.analysis.findings.all_claims import claims_of
 from stashtrace.analysis.findings.claim_rows import Claim
 from stashtrace.analysis.findings.summary_input import gather
@@ -21,9 +22,10 @@ from stashtrace.analysis.stragglers.cause_names import file_calls
 from stashtrace.analysis.stragglers.late import late
 from stashtrace.replay.causes import causes
 from stashtrace.report.wait_text import wait_text
-from stashtrace.schema.kinds import IoFlag, IoOp
+from stashtrace.schema.kinds import IoFlag, IoOp, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
+from stashtrace.summary.summary_document import document
 
 STEPS, STEP = 24, 100 * MS
 LOG, SHARD = "/logs/train.slowlog", "/data/shard-0000.bin"
@@ -55,40 +57,28 @@ def alone(fill: Fill, *, ran: int, gap: int) -> Trace:
     return build.trace()
 
 
-def two(fill: Fill, *, ran: int, gap: int, peer_reads: int = 0) -> Trace:
-    """Two ranks: rank 0 has a gap of ``gap`` before its forward of 20 ms, and rank 1 waits for it in an all-reduce.
-
-    Rank 1 reads a file of its own for ``peer_reads`` before its forward.
-    """
+def two(fill: Fill, *, ran: int, gap: int) -> Trace:
+    """Two ranks: rank 0 has a gap of ``gap`` before its forward of 20 ms, and rank 1 waits for it in an all-reduce."""
     build = TraceBuilder()
     cpu, end = [0, 0], gap + 25 * MS
     for number in range(STEPS):
         begin, entered = number * STEP, {}
         for rank in range(2):
-            process, more = build.rank(rank), peer_reads if rank else gap
+            process, more = build.rank(rank), 0 if rank else gap
             process.step_mark(begin)
             if rank == 0:
                 fill(process, begin)
-            elif more:
-                process.io(begin, begin + more, path="/data/shard-0001.bin", blocked=True)
-            cpu[rank] += ran * (1 - rank)
+                cpu[rank] += ran
             clocks = (cpu[rank], cpu[rank] + 20 * MS)
             process.phase("forward", begin + more, begin + more + 20 * MS, cpu=clocks, runqueue=(0, 0))
             cpu[rank] = clocks[1]
-            entered[rank] = (begin + more + 20 * MS, begin + end)
-        keys = build.collective(entered)
+            entered[rank] = begin + more + 20 * MS
+        build.meet(entered, begin + end)
         for rank in range(2):
-            process = build.rank(rank)
-            process.collective_wait(keys[rank], *entered[rank])
-            process.phase(
-                "optimizer",
-                begin + end,
-                begin + STEP,
-                cpu=(cpu[rank], cpu[rank] + STEP - end),
-                runqueue=(0, 0),
-            )
-            cpu[rank] += STEP - end
-            process.lives(0, STEPS * STEP)
+            clocks = (cpu[rank], cpu[rank] + STEP - end)
+            build.rank(rank).phase("optimizer", begin + end, begin + STEP, cpu=clocks, runqueue=(0, 0))
+            cpu[rank] = clocks[1]
+            build.rank(rank).lives(0, STEPS * STEP)
     return build.trace()
 
 
@@ -225,3 +215,52 @@ def test_a_chain_is_longer_by_all_its_calls() -> None:
     trace = job_of_three.trace()
     (found,) = causes(trace).rows()
     assert (found["ranks"], os.path.basename(found["file"]), found["work_ns"]) == ("0", "shard-0000.bin", 20 * MS)
+
+
+def waiting(op: IoOp, flags: IoFlag, path: str = "") -> Trace:
+    """Make a rank that computes for 12 ms of each step of 20 ms, and is blocked in one call for the rest."""
+    build = TraceBuilder()
+    rank = build.rank(0)
+    for step in range(12):
+        now, ran = step * 20 * MS, step * 12 * MS
+        rank.phase("forward", now, now + 8 * MS, cpu=(ran, ran + 8 * MS), runqueue=(0, 0))
+        rank.io(now + 8 * MS, now + 16 * MS, op=op, path=path, blocked=True, flags=int(flags))
+        rank.phase("optimizer", now + 16 * MS, now + 20 * MS, cpu=(ran + 8 * MS, ran + 12 * MS), runqueue=(0, 0))
+    return build.trace()
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (
+            waiting(IoOp.RECV, IoFlag.SOCKET),
+            "rank 0 is blocked 8.00 ms a step (40 %) in calls of sockets (recv, send, connect)",
+        ),
+        (
+            waiting(IoOp.READ, IoFlag.PIPE),
+            "rank 0 is blocked 8.00 ms a step (40 %) in calls of pipes",
+        ),
+    ],
+    ids=("socket", "pipe"),
+)
+def test_sockets_and_pipes_are_named(trace: Trace, said: str) -> None:
+    shown = document(summarize(trace))
+    (verdict,) = [row for row in shown["findings"] if row["section"] == "verdict"]
+    assert verdict["text"] == said
+    # What it waits for is known: nothing of the step is unexplained.
+    assert not [row for row in shown["findings"] if row["kind"] == "low_confidence"]
+    assert shown["headline"] == said
+
+
+def test_ranks_that_are_blocked_in_different_calls_have_a_claim_each() -> None:
+    """Rank 0 sleeps for 8 ms of each step, rank 1 waits as long for a lock."""
+    build = TraceBuilder()
+    for number, op in enumerate((WaitOp.SLEEP, WaitOp.COND_WAIT)):
+        rank = build.rank(number)
+        for step in range(12):
+            now, ran = step * 20 * MS, step * 12 * MS
+            rank.phase("forward", now, now + 8 * MS, cpu=(ran, ran + 8 * MS), runqueue=(0, 0))
+            rank.wait(op, now + 8 * MS, now + 16 * MS)
+            rank.phase("optimizer", now + 16 * MS, now + 20 * MS, cpu=(ran + 8 * MS, ran + 12 * MS), runqueue=(0, 0))
+    rows = [row for row in document(summarize(build.trace()))["findings"] if row["kind"] == "other"]
+    assert {(row["cause_kind"], row["ranks"]) for row in rows} == {("asleep", "0"), ("lock", "1")}

@@ -1,4 +1,4 @@
-"""Shifts, drifts and periods: found where they were planted, with rank, kind and amount, and nowhere else."""
+"""Shifts, drifts, growth and periods: found where they were planted, with rank, kind and amount, and nowhere else."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -8,16 +8,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from builders import MS, TraceBuilder
+from wait_chains import data_parallel
 
 from examples import examples
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.over_time.detect_changes import drift, period, stretches
+from stashtrace.analysis.findings.over_time.detect_changes import drift, onset, period, stretches
 from stashtrace.analysis.findings.over_time.step_changes import over_time
 from stashtrace.calibration.noise import Floats
 from stashtrace.replay.causes import causes
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.summary_document import document
 from stashtrace.summary.summary_text import summary
+from stashtrace.summary.words import claim_text, findings_of
 
 Noise = Callable[[np.random.Generator, int], Floats]
 
@@ -121,12 +123,10 @@ def test_what_was_planted_is_found_under_noise(name: str) -> None:
         assert [abs(stretch.begin - at) <= 2 for stretch, at in zip(found, (0, 118), strict=True)] == [True, True]
         grown = noise + 0.5 * np.arange(200)
         line = drift(grown, stretches(grown))
-        assert line is not None
         assert abs(line.slope - 0.5) < 0.05
         waved = noise.copy()
         waved[19::20] += 300
         found_period = period(waved, stretches(waved))
-        assert found_period is not None
         assert (found_period.every, found_period.first) == (20, 19)
 
 
@@ -168,9 +168,8 @@ def job(
                 now += save(rank, step)
             entered[rank] = now + sleep(rank, step)
         end = max(entered.values()) + MS // 2 + transfer(step)
-        keys = build.collective({rank: (at, end) for rank, at in entered.items()})
-        for rank, at in entered.items():
-            build.rank(rank).collective_wait(keys[rank], at, end)
+        build.meet(entered, end)
+        for rank in entered:
             build.rank(rank).phase("optimizer", end, end + MS // 2)
             clock[rank] = end + MS // 2
     return build
@@ -266,3 +265,169 @@ def test_reads_of_a_file_in_several_kinds_of_time_are_one_cause() -> None:
     trace = _reads(120, 70, 66).trace()
     (cause,) = causes(trace).rows()
     assert (cause["file"], cause["every_count"], round(cause["event_ns"], -6)) == ("/data/shard-0000.bin", 8, 136 * MS)
+
+
+GROWTH_SEEDS = 12
+
+
+def lasting(seed: int, count: int, ms: float) -> Floats:
+    """Noise of a machine, of which three fifths last to the next step."""
+    noise = np.random.default_rng(seed).normal(0, ms, count)
+    for at in range(1, count):
+        noise[at] += 0.6 * noise[at - 1]
+    return noise
+
+
+def kind_of(lengths: Floats) -> str:
+    found = stretches(lengths)
+    return "drift" if drift(lengths, found) is not None else onset(lengths, found)[1] if len(found) > 1 else "none"
+
+
+@pytest.mark.parametrize("count", [75, 150, 300])
+def test_steady_growth_under_noise_that_lasts_is_no_shift(count: int) -> None:
+    kinds = [kind_of(30 + np.linspace(0, 40, count) + lasting(seed, count, 6.0)) for seed in range(GROWTH_SEEDS)]
+    assert "sudden" not in kinds
+    assert kinds.count("drift") >= GROWTH_SEEDS - 1
+
+
+@pytest.mark.parametrize("count", [75, 150, 300])
+def test_a_shift_under_noise_that_lasts_does_not_grow(count: int) -> None:
+    steps = np.where(np.arange(count) < count // 2, 30.0, 70.0)
+    kinds = [kind_of(steps + lasting(seed, count, 5.0)) for seed in range(GROWTH_SEEDS)]
+    assert set(kinds) <= {"sudden", "either"}
+    assert kinds.count("sudden") >= GROWTH_SEEDS - 2
+
+
+def test_growth_from_the_middle_on_is_one_change() -> None:
+    for seed in range(GROWTH_SEEDS):
+        lengths = 30 + np.maximum(np.arange(300) - 150, 0) * 0.25 + lasting(seed, 300, 1.0)
+        found = stretches(lengths)
+        place, how = onset(lengths, found)
+        assert (drift(lengths, found), how) == (None, "gradual")
+        assert place == pytest.approx(150, abs=15)
+
+
+def test_where_lengths_do_not_tell_it_is_said() -> None:
+    """Of 40 slow steps the first ten grow into it."""
+    lengths = 30 + np.clip((np.arange(80) - 35) / 14, 0, 1) * 12
+    kinds = {kind_of(lengths + lasting(seed, 80, 3.0)) for seed in range(40)}
+    assert "either" in kinds
+
+
+def changes(trace: Trace) -> list[str]:
+    tables = summarize(trace)
+    return [claim_text(f) for f in findings_of(tables.findings, tables.evidence) if f.row["section"] == "time"]
+
+
+def test_growth_is_worded_as_it_is_known() -> None:
+    noise = lasting(3, 200, 0.3)
+    trace = data_parallel(lambda step, rank: max(step - 100, 0) * 0.3 + noise[step] + 1 if rank else 0.0, steps=200)
+    (said,) = changes(trace)
+    assert said.startswith("from about step ")
+    assert " on, each step takes longer than the one before, in the median " in said
+
+
+LEVELS = (0.0, 10.0, 20.0, 30.0, 40.0, 50.0)
+
+
+def test_of_a_staircase_the_costliest_levels_are_said() -> None:
+    """Five times in 240 steps rank 1 computes 10 ms longer than before."""
+    noise = lasting(3, 240, 0.3)
+    trace = data_parallel(lambda step, rank: LEVELS[step // 40] + noise[step] + 1 if rank else 0.0, steps=240)
+    said = changes(trace)
+    assert len(said) == 3
+    assert all(" instead of the usual " in text for text in said)
+
+
+def _echo(lag: int, part: float) -> Noise:
+    """Noise of which each step repeats a part of the step ``lag`` before it."""
+
+    def noise(rng: np.random.Generator, count: int) -> Floats:
+        steps = rng.standard_normal(count)
+        for at in range(lag, count):
+            steps[at] += part * steps[at - lag]
+        return 100 + 8 * steps
+
+    return noise
+
+
+ALTERNATING: dict[str, Noise] = {
+    **NOISES,
+    "turns back": _echo(1, -0.6),
+    "turns back for long": _echo(1, -0.75),
+    "like the step before the last": _echo(2, 0.6),
+    "unlike the step before the last": _echo(2, -0.7),
+    "as many long as short": lambda rng, n: 50 + 100 * (rng.random(n) < 0.5) + 2 * rng.standard_normal(n),
+}
+
+
+@pytest.mark.parametrize("name", ALTERNATING)
+def test_noise_is_no_alternation(name: str) -> None:
+    for seed in range(4 * SEEDS):
+        rng = np.random.default_rng(1000 + seed)
+        lengths = ALTERNATING[name](rng, int(rng.choice([12, 14, 16, 20, 24, 30, 48, 60, 120, 300])))
+        assert period(lengths, stretches(lengths)) is None, seed
+
+
+@pytest.mark.parametrize("count", [16, 24, 60, 125, 300])
+@pytest.mark.parametrize(("every", "first"), [(2, 0), (2, 1), (4, 0), (4, 3)])
+@pytest.mark.parametrize("noise", [0.0, 8.0])
+def test_half_of_the_steps_are_long_by_turns(count: int, every: int, first: int, noise: float) -> None:
+    for seed in range(5):
+        long = (np.arange(count) - first) % every < every // 2
+        lengths = 35 + 165.0 * long + noise * np.random.default_rng(seed).standard_normal(count)
+        found = period(lengths, stretches(lengths))
+        assert found is not None, seed
+        assert (found.every, found.first, found.width) == (every, first, every // 2), seed
+        assert abs(found.excess - 165) < 10
+
+
+def test_alternation_with_single_long_steps_is_found() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        lengths = 100 + 40.0 * (np.arange(100) % 2) + NOISES["single long steps"](rng, 100)
+        found = period(lengths, stretches(lengths))
+        assert found is not None, seed
+        assert (found.every, found.first) == (2, 1), seed
+
+
+def test_a_period_of_more_time_is_said_before_an_alternation() -> None:
+    """Steps that grow from the first of eight to the last, which takes 50 times as long."""
+    lengths = np.tile([2.2, 2.5, 2.7, 3.0, 4.0, 4.8, 5.2, 156.0], 10)
+    lengths += np.random.default_rng(1).normal(0, 0.05, 80)
+    found = period(lengths, stretches(lengths))
+    assert (found.every, found.first, found.width) == (8, 7, 1)
+
+
+@pytest.mark.parametrize("every", [4, 6, 8])
+def test_steps_that_grow_over_and_over_again_are_not_long_by_turns(every: int) -> None:
+    lengths = np.tile(30 + 10.0 * np.arange(every), 12) + np.random.default_rng(1).normal(0, 1, 12 * every)
+    assert period(lengths, stretches(lengths)) is None
+
+
+def _words(slow: Callable[[int], bool]) -> str:
+    (change,) = claims(job(120, prep=lambda rank, step: 100 * MS if rank == 1 and slow(step) else 0).trace())
+    return str(change["text"])
+
+
+def test_every_other_batch_slow() -> None:
+    change = _words(lambda step: step % 2 == 1)
+    assert change.startswith("every other step (5, 7, ...) takes 109 ms, the others 9.")
+
+
+def test_the_header_says_both_lengths() -> None:
+    trace = job(120, prep=lambda rank, step: 100 * MS if rank == 1 and step % 2 else 0).trace()
+    shown = " ".join(summary(trace).split())
+    assert "mean 59.7 ms: 109 ms in every other step, 9.32 ms in the others" in shown, shown[:400]
+
+
+def test_two_of_four_batches_slow() -> None:
+    change = _words(lambda step: step % 4 in (2, 3))
+    assert change.startswith("in 2 of every 4 steps (6, 7, 10, 11, ...) a step takes 109 ms, in the others 9.")
+
+
+def test_the_table_has_each_changed_step() -> None:
+    trace = job(120, prep=lambda rank, step: 100 * MS if rank == 1 and step % 4 in (2, 3) else 0).trace()
+    (row,) = over_time(trace).rows()
+    assert (row["kind"], row["every_count"], row["together_count"], row["first_step_index"]) == ("period", 4, 2, 6)
+    assert abs(row["delta_ns"] - 100 * MS) < 2 * MS

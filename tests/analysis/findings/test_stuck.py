@@ -8,10 +8,11 @@ import re
 import pytest
 from builders import MS, S, TraceBuilder
 from corpus import corpus
+from hung_jobs import ended, pending, started
 
 import stashtrace
 from stashtrace.analysis.findings import summarize
-from stashtrace.analysis.findings.ending.stuck import NOT_ENTERED, NOT_FINISHED, Stuck, find_stuck
+from stashtrace.analysis.findings.ending.stuck import NOT_FINISHED, Stuck, find_stuck
 from stashtrace.analysis.findings.rules.ending.hangs import stuck_at_end
 from stashtrace.schema.kinds import CollectiveOp, ElementType, SpanKind, TrackKind
 from stashtrace.schema.trace import Trace
@@ -19,24 +20,11 @@ from stashtrace.summary.summary_text import summary
 from stashtrace.summary.words import claim_text, evidence_texts, findings_of
 from stashtrace.text.units import ranks_in
 
-TP, PP = 0x11, 0x22
+TP = 0x11
 
 
 def stuck(build: TraceBuilder, end_ns: int = 40 * S) -> Stuck | None:
-    build.counter(0, "process_user_ns_total", {end_ns: 1.0})
-    return find_stuck(build.trace(), end_ns)
-
-
-def started(ranks: int = 4) -> TraceBuilder:
-    build = TraceBuilder()
-    build.group(range(ranks))
-    for step in range(3):
-        build.collective(dict.fromkeys(range(ranks), (step * 10 * MS, step * 10 * MS + MS)))
-    return build
-
-
-def pending(*ranks: int, at: int = 40 * MS) -> dict[int, tuple[int, ...]]:
-    return dict.fromkeys(ranks, (at, -1, -1))
+    return find_stuck(ended(build, end_ns), end_ns)
 
 
 def sentences(trace: Trace) -> list[str]:
@@ -49,36 +37,11 @@ def evidence(trace: Trace) -> list[str]:
     return evidence_texts(findings_of(tables.findings, tables.evidence)[0])
 
 
-def test_one_rank_is_missing() -> None:
-    build = started()
-    build.collective(pending(0, 1, 3))
-    found = stuck(build)
-    assert found is not None
-    (root,) = found.roots
-    assert (root.rank, root.lack, root.operation.sequence, root.last) == (2, NOT_ENTERED, 3, 2)
-    assert (found.waiting, found.since_ns) == ((0, 1, 3), 40 * S - 40 * MS)
-
-
-def test_a_wait_is_followed_to_its_end() -> None:
-    """Rank 3 waits for rank 2 in one group, rank 2 for rank 0 in another, rank 0 has begun nothing."""
-    build = started()
-    build.group([2, 3], group=TP, name="tp")
-    build.group([0, 2], group=PP, name="pp")
-    build.collective(pending(3, at=50 * MS), group=TP, sequence=0)
-    build.collective(pending(2, at=45 * MS), group=PP, sequence=0)
-    build.collective(pending(1, at=60 * MS))  # in the group of all: ranks 0, 2 and 3 have not entered it
-    found = stuck(build)
-    assert found is not None
-    assert [root.rank for root in found.roots] == [0]
-    assert found.waiting == (1, 2, 3)
-
-
 def test_a_device_that_did_not_finish_what_others_finished() -> None:
     build = started(2)
     build.collective({0: (40 * MS, 41 * MS), 1: (40 * MS, -1, -1)})
     build.collective(pending(0, 1, at=50 * MS))
     found = stuck(build)
-    assert found is not None
     (root,) = found.roots
     assert (root.rank, root.lack, root.operation.sequence) == (1, NOT_FINISHED, 3)
 
@@ -87,7 +50,6 @@ def test_a_message_that_is_not_sent() -> None:
     build = started()
     build.collective({1: (40 * MS, -1, -1)}, op=CollectiveOp.RECEIVE, sequence=0, peer_rank=0)
     found = stuck(build)
-    assert found is not None
     assert [(root.rank, root.operation.operation) for root in found.roots] == [(0, "receive")]
 
 
@@ -103,10 +65,9 @@ def test_ranks_that_wait_for_each_other() -> None:
     build.group([0, 1], group=TP, name="tp")
     build.collective(pending(0))
     build.collective(pending(1), group=TP, sequence=0)
-    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
-    shown = sentences(build.trace())[0]
-    assert shown == "the job hung: ranks 0,1 wait for each other"
-    assert evidence(build.trace()) == [
+    trace = ended(build)
+    assert sentences(trace)[0] == "the job hung: ranks 0,1 wait for each other"
+    assert evidence(trace) == [
         "rank 0 waits in all-reduce 3 of default_pg",
         "rank 1 waits in all-reduce 0 of tp",
     ]
@@ -115,27 +76,15 @@ def test_ranks_that_wait_for_each_other() -> None:
 def test_all_inside_and_none_leaves() -> None:
     build = started(2)
     build.collective(pending(0, 1))
-    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
-    assert sentences(build.trace())[0].startswith("the job hung inside all-reduce 3 of default_pg: its members have")
+    assert sentences(ended(build))[0].startswith("the job hung inside all-reduce 3 of default_pg: its members have")
 
 
 def test_collectives_of_different_kinds_are_named() -> None:
     build = started()
     build.collective(pending(0, 2, 3))
     build.collective(pending(1), op=CollectiveOp.BARRIER, sequence=3)
-    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
-    assert sentences(build.trace())[0] == (
+    assert sentences(ended(build))[0] == (
         "mismatched collectives: as number 3 of default_pg, ranks 0,2,3 called all-reduce, while rank 1 called barrier"
-    )
-
-
-def test_collectives_of_different_sizes_are_named() -> None:
-    build = started(2)
-    build.collective(pending(0), message_bytes=4_000_000)
-    build.collective(pending(1), message_bytes=8_000_000, sequence=3)
-    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
-    assert sentences(build.trace())[0] == (
-        "mismatched message sizes in all-reduce 3 of default_pg: rank 0 4.00 MB, rank 1 8.00 MB"
     )
 
 
@@ -144,8 +93,7 @@ def test_a_backend_that_ends_one_rank_at_once_leaves_the_other_an_end() -> None:
     build = started(2)
     build.collective({0: (40 * MS, 90 * MS, 90 * MS)}, message_bytes=405_544)
     build.collective(pending(1), message_bytes=16, sequence=3)
-    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
-    assert sentences(build.trace())[0] == (
+    assert sentences(ended(build))[0] == (
         "mismatched message sizes in all-reduce 3 of default_pg: rank 0 406 KB, rank 1 16 B"
     )
 
@@ -155,17 +103,8 @@ def test_a_rank_that_fails_inside_at_once_is_a_crash_and_one_that_fails_late_a_h
     build = started(2)
     build.collective(pending(0, 1))
     failed_ns = 40 * MS + round(failed_s * S)
-    build.add(
-        "spans",
-        span_id=0,
-        begin_ns=failed_ns,
-        end_ns=failed_ns,
-        track_id=build.rank(1).track_id,
-        kind_code=int(SpanKind.EXCEPTION),
-        name_code=build.strings.code("RuntimeError: no memory"),
-    )
-    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
-    said = " ".join(sentences(build.trace()))
+    build.rank(1).span(SpanKind.EXCEPTION, failed_ns, failed_ns, "RuntimeError: no memory")
+    said = " ".join(sentences(ended(build)))
     assert ("hung" in said) == (failed_s > 1)
     assert "rank 1 raised RuntimeError: no memory" in said
 
@@ -177,8 +116,7 @@ def test_collectives_of_different_element_types_are_named() -> None:
         build.collective({rank: (35 * MS, 36 * MS)}, sequence=3, element=ElementType.INT64 if rank else 1)
     for rank, element in enumerate((ElementType.FLOAT32, ElementType.BFLOAT16, ElementType.FLOAT32)):
         build.collective(pending(rank), message_bytes=4096 // (1 + rank % 2), sequence=4, element=element)
-    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
-    assert sentences(build.trace())[0] == (
+    assert sentences(ended(build))[0] == (
         "mismatched element types in all-reduce 4 of default_pg: ranks 0,2 float32, rank 1 bfloat16"
     )
     table = stashtrace.analyze(build.trace(), "collectives")
@@ -191,7 +129,6 @@ def test_an_unknown_element_type_is_no_mismatch() -> None:
     build.collective(pending(0), element=ElementType.FLOAT32)
     build.collective(pending(1), sequence=3)
     found = stuck(build)
-    assert found is not None
     assert found.mismatch is None
 
 
@@ -199,7 +136,6 @@ def test_a_wait_that_ended_with_the_job_is_still_told() -> None:
     build = started(2)
     build.collective({0: (40 * MS, 4 * S)}, sequence=3)  # ended by the connection that broke
     found = stuck(build)
-    assert found is not None
     assert [root.rank for root in found.roots] == [1]
 
 
@@ -213,10 +149,8 @@ def test_a_root_that_is_done_waits_for_nobody() -> None:
 def test_a_job_that_ended_well_did_not_hang() -> None:
     build = started()
     build.collective(pending(0, 1, 3))
-    build.counter(0, "process_user_ns_total", {40 * S: 1.0})
-    code = build.strings.code
-    build.add("metadata", process_id=-1, key_code=code("exit_code"), value_code=code("0"))
-    assert not any("hung" in text for text in sentences(build.trace()))
+    build.say("exit_code", "0")
+    assert not any("hung" in text for text in sentences(ended(build)))
 
 
 def test_a_wait_as_long_as_those_of_its_steps_is_no_hang() -> None:
@@ -229,8 +163,7 @@ def test_a_wait_as_long_as_those_of_its_steps_is_no_hang() -> None:
             build.rank(rank).phase("optimizer", at + 3 * S, at + 3 * S + MS)
         build.collective({0: (at + 2 * S, at + 3 * S), 1: (at + 2 * S, at + 3 * S)})
     build.collective({0: (34 * S, -1, -1)})
-    build.counter(0, "process_user_ns_total", {37 * S: 1.0})
-    assert stuck_at_end(build.trace()) is None
+    assert stuck_at_end(ended(build, 37 * S)) is None
 
 
 def test_what_the_rank_did_last_is_said() -> None:
@@ -260,15 +193,12 @@ def test_what_the_rank_did_last_is_said() -> None:
         "in the steps before, all-reduce came next",
         "since then its thread has not run: it sleeps, or is inside a call that has not returned",
     ]
-    code = build.strings.code
     for call, told in (
         ("read /data/queue.fifo", "since then it is inside read() of /data/queue.fifo"),
         ("futex", "since then it is waiting for a lock, a condition or another thread"),
-        ("recv socket:[4711]", "since then it is inside recv() of a socket"),
         ("", "since then its thread has not run: it sleeps, or is inside a call that has not returned"),
     ):
-        fact = {"process_id": process.process_id, "key_code": code("stands_in"), "value_code": code(call)}
-        build.add("metadata", **fact)
+        build.say("stands_in", call, process.process_id)
         assert evidence(build.trace())[-1] == told
 
 
@@ -283,3 +213,5 @@ def test_the_injected_ranks_of_dumps_are_named_and_nobody_else(name: str) -> Non
     shown = summary(trace)
     assert shown.startswith("the job hung: ")
     assert "no steps are recorded" not in shown
+    rows = list(stashtrace.analyze(trace, "hang").rows())
+    assert [(row["rank"], row["since_ns"], row["activity"]) for row in rows] == [(r, -1, "unknown") for r in injected]

@@ -10,7 +10,7 @@ Each step of a rank, in microseconds; the host waits for the device at its end:
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from importers.kineto_files import device, host, launch, step, write
 
 import stashtrace
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
-from stashtrace.analysis.graph.critical_path import Course
 from stashtrace.analysis.steps import steps
 from stashtrace.errors import MissingDataError
 from stashtrace.replay import Answer, Change, what_if
@@ -58,13 +57,18 @@ def step_events(n: int, gemm: float, *, world: int = 2, begin: float = 0.0, all_
 
 
 def job(folder: Path, gemms: Sequence[float], *, steps: int = 3, **options: Any) -> Graph:
-    """Ranks that compute for so long."""
     folder.mkdir(exist_ok=True)
     for rank, gemm in enumerate(gemms):
         events = [event for n in range(steps) for event in step_events(n, gemm, **options)]
         info = {"backend": "nccl", "rank": rank, "world_size": len(gemms)}
         write(folder / f"rank{rank}.json", events, distributedInfo=info, deviceProperties=[{"id": 0, "name": "H100"}])
     return build(stashtrace.load(folder))
+
+
+def alone(folder: Path, work: Callable[[float, int], Sequence[Any]], **about: Any) -> Graph:
+    """One rank of three steps: in each, what ``work`` makes of its begin and the first of its ten correlations."""
+    events = [event for n in range(3) for event in (step(n, STEP * n, STEP), *work(STEP * n, 10 * n + 1))]
+    return build(stashtrace.load(write(folder / "rank0.json", events, **about)))
 
 
 def step_us(graph: Graph, *changes: str) -> tuple[float, float]:
@@ -133,23 +137,11 @@ def test_the_budget_is_that_of_the_run_and_adds_up(late: Graph) -> None:
     assert {name: ns / US for name, ns in after.items() if ns} == {"compute": 396, "link": 180, "host": 124}
 
 
-def test_the_critical_path_leads_through_the_late_rank(late: Graph) -> None:
-    course = Course.of(late, late.replay())
-    path, held = course.path, np.diff(course.path_bounds_ns)
-    computes = (late.resource[path] == Resource.STREAM) & (late.kind[path] == StallKind.COMPUTE)
-    long = path[computes & (late.work_ns[path] == 600 * US)]
-    assert late.rank[long].tolist() == [1, 1, 1]
-    assert not (late.work_ns[path] == 300 * US).any()
-    assert held.sum() == 3000 * US
-
-
 def test_hidden_communication_costs_nothing_until_nothing_hides_it(tmp_path: Path) -> None:
     """A second kernel hides the all-reduce: what follows on the host waits for it only where it has to."""
-    events: list[dict[str, Any]] = []
-    for n in range(3):
-        at, key = STEP * n, 10 * n + 1
-        events += [
-            step(n, at, STEP),
+
+    def work(at: float, key: int) -> list[Any]:
+        return [
             launch(key, at + 10),
             device("gemm<float>", at + 20, 100, correlation=key),
             host("nccl:all_reduce", at + 18, 8, cat="user_annotation", **TENSORS),
@@ -162,8 +154,8 @@ def test_hidden_communication_costs_nothing_until_nothing_hides_it(tmp_path: Pat
             device("sgd", at + 600, 100, correlation=key + 3),
             launch(key + 4, at + 50, 655, name="cudaDeviceSynchronize"),
         ]
-    info = {"backend": "nccl", "rank": 0, "world_size": 1}
-    graph = build(stashtrace.load(write(tmp_path / "rank0.json", events, distributedInfo=info)))
+
+    graph = alone(tmp_path, work, distributedInfo={"backend": "nccl", "rank": 0, "world_size": 1})
     transfers = graph.resource == Resource.TRANSFER
     assert graph.work_ns[transfers].tolist() == [200 * US] * 3
     for factor, expected_us in ((2, 1000), (3, 1122), (4, 1322)):  # hidden for 478 us
@@ -184,15 +176,14 @@ def test_ranks_that_began_their_only_step_apart(tmp_path: Path) -> None:
 
 
 def test_kernels_of_one_launch_are_a_graph_and_none_is_lost(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = []
-    for n in range(3):
-        at, key = STEP * n, 10 * n + 1
-        events += [step(n, at, STEP), launch(key, at + 10, name="cudaGraphLaunch")]
-        events += [
+    def work(at: float, key: int) -> list[Any]:
+        kernels = [
             device(f"k{i}", at + 20 + 100 * i, 100, correlation=key, **{"graph node id": i + 1}) for i in range(5)
         ]
-        events += [launch(key + 1, at + 50, 475, name="cudaDeviceSynchronize")]
-    graph = build(stashtrace.load(write(tmp_path / "rank0.json", events)))
+        wait = launch(key + 1, at + 50, 475, name="cudaDeviceSynchronize")
+        return [launch(key, at + 10, name="cudaGraphLaunch"), *kernels, wait]
+
+    graph = alone(tmp_path, work)
     kernels = (graph.resource == Resource.STREAM) & (graph.work_ns > 0)
     assert np.count_nonzero(kernels) == 15
     assert not graph.decided.any()  # of one stream nobody has to choose
@@ -201,18 +192,17 @@ def test_kernels_of_one_launch_are_a_graph_and_none_is_lost(tmp_path: Path) -> N
 
 def test_work_of_another_stream_is_waited_for(tmp_path: Path) -> None:
     """A copy on a stream of its own, then a kernel that begins as it has ended."""
-    events: list[dict[str, Any]] = []
-    for n in range(3):
-        at, key = STEP * n, 10 * n + 1
-        events += [
-            step(n, at, STEP),
+
+    def work(at: float, key: int) -> list[Any]:
+        return [
             launch(key, at + 10, name="cudaMemcpyAsync"),
             device("Memcpy HtoD (Pinned -> Device)", at + 20, 400, cat="gpu_memcpy", stream=9, correlation=key),
             launch(key + 1, at + 16),
             device("gemm<float>", at + 423, 200, correlation=key + 1),
             launch(key + 2, at + 50, 578, name="cudaDeviceSynchronize"),
         ]
-    graph = build(stashtrace.load(write(tmp_path / "rank0.json", events)))
+
+    graph = alone(tmp_path, work)
     assert (graph.edge_kind == EdgeKind.ORDER).sum() == 3
     assert step_us(graph, "h2d=x0.5") == (800, 800)
     assert asked(graph, "h2d=x0.5").bottleneck == "host"
@@ -220,18 +210,17 @@ def test_work_of_another_stream_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_wait_for_a_whole_device_is_for_whatever_is_last(tmp_path: Path) -> None:
     """A copy that ends before the kernel, until it takes twice as long."""
-    events: list[dict[str, Any]] = []
-    for n in range(3):
-        at, key = STEP * n, 10 * n + 1
-        events += [
-            step(n, at, STEP),
+
+    def work(at: float, key: int) -> list[Any]:
+        return [
             launch(key, at + 10, name="cudaMemcpyAsync"),
             device("Memcpy HtoD (Pinned -> Device)", at + 20, 400, cat="gpu_memcpy", stream=9, correlation=key),
             launch(key + 1, at + 16),
             device("gemm<float>", at + 26, 500, correlation=key + 1),
             launch(key + 2, at + 50, 481, name="cudaDeviceSynchronize"),
         ]
-    graph = build(stashtrace.load(write(tmp_path / "rank0.json", events)))
+
+    graph = alone(tmp_path, work)
     sync = graph.edge_kind == EdgeKind.SYNC
     assert graph.decided[sync].all()
     assert set(graph.edge_kind[graph.decided].tolist()) == {EdgeKind.SYNC, EdgeKind.STREAM}
@@ -248,18 +237,17 @@ def test_a_wait_for_a_whole_device_is_for_whatever_is_last(tmp_path: Path) -> No
 
 
 def test_a_faster_loop_that_makes_its_batches_itself(tmp_path: Path) -> None:
-    events: list[dict[str, Any]] = []
-    for n in range(3):
-        at, key = STEP * n, 10 * n + 1
-        name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        events += [
-            step(n, at, STEP),
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+    def work(at: float, key: int) -> list[Any]:
+        return [
             host(name, at + 5, 600, cat="user_annotation"),
             launch(key, at + 610),
             device("gemm<float>", at + 620, 200, correlation=key),
             launch(key + 1, at + 650, 175, name="cudaDeviceSynchronize"),
         ]
-    graph = build(stashtrace.load(write(tmp_path / "rank0.json", events)))
+
+    graph = alone(tmp_path, work)
     assert step_us(graph, "prep=x0.5") == (700, 700)
     assert {k: v / US for k, v in asked(graph).before_ns.items() if v} == {"compute": 200, "data": 600, "host": 200}
 

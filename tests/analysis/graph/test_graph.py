@@ -13,9 +13,7 @@ from summary.scenes import job
 
 from stashtrace._native import graph as native
 from stashtrace.analysis.graph import EdgeKind, Graph, Resource, build
-from stashtrace.analysis.graph.critical_path import Course
 from stashtrace.errors import MissingDataError
-from stashtrace.schema.kinds import StallKind
 
 #: Two ranks, rank 1 is late by 3 ms in each step; a transfer takes 2 ms.
 LATE = """
@@ -71,28 +69,6 @@ def test_of_hosts_every_edge_is_fixed(text: str) -> None:
     assert not graph.decided.any()
 
 
-def test_waits_are_no_nodes() -> None:
-    graph = drawn(LATE)
-    threads = graph.resource == Resource.STEP_THREAD
-    assert set(graph.kind[threads].tolist()) == {StallKind.COMPUTE}
-    assert (graph.work_ns[threads & (graph.rank == 0)].sum(), graph.work_ns[threads & (graph.rank == 1)].sum()) == (
-        9 * MS,
-        18 * MS,
-    )
-    transfers = graph.resource == Resource.TRANSFER
-    assert (graph.work_ns[transfers] == 2 * MS).all()
-
-
-def test_without_its_lateness_a_late_rank_costs_nothing() -> None:
-    graph = drawn(LATE)
-    assert steps_ms(graph)[0] == [8, 8]
-    shorter = graph.work_ns.copy()
-    before_call = (graph.rank == 1) & (graph.work_ns == 4 * MS)
-    assert before_call.sum() == 3
-    shorter[before_call] -= 3 * MS
-    assert steps_ms(graph, work_ns=shorter) == {0: [5, 5], 1: [5, 5]}
-
-
 def test_a_faster_link_shortens_what_waits_for_it() -> None:
     graph = drawn(LATE)
     shorter = np.where(graph.resource == Resource.TRANSFER, graph.work_ns // 2, graph.work_ns)
@@ -114,35 +90,6 @@ def test_a_hidden_transfer_costs_nothing_until_nothing_hides_it() -> None:
     assert steps_ms(graph) == {0: [6, 6], 1: [6, 6]}
     # Nobody was seen to wait for them, so nobody does.
     assert steps_ms(graph, work_ns=longer) == {0: [6, 6], 1: [6, 6]}
-
-
-def test_a_faster_worker_shortens_the_steps_down_to_what_else_they_do() -> None:
-    graph = drawn(LOADED)
-    batches = graph.resource == Resource.WORKER
-    assert steps_ms(graph)[0] == [4, 4, 4]
-    assert steps_ms(graph, work_ns=np.where(batches, 3 * MS, graph.work_ns))[0] == [3, 3, 3]
-    assert steps_ms(graph, work_ns=np.where(batches, MS, graph.work_ns))[0] == [2, 2, 2]
-
-
-def test_the_critical_path_goes_through_the_late_rank_and_the_link() -> None:
-    graph = drawn(LATE)
-    course = Course.of(graph, graph.replay())
-    path, held = course.path, np.diff(course.path_bounds_ns)
-    on_threads = graph.resource[path] == Resource.STEP_THREAD
-    assert held.sum() == 24 * MS
-    assert held[~on_threads].sum() == 6 * MS
-    late = on_threads & (graph.rank[path] == 1)
-    assert held[late].sum() >= 15 * MS
-    assert (np.diff(graph.begin_ns[path]) >= 0).all()
-
-
-def test_what_is_not_on_the_path_has_slack() -> None:
-    graph = drawn(LATE)
-    course = Course.of(graph, graph.replay())
-    slack = course.slack_ns
-    early = (graph.rank == 0) & (graph.kind == StallKind.COMPUTE) & (graph.begin_ns % (8 * MS) == MS)
-    assert slack[early].tolist() == [3 * MS] * 3
-    assert (slack[course.path] == 0).all()
 
 
 def test_workers_are_asked_when_batches_are_taken() -> None:

@@ -7,7 +7,7 @@ import pytest
 from corpus import corpus
 
 import stashtrace
-from stashtrace.analysis.graph import Resource, build
+from stashtrace.analysis.graph import Graph, Resource, build
 from stashtrace.replay import Change, what_if
 from stashtrace.schema.kinds import DeviceWork
 from stashtrace.schema.trace import Trace
@@ -34,9 +34,14 @@ def trace_of(name: str) -> Trace:
     return stashtrace.load(files)
 
 
-@pytest.mark.parametrize("name", TRACES)
-def test_the_replay_is_the_recording(name: str) -> None:
-    graph = build(trace_of(name))
+@pytest.fixture(scope="module", params=TRACES)
+def recorded(request: pytest.FixtureRequest) -> tuple[Trace, Graph]:
+    trace = trace_of(request.param)
+    return trace, build(trace)
+
+
+def test_the_replay_is_the_recording(recorded: tuple[Trace, Graph]) -> None:
+    _, graph = recorded
     answer = what_if(graph, [])
     assert answer.error_ratio < 1e-6
     assert answer.gap_ratio < MOST_GAP_RATIO
@@ -44,10 +49,9 @@ def test_the_replay_is_the_recording(name: str) -> None:
     assert len(graph.plan.cut()) == 0
 
 
-@pytest.mark.parametrize("name", TRACES)
-def test_everything_that_ran_on_a_device_is_in_the_graph(name: str) -> None:
-    trace = trace_of(name)
-    graph, kernels = build(trace), trace.kernels
+def test_everything_that_ran_on_a_device_is_in_the_graph(recorded: tuple[Trace, Graph]) -> None:
+    trace, graph = recorded
+    kernels = trace.kernels
     ran = (kernels["work_code"] != DeviceWork.SYNCHRONIZATION) & (kernels["end_ns"] >= kernels["begin_ns"])
     on_streams = graph.row[(graph.resource == Resource.STREAM) & (graph.row >= 0)]
     assert sorted(set(on_streams.tolist())) == ran.nonzero()[0].tolist()

@@ -38,29 +38,19 @@ def late_text() -> Trace:
 def job(late_ns: int = 0, *, hosts: tuple[str, ...] = ("a", "b"), error_ns: int = 0, ranks: int = 2) -> Trace:
     """Steps of 10 ms: 4 ms forward, of rank 1 longer; a transfer up to 8 ms; the optimizer."""
     build = TraceBuilder(hosts)
-    code = build.strings.code
     for host in sorted(set(hosts)):
         own = error_ns if host != "a" else 20
-        build.add(
-            "alignment",
-            boot_code=code(f"boot-{host}"),
-            reference_code=code("boot-a"),
-            method_code=code("collectives"),
-            error_ns=own,
-            touch_error_ns=own,
-        )
+        build.clock(host, own, touch_ns=own)
     for step in range(STEPS):
         now = step * 10 * MS
         enter = {rank: now + 4 * MS + (late_ns if rank == 1 else -rank * MS // 2) for rank in range(ranks)}
-        keys = build.collective({rank: (at, now + 8 * MS) for rank, at in enter.items()})
+        build.meet(enter, now + 8 * MS)
         for rank, at in enter.items():
             build.rank(rank).phase("forward", now, at).phase("optimizer", now + 8 * MS, now + 10 * MS)
-            build.rank(rank).collective_wait(keys[rank], at, now + 8 * MS)
     return build.trace()
 
 
 def held_ms(table: Table, *keys: str) -> dict[tuple[object, ...], float]:
-    """Sum of held_ns by some columns."""
     found: dict[tuple[object, ...], float] = {}
     for row in table.rows():
         key = tuple(row[name] for name in keys)
@@ -115,10 +105,9 @@ def test_the_spread_is_that_of_the_steps() -> None:
     for step in range(STEPS):
         now = step * 10 * MS
         enter = {rank: now + (5 if (step + rank) % 2 else 3) * MS for rank in range(2)}
-        keys = build.collective({rank: (at, now + 8 * MS) for rank, at in enter.items()})
+        build.meet(enter, now + 8 * MS)
         for rank, at in enter.items():
             build.rank(rank).phase("forward", now, at).phase("optimizer", now + 8 * MS, now + 10 * MS)
-            build.rank(rank).collective_wait(keys[rank], at, now + 8 * MS)
     table = analyze(build.trace(), "critical_share")
     rows = {r["rank"]: r for r in table.rows() if r["name"] == "forward"}
     counted = np.arange(5, STEPS)

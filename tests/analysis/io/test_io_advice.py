@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -289,31 +288,31 @@ def test_a_file_that_is_opened_for_each_sample_is_read_again_within_a_batch() ->
     )  # 16 samples of 4 groups in each batch
 
 
+def endless() -> Trace:
+    """An iterator that goes through its shards again and again."""
+    build, at = TraceBuilder(), 0
+    worker = build.rank(0).worker(0)
+    for batch in range(72):
+        begin = at
+        worker.io(at, at + US, op=IoOp.OPEN, path=f"/d/{batch % 6}.tar", result_bytes=3)
+        for part in range(20):
+            worker.io(at + US, at + MS, path=f"/d/{batch % 6}.tar", offset_bytes=part * MB, result_bytes=MB)
+            at += MS
+        worker.fetch(batch, begin, at)
+    return build.trace()
+
+
 @pytest.mark.parametrize(
-    "options",
+    "make",
     [
-        {"passes": 24, "batches": 3},  # one group is read by about one sample of a pass
-        {"passes": 24, "batches": 3, "loaders": False, "opens": "pass"},  # no DataLoader: as often as it was opened
-        {"passes": 1, "batches": 72, "opens": "batch"},  # an endless iterator that goes through its shards again
+        lambda: columnar(24, 3),  # one group is read by about one sample of a pass
+        lambda: columnar(24, 3, loaders=False, opens="pass"),  # no DataLoader: as often as it was opened
+        endless,
     ],
     ids=["epochs", "openings", "endless"],
 )
-def test_epochs_are_no_amplification(options: dict[str, Any]) -> None:
-    endless = options.get("opens") == "batch"
-    if endless:
-        build, at = TraceBuilder(), 0
-        worker = build.rank(0).worker(0)
-        for batch in range(options["batches"]):
-            begin = at
-            worker.io(at, at + US, op=IoOp.OPEN, path=f"/d/{batch % 6}.tar", result_bytes=3)
-            for part in range(20):
-                worker.io(at + US, at + MS, path=f"/d/{batch % 6}.tar", offset_bytes=part * MB, result_bytes=MB)
-                at += MS
-            worker.fetch(batch, begin, at)
-        trace = build.trace()
-    else:
-        trace = columnar(**options)
-    assert "read_amplification" not in sentences(trace)
+def test_epochs_are_no_amplification(make: Callable[[], Trace]) -> None:
+    assert "read_amplification" not in sentences(make())
 
 
 def test_few_large_reads_are_enough() -> None:
@@ -385,21 +384,14 @@ def test_a_folder_that_is_asked_for_counts_wherever_it_lies() -> None:
         assert "--files all" in str(caught.value.hint)
 
 
-def test_files_option_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = str(tmp_path / "run")
-    assert write_synthetic([run, "--ranks", "1", "--steps", "5"]) == 0
-    capsys.readouterr()
-    for name in ("io_staging", "io_cache", "io_reuse"):
-        assert main(["analyze", name, run, "--files", "all", "--format", "json"]) == 0
-    assert main(["analyze", "io_advice", run, "--files", "all"]) == 2
-    assert "has no option --files" in capsys.readouterr().err
-
-
 def test_options_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run")
     assert write_synthetic([run, "--ranks", "2", "--steps", "5"]) == 0
     capsys.readouterr()
     assert main(["analyze", "io_patterns", run, "--per", "run", "--format", "json"]) == 0
     assert "consecutive_reads_ratio" in capsys.readouterr().out
-    assert main(["analyze", "stalls", run, "--tier-size", "1G"]) == 2
-    assert "has no option --tier-size" in capsys.readouterr().err
+    for name in ("io_staging", "io_cache", "io_reuse"):
+        assert main(["analyze", name, run, "--files", "all", "--format", "json"]) == 0
+    for name, option, value in (("stalls", "--tier-size", "1G"), ("io_advice", "--files", "all")):
+        assert main(["analyze", name, run, option, value]) == 2
+        assert f"has no option {option}" in capsys.readouterr().err

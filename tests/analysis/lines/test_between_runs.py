@@ -73,7 +73,6 @@ def run_of(trace: Trace) -> StepsOfRun:
 
 
 def run(seed: int, *sleeps_and_computes: Mapping[str, float], **options: Any) -> StepsOfRun:
-    """A run of one rank."""
     build = TraceBuilder()
     trains(build, np.random.default_rng(seed), *sleeps_and_computes, **options)
     return run_of(build.trace())
@@ -84,7 +83,6 @@ def sides(before: Sequence[StepsOfRun], after: Sequence[StepsOfRun]) -> tuple[Si
 
 
 def differences(before: StepsOfRun, after: StepsOfRun) -> Table:
-    """The rows that `diff` shows."""
     old, new = sides([before], [after])
     table = lines_of_diff(old, new, diff_of_sides(old, new))
     assert table is not None
@@ -92,8 +90,6 @@ def differences(before: StepsOfRun, after: StepsOfRun) -> Table:
 
 
 def named(table: Table | None) -> list[tuple[str, str, str]]:
-    """Kind, function and verdict of the functions that are named."""
-    assert table is not None
     return [(row["kind"], row["function"], row["verdict"]) for row in table.rows() if row["verdict"] != "no difference"]
 
 
@@ -253,7 +249,6 @@ def ranks(seed: int, *sleeps_ms: float) -> StepsOfRun:
 def test_waits_for_a_late_rank_are_named_by_what_that_rank_does() -> None:
     old, new = sides([ranks(1, 5, 5, 5)], [ranks(2, 5, 30, 5)])
     table = lines_of_diff(old, new, diff_of_sides(old, new))
-    assert table is not None
     rows = [row for row in table.rows() if row["kind"] == "straggler" and row["verdict"] == "slower"]
     assert [(row["rank"], row["function"]) for row in rows] == [(1, "hook")]
     assert rows[0]["low_ns"] < 25 * MS < rows[0]["high_ns"]
@@ -307,7 +302,6 @@ def test_check_names_what_grew_and_a_baseline_knows_it() -> None:
         assert sentence.startswith("other +9.99 ms a step: hook (late.py:11) +")
         (annotation,) = annotation_lines(gate)
         assert annotation.endswith(f"%0A{sentence}"), "where a reviewer of a change reads it"
-    assert stored.functions is not None
     assert stored.functions.seen is None, "so nothing is called new beside a baseline"
 
 
@@ -324,7 +318,6 @@ def test_a_baseline_stays_small() -> None:
     grown = len(baseline_text([full], "1")) - len(baseline_text([bare], "1"))
     assert grown < 5000
     (stored,) = read_baseline(baseline_text([full], "1"), "main.json", "main")
-    assert stored.functions is not None
     (group,) = (one for one in stored.functions.groups if one.kind == "other")
     assert len(group.functions) == 20
     assert group.unknown_ns == pytest.approx(80 * 1.5 * MS, rel=0.1)

@@ -26,7 +26,6 @@ class Machine:
         self.gpus = [self.build.rank(rank).gpu(0, uuid=f"GPU-{rank}") for rank in range(ranks)]
 
     def carry(self, rank: int, path: str, begin: int, end: int, amount: float) -> None:
-        """`amount` bytes in each direction."""
         self.flows.setdefault((rank, path), []).append((begin, end, amount))
 
     def collectives(

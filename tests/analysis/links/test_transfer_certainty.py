@@ -89,9 +89,10 @@ def test_sends_and_receives_that_end_together_wait_for_the_last(tmp_path: Path) 
 def test_messages_between_neighbours_are_not_taken_for_an_all_to_all(tmp_path: Path) -> None:
     """A pipeline: rank r sends when rank r - 1 is done, so a rank ends long before the last one begins."""
     trace = _job(tmp_path, range(4), 4, lambda rank, _: (100.0 + 200 * rank, 300.0 + 200 * rank))
+    budget = _budget(trace)
     for rank in range(4):
-        assert _budget(trace)[rank, "link"] == (STEPS * 200_000, 0, STEPS * 200_000)
-        assert _budget(trace)[rank, "straggler"] == (0, 0, STEPS * 200_000)
+        assert budget[rank, "link"] == (STEPS * 200_000, 0, STEPS * 200_000)
+        assert budget[rank, "straggler"] == (0, 0, STEPS * 200_000)
     assert _reasons(trace) == {rank: {"operation_unknown": STEPS * 200_000} for rank in range(4)}
 
 
@@ -100,9 +101,10 @@ def test_ranks_of_a_group_that_left_no_file(tmp_path: Path, ranks: tuple[int, ..
     """1 or 2 of 16 files: torch names the size of the group, and cuts the list of its ranks."""
     args = {"Process Group Name": "7", "Process Group Ranks": "[0, 1, 2, ..., 14, 15]", "Group size": 16}
     trace = _job(tmp_path, ranks, 16, lambda rank, _: (200.0, 900.0), ALL_REDUCE, **args)
+    budget = _budget(trace)
     for rank in ranks:
-        assert _budget(trace)[rank, "link"] == (STEPS * 700_000, 0, STEPS * 700_000)
-        assert _budget(trace)[rank, "straggler"] == (0, 0, STEPS * 700_000)
+        assert budget[rank, "link"] == (STEPS * 700_000, 0, STEPS * 700_000)
+        assert budget[rank, "straggler"] == (0, 0, STEPS * 700_000)
     assert _reasons(trace) == {rank: {"ranks_missing": STEPS * 700_000} for rank in ranks}
 
 
@@ -115,9 +117,10 @@ def test_a_file_that_says_nothing_of_its_job(tmp_path: Path) -> None:
 def test_operations_that_are_not_the_same_although_their_numbers_are(tmp_path: Path) -> None:
     """Rank 1 is out of step: its n-th all-reduce begins after rank 0 has left its own n-th."""
     trace = _job(tmp_path, range(2), 2, lambda rank, _: (100.0, 400.0) if rank == 0 else (600.0, 900.0), ALL_REDUCE)
+    budget = _budget(trace)
     for rank in range(2):
-        assert _budget(trace)[rank, "link"] == (STEPS * 300_000, 0, STEPS * 300_000)
-        assert _budget(trace)[rank, "straggler"] == (0, 0, STEPS * 300_000), "it waited for nobody that is known"
+        assert budget[rank, "link"] == (STEPS * 300_000, 0, STEPS * 300_000)
+        assert budget[rank, "straggler"] == (0, 0, STEPS * 300_000), "it waited for nobody that is known"
     assert _reasons(trace) == {rank: {"matched_by_order": STEPS * 300_000} for rank in range(2)}
 
 
@@ -150,9 +153,10 @@ def test_dlrm_without_the_names_that_torch_gave() -> None:
 
 def test_two_of_128_ranks() -> None:
     trace = _load(sorted(corpus("kineto/sampled_128").glob("*.gz")))
+    budget = _budget(trace)
     for rank, own in _reasons(trace).items():
         assert set(own) <= {"ranks_missing", "matched_by_order"}
-        assert _budget(trace)[rank, "link"][1] == 0
+        assert budget[rank, "link"][1] == 0
 
 
 def test_reasons_sum_to_the_link_time_of_stalls() -> None:

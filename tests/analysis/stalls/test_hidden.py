@@ -108,8 +108,9 @@ def test_time_behind_an_earlier_collective_is_queued() -> None:
     assert analyze(trace, "hidden")["queued_ns"].tolist() == [2 * MS]
 
 
-def test_collectives_wait_then_transfer() -> None:
-    table = analyze(trace_from_text(TWO_RANKS), "collectives")
+def test_collectives_wait_then_transfer_and_the_last_rank_is_late() -> None:
+    trace = trace_from_text(TWO_RANKS)
+    table = analyze(trace, "collectives")
     rows = [
         (r["rank"], r["sequence"], r["step"], r["wait_ns"] // MS, r["transfer_ns"] // MS, r["last_rank"])
         for r in table.rows()
@@ -117,6 +118,9 @@ def test_collectives_wait_then_transfer() -> None:
     assert rows == [(0, 0, 0, 1, 2, 1), (1, 0, 0, 0, 2, -1), (0, 1, 1, 1, 2, 1), (1, 1, 1, 0, 2, -1)]
     assert set(table["op"].tolist()) == {"all_reduce"}
     assert set(table["communicator"].tolist()) == {"default_pg"}
+    late = {r["rank"]: r for r in analyze(trace, "stragglers").rows()}
+    assert (late[1]["last_count"], late[1]["caused_wait_ns"], late[1]["wait_ns"]) == (2, 1 * MS, 0)
+    assert (late[0]["last_count"], late[0]["caused_wait_ns"], late[0]["wait_ns"]) == (0, 0, 1 * MS)
 
 
 def test_clocks_that_are_too_far_apart_are_not_used() -> None:
@@ -136,13 +140,6 @@ def test_unseen_ends_are_bounded_by_later_ones() -> None:
     build.collective({0: (0, 1 * MS, -1), 1: (0, 2 * MS)})
     build.collective({0: (4 * MS, 6 * MS), 1: (4 * MS, 6 * MS)})
     assert analyze(build.trace(), "collectives")["end_ns"].tolist() == [6 * MS, 2 * MS, 6 * MS, 6 * MS]
-
-
-def test_who_is_late() -> None:
-    trace = trace_from_text(TWO_RANKS)
-    rows = {r["rank"]: r for r in analyze(trace, "stragglers").rows()}
-    assert (rows[1]["last_count"], rows[1]["caused_wait_ns"], rows[1]["wait_ns"]) == (2, 1 * MS, 0)
-    assert (rows[0]["last_count"], rows[0]["caused_wait_ns"], rows[0]["wait_ns"]) == (0, 0, 1 * MS)
 
 
 def test_files_and_directories() -> None:

@@ -155,13 +155,10 @@ def test_a_rank_late_by_it_is_told_so() -> None:
             process.phase("forward", begin + more, begin + more + 20 * MS, cpu=(ahead + more, ahead + more + 20 * MS))
             if more:
                 process.annotate("tokenize", begin, begin + more)
-            entered[rank] = (begin + more + 20 * MS, begin + 55 * MS)
-        keys = build.collective(entered)
-        for rank in range(2):
-            process = build.rank(rank)
-            process.collective_wait(keys[rank], *entered[rank])
-            process.phase("optimizer", begin + 55 * MS, begin + 60 * MS)
-            process.lives(0, STEPS * STEP)
+            entered[rank] = begin + more + 20 * MS
+        build.meet(entered, begin + 55 * MS, update_ns=5 * MS)
+    for rank in range(2):
+        build.rank(rank).lives(0, STEPS * STEP)
     table = late(build.trace())
     rows = [row for row in table.rows() if row["step"] > 0]
     assert {(row["late_rank"], row["cause_kind"], row["cause_name"]) for row in rows} == {(1, "python", "tokenize")}
@@ -177,13 +174,10 @@ def test_a_rank_late_by_reads_does_not_wait_for_batches() -> None:
             process.phase("forward", begin + more, begin + more + 20 * MS)
             if more:
                 process.io(begin, begin + more, path="/data/shard-0017.tar", blocked=True)
-            entered[rank] = (begin + more + 20 * MS, begin + 95 * MS)
-        keys = build.collective(entered)
-        for rank in range(2):
-            process = build.rank(rank)
-            process.collective_wait(keys[rank], *entered[rank])
-            process.phase("optimizer", begin + 95 * MS, begin + STEP)
-            process.lives(0, STEPS * STEP)
+            entered[rank] = begin + more + 20 * MS
+        build.meet(entered, begin + 95 * MS, update_ns=5 * MS)
+    for rank in range(2):
+        build.rank(rank).lives(0, STEPS * STEP)
     said = [sentence for verdict in verdicts(build.trace()) for sentence in (verdict.text, *verdict.evidence)]
     assert any(one.startswith("rank 1 is blocked 26.2 ms a step (27 %) in reads of files") for one in said)
     (late,) = (verdict for verdict in verdicts(build.trace()) if verdict.kind == "late")

@@ -113,9 +113,7 @@ def test_a_collective_of_the_host_leaves_the_device_idle() -> None:
     for number, call in ((0, 40), (1, 70)):
         compute = rank_with_gpu(build, number)
         compute.kernel(0, call * MS).kernel(90 * MS, 100 * MS)
-    keys = build.collective({0: (40 * MS, 90 * MS), 1: (70 * MS, 90 * MS)}, op=CollectiveOp.BARRIER)
-    build.rank(0).collective_wait(keys[0], 40 * MS, 90 * MS)
-    build.rank(1).collective_wait(keys[1], 70 * MS, 90 * MS)
+    build.meet({0: 40 * MS, 1: 70 * MS}, 90 * MS, op=CollectiveOp.BARRIER)
     assert stall_text(build.trace()) == expected(
         """
         0 0: compute 50, straggler 30, interconnect 20

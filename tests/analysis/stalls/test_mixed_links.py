@@ -90,12 +90,8 @@ def test_ranks_without_a_device_too() -> None:
     for number in range(3):
         build.rank(number).phase("forward", 0, 10 * MS).phase("backward", 10 * MS, 90 * MS)
         build.rank(number).phase("optimizer", 90 * MS, 100 * MS)
-    keys = build.collective(dict.fromkeys((0, 1), (20 * MS, 30 * MS)), group=INSIDE, message_bytes=100 * MB)
-    whole = build.collective(dict.fromkeys(range(3), (40 * MS, 80 * MS)), group=ALL, message_bytes=100 * MB)
-    for number in range(3):
-        build.rank(number).collective_wait(whole[number], 40 * MS, 80 * MS)
-    for number in (0, 1):
-        build.rank(number).collective_wait(keys[number], 20 * MS, 30 * MS)
+    build.meet(dict.fromkeys((0, 1), 20 * MS), 30 * MS, group=INSIDE, message_bytes=100 * MB)
+    build.meet(dict.fromkeys(range(3), 40 * MS), 80 * MS, group=ALL, message_bytes=100 * MB)
     trace = build.trace()
     assert stall_text(trace).splitlines()[0] == "0 0: compute 50, network 30, interconnect 20"
     assert analyze(trace, "hidden")["estimated_ns"].tolist() == [40 * MS] * 3

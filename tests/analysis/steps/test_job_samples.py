@@ -3,8 +3,6 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -19,10 +17,11 @@ from stashtrace.schema.trace import Trace
 JOB = SyntheticJob(ranks=2, workers=2, steps=40, calls_per_batch=12)
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Trace:
-    write(tmp_path / "run", JOB)
-    return load_trace(str(tmp_path / "run"))
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    run = tmp_path_factory.mktemp("made") / "run"
+    write(run, JOB)
+    return load_trace(str(run))
 
 
 def told(trace: Trace, *said: str) -> Trace:
@@ -37,43 +36,32 @@ def told(trace: Trace, *said: str) -> Trace:
     return trace.replace(metadata=Table.from_rows(TABLES["metadata"], rows))
 
 
-def test_a_batch_a_step(trace: Trace) -> None:
-    assert job_samples(told(trace, "32 500 1000", "32 500 1000")) == JobSamples(32, 1000)
-
-
-@pytest.mark.parametrize("shared", [501, 512, 480])
-def test_what_is_repeated_or_left_out_for_whole_batches_is_none_of_the_data_set(trace: Trace, shared: int) -> None:
-    assert job_samples(told(trace, f"32 {shared} 1001", f"32 {shared} 1001")) == JobSamples(32, 1001)
-
-
-def test_a_sampler_that_draws_less_than_there_is_makes_the_epoch(trace: Trace) -> None:
-    assert job_samples(told(trace, "32 320 1001", "32 320 1001")) == JobSamples(32, 640)
-
-
-def test_every_rank_may_see_all_of_it(trace: Trace) -> None:
-    assert job_samples(told(trace, "32 1000 1000", "32 1000 1000")) == JobSamples(32, 2000)
+@pytest.mark.parametrize(
+    ("said", "samples"),
+    [
+        pytest.param(("32 500 1000",) * 2, JobSamples(32, 1000), id="a batch a step"),
+        *(
+            pytest.param((f"32 {shared} 1001",) * 2, JobSamples(32, 1001), id=f"{shared} of 1001 for whole batches")
+            for shared in (501, 512, 480)
+        ),
+        pytest.param(("32 320 1001",) * 2, JobSamples(32, 640), id="a sampler that draws less makes the epoch"),
+        pytest.param(("32 1000 1000",) * 2, JobSamples(32, 2000), id="every rank may see all of it"),
+        pytest.param(("32 500 1000", "16 500 1000"), JobSamples(), id="ranks differ"),
+        pytest.param(("0 0 0", "0 0 0"), JobSamples(), id="samples one by one"),
+        pytest.param(("32 500 1000",), JobSamples(), id="a rank says nothing"),
+        pytest.param((), JobSamples(), id="nobody says anything"),
+        *(
+            pytest.param(said, JobSamples(32, 0), id=f"an epoch without a length: {said}")
+            for other in ("32 0 0", "32 0 1000")
+            for said in (("32 500 1000", other), (other, "32 500 1000"))
+        ),
+    ],
+)
+def test_samples_are_what_all_ranks_say(trace: Trace, said: tuple[str, ...], samples: JobSamples) -> None:
+    assert job_samples(told(trace, *said)) == samples
 
 
 def test_micro_batches_add_up(trace: Trace) -> None:
     whole = told(trace, "8 500 1000", "8 500 1000")
     waits = whole.batches.take((whole.batches["phase_code"] == BatchPhase.WAIT) & (whole.batches["batch_index"] >= 0))
     assert job_samples(whole.replace(batches=Table.concat(waits.schema, [waits, waits]))) == JobSamples(16, 1000)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        pytest.param(("32 500 1000", "16 500 1000"), id="ranks differ"),
-        pytest.param(("0 0 0", "0 0 0"), id="samples one by one"),
-        pytest.param(("32 500 1000",), id="a rank says nothing"),
-        pytest.param((), id="nobody says anything"),
-    ],
-)
-def test_what_is_not_known_is_not_said(trace: Trace, said: tuple[str, ...]) -> None:
-    assert job_samples(told(trace, *said)) == JobSamples()
-
-
-@pytest.mark.parametrize("second", ["32 0 0", "32 0 1000"])
-def test_an_epoch_without_a_length(trace: Trace, second: str) -> None:
-    assert job_samples(told(trace, "32 500 1000", second)) == JobSamples(32, 0)
-    assert job_samples(told(trace, second, "32 500 1000")) == JobSamples(32, 0)

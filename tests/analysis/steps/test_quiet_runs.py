@@ -57,10 +57,8 @@ def generating(
             forward = FORWARD + (SLOWER if rank == slow else 0)
             job.rank(rank).phase("forward", t, t + forward, name="DDP").phase("backward", t + forward, done)
             job.rank(rank).phase("optimizer", done, done + UPDATE)
-            called[rank] = (t + forward + 2 * MS, done - MS)
-        keys = job.collective(called)
-        for rank, key in keys.items():
-            job.rank(rank).collective_wait(key, *called[rank])
+            called[rank] = t + forward + 2 * MS
+        job.meet(called, done - MS)
         at = done + UPDATE
     return job.trace()
 
@@ -76,7 +74,6 @@ def test_generation_belongs_to_the_step_that_follows(ranks: int, by: tuple[int, 
         length = (own["end_ns"] - own["begin_ns"]).tolist()
         assert length == [STEP + (GENERATE if n and n % EVERY == 0 else 0) for n in range(STEPS)]
     time = step_time_of(trace)
-    assert time is not None
     assert time.mean_ns == STEP + 7 * GENERATE / 59
 
 

@@ -1,50 +1,57 @@
-"""What kind each step is: the steps that are counted are those that the job's own log counts."""
+"""What kind each step is: the steps that are counted are those that the job's own log counts.
+
+W  wait for a batch           w  for the first one of an iterator      V v  the same of a second loader
+q  forward without gradients  Q  in training mode     l  loss without gradients
+F  training forward           B  backward             U  forward, backward, update     u  with another optimizer
+"""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter
-from itertools import pairwise
+from itertools import groupby, pairwise
 
+import numpy as np
 import pytest
 from builders import MS, TraceBuilder
 
 from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.steps.training_loop import BACKWARD, FORWARD, UPDATE, WAIT, Tokens, steps_of
 from stashtrace.schema.kinds import PhaseFlag
 from stashtrace.schema.trace import Trace
 
-_EVAL, _GRADIENTS_OFF = PhaseFlag(0), PhaseFlag.NO_GRAD
+_PHASES = {
+    "q": ("forward", PhaseFlag.NO_GRAD, "Net"),
+    "Q": ("forward", PhaseFlag.NO_GRAD | PhaseFlag.TRAINING, "Net"),
+    "l": ("forward", PhaseFlag.NO_GRAD, "Loss"),
+    "F": ("forward", PhaseFlag.TRAINING, "Net"),
+    "B": ("backward", PhaseFlag.TRAINING, "Net"),
+    "1": ("optimizer", PhaseFlag.TRAINING, "Adam"),
+    "2": ("optimizer", PhaseFlag.TRAINING, "SGD"),
+}
 
 
 class Loop:
-    """A loop of one rank as its tokens: each takes a millisecond, and one more lies behind it."""
+    """A loop of one rank: each of its tokens takes a millisecond, and one more lies behind it."""
 
     def __init__(self, build: TraceBuilder | None = None, rank: int = 0) -> None:
         self.build, self.rank = build or TraceBuilder(), rank
         self.at = 0
         self.batches: Counter[int] = Counter()
 
-    def _next(self) -> tuple[int, int]:
-        begin, self.at = self.at, self.at + 2 * MS
-        return begin, begin + MS
-
-    def wait(self, loader: int = 1, *, first: bool = False) -> Loop:
-        if first:
-            self.batches[loader] = 0
-        self.build.rank(self.rank).batch_wait(self.batches[loader], *self._next(), loader=loader)
-        self.batches[loader] += 1
-        return self
-
-    def phase(self, kind: str, flags: PhaseFlag = PhaseFlag.TRAINING, name: str = "Net") -> Loop:
-        self.build.rank(self.rank).phase(kind, *self._next(), flags=flags, name=name)
-        return self
-
-    def update(self, optimizer: str = "Adam") -> Loop:
-        return self.phase("forward").phase("backward").phase("optimizer", name=optimizer)
-
-    def quiet(self, count: int, mode: PhaseFlag = _EVAL) -> Loop:
-        for _ in range(count):
-            self.phase("forward", _GRADIENTS_OFF | mode)
+    def play(self, word: str) -> Loop:
+        process = self.build.rank(self.rank)
+        for letter in word.replace("U", "FB1").replace("u", "FB2"):
+            begin, self.at = self.at, self.at + 2 * MS
+            if letter in _PHASES:
+                kind, flags, name = _PHASES[letter]
+                process.phase(kind, begin, begin + MS, flags=flags, name=name)
+                continue
+            loader = 1 if letter in "Ww" else 2
+            if letter in "wv":
+                self.batches[loader] = 0
+            process.batch_wait(self.batches[loader], begin, begin + MS, loader=loader)
+            self.batches[loader] += 1
         return self
 
     def trace(self) -> Trace:
@@ -52,22 +59,67 @@ class Loop:
 
     def kinds(self) -> list[tuple[str, int]]:
         """Kinds of the steps in order, equal ones in a row as one with their count."""
-        found: list[tuple[str, int]] = []
-        for kind in analyze(self.trace(), "steps")["kind"].tolist():
-            if found and found[-1][0] == kind:
-                found[-1] = (kind, found[-1][1] + 1)
-            else:
-                found.append((kind, 1))
-        return found
+        return [(kind, len(list(own))) for kind, own in groupby(analyze(self.trace(), "steps")["kind"].tolist())]
 
 
-@pytest.mark.parametrize("mode", [PhaseFlag.TRAINING, _EVAL], ids=["never eval()", "eval() for the rollout"])
-def test_a_rollout_and_its_updates_are_one_iteration(mode: PhaseFlag) -> None:
-    loop = Loop()
-    for _ in range(40):
-        loop.quiet(100, mode)
-        for _ in range(4):
-            loop.update()
+_EPOCH, _EVALUATION = "wU" + "WU" * 5, "vq" + "Vq" * 8
+
+CASES = {
+    "a rollout that a killed job did not finish is outside": (("q" * 50 + "U" * 8) * 6 + "q" * 20, [("iteration", 6)]),
+    "rollouts seen from the middle of a run": ("U" + ("Q" * 30 + "U" * 4) * 6, [("iteration", 7)]),
+    "generated answers to a batch of prompts and updates on them": (("W" + "q" * 60 + "U" * 4) * 5, [("iteration", 5)]),
+    "answers to one update are part of its step": (("W" + "q" * 60 + "U") * 8, [("train", 8)]),
+    "a teacher, and validation": (
+        ("wqU" + "WqU" * 5 + _EVALUATION) * 3,
+        [("train", 6), ("validation", 9)] * 3,
+    ),
+    "validation over a loader after each epoch": (
+        ("wU" + "WU" * 3 + "vq" + "Vq" * 99) * 4,
+        [("train", 4), ("validation", 100)] * 4,
+    ),
+    "validation in training mode": (
+        ("wU" + "WU" * 3 + "vQ" + "VQ" * 99) * 4,
+        [("train", 4), ("validation", 100)] * 4,
+    ),
+    "two batches of validation before the first epoch": (
+        "vqVq" + (_EPOCH + _EVALUATION) * 3,
+        [("validation", 2)] + [("train", 6), ("validation", 9)] * 3,
+    ),
+    "two batches of validation before the first epoch, in training mode": (
+        "vQVQ" + (_EPOCH + _EVALUATION.replace("q", "Q")) * 3,
+        [("validation", 2)] + [("train", 6), ("validation", 9)] * 3,
+    ),
+    "validation of a model and its losses": (
+        (_EPOCH + _EVALUATION.replace("q", "ql")) * 3,
+        [("train", 6), ("validation", 9)] * 3,
+    ),
+    "validation after every single update": (("wU" + "vq" + "Vq" * 4) * 8, [("train", 1), ("validation", 5)] * 8),
+    "validation without a loader": (("U" * 20 + "q" * 30) * 5, [("train", 20), ("validation", 30)] * 5),
+    "validation before each epoch, and short beside it": (
+        ("qq" + "WU" * 20) * 5,
+        [("validation", 2), ("train", 20)] * 5,
+    ),
+    "inference": ("Wq" * 30, [("inference", 30)]),
+    "inference without a loader": ("q" * 7, [("inference", 7)]),
+    "generating for each batch is a step per batch": (("W" + "q" * 40) * 6, [("inference", 6)]),
+    "validation of a model that something unseen updates": ("WFB" * 3 + "Vq", [("train", 3), ("validation", 1)]),
+    "two optimizers that take turns on one batch": ("WUu" * 10, [("train", 10)]),
+    "two optimizers that take turns without a loader": ("Uu" * 10, [("train", 10)]),
+    "a critic with more batches than its generator": (("WU" * 5 + "u") * 4, [("train", 20)]),
+    "one optimizer after the other in two parts of a run": ("U" * 6 + "u" * 6, [("train", 12)]),
+    "accumulated gradients": (("WFB" * 3 + "WU") * 6, [("train", 6)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kinds_of_a_loop(name: str) -> None:
+    word, kinds = CASES[name]
+    assert Loop().play(word).kinds() == kinds
+
+
+@pytest.mark.parametrize("quiet", ["Q", "q"], ids=["never eval()", "eval() for the rollout"])
+def test_a_rollout_and_its_updates_are_one_iteration(quiet: str) -> None:
+    loop = Loop().play((quiet * 100 + "U" * 4) * 40)
     assert loop.kinds() == [("iteration", 40)]
     steps = analyze(loop.trace(), "steps")
     assert steps["sub_steps_count"].tolist() == [4] * 40
@@ -75,185 +127,22 @@ def test_a_rollout_and_its_updates_are_one_iteration(mode: PhaseFlag) -> None:
     assert all(end == begin for (_, end), (begin, _) in pairwise(zip(steps["begin_ns"], steps["end_ns"], strict=True)))
 
 
+def test_updates_whose_number_varies() -> None:
+    counts = [4, 1, 3, 1, 2, 1, 1, 2]
+    loop = Loop().play("".join("Q" * 64 + "U" * count for count in counts))
+    assert loop.kinds() == [("iteration", 8)]
+    assert analyze(loop.trace(), "steps")["sub_steps_count"].tolist() == counts
+
+
 def test_what_one_rank_generates_is_no_rollout_of_the_job() -> None:
     """Rank 0 generates samples before every fourth update, rank 1 does not: both make the same training steps."""
     build = TraceBuilder()
-    for rank in range(2):
-        loop = Loop(build, rank)
-        for _ in range(10):
-            if rank == 0:
-                loop.quiet(100)
-            for _ in range(4):
-                loop.update()
+    for rank, quiet in enumerate((100, 0)):
+        Loop(build, rank).play(("q" * quiet + "U" * 4) * 10)
     steps = analyze(build.trace(), "steps")
     assert "iteration" not in steps["kind"]
     trains = steps.take(steps["kind"] == "train")
     assert [int((trains["rank"] == rank).sum()) for rank in range(2)] == [40, 40]
-
-
-def test_a_rollout_that_a_killed_job_did_not_finish_is_outside() -> None:
-    loop = Loop()
-    for _ in range(6):
-        loop.quiet(50)
-        for _ in range(8):
-            loop.update()
-    assert loop.quiet(20).kinds() == [("iteration", 6)]
-
-
-def test_rollouts_seen_from_the_middle_of_a_run() -> None:
-    loop = Loop().update()
-    for _ in range(6):
-        loop.quiet(30, PhaseFlag.TRAINING)
-        for _ in range(4):
-            loop.update()
-    assert loop.kinds() == [("iteration", 7)]
-
-
-def test_generated_answers_of_a_batch_of_prompts_and_updates_on_them() -> None:
-    loop = Loop()
-    for _ in range(5):
-        loop.wait().quiet(60)
-        for _ in range(4):
-            loop.update()
-    assert loop.kinds() == [("iteration", 5)]
-
-
-def test_answers_to_one_update_are_part_of_its_step() -> None:
-    loop = Loop()
-    for _ in range(8):
-        loop.wait().quiet(60).update()
-    assert loop.kinds() == [("train", 8)]
-
-
-def test_a_teacher_and_validation() -> None:
-    loop = Loop()
-    for _ in range(3):
-        for at in range(6):
-            loop.wait(first=at == 0).quiet(1).update()
-        for at in range(9):
-            loop.wait(2, first=at == 0).quiet(1)
-    assert loop.kinds() == [("train", 6), ("validation", 9)] * 3
-
-
-def test_updates_whose_number_varies() -> None:
-    loop = Loop()
-    for count in (4, 1, 3, 1, 2, 1, 1, 2):
-        loop.quiet(64, PhaseFlag.TRAINING)
-        for _ in range(count):
-            loop.update()
-    sizes = analyze(loop.trace(), "steps")["sub_steps_count"].tolist()
-    assert loop.kinds() == [("iteration", 8)]
-    assert sizes == [4, 1, 3, 1, 2, 1, 1, 2]
-
-
-@pytest.mark.parametrize("mode", [PhaseFlag.TRAINING, _EVAL], ids=["without eval()", "eval()"])
-@pytest.mark.parametrize("sanity", [0, 2])
-def test_validation_over_a_loader_after_each_epoch(mode: PhaseFlag, sanity: int) -> None:
-    loop = Loop()
-    for at in range(sanity):
-        loop.wait(2, first=at == 0).quiet(1, mode)
-    for _ in range(4):
-        for at in range(4):
-            loop.wait(first=at == 0).update()
-        for at in range(100):
-            loop.wait(2, first=at == 0).quiet(1, mode)
-    head = [("validation", sanity)] if sanity else []
-    assert loop.kinds() == head + [("train", 4), ("validation", 100)] * 4
-
-
-def test_validation_of_a_model_and_its_losses() -> None:
-    loop = Loop()
-    for _ in range(3):
-        for at in range(6):
-            loop.wait(first=at == 0).update()
-        for at in range(9):
-            loop.wait(2, first=at == 0).phase("forward", _GRADIENTS_OFF).phase("forward", _GRADIENTS_OFF, "Loss")
-    assert loop.kinds() == [("train", 6), ("validation", 9)] * 3
-
-
-def test_validation_after_every_single_update() -> None:
-    loop = Loop()
-    for _ in range(8):
-        loop.wait(first=True).update()
-        for at in range(5):
-            loop.wait(2, first=at == 0).quiet(1)
-    assert loop.kinds() == [("train", 1), ("validation", 5)] * 8
-
-
-def test_validation_without_a_loader() -> None:
-    loop = Loop()
-    for _ in range(5):
-        for _ in range(20):
-            loop.update()
-        loop.quiet(30)
-    assert loop.kinds() == [("train", 20), ("validation", 30)] * 5
-
-
-def test_validation_before_each_epoch_and_short_beside_it() -> None:
-    loop = Loop()
-    for _ in range(5):
-        loop.quiet(2)
-        for _ in range(20):
-            loop.wait().update()
-    assert loop.kinds() == [("validation", 2), ("train", 20)] * 5
-
-
-def test_inference_is_inference() -> None:
-    loop = Loop()
-    for _ in range(30):
-        loop.wait().quiet(1)
-    assert loop.kinds() == [("inference", 30)]
-    assert Loop().quiet(7).kinds() == [("inference", 7)]
-
-
-def test_generating_for_each_batch_is_a_step_per_batch() -> None:
-    loop = Loop()
-    for _ in range(6):
-        loop.wait().quiet(40)
-    assert loop.kinds() == [("inference", 6)]
-
-
-def test_validation_of_a_model_that_something_unseen_updates() -> None:
-    loop = Loop()
-    for _ in range(3):
-        loop.wait().phase("forward").phase("backward")
-    assert loop.wait(2).quiet(1).kinds() == [("train", 3), ("validation", 1)]
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_two_optimizers_that_take_turns_on_one_batch(waits: bool) -> None:
-    loop = Loop()
-    for _ in range(10):
-        if waits:
-            loop.wait()
-        loop.update("Adam").update("Adam 2")
-    assert loop.kinds() == [("train", 10)]
-
-
-def test_a_critic_with_more_batches_than_its_generator() -> None:
-    loop = Loop()
-    for _ in range(4):
-        for _ in range(5):
-            loop.wait().update("RMSprop")
-        loop.update("RMSprop 2")
-    assert loop.kinds() == [("train", 20)]
-
-
-def test_one_optimizer_after_the_other_in_two_parts_of_a_run() -> None:
-    loop = Loop()
-    for name in ("Adam", "SGD"):
-        for _ in range(6):
-            loop.update(name)
-    assert loop.kinds() == [("train", 12)]
-
-
-def test_accumulated_gradients() -> None:
-    loop = Loop()
-    for _ in range(6):
-        for _ in range(3):
-            loop.wait().phase("forward").phase("backward")
-        loop.wait().update()
-    assert loop.kinds() == [("train", 6)]
 
 
 def test_on_a_device_an_iteration_lies_between_the_marks_of_its_ends() -> None:
@@ -264,9 +153,9 @@ def test_on_a_device_an_iteration_lies_between_the_marks_of_its_ends() -> None:
     stream.step(late, host_ns=0)
     ends = []
     for _ in range(6):
-        loop.quiet(2, PhaseFlag.TRAINING)
+        loop.play("QQ")
         for _ in range(4):
-            loop.update()
+            loop.play("U")
             stream.step(loop.at - MS + late, host_ns=loop.at - MS)
         ends.append(loop.at - MS + late)
     steps = analyze(loop.trace(), "steps")
@@ -274,3 +163,39 @@ def test_on_a_device_an_iteration_lies_between_the_marks_of_its_ends() -> None:
     assert steps["end_ns"].tolist() == ends
     assert steps["begin_ns"].tolist() == [late, *ends[:-1]]
     assert (steps["clock_code"] > 0).all()
+
+
+# Tokens without times. L l: loss without and with gradients, e: a wait that ends an iterator, V: without gradients.
+_TOKENS = {"W": WAIT, "e": WAIT, "F": FORWARD, "V": FORWARD, "L": FORWARD, "l": FORWARD, "B": BACKWARD, "U": UPDATE}
+_TOKEN_MODULES = {"F": 1, "V": 1, "L": 2, "l": 2, "M": 3}
+
+
+def counts(word: str, *, evaluated: int = 1) -> dict[str, int]:
+    """Steps by kind; ``evaluated`` is the module of V, where evaluation uses the model without its wrapper."""
+    begin = np.arange(len(word)) * 10
+    modules = {**_TOKEN_MODULES, "V": evaluated}
+    tokens = Tokens(
+        begin,
+        begin + 8,
+        np.array([_TOKENS[letter] for letter in word]),
+        np.array([letter in "VL" for letter in word]),
+        np.array([letter in "Fl" for letter in word]),
+        np.zeros(len(word), dtype=bool),
+        np.array([modules.get(letter, 0) for letter in word]),
+    )
+    kinds, numbers = np.unique(steps_of(tokens).kind, return_counts=True)
+    return dict(zip(kinds.tolist(), numbers.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("evaluated", [1, 3])
+@pytest.mark.parametrize("train", ["FBU", "FlBU", "WFBU", "WFlBU"])
+@pytest.mark.parametrize("evaluation", ["WV" * 20, "WVL" * 20, "e" + "WV" * 20 + "e", "WV" * 20 + "e"])
+def test_every_batch_counts(train: str, evaluation: str, evaluated: int) -> None:
+    assert counts((train * 10 + evaluation) * 4, evaluated=evaluated) == {"train": 40, "validation": 80}
+    assert counts((train * 10 + evaluation) * 4 + train * 3, evaluated=evaluated) == {"train": 43, "validation": 80}
+
+
+@pytest.mark.parametrize("evaluated", [1, 3])
+def test_a_teacher_on_the_same_batch_is_part_of_the_step(evaluated: int) -> None:
+    assert counts("WVFBU" * 30, evaluated=evaluated) == {"train": 30}
+    assert counts(("WFBU" * 3 + "WVFBU") * 10, evaluated=evaluated) == {"train": 40}

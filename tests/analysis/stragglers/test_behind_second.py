@@ -23,9 +23,7 @@ def job(steps: list[list[dict[int, int]]], *, ranks: int = 4, members: int | Non
             build.rank(rank).phase("optimizer", start + 60 * MS, start + 100 * MS)
         for entries in operations:
             calls = {rank: start + at * MS for rank, at in entries.items()}
-            keys = build.collective({rank: (call, start + 50 * MS) for rank, call in calls.items()})
-            for rank, call in calls.items():
-                build.rank(rank).collective_wait(keys[rank], call, start + 50 * MS)
+            build.meet(calls, start + 50 * MS)
     return build.trace()
 
 

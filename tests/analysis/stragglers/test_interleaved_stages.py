@@ -24,7 +24,6 @@ def found(trace: Trace) -> Stages | None:
 def test_ranks_with_several_stages_are_found(ranks: int, chunks: int, microbatches: int, order: str) -> None:
     orders = {"order": breadth_first} if order == "breadth first" else {}
     stages = found(interleaved(ranks, chunks, microbatches, steps=8, **orders))  # type: ignore[arg-type]
-    assert stages is not None
     assert dict(stages.of_rank) == {rank: rank for rank in range(ranks)}
     assert (stages.each, stages.microbatches) == (chunks, microbatches)
     assert stages.numbers(1) == list(range(1, ranks * chunks, ranks))
@@ -36,7 +35,6 @@ def test_the_ring_of_their_messages_says_it_where_no_computation_was_recorded(
     ranks: int, chunks: int, microbatches: int
 ) -> None:
     stages = found(interleaved(ranks, chunks, microbatches, phases=False))
-    assert stages is not None
     assert (len(stages.of_rank), stages.each, stages.microbatches) == (ranks, chunks, microbatches)
 
 
@@ -45,11 +43,9 @@ def test_two_ranks_do_not_say_how_many_stages_they_hold(order: str) -> None:
     """Their messages say only that they hold several: then the bubble has a least length."""
     orders = {"order": breadth_first} if order == "breadth first" else {}
     stages = found(interleaved(2, 2, 4, phases=False, **orders))  # type: ignore[arg-type]
-    assert stages is not None
     assert (stages.each, stages.microbatches, stages.numbers(1)) == (0, 0, [])
     assert stages.bubble_ratio == pytest.approx(1 / 8)
     more = found(interleaved(2, 3, 4, phases=False, **orders))  # type: ignore[arg-type]
-    assert more is not None
     assert more.bubble_ratio < 1 / 12
 
 
@@ -61,13 +57,11 @@ def test_a_stage_a_rank_is_no_ring(ranks: int, microbatches: int) -> None:
         pipeline_of(ranks, microbatches),
     ):
         stages = found(trace)
-        assert stages is not None
         assert (stages.each, stages.microbatches) == (1, microbatches)
 
 
 def test_pipelines_side_by_side_are_one_kind() -> None:
     stages = found(interleaved(3, 2, 6, replicas=2))
-    assert stages is not None
     assert [stages.ranks(place) for place in range(3)] == [[0, 1], [2, 3], [4, 5]]
 
 
@@ -96,7 +90,6 @@ def test_a_rank_without_a_record_has_its_place(chunks: int, missing: int) -> Non
     gone = tables["processes"]["process_id"][tables["processes"]["rank"] == missing]
     kept = {name: table.take(~np.isin(table["process_id"], gone)) for name, table in tables.items()}
     stages = found(trace.replace(**kept))
-    assert stages is not None
     assert dict(stages.of_rank) == {rank: rank for rank in range(4)}
     assert (stages.each, stages.microbatches) == (chunks, 8)
 
@@ -130,7 +123,6 @@ def test_a_message_in_two_parts_is_one_micro_batch() -> None:
         for rank in range(2):
             job.update(rank)
     stages = found(job.trace())
-    assert stages is not None
     assert (stages.each, stages.microbatches) == (1, 4)
 
 

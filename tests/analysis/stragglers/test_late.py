@@ -6,7 +6,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from builders import MS, TraceBuilder
+from corpus import corpus
 
+import stashtrace
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError, UsageError
 from stashtrace.schema.kinds import CollectiveOp, CollectiveSource, CopyDirection, DeviceWork, IoOp, WaitOp
@@ -52,11 +54,9 @@ def job(kind: str, *, ranks: int = RANKS, late_steps: tuple[int, ...] = tuple(ra
             calls[number] = at + 18 * MS
             rank.phase("backward", at, start + 35 * MS + LATE_NS + 2 * MS)
         last = max(calls.values())
-        keys = build.collective({r: (c, last + 2 * MS) for r, c in calls.items()})
-        for number, call in calls.items():
-            rank = build.rank(number)
-            rank.collective_wait(keys[number], call, last + 2 * MS)
-            rank.phase("optimizer", start + 77 * MS, start + 80 * MS)
+        build.meet(calls, last + 2 * MS)
+        for number in calls:
+            build.rank(number).phase("optimizer", start + 77 * MS, start + 80 * MS)
         start += 80 * MS
     return build.trace()
 
@@ -65,16 +65,32 @@ def costliest(trace: Trace) -> dict[str, object]:
     return next(iter(analyze(trace, "late").rows()))
 
 
-@pytest.mark.parametrize(
-    "kind", ["fetch", "prep", "compute", "gc", "compile", "cpu_contention", "checkpoint", "sleep", "other"]
-)
+#: Cause -> its name where it has one in each of these jobs. What all ranks do, as their waits for batches, is none.
+CAUSE_NAMES = {
+    "fetch": None,
+    "prep": None,
+    "compute": "forward",
+    "gc": None,
+    "compile": "torch.compile Net.forward (net.py:8)",
+    "cpu_contention": None,
+    "checkpoint": "/out/model.pt",
+    "sleep": None,
+    "other": None,
+}
+
+
+@pytest.mark.parametrize("kind", CAUSE_NAMES)
 def test_the_injected_cause_is_named_with_its_amount(kind: str) -> None:
-    row = costliest(job(kind))
+    row, name = costliest(job(kind)), CAUSE_NAMES[kind]
     assert (row["late_rank"], row["waiting_ranks"], row["cause_kind"]) == (LATE_RANK, "0-2,4-7", kind)
     assert row["cause_ns"] == pytest.approx(LATE_NS, rel=0.05)
     assert row["wait_ns"] == pytest.approx(LATE_NS, rel=0.05)
     assert row["total_wait_ns"] == pytest.approx(7 * LATE_NS, rel=0.05)
     assert (row["group_kind"], row["link"], row["method"]) == ("dp", "node00", "clock")
+    if name is not None:
+        assert row["cause_name"] == name
+    if kind in ("compute", "compile"):
+        assert row["named_ns"] == LATE_NS
 
 
 def test_the_worker_and_the_file_are_named() -> None:
@@ -83,22 +99,6 @@ def test_the_worker_and_the_file_are_named() -> None:
     assert (row["cause_worker_id"], row["cause_name"], row["step"]) == (1, "/data/shard-0003", 3)
     assert row["named_ns"] == 41 * MS
     assert trace.processes["worker_id"][trace.processes["process_id"] == row["cause_process_id"]].tolist() == [1]
-
-
-def test_the_phase_that_computed_longer_is_named() -> None:
-    row = costliest(job("compute"))
-    assert (row["cause_name"], row["named_ns"]) == ("forward", LATE_NS)
-
-
-def test_the_function_that_is_compiled_again_is_named() -> None:
-    row = costliest(job("compile"))
-    assert (row["cause_name"], row["named_ns"]) == ("torch.compile Net.forward (net.py:8)", LATE_NS)
-
-
-def test_what_all_ranks_do_alike_is_no_cause() -> None:
-    """The late rank waits 5 ms for each batch as all do; only the checkpoint is its own."""
-    row = costliest(job("checkpoint"))
-    assert (row["cause_kind"], row["cause_name"]) == ("checkpoint", "/out/model.pt")
 
 
 def test_a_rank_whose_own_time_was_not_recorded_has_no_cause() -> None:
@@ -204,15 +204,8 @@ def test_an_operation_that_one_rank_never_entered_names_it() -> None:
 def two_hosts(error_ns: int) -> TraceBuilder:
     """A rank on each, and how far the second one's clock may be off."""
     build = TraceBuilder(hosts=["node00", "node01"])
-    code = build.strings.code
     for host, error in (("node00", 0), ("node01", error_ns)):
-        build.add(
-            "alignment",
-            boot_code=code(f"boot-{host}"),
-            reference_code=code("boot-node00"),
-            error_ns=error,
-            method_code=code("collectives"),
-        )
+        build.clock(host, error, reference="node00")
     return build
 
 
@@ -461,3 +454,23 @@ def test_clocks_too_far_apart_leave_the_lengths_to_tell() -> None:
     assert (found["cause_ns"] == 40 * MS).all()
     assert (found["late_by_ns"] == 40 * MS).all()
     assert found["link"].tolist() == ["node00, node01"] * 3
+
+
+def test_dlrm_on_eight_gpus_names_rank_7_and_admits_what_lies_before_the_step() -> None:
+    trace = stashtrace.load(str(corpus("kineto/dlrm8_v100")))
+    found = analyze(trace, "late").sort_by("sequence")
+    assert len(found) == 8
+    assert np.count_nonzero(found["late_rank"] == 7) == 5
+    times = analyze(trace, "collectives")
+    for sequence, wait, skew in zip(
+        *(found[n].tolist() for n in ("sequence", "wait_ns", "launch_skew_ns")), strict=True
+    ):
+        assert wait + skew == times["wait_ns"][times["sequence"] == sequence].max()
+    # Its step began late and the recording begins with it; afterwards its device waited for its host.
+    assert found["cause_kind"][0] == "before"
+    assert set(found["cause_kind"][1:].tolist()) == {"launch"}
+    explained = found["cause_ns"][1:] / found["late_by_ns"][1:]
+    assert (explained > 0.75).all()
+    assert (explained < 1.25).all()
+    recurring = analyze(trace, "late_ranks")
+    assert (recurring["rank"][0], recurring["last_count"][0], recurring["verdict"][0]) == (7, 5, "once")

@@ -83,9 +83,8 @@ def test_who_has_more_to_do_waits_more_often_for_a_cpu(runs_ms: int, queues_ms: 
             rank.phase("forward", start, end, cpu=(start, start + runs * MS), runqueue=queue)
             calls[number], queued[number] = end, queue[1]
         last = max(calls.values())
-        keys = build.collective({rank: (call, last + MS) for rank, call in calls.items()})
-        for number, call in calls.items():
-            build.rank(number).collective_wait(keys[number], call, last + MS)
+        build.meet(calls, last + MS)
+        for number in calls:
             build.rank(number).phase("optimizer", last + MS, last + 2 * MS)
         start = last + 2 * MS
     trace = build.trace()

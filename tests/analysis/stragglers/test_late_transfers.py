@@ -1,12 +1,16 @@
-"""What late says of transfers and of ranks without a record: no loss that only the clocks or other sizes make up."""
+"""What late says of transfers, of clocks that cannot tell an order, and of ranks without a record."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest
-from builders import MS, TraceBuilder
+from builders import MS, US, TraceBuilder
+from summary.scenes import worded
 
+from stashtrace.analysis.collectives.collective_waits import collectives
+from stashtrace.analysis.findings.rules.trust import Trust, trust_claims, unordered_claims
 from stashtrace.analysis.registry import analyze
+from stashtrace.analysis.stragglers.stragglers import stragglers
 from stashtrace.report.wait_text import wait_text
 from stashtrace.schema.trace import Trace
 
@@ -26,15 +30,8 @@ def test_clocks_that_are_apart_make_no_excess(recorded: int) -> None:
             build.rank(rank).phase("forward", base, call).phase("optimizer", base + 60 * MS, base + 94 * MS)
             times[rank] = call, base + 31 * MS
         build.collective(times)
-    code = build.strings.code
     for host, error in (("a", 0), ("b", 10 * MS)):
-        build.add(
-            "alignment",
-            boot_code=code(f"boot-{host}"),
-            reference_code=code("boot-a"),
-            error_ns=error,
-            method_code=code("realtime"),
-        )
+        build.clock(host, error, method="realtime")
     found = analyze(build.trace(), "late")
     assert len(found) == STEPS
     assert set(found["method"].tolist()) == {"duration" if recorded == 2 else "partial"}
@@ -78,3 +75,52 @@ def test_who_left_no_record_is_not_said_to_be_missing() -> None:
     assert (row["method"], row["late_rank"], row["waiting_ranks"]) == ("hung", -1, "0")
     assert wait_text(row) == "rank 0 hangs in all-reduce 1; ranks that left no record here may never have entered it"
     assert set(analyze(trace, "collectives")["last_rank"].tolist()) == {-1}
+
+
+#: By how much rank 1 calls after rank 0, one collective each.
+LEADS = (20 * US, 150 * US, 3 * MS)
+
+
+def led_by_rank_0(error_ns: int, hosts: tuple[str, ...] = ("a", "b")) -> Trace:
+    build = TraceBuilder(hosts)
+    build.group([0, 1])
+    for rank in (0, 1):
+        build.rank(rank).phase("forward", 0, 5 * MS).phase("optimizer", 95 * MS, 100 * MS)
+    for number, lead in enumerate(LEADS):
+        begin = 10 * MS + number * 20 * MS
+        build.collective({0: (begin, begin + 8 * MS), 1: (begin + lead, begin + 8 * MS)})
+    for number, host in enumerate(sorted(set(hosts))):
+        build.clock(host, number * error_ns, method="collectives" if number else "same_clock")
+    return build.trace()
+
+
+@pytest.mark.parametrize(("error_ns", "told"), [(5 * US, 3), (50 * US, 2), (1 * MS, 1)])
+def test_last_rank_is_told_only_where_the_clocks_can_tell(error_ns: int, told: int) -> None:
+    trace = led_by_rank_0(error_ns)
+    waits = collectives(trace)
+    of_first = waits.take(waits["rank"] == 0).sort_by("sequence")
+    assert of_first["last_rank"].tolist() == [-1] * (3 - told) + [1] * told
+    assert of_first["wait_ns"].tolist() == list(LEADS)
+    late = stragglers(trace)
+    assert late["last_count"].tolist() == [0, told]
+
+
+def test_one_host_is_ordered_to_the_nanosecond() -> None:
+    trace = led_by_rank_0(1 * MS, ("a",))
+    assert stragglers(trace)["last_count"].tolist() == [0, 3]
+    assert unordered_claims(trace) == []
+
+
+def test_summary_says_what_is_not_ordered() -> None:
+    trace = led_by_rank_0(50 * US)
+    assert worded(*trust_claims(trace, Trust()))[-1] == "clocks 2 hosts, ±50.0 us by collectives"
+    (told,) = worded(*unordered_claims(trace))
+    assert (
+        "the order of events on different hosts is unknown within 100 us: in 1 of 3 collectives no rank is called last"
+        in told
+    )
+
+
+def test_clocks_too_far_apart_leave_it_to_durations() -> None:
+    (told,) = worded(*unordered_claims(led_by_rank_0(30 * MS)))
+    assert "3 of 3 are split into waiting and transfer by durations, not by clocks" in told

@@ -21,38 +21,31 @@ from stashtrace.schema.trace import Trace
 WAITS = {0: 24 * MS, 6: 18 * MS, 2: 3 * MS}
 
 
-def three_late_ranks(steps: int = 2) -> Trace:
+def three_late_ranks() -> Trace:
     """Rank 7 waits 45 ms a step: 24 for rank 0, 18 for rank 6, 3 for rank 2. Others wait alike, but for themselves."""
     build = TraceBuilder()
     build.group(range(8))
-    for step in range(steps):
+    for step in range(2):
         at = step * 100 * MS
         for rank in range(8):
             build.rank(rank).phase("forward", at, at + 10 * MS)
         at += 10 * MS
         for late, wait in WAITS.items():
             calls = {rank: at + (wait if rank == late else 0) for rank in range(8)}
-            keys = build.collective({rank: (call, at + wait + MS) for rank, call in calls.items()})
-            for rank, call in calls.items():
-                build.rank(rank).collective_wait(keys[rank], call, at + wait + MS)
+            build.meet(calls, at + wait + MS)
             at += wait + MS
         for rank in range(8):
             build.rank(rank).phase("optimizer", at, (step + 1) * 100 * MS)
     return build.trace()
 
 
-def test_a_step_waits_for_several_ranks() -> None:
+def test_a_step_waits_for_several_ranks_and_the_main_cause_says_its_part() -> None:
     trace = three_late_ranks()
-    found = analyze(trace, "straggler_causes")
+    found, stalls = analyze(trace, "straggler_causes"), analyze(trace, "stalls")
     mine = [(r["step"], r["cause_rank"], r["stall_ns"]) for r in found.rows() if r["rank"] == 7]
     assert mine == [(step, cause, WAITS[cause]) for step in range(2) for cause in sorted(WAITS)]
     # Nobody waits for itself.
     assert not (found["rank"] == found["cause_rank"]).any()
-
-
-def test_the_main_cause_says_its_part() -> None:
-    trace = three_late_ranks()
-    stalls = analyze(trace, "stalls")
     rows = [r for r in stalls.rows() if r["rank"] == 7 and r["kind"] == "straggler"]
     assert [(r["cause_rank"], r["cause_share_ratio"]) for r in rows] == [(0, pytest.approx(24 / 45))] * 2
     assert set(stalls["cause_share_ratio"][stalls["kind"] != "straggler"].tolist()) == {-1.0}
@@ -70,9 +63,7 @@ def test_totals_count_every_cause_not_only_the_main_one_of_each_step(by: str) ->
         at += 10 * MS
         for late, wait in ((1, 4 * MS), (2 + step, 6 * MS)):
             calls = {rank: at + (wait if rank == late else 0) for rank in range(4)}
-            keys = build.collective({rank: (call, at + wait) for rank, call in calls.items()})
-            for rank, call in calls.items():
-                build.rank(rank).collective_wait(keys[rank], call, at + wait)
+            build.meet(calls, at + wait)
             at += wait
         for rank in range(4):
             build.rank(rank).phase("optimizer", at, (step + 1) * 100 * MS)

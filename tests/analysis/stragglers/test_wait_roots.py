@@ -148,7 +148,6 @@ def test_no_wait_has_no_root() -> None:
 def test_stages_are_found_by_their_messages(stages: int, microbatches: int) -> None:
     trace = pipeline_of(stages, microbatches, none)
     found = stages_of(trace, analyze(trace, "steps"))
-    assert found is not None
     assert (found.of_rank, found.microbatches) == ({rank: rank for rank in range(stages)}, microbatches)
     assert found.bubble_ratio == (stages - 1) / microbatches
 

@@ -40,7 +40,6 @@ def iteration_ns(workload: Workload, variant: Variant, ready_ns: Any = (), messa
 
 
 def exposed_ns(workload: Workload, variant: Variant, ready_ns: Floats, message_ns: Floats) -> float:
-    """Return the communication that no computation hides."""
     if not variant.layer_wise:
         return float(message_ns.sum())
     backward = float(workload.backward_ns.sum())

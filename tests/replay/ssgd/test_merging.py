@@ -28,7 +28,6 @@ ENDS_MS = {
 
 
 def network(backward: list[float], sizes: list[float]) -> Workload:
-    """Layers in the order of the backward pass."""
     count = len(backward)
     names = tuple(f"layer {number}" for number in range(count))
     return Workload(names, np.zeros(count), np.array(backward[::-1]), np.full(count, np.nan), np.array(sizes[::-1]))

@@ -12,7 +12,7 @@ from replay.ssgd.mg_wfbp_logs import COSTS, googlenet
 
 from stashtrace.errors import UsageError
 from stashtrace.replay.ssgd import PRESETS, VARIANTS, Ring, Variant, Workload, replay, speedups
-from stashtrace.replay.ssgd.iteration_study import best, layer_by_layer, merge_of
+from stashtrace.replay.ssgd.iteration_study import best, layer_by_layer
 from stashtrace.replay.ssgd.tasks import NAIVE, PREFETCH, WAIT_FREE
 
 #: Layers, totals in ns and bytes of workloads that were published per layer: forward, backward, gradients.
@@ -98,15 +98,6 @@ def test_the_formulas_of_one_device_and_of_three_variants_by_hand() -> None:
     assert closed(SMALL, PRESET["cntk"], 2, (0, 2)) == 5 + 60 + 75 + 800 + 7
 
 
-def test_a_loader_that_is_too_slow_sets_the_pace() -> None:
-    slow = Workload(
-        SMALL.names, SMALL.forward_ns, SMALL.backward_ns, SMALL.communication_ns, SMALL.gradient_bytes, 900, 100
-    )
-    assert replayed(slow, PREFETCH, 1, (0, 0)) == 1000
-    assert replayed(slow, PRESET["mxnet"], 1, (0, 0)) == 900
-    assert replayed(slow, NAIVE, 1, (0, 0)) == 900 + 100 + 60 + 75
-
-
 def test_every_task_where_it_belongs() -> None:
     """Two workers, of which the second computes half as fast, one message per layer."""
     messages = layer_by_layer(SMALL, 0, 1)
@@ -132,16 +123,6 @@ def test_every_task_where_it_belongs() -> None:
     assert found.forward_ns[1, 0, 0].tolist() == [642, 652]
 
     assert found.ends_ns[0] == 649
-
-
-def test_the_slowest_worker_sets_the_pace() -> None:
-    net = spread("resnet50")
-    messages = merge_of(net, [0], 1e5, 0.5)
-    alone = replay(net, NAIVE, workers=4, last_layers=messages.last_layers, message_ns=messages.time_ns).iteration_ns
-    late = replay(
-        net, NAIVE, workers=4, last_layers=messages.last_layers, message_ns=messages.time_ns, slowness=[1, 1, 1.5, 1]
-    ).iteration_ns
-    assert late - alone == pytest.approx(0.5 * (79.3e6 + 268.9e6), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", TOTALS)
@@ -189,14 +170,6 @@ def test_presets_differ_in_what_they_overlap() -> None:
         ("tensorflow", "reading, communication"),
     ]
     assert NAIVE.overlaps == "nothing"
-
-
-def test_many_workers_and_layers_are_replayed_at_once() -> None:
-    net = spread("resnet50")
-    messages = layer_by_layer(net, 1e5, 0.5)
-    found = replay(net, WAIT_FREE, workers=256, last_layers=messages.last_layers, message_ns=messages.time_ns)
-    assert found.forward_ns.shape == (5, 256, 54, 2)
-    assert found.iteration_ns == pytest.approx(closed(net, WAIT_FREE, 256, (1e5, 0.5)), abs=200)
 
 
 @pytest.mark.parametrize(
