@@ -96,10 +96,7 @@ def _launch_of(path: Path) -> tuple[tuple[str, ...], str]:
 
 
 def save(name: str, runs: Sequence[StepsOfRun], folder: str = DEFAULT_FOLDER) -> str:
-    """Write a baseline, and return where it is.
-
-    Raises StashtraceError if it cannot be written.
-    """
+    """Write a baseline, and return where it is. Raises StashtraceError if it cannot be written."""
     from stashtrace import __version__
     from stashtrace.analysis.compare.baseline import baseline_text
 

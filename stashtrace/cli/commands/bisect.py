@@ -35,10 +35,7 @@ def parser() -> Parser:
     from stashtrace.analysis.compare.job_identity import DECIDING
 
     parser = Parser(
-        "bisect",
-        _DESCRIPTION,
-        _EPILOG,
-        usage="stashtrace bisect [options] --good A --bad B -- COMMAND [ARGUMENT ...]",
+        "bisect", _DESCRIPTION, _EPILOG, usage="stashtrace bisect [options] --good A --bad B -- COMMAND [ARGUMENT ...]"
     )
     add_value(parser, "--good", "COMMIT", "a commit that is fast", required=True)
     add_value(parser, "--bad", "COMMIT", "a later one that is slow", required=True)

@@ -122,10 +122,8 @@ def main(argv: Sequence[str]) -> int:
 def _command_that_decides(gate: Gate, given: argparse.Namespace) -> Command | None:
     """Return a command that records both jobs by turns so often that they are likely to differ clearly.
 
-    None if nothing is to be decided, no reasonable number of runs would do, or the recordings hold no commands that
-    can be run again here.
-
-    ``given``: options of ``stashtrace check``.
+    None if nothing is to be decided, no reasonable number of runs would do, or the recordings hold no commands that can
+    be run again here.
     """
     from stashtrace.summary.gate_text import Command
 

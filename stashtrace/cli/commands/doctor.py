@@ -117,7 +117,6 @@ def _lines(check: Check) -> list[str]:
 
 
 def _missing() -> list[OptionalPackage]:
-    """Return what is not installed."""
     return [one for one in OPTIONAL if not one.is_there()]
 
 

@@ -9,15 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.parsing import (
-    NEWEST,
-    RUN_OR_FILES,
-    Parser,
-    add_flag,
-    existing_run,
-    read_cut,
-    runs_or_newest,
-)
+from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, add_flag, existing_run, read_cut, runs_or_newest
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import TIMELINE_FILE
@@ -76,10 +68,8 @@ def _whole_timeline(path: Path, screen: Screen) -> Path:
 def _cut_timeline(paths: Sequence[Path], cut: dict[str, Any], screen: Screen) -> Iterator[Path]:
     """Write a part of a timeline, that of a chosen run or that of several paths into a folder.
 
-    After the viewing the folder is gone.
-
-    Raises UsageError if a path is a timeline file, which can be neither cut nor joined, or the run does not have that
-    part.
+    After the viewing the folder is gone. Raises UsageError if a path is a timeline file, which can be neither cut nor
+    joined, or the run does not have that part.
     """
     for path in paths:
         if not path.is_file() or _holds_foreign_files(path):

@@ -10,11 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.parsing import (
-    TEXT_FORMATS,
-    Parser,
-    runs_or_newest,
-)
+from stashtrace.cli.parsing import TEXT_FORMATS, Parser, runs_or_newest
 from stashtrace.cli.print_results import print_answer
 from stashtrace.errors import MissingDataError, UsageError, guarded
 
@@ -75,12 +71,7 @@ def main(argv: Sequence[str]) -> int:
     from stashtrace.replay.advice.advice_text import advice_lines, advice_row
     from stashtrace.replay.causes import without_causes
     from stashtrace.replay.changes import example_of, of_cause, quantity_words
-    from stashtrace.replay.whatif_text import (
-        limit_lines,
-        slowdown_lines,
-        unreliable,
-        whatif_lines,
-    )
+    from stashtrace.replay.whatif_text import limit_lines, slowdown_lines, unreliable, whatif_lines
     from stashtrace.summary.critical_path_text import critical_lines
 
     words = [word for word in arguments.paths if _is_change(word)]
@@ -156,7 +147,6 @@ def _slowdown(graph: Graph) -> Table | None:
 
 
 def _path_content(path: CriticalPath) -> dict[str, Any]:
-    """Return the critical path for JSON."""
     from stashtrace.summary.critical_path_text import critical_sentence
 
     held_ns = max(int(path.shares["held_ns"].sum()), 1)

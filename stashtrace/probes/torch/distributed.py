@@ -483,7 +483,6 @@ class SleepingOperators:
         return cover
 
     def _known(self) -> list[tuple[Group, Any]]:
-        """Return the groups that are counted, each with torch's own."""
         every = [(self._groups.named(group.group_name), group) for group in list(self._world._world.pg_map)]
         return [(known, group) for known, group in every if known is not None]
 
