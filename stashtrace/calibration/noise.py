@@ -148,7 +148,6 @@ def standard_error(values: npt.ArrayLike, statistic: Statistic = "mean") -> tupl
 
     The error of a mean is that of all circular block resamples together, which has a closed form; that of a median is
     drawn, always with the same seed. Both are widened for the number of blocks, as the spread of few is understated.
-
     ``values``: one value per step, in their order. Returns in the unit of the values; infinite, with no degree of
     freedom, for fewer than two steps.
     """

@@ -255,9 +255,9 @@ def _final_mode(path: Path, own_uid: int) -> int:
 # Reading --------------------------------------------------------------------------------------------
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+def open_regular(path: str | os.PathLike[str]) -> int:
     """Open a regular file and return its descriptor; raise OSError for anything else, without waiting for a writer."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
@@ -282,9 +282,9 @@ def read_whole(path: str | os.PathLike[str], most_bytes: int = LARGEST_BYTES) ->
     return content
 
 
-def read_text(path: str | os.PathLike[str], errors: str = "strict", most_bytes: int = LARGEST_BYTES) -> str:
+def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
     """Return the text of a regular file in UTF-8; lines end as they do in a text file."""
-    text = read_whole(path, most_bytes).decode("utf-8", errors)
+    text = read_whole(path).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -69,11 +69,9 @@ def record_by_turns(
 ) -> dict[str, list[Path]]:
     """Record each job ``rounds`` times, and return its run directories by its name, in the order of the rounds.
 
-    What a job prints is in a file next to its run directory.
-
-    ``out``: folder for the runs; made if missing, else empty. ``on_run``: called before each run with the number of
-    runs done, of runs in all, and the name of the run. Raises UsageError if a folder in which a job is to run is not
-    there. Raises CaptureError if ``out`` is in use or cannot be made, or a job fails.
+    What a job prints is in a file next to its run directory. ``out``: made if missing, else empty. ``on_run``: called
+    before each run. Raises UsageError if a folder in which a job is to run is not there. Raises CaptureError if ``out``
+    is in use or cannot be made, or a job fails.
     """
     for job in jobs:
         if not job.folder.is_dir():
@@ -91,10 +89,7 @@ def record_by_turns(
 
 
 def make_runs_folder(out: Path) -> None:
-    """Make a folder for runs.
-
-    Raises CaptureError if it is in use or cannot be made.
-    """
+    """Make a folder for runs. Raises CaptureError if it is in use or cannot be made."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):

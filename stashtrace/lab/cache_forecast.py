@@ -209,11 +209,7 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
 
 
 def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str) -> Table:
-    """Forecast step time and stalls at these cached shares.
-
-    ``inputs``: from :func:`inputs_of`. ``cached``: parts of the data set that the cache holds, 0 to 1. ``policy``:
-    ``lru`` or ``minio``.
-    """
+    """Forecast step time and stalls at these cached shares. ``policy``: ``lru`` or ``minio``."""
     share = np.asarray(cached, dtype=np.float64)
     if not inputs.storage_known:
         share = share[share == 1.0]

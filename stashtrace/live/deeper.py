@@ -234,13 +234,11 @@ class DeeperSteps:
 
 
 def _windows(new: Mapping[int, str]) -> list[tuple[int, int]]:
-    """Return the first step and the one behind the last that each rank reported."""
     ends = [text.split()[0].split(":") for text in new.values()]
     return [(int(first), int(end)) for first, end in ends]
 
 
 def _mean_lengths(closed: Table) -> dict[int, float]:
-    """Return the mean length of each step over the ranks."""
     lengths = closed["end_ns"] - closed["begin_ns"]
     return {step: float(np.mean(lengths[rows])) for step, rows in GroupBy(closed["step"]).items()}
 
@@ -264,7 +262,6 @@ def _reports(window: Trace) -> dict[int, tuple[int, str]]:
 
 
 def _ranks(window: Trace) -> dict[int, int]:
-    """Return the rank of each process."""
     return dict(zip(window.processes["process_id"].tolist(), window.processes["rank"].tolist(), strict=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -225,7 +225,6 @@ class FollowedRun:
         self.alarms.collect(time.monotonic_ns(), last=True)
 
     def _deepen(self, found: Round, ended: bool) -> None:
-        """Begin and end what is recorded in more detail."""
         at_ns, origin_ns = time.monotonic_ns(), self.accounts.origin_ns
         if event := self.deeper.round(found.closed, found.window, origin_ns, at_ns, ended=ended):
             self.log.add(event)
@@ -253,7 +252,9 @@ class FollowedRun:
             return
         last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
         joint = found.window if found.joint is None else found.joint
-        if not ended and self.stuck.round(joint, at_ns, last_ns, *self._of_others(at_ns), in_part=in_part):
+        if not ended and self.stuck.round(
+            joint, at_ns, last_ns, self.others.spoken_for(at_ns), self.others.known, in_part=in_part
+        ):
             if self.stuck.sentences:
                 newest = max(self.accounts.closed.values(), default=-1)
                 text = "; ".join(self.stuck.sentences)
@@ -285,12 +286,7 @@ class FollowedRun:
             if (event.kind, event.step) not in reported:
                 self.alarms.add(event, what, at_ns)
 
-    def _of_others(self, at_ns: int) -> tuple[Collection[int], Collection[int]]:
-        """Return the ranks that other hosts speak for, and those of which something is known."""
-        return self.others.spoken_for(at_ns), self.others.known
-
     def _answer(self, ended: bool) -> None:
-        """Open the windows that are asked for."""
         at_ns = time.monotonic_ns()
         requests = take_requests(self.directory, self.state.host)
         if self._is_asked:
@@ -304,7 +300,6 @@ class FollowedRun:
             self.alarms.answer(request, newest, at_ns)
 
     def _seal(self, ended: bool) -> None:
-        """Seal the windows that are ready, and drop what need not stay."""
         at_ns = time.monotonic_ns()
         self.alarms.seal_if_ready(self.accounts, at_ns, ended=ended)
         self.accounts.held = self.windows.is_open
@@ -373,9 +368,8 @@ class Keeper:
     """Drops what is older than the steps to keep from the files of a run while it records.
 
     The processes of the job append to their files as ever; what is dropped becomes a hole, which takes no space. The
-    run then begins in the middle of the job, and the fact ``window`` in its ``run.json`` says where.
-
-    ``steps``: how many closed steps stay, 0 for no such limit. ``most_bytes``: what the files may take, 0 for no limit.
+    run then begins in the middle of the job, and the fact ``window`` in its ``run.json`` says where. ``steps``: how
+    many closed steps stay, 0 for no such limit. ``most_bytes``: what the files may take, 0 for no limit.
     """
 
     directory: Path

@@ -77,10 +77,7 @@ class SlowStepTrigger:
     _search: SlowSteps = field(default_factory=SlowSteps)
 
     def round(self, closed: Table, window: Trace, *, in_part: bool = False) -> list[SlowStepSeen]:
-        """Take in the steps that closed in a round, and return those that are slow.
-
-        ``in_part``: the job has ranks that are not seen from here.
-        """
+        """Take in the steps that closed in a round, and return those that are slow."""
         closed = closed.take(closed["step"] >= WARMUP_STEPS)
         if not len(closed):
             return []
@@ -133,10 +130,9 @@ class StuckTrigger:
     ) -> bool:
         """Look at a job again; return whether it has come to a standstill, or moves again, since the last call.
 
-        ``at_ns``: CLOCK_MONOTONIC now. ``last_end_ns``: when the last step ended that has closed, on that clock.
-        ``elsewhere``: ranks that their hosts examine: a job that waits for these alone is stuck if they say so.
-        ``known``: ranks that other hosts have reported at any time. ``in_part``: the job has ranks that are not seen
-        from here.
+        ``last_end_ns``: when the last step ended that has closed, on that clock. ``elsewhere``: ranks that their hosts
+        examine: a job that waits for these alone is stuck if they say so. ``known``: ranks that other hosts have
+        reported at any time.
         """
         if at_ns - last_end_ns < times.QUIET_NS:
             self.waits, self.awaited = "", []

@@ -125,7 +125,6 @@ def ask_for_deeper_steps(
     """Let the ranks record their kernels for some steps; ``count`` 0 for no more of them.
 
     ``usual_ns``: of a step. ``budget_ns``: that the steps may take longer in all; a rank ends when it is used up.
-
     Errors of the system are raised as they are.
     """
     with open(control_path(directory), "r+b") as file:

@@ -395,10 +395,7 @@ class _Watch:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
 
     def start(self, program: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the command.
-
-        Raises CaptureError if the system refuses.
-        """
+        """Start the command. Raises CaptureError if the system refuses."""
         _adopt_orphans()
         self._child = spawn(program, command, environment, self._old_mask)
 

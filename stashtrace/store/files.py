@@ -80,9 +80,8 @@ def load_store(
 ) -> tuple[Trace, dict[str, Array]]:
     """Load a store with the parameters of ``load_trace``.
 
-    Gives the trace and, for each key (``tracks.track_id``), the numbers that its rows have in the whole store.
-
-    Raises FormatError if it is damaged. Raises UsageError if a rank is not there.
+    Gives the trace and, for each key (``tracks.track_id``), the numbers that its rows have in the whole store. Raises
+    FormatError if it is damaged. Raises UsageError if a rank is not there.
     """
     require_pyarrow()
     folder = Path(path)

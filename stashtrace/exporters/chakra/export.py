@@ -120,7 +120,6 @@ def _add_attributes(message: Any, values: Mapping[str, Value]) -> None:
 
 
 def _definition(descriptor_pb2: Any) -> Any:
-    """Return the definition as a file descriptor."""
     file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=PACKAGE, syntax="proto3")
     for name, members in ENUMS.items():
         enum = file.enum_type.add(name=name)

@@ -353,10 +353,7 @@ def trial_text(trial: Trial) -> str:
 
 
 def tune_blocks(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[str, int]]) -> list[Block | None]:
-    """Return the answer to show.
-
-    ``command``: of the job. ``loaders``: file and line of each DataLoader.
-    """
+    """Return the answer to show. ``command``: of the job. ``loaders``: file and line of each DataLoader."""
     head = ("setting", "predicted", "without", "with", "saves", "results", "verdict", "runs")
     refused = [trial for trial in tuned.trials if trial.compared is None]
     permanent = permanent_lines(tuned.settings, command, loaders)

@@ -122,10 +122,7 @@ class _Steps:
 
 
 class Collecting:
-    """The windows whose part of this host is sealed.
-
-    ``directory``: of the run. ``facts``: of its ``run.json``. ``host``: name of this one. ``others``: the other hosts.
-    """
+    """The windows whose part of this host is sealed."""
 
     def __init__(self, directory: Path, facts: dict[str, Any], host: str, others: OtherHosts | None) -> None:
         self._directory = directory

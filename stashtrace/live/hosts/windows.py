@@ -209,7 +209,6 @@ class Windows:
             self._opened.append((at_ns, request.cost_ns))
 
     def _hosts(self) -> tuple[str, ...]:
-        """Return the hosts whose followers can be asked, this one among them."""
         states = []
         with contextlib.suppress(StashtraceError):
             states = asked_hosts(self._directory)
@@ -309,12 +308,7 @@ class Windows:
                 one.least_last = max(one.least_last, last_step)
 
     def seal_ready(
-        self,
-        accounts: LiveAccounts,
-        at_ns: int,
-        *,
-        ended: bool = False,
-        stacks: Sequence[Mapping[str, Any]] = (),
+        self, accounts: LiveAccounts, at_ns: int, *, ended: bool = False, stacks: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         """Seal the parts whose last step has closed, or that have waited long enough.
 

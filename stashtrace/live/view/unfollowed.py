@@ -42,10 +42,9 @@ _CPU_RATIO = 0.1
 class FollowedHere:
     """A run that this process follows in memory.
 
-    ``notes``: what to say of that. ``sees_all``: whether all processes of the run are on this host.
-
-    Only the accounting is done, and the search for a job that is stuck: no window is sealed, and nothing is written but
-    what was seen of the processes of such a job.
+    ``notes``: what to say of that. ``sees_all``: whether all processes of the run are on this host. Only the accounting
+    is done, and the search for a job that is stuck: no window is sealed, and nothing is written but what was seen of
+    the processes of such a job.
     """
 
     def __init__(
