@@ -62,7 +62,7 @@ def merge_and_report(
     from stashtrace.analysis.findings import summarize
     from stashtrace.loading.load import load_trace
     from stashtrace.replay.causes import what_to_do_first
-    from stashtrace.summary.look import Look
+    from stashtrace.summary.style import Style
     from stashtrace.summary.summary_text import render
 
     with screen.progress("merging") as progress, ignore_losses():  # the summary says what is missing
@@ -80,10 +80,10 @@ def merge_and_report(
         first = what_to_do_first(trace)
     unwritten = [f"the timeline was not written: {error}" for error in no_timeline]
     try:
-        _write_words(directory / SUMMARY_FILE, render(tables, Look(), shown, first))
+        _write_words(directory / SUMMARY_FILE, render(tables, Style(), shown, first))
     except OSError as error:
         unwritten.append(f"the summary was not written: cannot write {directory / SUMMARY_FILE}: {error.strerror}")
-    screen.say("\n" + render(tables, Look(screen.width, screen.utf8, screen.colour), shown, first))
+    screen.say("\n" + render(tables, Style(screen.width, screen.utf8, screen.colour), shown, first))
     for trouble in [*troubles, *unwritten]:
         screen.say(f"warning: {trouble}")
     if no_timeline:

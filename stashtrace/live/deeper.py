@@ -26,7 +26,7 @@ from stashtrace.errors import StashtraceError
 from stashtrace.live import times
 from stashtrace.live.state import Event
 from stashtrace.record.follower import ask_for_deeper_steps
-from stashtrace.record.look.stack_samples import StackSampler
+from stashtrace.record.peek.stack_samples import StackSampler
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import KERNELS_WINDOW, KERNELS_WINDOWS_COUNT, Trace

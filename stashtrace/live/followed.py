@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import StashtraceError, guarded
-from stashtrace.files.run_facts import LOOKS
+from stashtrace.files.run_facts import PEEKS
 from stashtrace.format.growing import CLOCKS_NS, GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.live import times
@@ -28,7 +28,7 @@ from stashtrace.live.table import GrowingSum, LiveFile, LiveTotals
 from stashtrace.live.triggers import GrowthTrigger, LostRankTrigger, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import WINDOWS_FOLDER, read_run_file, update_host_facts, write_run_file
-from stashtrace.record.look.stack_samples import StackSampler
+from stashtrace.record.peek.stack_samples import StackSampler
 from stashtrace.text.prose import count_noun
 from stashtrace.text.units import bytes_text
 
@@ -120,7 +120,7 @@ class FollowedRun:
     def _processes(self) -> dict[int, tuple[int, int]]:
         """Return the number of the process of each rank of this host, as the host and as the process itself see it."""
         ranks, _ = self.accounts.own_files()
-        live = LiveRings.look()
+        live = LiveRings.now()
         found = {rank: (live.pid_of(file), int(file.metadata.get("pid", -1))) for rank, file in ranks.items()}
         return {rank: (pid, own) for rank, (pid, own) in found.items() if pid >= 0}
 
@@ -209,7 +209,7 @@ class FollowedRun:
         deadline_s = time.monotonic() + times.LAST_WORDS_S
         with contextlib.suppress(StashtraceError):  # the round that follows says it
             while True:
-                self.accounts.run.look(time.monotonic_ns())
+                self.accounts.run.take_in(time.monotonic_ns())
                 self._share()
                 self.others.round(time.monotonic_ns())
                 if not self.others.recording() or time.monotonic() > deadline_s:
@@ -260,7 +260,7 @@ class FollowedRun:
                 text = "; ".join(self.stuck.sentences)
                 event = Event("stuck", text, time.time_ns(), newest, min(self.stuck.ranks, default=-1))
                 self.alarms.add(event, "stuck", at_ns, now=True)
-                update_host_facts(self.directory, self.state.host, {LOOKS: self.stuck.looks})
+                update_host_facts(self.directory, self.state.host, {PEEKS: self.stuck.peeks})
             else:
                 self.alarms.add(Event("moves_again", "the job moves again", time.time_ns()), "", at_ns)
         if self.stuck.waits and not self._waits:

@@ -286,32 +286,32 @@ def _analyze(paths: list[str], name: str, options: dict[str, Any], arguments: Na
 
     trace = read_runs(paths, run_id=arguments.run)
     if name == HANG:
-        trace = look_if_stuck(trace, paths, arguments.run)
+        trace = peek_if_stuck(trace, paths, arguments.run)
     return analyze(trace, name, **options), trace.strings
 
 
-def look_if_stuck(trace: Trace, paths: Sequence[str], run_id: str | None) -> Trace:
+def peek_if_stuck(trace: Trace, paths: Sequence[str], run_id: str | None) -> Trace:
     """Return the trace, and where its job lives and stands still, with a look at the ranks that the others wait for."""
     from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, threads_to_look_at
-    from stashtrace.loading.looks import look_at
+    from stashtrace.loading.peeks import peek_at
 
     for path in paths if _lives(paths, run_id) else ():
         ranks = ranks_to_look_at(trace)
         wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(trace, rank)}
-        trace = look_at(trace, path, wanted, run_id=run_id)
+        trace = peek_at(trace, path, wanted, run_id=run_id)
         if wanted:
-            _keep_looks(trace, path)
+            _keep_peeks(trace, path)
     return trace
 
 
-def _keep_looks(trace: Trace, path: str) -> None:
+def _keep_peeks(trace: Trace, path: str) -> None:
     """Keep what was seen in the run, as followers do: who reads it when the processes are gone knows it, too."""
-    from stashtrace.files.run_facts import LOOKS
-    from stashtrace.loading.looks import facts_of_looks
+    from stashtrace.files.run_facts import PEEKS
+    from stashtrace.loading.peeks import facts_of_peeks
     from stashtrace.record.directory import update_host_facts
 
     with contextlib.suppress(OSError):  # the run of another user, or of a file system that is full
-        update_host_facts(Path(path), socket.gethostname(), {LOOKS: facts_of_looks(trace)})
+        update_host_facts(Path(path), socket.gethostname(), {PEEKS: facts_of_peeks(trace)})
 
 
 def _lives(paths: Sequence[str], run_id: str | None) -> bool:
@@ -320,7 +320,7 @@ def _lives(paths: Sequence[str], run_id: str | None) -> bool:
     from stashtrace.format.reader import open_run
     from stashtrace.loading.load import is_own_run
 
-    live = LiveRings.look()
+    live = LiveRings.now()
     return any(live.holds(p) for path in paths if is_own_run(path) for p in open_run(path, run_id=run_id).processes)
 
 
@@ -328,7 +328,7 @@ def _hang_lines(paths: Sequence[str], run_id: str | None) -> list[str]:
     """Return the sentences of `analyze hang`."""
     from stashtrace.summary.status_text import describe_stuck
 
-    trace = look_if_stuck(read_runs(list(paths), run_id=run_id), paths, run_id)
+    trace = peek_if_stuck(read_runs(list(paths), run_id=run_id), paths, run_id)
     return describe_stuck(trace, lives=_lives(paths, run_id)) or [_NOBODY_WAITS]
 
 

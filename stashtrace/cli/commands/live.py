@@ -20,7 +20,7 @@ from stashtrace.errors import StashtraceError, UsageError
 
 if TYPE_CHECKING:
     from stashtrace.live.view.watched import LiveView, Watched
-    from stashtrace.summary.look import Look
+    from stashtrace.summary.style import Style
 
 #: Ctrl-C.
 _INTERRUPTED = 130
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     path = arguments.path or running_or_newest()
 
     from stashtrace.live.view.watched import Watched
-    from stashtrace.summary.look import Look
+    from stashtrace.summary.style import Style
 
     watched = Watched(followed_run(path), arguments.run)
     view = watched.peek()
@@ -82,20 +82,20 @@ def main(argv: Sequence[str]) -> int:
         if view.condition != "ended":
             return 0
     width = max(shutil.get_terminal_size().columns, _LEAST_WIDTH)
-    _print(view, Look(width, screen.utf8, screen.colour))
+    _print(view, Style(width, screen.utf8, screen.colour))
     return 0
 
 
 def _follow(watched: Watched, view: LiveView, screen: Screen, interval_s: float) -> LiveView:
     """Show a run until somebody quits or it has ended; return what was shown last."""
     from stashtrace.live.view.text import live_lines
-    from stashtrace.summary.look import Look
+    from stashtrace.summary.style import Style
 
     with open_full_screen(screen) as full:
         while view.condition != "ended":
             width, height = full.size
-            look = Look(max(width, _LEAST_WIDTH), screen.utf8, screen.colour)
-            full.draw(live_lines(view, look, height=height, keys=KEYS))
+            style = Style(max(width, _LEAST_WIDTH), screen.utf8, screen.colour)
+            full.draw(live_lines(view, style, height=height, keys=KEYS))
             why = full.wait(interval_s)
             if why == "quit":
                 break
@@ -103,10 +103,10 @@ def _follow(watched: Watched, view: LiveView, screen: Screen, interval_s: float)
     return view
 
 
-def _print(view: LiveView, look: Look) -> None:
+def _print(view: LiveView, style: Style) -> None:
     from stashtrace.live.view.text import live_lines
 
-    print_lines(live_lines(view, look))
+    print_lines(live_lines(view, style))
 
 
 #: Keys that end the command.

@@ -233,7 +233,7 @@ class _Work:
                 self.report.problems.append(f"{error}; it was left out" if self._target else f"{error}; it stays")
         if not readable:
             raise self._nothing()
-        live = LiveRings.look()
+        live = LiveRings.now()
         if going := [process.name for process in readable if live.holds(process)]:
             raise _still_recording(self._source, f"{len(going)} of {len(readable)} processes")
         if self._source.is_dir():

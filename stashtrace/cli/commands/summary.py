@@ -78,12 +78,12 @@ def _few_collections() -> Iterator[None]:
 
 def _on_screen(trace: Trace, shown: str, *, everything: bool = False) -> str:
     from stashtrace.replay.causes import what_to_do_first
-    from stashtrace.summary.look import Look
+    from stashtrace.summary.style import Style
     from stashtrace.summary.summary_text import summary
 
     screen = Screen()
-    look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
-    return summary(trace, look=look, shown=shown, first=what_to_do_first(trace), everything=everything)
+    style = Style(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
+    return summary(trace, style=style, shown=shown, first=what_to_do_first(trace), everything=everything)
 
 
 def _json(trace: Trace, shown: str) -> str:

@@ -353,7 +353,7 @@ class OtherHosts:
         if not (self._directory / HOSTS_FOLDER).is_dir():
             return []
         try:
-            self._run.look(at_ns)
+            self._run.take_in(at_ns)
         except FormatError as error:  # what this host sees itself does not depend on it
             self._error, self._taken = str(error), []
             return []

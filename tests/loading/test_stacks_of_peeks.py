@@ -8,9 +8,9 @@ from builders import MS, S, TraceBuilder
 from stack_rows import FORKED, sample, stack_of
 
 from stashtrace.analysis.findings.ending.hang_table import hang
-from stashtrace.loading.looks import frames_of, newest_stack, with_own_stack
-from stashtrace.record.look.model import Look, ThreadLook
-from stashtrace.record.look.proc import STACK_NOT_READ
+from stashtrace.loading.peeks import frames_of, newest_stack, with_own_stack
+from stashtrace.record.peek.model import Peek, ThreadPeek
+from stashtrace.record.peek.proc import STACK_NOT_READ
 from stashtrace.schema.kinds import StackFlag, TrackKind
 
 MAIN, WAIT = "main /jobs/train.py:23", "fetch /jobs/train.py:41"
@@ -38,16 +38,16 @@ def test_a_look_without_a_stack_takes_the_own_one_and_says_nothing_of_another_pr
     build = TraceBuilder()
     rank = build.rank(0)
     sample(rank, S, stack_of(rank, MAIN, WAIT))
-    look = Look(
-        4711, S, S, "S", ThreadLook(tid_of(build, 0), "MainThread", "S"), unseen=(f"{STACK_NOT_READ}: why", "x")
+    peek = Peek(
+        4711, S, S, "S", ThreadPeek(tid_of(build, 0), "MainThread", "S"), unseen=(f"{STACK_NOT_READ}: why", "x")
     )
-    found = with_own_stack(build.trace(), rank.process_id, look)
+    found = with_own_stack(build.trace(), rank.process_id, peek)
     assert found.thread is not None
     assert found.thread.place == "fetch at /jobs/train.py:41"
     assert found.unseen == ("x",)
-    nothing = with_own_stack(TraceBuilder().trace(), 0, look)
+    nothing = with_own_stack(TraceBuilder().trace(), 0, peek)
     assert nothing.unseen == (f"{STACK_NOT_READ}: why; none was recorded", "x")
-    read = Look(4711, S, S, "S", ThreadLook(1, "MainThread", frames=("read at /jobs/a.py:1",)))
+    read = Peek(4711, S, S, "S", ThreadPeek(1, "MainThread", frames=("read at /jobs/a.py:1",)))
     assert with_own_stack(build.trace(), rank.process_id, read) is read
 
 
@@ -59,14 +59,14 @@ def test_the_thread_that_holds_the_gil_is_named_by_its_samples(flags: int, held:
     for number in range(10):
         sample(rank, S + 20 * number * MS, stack_of(rank, MAIN))
         sample(rank, S + 20 * number * MS + 1, stack_of(rank, "compress /jobs/data.py:7"), track_id=other, flags=flags)
-    look = Look(4711, S, S, "S", ThreadLook(tid_of(build, 0), "MainThread", "S"))
-    holder = with_own_stack(build.trace(), rank.process_id, look).holder
+    peek = Peek(4711, S, S, "S", ThreadPeek(tid_of(build, 0), "MainThread", "S"))
+    holder = with_own_stack(build.trace(), rank.process_id, peek).holder
     assert (holder is not None) is held
     if holder is not None:
         assert (holder.tid, holder.name, holder.place) == (77, "Thread-1 (compress)", "compress at /jobs/data.py:7")
     # Both have it by turns: nobody is kept from running.
     sample(rank, S + 200 * MS, stack_of(rank, MAIN), flags=StackFlag.HOLDS_GIL)
-    assert with_own_stack(build.trace(), rank.process_id, look).holder is None
+    assert with_own_stack(build.trace(), rank.process_id, peek).holder is None
 
 
 def test_a_worker_is_where_its_loop_makes_batches_and_not_where_it_was_forked() -> None:
@@ -74,8 +74,8 @@ def test_a_worker_is_where_its_loop_makes_batches_and_not_where_it_was_forked() 
     rank = build.rank(0)
     idle, busy = stack_of(rank, *FORKED[:4]), stack_of(rank, *FORKED, "Pipe.__getitem__ /jobs/data.py:9")
     trace = build.trace()
-    assert ThreadLook(1, "", frames=frames_of(trace, rank.process_id, idle)).own_place == ""
-    place = ThreadLook(1, "", frames=frames_of(trace, rank.process_id, busy)).own_place
+    assert ThreadPeek(1, "", frames=frames_of(trace, rank.process_id, idle)).own_place == ""
+    place = ThreadPeek(1, "", frames=frames_of(trace, rank.process_id, busy)).own_place
     assert place == "Pipe.__getitem__ at /jobs/data.py:9"
 
 

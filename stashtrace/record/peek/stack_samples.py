@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stashtrace.record.look.proc import own_tid
-from stashtrace.record.look.stacks import PROGRAM, find_program, read_stacks, reason_of
+from stashtrace.record.peek.proc import own_tid
+from stashtrace.record.peek.stacks import PROGRAM, find_program, read_stacks, reason_of
 from stashtrace.scrubbing.secrets import scrub_arguments
 
 PERIOD_NS = 10_000_000
