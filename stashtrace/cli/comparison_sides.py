@@ -159,7 +159,7 @@ def _saves_again(place: str) -> str:
 
 
 def _is_baseline(path: Path) -> bool:
-    """Tell a baseline from a trace of another tool, which may end in .json too: by its first key."""
+    """Distinguish a baseline from a trace of another tool, which may end in .json too: by its first key."""
     with open_binary(path) as file:
         return b'"stashtrace_baseline"' in file.read(256)
 

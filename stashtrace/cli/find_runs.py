@@ -23,7 +23,7 @@ _QUIET_NS, _BETWEEN_NS = 2_000_000_000, 10_000_000_000
 
 
 class Watch:
-    """Tells how far a load is: a bar on a terminal, else a line now and then once two seconds have passed."""
+    """Shows how far a load is: a bar on a terminal, else a line now and then once two seconds have passed."""
 
     def __init__(self, screen: Screen, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._screen, self._clock = screen, clock

@@ -168,12 +168,12 @@ def _partial(path: Path, tidy: bool = True) -> Iterator[Path]:
 @contextmanager
 def _new_name(path: Path) -> Iterator[Path]:
     """A path on the file system of the target that nothing has, and that others cannot give to something else."""
-    beside = path.with_name(f"{path.name}.part{os.getpid()}-{_host()}-{secrets.token_hex(8)}")
+    candidate = path.with_name(f"{path.name}.part{os.getpid()}-{_host()}-{secrets.token_hex(8)}")
     if not others_may_rename(path.parent) or not os.path.isdir("/proc/self/fd"):
-        yield beside
+        yield candidate
         return
-    beside.mkdir(mode=0o700)
-    place = os.open(beside, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    candidate.mkdir(mode=0o700)
+    place = os.open(candidate, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     inside = Path(f"/proc/self/fd/{place}/new")  # leads to our folder, whatever has its name by now
     try:
         inside.mkdir(mode=0o700)
@@ -184,7 +184,7 @@ def _new_name(path: Path) -> Iterator[Path]:
         shutil.rmtree(inside, ignore_errors=True)
         os.close(place)
         with contextlib.suppress(OSError):  # not empty: it is somebody else's by now
-            beside.rmdir()
+            candidate.rmdir()
 
 
 def others_may_rename(folder: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from stashtrace.analysis.compare.cpu_use import CpuUse, added_by_others
 from stashtrace.calibration.file import host_hash
-from stashtrace.lab.by_turns import CONTENDED_RATIO
+from stashtrace.lab.alternating import CONTENDED_RATIO
 from stashtrace.loading.foreign_files import free_bytes
 from stashtrace.record.host import processor_name
 from stashtrace.text.prose import count_noun

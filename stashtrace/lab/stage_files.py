@@ -115,7 +115,7 @@ def stage(
         total, done = max(sum(sizes.values()), 1), 0
         for path, size in sizes.items():
             copy = tier / _name_of(path)
-            if not _alike(path, copy):
+            if not _is_copied(path, copy):
                 what = f"copying {len(made)} of {len(sizes)} files"
                 try:
                     for copied in _copy(path, copy):
@@ -189,7 +189,7 @@ def _remove_others(wanted: Mapping[str, int], tier: Path) -> None:
 def _look_for_room(sizes: Mapping[str, int], tier: Path) -> None:
     disk = os.statvfs(tier)
     block, free = max(disk.f_frsize, 1), disk.f_bavail * disk.f_frsize
-    missing = (size for path, size in sizes.items() if not _alike(path, tier / _name_of(path)))
+    missing = (size for path, size in sizes.items() if not _is_copied(path, tier / _name_of(path)))
     needed = sum(-(-size // block) * block for size in missing)
     if needed > free:
         raise CaptureError(
@@ -262,7 +262,7 @@ def check_gain(
     directory: str | None = None,
     on_progress: ProgressCallback = no_progress,
 ) -> Gain:
-    """Run a job with and without the copies, by turns, each time with its files out of the page cache.
+    """Run a job with and without the copies, alternately, each time with its files out of the page cache.
 
     ``repeats``, ``iterations``, ``warmup``: pairs; training steps of a run that count, and those before them.
     ``others``: files that the job reads and that were not staged: they are made cold as well.
@@ -322,7 +322,7 @@ def _name_of(path: str) -> str:
     return f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}-{name}"
 
 
-def _alike(path: str, copy: Path) -> bool:
+def _is_copied(path: str, copy: Path) -> bool:
     """Return True if there is a copy, made by us: the job will read it in place of the file."""
     try:
         a, b = os.stat(path), os.lstat(copy)

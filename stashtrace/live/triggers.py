@@ -103,7 +103,7 @@ def _seen(step: SlowStep, closed: Table, table: Table, window: Trace, in_part: b
 
 @dataclass(slots=True)
 class StuckTrigger:
-    """Tells whether a job stands still, and which ranks it waits for."""
+    """Finds whether a job stands still, and which ranks it waits for."""
 
     directory: str
     #: The sentences about it, empty while the job moves; and the ranks that it waits for.

@@ -225,7 +225,7 @@ class _Run:
     ) -> None:
         """Start the command and what runs with it; wait until it has ended, and what it leaves behind."""
         self._goal = None if self._options.until_step is None else StepGoal(self._records)
-        # Beside the job: NVML may take seconds to answer where the driver was not in use before.
+        # While the job runs: NVML may take seconds to answer where the driver was not in use before.
         inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None
         kills = MemoryKills()
         if self._follow is not None:

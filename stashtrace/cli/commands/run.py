@@ -240,7 +240,7 @@ def _follower_words(arguments: argparse.Namespace, metrics: MetricsOutlets) -> l
 
 
 def _deeper_kinds(text: str) -> str:
-    """Return what steps after a trigger are recorded with besides. Raises UsageError if it is none of those known."""
+    """Return what is also recorded of steps after a trigger. Raises UsageError if it is none of those known."""
     kinds = list(dict.fromkeys(filter(None, text.split(","))))
     if unknown := [kind for kind in kinds if kind not in ("kernels", "stacks")] or ([] if kinds else [text]):
         raise UsageError(f"--deeper {unknown[0]!r} is not known", hint="kernels, stacks, or kernels,stacks")
@@ -282,7 +282,7 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _changed_text(count: int, names: Sequence[str]) -> str:
-    """Tell that staged files changed since they were copied."""
+    """Say that staged files changed since they were copied."""
     files = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
     return (
         f"stashtrace: {files} changed since the copying, or the copy is gone: read where it is; {count} copies are used"

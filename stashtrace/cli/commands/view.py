@@ -57,7 +57,7 @@ def _whole_timeline(path: Path, screen: Screen) -> Path:
     """Return the timeline file of a run, written now where it is missing or older than the run."""
     timeline = path / TIMELINE_FILE if path.is_dir() else path
     if _holds_foreign_files(path):
-        timeline = _timeline_beside(path)
+        timeline = _timeline_next_to(path)
         write_timeline([path], timeline, screen)
     elif not timeline.exists() or (path.is_dir() and _is_older(timeline, path)):
         write_timeline([path], timeline, screen)
@@ -129,7 +129,7 @@ def write_timeline(
         export(trace, "perfetto", str(timeline), **cut)
 
 
-def _timeline_beside(path: Path) -> Path:
+def _timeline_next_to(path: Path) -> Path:
     """Return where the timeline of foreign files is written: next to them, else in the temporary folder."""
     place = path.resolve()
     folder = place.parent if os.access(place.parent, os.W_OK) else Path(tempfile.gettempdir())

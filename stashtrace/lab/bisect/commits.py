@@ -20,7 +20,7 @@ from pathlib import Path
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.files.whole_files import new_log
-from stashtrace.lab.by_turns import Job, record_job
+from stashtrace.lab.alternating import Job, record_job
 from stashtrace.lab.characterize.run_on_hosts import last_words
 from stashtrace.text.prose import count_noun
 
@@ -144,7 +144,7 @@ class Repository:
         return self._next(tested, "start", bad.sha, good.sha)
 
     def judge(self, tested: Path, verdict: str) -> Next:
-        """Tell `git bisect` whether the commit that it checked out is ``good``, ``bad``, or to ``skip``."""
+        """Report to `git bisect` that the commit it checked out is ``good``, ``bad``, or to ``skip``."""
         return self._next(tested, verdict)
 
     def _next(self, tested: Path, *words: str) -> Next:

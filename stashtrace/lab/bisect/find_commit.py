@@ -1,4 +1,4 @@
-"""Find the first commit that is worse than a good one, by the statistics of `check` on runs that are made by turns."""
+"""Find the first commit that is worse than a good one, by the statistics of `check` on runs that alternate."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal, Protocol
 from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Condition, Gate
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
+from stashtrace.lab.alternating import NOTHING_COMPARED, Compared, compare_alternately, few_rounds_paragraph, stages
 from stashtrace.lab.bisect.commits import Commit, Next
-from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, few_rounds_paragraph, stages
 from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.between_runs_text import functions_of_gate
@@ -36,7 +36,7 @@ class Bisection(Protocol):
         ...
 
     def judge(self, tested: Path, verdict: str) -> Next:
-        """Tell the verdict on the commit that is checked out."""
+        """Give the verdict on the commit that is checked out."""
         ...
 
 
@@ -119,7 +119,7 @@ def find_commit(
                 raise _FailedError(which[0], error) from error
 
         try:
-            compared = compare_by_turns(
+            compared = compare_alternately(
                 lambda: run(good),
                 lambda: run((commit, bad[1])),
                 asked,

@@ -366,7 +366,7 @@ def _rotate(configurations: Sequence[int], by: int) -> list[int]:
 KEPT_RATIO = 0.95
 #: Of what the measured steps of a cold run read, what may have been read before in the same run without a word.
 _AGAIN_RATIO = 0.05
-#: So many folders of one parent that hold files of one kind make its other folders a part of the data set.
+#: This number of folders of one parent that hold files of one kind make its other folders a part of the data set.
 _LEAST_SIBLINGS = 3
 #: Of files that a run was seen to read: they were temporary, or are none.
 _NO_DATA = ("no such file or directory", "not a regular file")

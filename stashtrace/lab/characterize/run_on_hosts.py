@@ -54,7 +54,7 @@ class HostTask:
 
     #: What to run there.
     words: tuple[str, ...]
-    #: Variables besides those of the caller.
+    #: Variables, added to those of the caller.
     environment: Mapping[str, str]
     #: Command line that runs words on that host, made of the words and the variables.
     wrap: Callable[[list[str], Mapping[str, str]], list[str]]

@@ -95,7 +95,7 @@ def _facts_of_trace(trace: Trace) -> dict[str, str]:
 def _add_facts(
     out: RunRows, trace: Trace, run: StepsOfRun | None, launch: Mapping[str, Any], recorded: Mapping[str, str]
 ) -> None:
-    """Append what the job was, and what ``check`` needs besides the series."""
+    """Append what the job was, and what ``check`` needs in addition to the series."""
     facts = run.facts if run is not None else job_facts(trace)
     for name, value in facts.items():
         out.add_fact(name, scrub_arguments([value])[0] if isinstance(value, str) else value)

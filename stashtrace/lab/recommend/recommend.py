@@ -132,7 +132,7 @@ class Budget:
 
 
 def several_text(instance: str, count: int) -> str:
-    """So many instances, as in ``2x p3.8xlarge``."""
+    """A number of instances, as in ``2x p3.8xlarge``."""
     return instance if count == 1 else f"{count}x {instance}"
 
 

@@ -16,7 +16,7 @@ from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun, steps_of_
 from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError
 from stashtrace.files.run_facts import json_object
-from stashtrace.lab.by_turns import Job, record_job
+from stashtrace.lab.alternating import Job, record_job
 from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.tune.losses import losses_of
 from stashtrace.lab.tune.settings import (

@@ -46,7 +46,7 @@ def part_folder(window: Path, host: str) -> Path:
 
 
 def refuse_part(window: Path, host: str, why: str) -> None:
-    """Tell the collector why there is no part of a host; where that cannot be written, it hears nothing."""
+    """Let the collector know why there is no part of a host; where that cannot be written, it hears nothing."""
     with contextlib.suppress(OSError):
         write_whole(_refusal(window, host), why)
 

@@ -298,7 +298,7 @@ class Windows:
         self._open.append(_Open(request, path, newest, until_ns, most_ns, most_steps))
 
     def refuse(self, request: Request, why: str) -> None:
-        """Tell another host why there is no part of this one in its window."""
+        """Let another host know why there is no part of this one in its window."""
         refuse_part(self._folder / request.window, self._host, why)
 
     def lengthen(self, folder: Path, last_step: int) -> None:

@@ -201,7 +201,7 @@ def _watch_operators() -> None:
         element = getattr(torch, "bool" if name == "bool8" else name, None)
         if isinstance(element, torch.dtype):
             _element_bits_of[element] = recorder.code("ElementType", name) << _ELEMENT_BIT
-    if window.told:
+    if window.is_controlled:
         _sleeping = SleepingOperators(torch, _world, groups, _KEY)
         window.on_change(_sleeping.follow)
     make_library: Any = torch.library.Library

@@ -274,7 +274,7 @@ def _retire(iterator: Any, replay: Replay) -> None:
         try:
             iterator._shutdown_workers()
         except RuntimeError as error:
-            # torch tells workers to end without waiting for the thread that sends their batches, and an interpreter
+            # torch asks workers to end without waiting for the thread that sends their batches, and an interpreter
             # that ends before that thread aborts. Its batches are not needed; torch has ended the other workers.
             if "killed by signal" not in str(error):
                 raise

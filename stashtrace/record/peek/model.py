@@ -191,15 +191,15 @@ class Peek:
         return peek if whole and isinstance(peek.state, str) else None
 
 
-def _without_empty(told: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in told.items()}
+def _without_empty(stored: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in stored.items()}
     return {key: value for key, value in kept.items() if key == "state" or value not in ("", -1, (), [], None)}
 
 
-def _thread(told: Any) -> ThreadPeek | None:
-    if told is None:
+def _thread(stored: Any) -> ThreadPeek | None:
+    if stored is None:
         return None
-    frames = tuple(map(str, told.pop("frames", ())))
-    texts = {key: str(value) for key, value in told.items() if key not in ("tid", "run_ns")}
+    frames = tuple(map(str, stored.pop("frames", ())))
+    texts = {key: str(value) for key, value in stored.items() if key not in ("tid", "run_ns")}
     texts.setdefault("name", "")
-    return ThreadPeek(tid=int(told["tid"]), run_ns=int(told.get("run_ns", -1)), frames=frames, **texts)
+    return ThreadPeek(tid=int(stored["tid"]), run_ns=int(stored.get("run_ns", -1)), frames=frames, **texts)

@@ -148,9 +148,9 @@ def _rows(
         stack = open_ones.setdefault(tid, [])
         at_ns = began_ns + round(float(event["ts"]) * 1000)
         if event["ph"] == "B":
-            told = event["args"]
-            text = f"{event['name']} at {scrub_arguments([str(told['filename'])])[0]}"
-            stack.append((at_ns, functions.setdefault(text, len(functions)), int(told["line"])))
+            about = event["args"]
+            text = f"{event['name']} at {scrub_arguments([str(about['filename'])])[0]}"
+            stack.append((at_ns, functions.setdefault(text, len(functions)), int(about["line"])))
         elif event["ph"] == "E" and stack:
             begin_ns, function, line = stack.pop()
             if len(rows) == _MOST_ROWS or len(stack) >= _MOST_DEPTH:

@@ -30,7 +30,7 @@ _OPEN = 3
 _GROUPS_OPEN = 4
 #: A longer list of ranks is folded in.
 _RANKS_WIDTH = 60
-#: More ranks than this are counted beside their list.
+#: More ranks than this are counted next to their list.
 _COUNTED_AT_SIGHT = 3
 _QUIET = ("compute_bound", "not_told")
 

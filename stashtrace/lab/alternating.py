@@ -1,4 +1,4 @@
-"""Record two jobs by turns (before, after, after, before, ...), and compare them by as many runs as the gate needs.
+"""Record two jobs alternately (before, after, after, before, ...), and compare them by as many runs as the gate needs.
 
 What slows a machine down for some minutes (heat, neighbours, another job) then slows both jobs equally, and the order
 within a round changes, so that a steady drift cancels. Each run is a process of ``stashtrace run`` of its own.
@@ -45,7 +45,7 @@ class Job:
     folder: Path
     #: Options of ``stashtrace run``.
     options: tuple[str, ...] = ()
-    #: Variables of the job besides those of this process.
+    #: Variables of the job, added to those of this process.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -60,7 +60,7 @@ def turns(rounds: int, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
     return [(number, job) for number in range(rounds) for job in (jobs[::-1] if number % 2 else jobs)]
 
 
-def record_by_turns(
+def record_alternately(
     rounds: int,
     jobs: Sequence[Job],
     out: Path,
@@ -186,7 +186,7 @@ def stages(rounds: int, count: int) -> tuple[int, ...]:
     return tuple(rounds * number for number in range(1, count + 1))
 
 
-def compare_by_turns(
+def compare_alternately(
     before: Callable[[], StepsOfRun],
     after: Callable[[], StepsOfRun],
     conditions: Sequence[Condition],
@@ -195,7 +195,7 @@ def compare_by_turns(
     names: tuple[str, str] = ("before", "after"),
     allowed: Sequence[str] = (),
 ) -> Compared:
-    """Record two jobs by turns until the gate decides.
+    """Record two jobs alternately until the gate decides.
 
     ``before``, ``after``: make one run each. ``rounds``: the rounds after which the runs are judged; the last
     judgement stands. ``names``: of the sides, in sentences. ``allowed``: as in :func:`judge`. Raises what a run raises.
