@@ -344,7 +344,8 @@ def _log_after_merge(names: list[str], screen: Screen, shown: str) -> AfterMerge
     return log
 
 
-# Where metrics go: what must be there before the job starts. The process that follows the run makes and sends them.
+# The process that follows the run makes and sends metrics (``stashtrace.live.metrics``). Here its packages are looked
+# for and its port is bound, so that a mistake shows before the job starts, and nobody takes the port in between.
 
 _LOOPBACK = "127.0.0.1"
 #: Connections that wait for a thread.

@@ -91,7 +91,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-# How the files of a run are rewritten.
+# A new directory is written under another name and renamed when it is complete. In place each file is replaced
+# atomically; the key of the pseudonyms and the names to replace are kept in a file of the directory until all files are
+# done, so that a second call goes on where the first was interrupted.
 
 #: Holds the key and the names to replace while a run is scrubbed in place.
 STATE_FILE = "scrub.unfinished"
