@@ -25,7 +25,7 @@ from stashtrace.analysis.findings import Summary
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.errors import DataLossWarning
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.summary_text import render
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,7 +111,7 @@ def summed_up(trace: Trace, truth_of: Any) -> Recorded:
     summary = Summary.of(facts)
     windows = _windows(facts)
     findings, evidence = list(summary.findings.rows()), evidence_rows(summary)
-    text = render(summary, Look(), "RUN")
+    text = render(summary, Style(), "RUN")
     return Recorded(findings, evidence, text, _with_beside(truth_of(windows), facts, truth_of))
 
 

@@ -27,7 +27,7 @@ from stashtrace.analysis.findings import Summary, summarize
 from stashtrace.analysis.findings.claim_rows import BUDGETS, Claim, Evidence, tables_of
 from stashtrace.replay.causes import CAUSES, what_to_do_first
 from stashtrace.schema.table import Table
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.summary_text import render
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -248,7 +248,7 @@ def facts_text(facts: dict[str, Any]) -> str:
 def summary_of(name: str, run: str = "./run") -> str:
     """The summary of the recording whose facts were kept under this name; it names ``run`` in its last lines."""
     facts = json.loads((FACTS / f"{name}.json").read_text(encoding="utf-8"))
-    return render(tables_from(facts), Look(), run, first_from(facts))
+    return render(tables_from(facts), Style(), run, first_from(facts))
 
 
 def page() -> str:

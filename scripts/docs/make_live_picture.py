@@ -24,7 +24,7 @@ from browser import Browser  # noqa: E402
 from stashtrace.cli.commands.live import KEYS  # noqa: E402
 from stashtrace.live.view.text import live_lines  # noqa: E402
 from stashtrace.live.view.watched import Watched  # noqa: E402
-from stashtrace.summary.look import Look  # noqa: E402
+from stashtrace.summary.style import Style  # noqa: E402
 
 COLUMNS, LINES = 80, 24
 #: Of a character, in pixels.
@@ -38,7 +38,7 @@ def main() -> int:
     """Look at the run, and draw what is seen."""
     picture = Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "docs" / "images" / "live.png"
     view = Watched(Path(sys.argv[1])).peek()
-    lines = live_lines(view, Look(COLUMNS, colour=True), height=LINES, keys=KEYS)
+    lines = live_lines(view, Style(COLUMNS, colour=True), height=LINES, keys=KEYS)
     console = Console(record=True, file=io.StringIO(), width=COLUMNS, force_terminal=True, color_system="standard")
     console.print(Text.from_ansi("\n".join(lines)))
     page = console.export_html(theme=DIMMED_MONOKAI, inline_styles=True, code_format=_PAGE % (MARGIN, HEIGHT))

@@ -8,7 +8,7 @@
                 share_or_more(...)                   of things drawn without being put back (hypergeometric)
     several     together(chances)                    Fisher's chance of all of them
 
-Blocks: a file read slowly delays several steps, or two workers deliver by turns, so single steps must not be drawn. The
+Blocks: a file read slowly delays several steps, or two workers alternate, so single steps must not be drawn. The
 length of a block follows the rule of Politis and White (Econometric Reviews 23(1), 2004; corrected by Patton, Politis
 and White, 28(4), 2009) for circular blocks: the further apart steps are still similar, the longer the blocks. A block
 has at least as many steps as the cube root of their number, since few steps do not show how similar they are. At least
@@ -44,7 +44,7 @@ _STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
-#: So many blocks are left at least, where there are as many steps.
+#: This number of blocks is left at least, where there are as many steps.
 _LEAST_BLOCKS = 8
 #: Correlations below this many standard errors count as none.
 _CORRELATED = 2.0
@@ -148,7 +148,6 @@ def standard_error(values: npt.ArrayLike, statistic: Statistic = "mean") -> tupl
 
     The error of a mean is that of all circular block resamples together, which has a closed form; that of a median is
     drawn, always with the same seed. Both are widened for the number of blocks, as the spread of few is understated.
-
     ``values``: one value per step, in their order. Returns in the unit of the values; infinite, with no degree of
     freedom, for fewer than two steps.
     """

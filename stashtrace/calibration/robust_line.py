@@ -135,9 +135,8 @@ def robust_line(sizes: Floats, times: Floats, errors: Floats, *, errors_known: b
     """M-estimate of a line with errors in proportion to the times.
 
     Tukey's bisquare with a scale from the median absolute residual. The covariance is that of an M-estimator, Huber,
-    Robust Statistics (1981), section 7.6, with his correction for few points. If the errors of the points
-    are known and their scatter about the line is smaller, the errors count (the factor of R. T. Birge, 1932,
-    never below one).
+    Robust Statistics (1981), section 7.6, with his correction for few points. If the errors of the points are known and
+    their scatter about the line is smaller, the errors count (the factor of R. T. Birge, 1932, never below one).
 
     ``sizes``, ``times``: message sizes, ascending, and times. ``errors``: relative standard errors of the times, or
     ones. ``errors_known``: whether ``errors`` are measured, or only say that all points count the same. ``from_zero``:

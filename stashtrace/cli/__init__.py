@@ -100,11 +100,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 def help_text() -> str:
     """Return the text of ``stashtrace --help``."""
-    lines = [
-        "usage: stashtrace COMMAND [options]",
-        "",
-        "Where did each nanosecond of each step of each rank go?",
-    ]
+    lines = ["usage: stashtrace COMMAND [options]", "", "Where did each nanosecond of each step of each rank go?"]
     for title, commands in GROUPS:
         lines += ["", title, *(f"  {name:<14}{text}" for name, text in commands)]
     lines += ["", "options"]
@@ -233,8 +229,7 @@ def _dispatch(arguments: list[str]) -> int:
             return 0
         if option not in _LEADING:
             raise UsageError(
-                f"no option named {option!r}",
-                hint="options of a command stand after its name; see `stashtrace --help`",
+                f"no option named {option!r}", hint="options of a command stand after its name; see `stashtrace --help`"
             )
         leading.append(option)
     if not arguments:
@@ -249,7 +244,6 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _help(name: str) -> int:
-    """Write the help of a command, or of all."""
     if name and not name.startswith("-"):
         name, *_ = OTHER_NAMES.get(name, (name,))
         return int(command_module(name).main(["--help"]))
@@ -257,7 +251,7 @@ def _help(name: str) -> int:
     return 0
 
 
-def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> None:
+def say_error(message: str, hint: str | None) -> None:
     """Write ``error:`` and, after an empty line, ``hint:``; all errors of the CLI are printed here."""
     from stashtrace.text.visible import visible, visible_line
 
@@ -265,11 +259,10 @@ def say_error(message: str, hint: str | None, stream: TextIO | None = None) -> N
     if archives is not None:
         message = archives.named(message)
         hint = archives.named(hint) if hint else None
-    stream = sys.stderr if stream is None else stream
     text = f"error: {visible_line(message)}\n" + (f"\nhint: {visible(hint)}\n" if hint else "")
     try:
-        stream.write(text)
+        sys.stderr.write(text)
     except UnicodeEncodeError:
-        stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))
+        sys.stderr.write(text.encode("ascii", "backslashreplace").decode("ascii"))
     except OSError:
         return  # stderr is full or closed, and nobody reads it; the exit code says it too

@@ -96,10 +96,7 @@ def _launch_of(path: Path) -> tuple[tuple[str, ...], str]:
 
 
 def save(name: str, runs: Sequence[StepsOfRun], folder: str = DEFAULT_FOLDER) -> str:
-    """Write a baseline, and return where it is.
-
-    Raises StashtraceError if it cannot be written.
-    """
+    """Write a baseline, and return where it is. Raises StashtraceError if it cannot be written."""
     from stashtrace import __version__
     from stashtrace.analysis.compare.baseline import baseline_text
 
@@ -162,7 +159,7 @@ def _saves_again(place: str) -> str:
 
 
 def _is_baseline(path: Path) -> bool:
-    """Tell a baseline from a trace of another tool, which may end in .json too: by its first key."""
+    """Distinguish a baseline from a trace of another tool, which may end in .json too: by its first key."""
     with open_binary(path) as file:
         return b'"stashtrace_baseline"' in file.read(256)
 

@@ -23,10 +23,7 @@ _QUIET_NS, _BETWEEN_NS = 2_000_000_000, 10_000_000_000
 
 
 class Watch:
-    """Tells how far a load is: a bar on a terminal, else a line now and then once two seconds have passed.
-
-    ``screen``: where to write. ``clock``: gives ns; tests bring their own.
-    """
+    """Shows how far a load is: a bar on a terminal, else a line now and then once two seconds have passed."""
 
     def __init__(self, screen: Screen, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._screen, self._clock = screen, clock
@@ -62,10 +59,7 @@ def find_jobs(paths: Sequence[str]) -> list[list[str]]:
 
 
 def read_runs(paths: str | Sequence[str], *, run_id: str | None = None, quiet: bool = False) -> Trace:
-    """Load a run, or the parts of one job; ``quiet`` is for an answer that says itself what is missing.
-
-    Raises StashtraceError as ``existing_run`` and ``load_trace`` do.
-    """
+    """Load a run, or the parts of one job; ``quiet`` is for an answer that says itself what is missing."""
     from stashtrace.loading.load import load_trace
 
     sources = [str(existing_run(path)) for path in ([paths] if isinstance(paths, str) else paths)]

@@ -56,14 +56,13 @@ def merge_and_report(
 ) -> list[str]:
     """Merge a run directory and show its summary, then call ``after``; return a sentence for each file not written.
 
-    ``directory``: the run. ``screen``: for the progress bar and the summary. ``shown``: the directory as a person would
-    type it. ``run_id``: which run, if the directory holds several. ``own_host_only``: pack no files of other hosts:
-    their processes may still write.
+    ``shown``: the directory as a person would type it. ``run_id``: which run, if the directory holds several.
+    ``own_host_only``: pack no files of other hosts: their processes may still write.
     """
     from stashtrace.analysis.findings import summarize
     from stashtrace.loading.load import load_trace
     from stashtrace.replay.causes import what_to_do_first
-    from stashtrace.summary.look import Look
+    from stashtrace.summary.style import Style
     from stashtrace.summary.summary_text import render
 
     with screen.progress("merging") as progress, ignore_losses():  # the summary says what is missing
@@ -81,10 +80,10 @@ def merge_and_report(
         first = what_to_do_first(trace)
     unwritten = [f"the timeline was not written: {error}" for error in no_timeline]
     try:
-        _write_words(directory / SUMMARY_FILE, render(tables, Look(), shown, first))
+        _write_words(directory / SUMMARY_FILE, render(tables, Style(), shown, first))
     except OSError as error:
         unwritten.append(f"the summary was not written: cannot write {directory / SUMMARY_FILE}: {error.strerror}")
-    screen.say("\n" + render(tables, Look(screen.width, screen.utf8, screen.colour), shown, first))
+    screen.say("\n" + render(tables, Style(screen.width, screen.utf8, screen.colour), shown, first))
     for trouble in [*troubles, *unwritten]:
         screen.say(f"warning: {trouble}")
     if no_timeline:
@@ -181,7 +180,7 @@ def conclude(
         if outcome.write_error is not None and on_scratch:
             screen.say(f"stashtrace: {outcome.write_error}")
         _say_ended(outcome)
-        is_empty = is_here and not outcome.survivors and not _is_anything_recorded(outcome)
+        is_empty = is_here and not outcome.survivors and not trace_files(outcome.directory)
         if is_empty and (merge or outcome.is_new):
             say_error("nothing was recorded", f"`stashtrace doctor -- {command[0]}` says whether it can be traced")
             if outcome.launch_file is None:  # else other launchers of the job may record into it
@@ -244,7 +243,6 @@ def _bring_home(outcome: Outcome, screen: Screen, *, merge: bool) -> bool:
 
 
 def _upload_whole(outcome: Outcome, screen: Screen) -> None:
-    """Deliver a merged run to its URL."""
     if outcome.url:
         deliver(outcome.records, outcome.url)
         shutil.rmtree(outcome.records, ignore_errors=True)
@@ -262,10 +260,6 @@ def _is_readable(directory: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _is_anything_recorded(outcome: Outcome) -> bool:
-    return bool(trace_files(outcome.directory))
 
 
 def _merge_in_company(outcome: Outcome, screen: Screen, after: AfterMerge | None) -> None:

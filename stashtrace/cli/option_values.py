@@ -253,10 +253,7 @@ def refusal(option: str, text: str, kind: str, example: str) -> UsageError:
 
 
 def read_trackers(text: str | None) -> list[str]:
-    """Return the names of a comma list.
-
-    Raises UsageError for a tracker that is unknown or not installed.
-    """
+    """Return the names of a comma list. Raises UsageError for a tracker that is unknown or not installed."""
     names = list(dict.fromkeys((text or "").split(","))) if text is not None else []
     if names:
         from stashtrace.trackers.writers import check_trackers

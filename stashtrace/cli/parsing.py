@@ -87,11 +87,9 @@ class Parser(argparse.ArgumentParser):
         more = f"`{self.prog} --help-all` shows {len(hidden)} more options"
         self.epilog = f"{self.epilog}\n\n{more}" if self.epilog else more
 
-    def add_out(self, metavar: str, text: str, *, default: str | None = None, required: bool = False) -> None:
+    def add_out(self, metavar: str, text: str, *, default: str | None = None) -> None:
         """Add the option that says where to write: ``-o`` or ``--out``; ``--output`` is accepted too."""
-        self.add_argument(
-            "-o", *OUT_OPTIONS, dest="out", metavar=metavar, default=default, required=required, help=text
-        )
+        self.add_argument("-o", *OUT_OPTIONS, dest="out", metavar=metavar, default=default, help=text)
 
     def add_format(self, choices: Sequence[str]) -> None:
         """Add ``--format``; the first choice is the default."""
@@ -206,9 +204,8 @@ def add_value(
 ) -> None:
     """Add an option that takes a value to a parser or group.
 
-    ``option``, ``metavar``, ``text``: the option, the name of its value and its help. ``read``: a reader of
-    :mod:`stashtrace.cli.option_values`; without one the value is text, or what ``type`` makes of it. ``settings``:
-    further arguments of ``add_argument``.
+    ``read``: a reader of :mod:`stashtrace.cli.option_values`; without one the value is text, or what ``type`` makes of
+    it.
     """
     if read is not None:
         settings["type"] = partial(read, option=option)
@@ -285,10 +282,7 @@ def _run_hint(run: Path) -> str:
 
 
 def followed_run(path: str) -> Path:
-    """Return the run directory of a run that may go on, also for the directory on scratch in which it records.
-
-    Raises as :func:`existing_run`.
-    """
+    """Return the run directory of a run that may go on, also for the directory on scratch in which it records."""
     from stashtrace.record.directory import run_directory_of
 
     return run_directory_of(existing_run(path))
@@ -311,10 +305,7 @@ def run_directories() -> list[Path]:
 
 
 def newest_run() -> str:
-    """Return the newest of the run directories ``./stash-*``, and say on stderr which one that is.
-
-    Raises MissingDataError if there is none.
-    """
+    """Return the newest of the run directories ``./stash-*``, and say on stderr which one that is."""
     from stashtrace.cli.screen import Screen
     from stashtrace.record.directory import read_run_file
 

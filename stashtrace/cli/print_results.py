@@ -66,10 +66,9 @@ def open_output(name: str, inside: str, *, option: str = "-o", made: Path | None
     """Return the path of a file that :func:`write_output` will be able to write, as far as is known before.
 
     It is written next to the target and renamed, so the folder must be writable, whatever the rights of an older file.
-
-    ``name``: as it was given. ``inside``: name of a file for the hint, where a folder was given. ``option``: which
-    names the file. ``made``: folder that the command itself makes. Raises OutputError if the target is not a file, or
-    its folder is not there or may not be written to.
+    ``inside``: name of a file for the hint, where a folder was given. ``option``: which names the file. ``made``:
+    folder that the command itself makes. Raises OutputError if the target is not a file, or its folder is not there or
+    may not be written to.
     """
     target = Path(name)
     folder = target.absolute().parent
@@ -102,7 +101,7 @@ def write_plot(path: str | None, draw: Callable[..., None], *content: Any) -> No
         Screen().say(f"wrote {path}")
 
 
-def check_plot(path: str | None, *, made: Path | None = None) -> None:
+def check_plot(path: str | None) -> None:
     """Check the file of ``--plot``, if it is given, before anything is measured or computed.
 
     Raises UsageError if the suffix is unknown or matplotlib is not installed. Raises OutputError if the file cannot be
@@ -112,7 +111,7 @@ def check_plot(path: str | None, *, made: Path | None = None) -> None:
         from stashtrace.lab.plot_helpers import check_plot_file
 
         check_plot_file(path)
-        open_output(path, "plot.png", option="--plot", made=made)
+        open_output(path, "plot.png", option="--plot")
 
 
 def check_picture(path: str | None, *, made: Path | None = None) -> None:

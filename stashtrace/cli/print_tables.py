@@ -44,10 +44,7 @@ def named_rows(table: Table, strings: StringPool, extra: dict[str, Any] | None =
     """Rows as dicts with texts in place of string codes; ``extra`` columns come first."""
     texts = {c.name: c.shown_name for c in table.schema.columns if c.is_text}
     for row in table.rows():
-        yield {
-            **(extra or {}),
-            **{texts.get(n, n): (strings.text(v) if n in texts else v) for n, v in row.items()},
-        }
+        yield {**(extra or {}), **{texts.get(n, n): (strings.text(v) if n in texts else v) for n, v in row.items()}}
 
 
 def screen_width() -> int | None:

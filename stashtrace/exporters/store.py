@@ -148,7 +148,6 @@ def _counted_from_0(tables: dict[str, Table]) -> dict[str, Table]:
 
 
 def _owners(processes: Table, tracks: Table) -> tuple[dict[int, int], Array]:
-    """Return the rank of each process, and of each track by its number."""
     rank_of = dict(zip(processes["process_id"].tolist(), processes["rank"].tolist(), strict=True))
     by_track = np.full(int(tracks["track_id"].max()) + 1 if len(tracks) else 0, NO_RANK, dtype=np.int64)
     by_track[tracks["track_id"]] = [rank_of.get(p, NO_RANK) for p in tracks["process_id"].tolist()]
@@ -239,10 +238,7 @@ def _number_steps(steps: Sequence[RankSteps], together: Trace) -> Iterator[tuple
 
 
 class RanksOfRun:
-    """Ranks of a run, to be iterated once before ``rest`` is called.
-
-    ``path``, ``run_id``: as in ``load_trace``.
-    """
+    """Ranks of a run, to be iterated once before ``rest`` is called. ``path``, ``run_id``: as in ``load_trace``."""
 
     def __init__(self, path: str | Path | Sequence[str | Path], *, run_id: str | None = None) -> None:
         self._run = open_processes(path, run_id=run_id)

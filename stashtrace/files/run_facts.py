@@ -20,7 +20,7 @@ from stashtrace.files.whole_files import read_whole
 #: Name of the inventory of GPUs among the facts of a launcher.
 GPU_INVENTORY = "gpu_inventory"
 #: Name of the looks at its processes among the facts of a run: what they did when the job stood still.
-LOOKS = "looks"
+PEEKS = "looks"
 #: Name of the steps of a window among the facts of a host: when each of its ranks began each of them.
 WINDOW_STEPS = "window_steps"
 #: Name of what was sampled of processes of a host in a window: functions of Python, and when threads were in them.
@@ -118,8 +118,8 @@ def _are_facts(value: Any, types: Mapping[str, Callable[[Any], bool]], needed: t
     )
 
 
-def _are_looks(value: Any) -> bool:
-    """Looks by the host and the process id of what was looked at; ``record.look.model`` reads the text."""
+def _are_peeks(value: Any) -> bool:
+    """Peeks by the host and the process id of what was looked at; ``record.peek.model`` reads the text."""
     return _are_facts(value, {"host": _is_text, "pid": _is_pid, "look": _is_text}, ("host", "pid", "look"))
 
 
@@ -183,7 +183,7 @@ _TYPES: dict[str, Callable[[Any], bool]] = {
     "env": _is_variables,
     "losses": _is_losses,
     GPU_INVENTORY: _is_inventory,
-    LOOKS: _are_looks,
+    PEEKS: _are_peeks,
     WINDOW_STEPS: _is_words,
     STACKS: _are_stacks,
 }

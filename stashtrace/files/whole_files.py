@@ -168,12 +168,12 @@ def _partial(path: Path, tidy: bool = True) -> Iterator[Path]:
 @contextmanager
 def _new_name(path: Path) -> Iterator[Path]:
     """A path on the file system of the target that nothing has, and that others cannot give to something else."""
-    beside = path.with_name(f"{path.name}.part{os.getpid()}-{_host()}-{secrets.token_hex(8)}")
+    candidate = path.with_name(f"{path.name}.part{os.getpid()}-{_host()}-{secrets.token_hex(8)}")
     if not others_may_rename(path.parent) or not os.path.isdir("/proc/self/fd"):
-        yield beside
+        yield candidate
         return
-    beside.mkdir(mode=0o700)
-    place = os.open(beside, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    candidate.mkdir(mode=0o700)
+    place = os.open(candidate, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     inside = Path(f"/proc/self/fd/{place}/new")  # leads to our folder, whatever has its name by now
     try:
         inside.mkdir(mode=0o700)
@@ -184,7 +184,7 @@ def _new_name(path: Path) -> Iterator[Path]:
         shutil.rmtree(inside, ignore_errors=True)
         os.close(place)
         with contextlib.suppress(OSError):  # not empty: it is somebody else's by now
-            beside.rmdir()
+            candidate.rmdir()
 
 
 def others_may_rename(folder: Path) -> bool:
@@ -255,9 +255,9 @@ def _final_mode(path: Path, own_uid: int) -> int:
 # Reading --------------------------------------------------------------------------------------------
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+def open_regular(path: str | os.PathLike[str]) -> int:
     """Open a regular file and return its descriptor; raise OSError for anything else, without waiting for a writer."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
         return descriptor
@@ -282,9 +282,9 @@ def read_whole(path: str | os.PathLike[str], most_bytes: int = LARGEST_BYTES) ->
     return content
 
 
-def read_text(path: str | os.PathLike[str], errors: str = "strict", most_bytes: int = LARGEST_BYTES) -> str:
+def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
     """Return the text of a regular file in UTF-8; lines end as they do in a text file."""
-    text = read_whole(path, most_bytes).decode("utf-8", errors)
+    text = read_whole(path).decode("utf-8", errors)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

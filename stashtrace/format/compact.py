@@ -67,7 +67,7 @@ def compact_run(run: RawRun, *, progress: Progress | None = None, live: LiveRing
     ``run``: opened before; open it again afterwards to read what was written. ``progress``: see :data:`Progress`.
     ``live``: which rings are still mapped by a process; looked up in /proc if not given.
     """
-    live = live or LiveRings.look()
+    live = live or LiveRings.now()
     report = CompactReport()
     total = sum(p.size_bytes for p in run.processes)
     done = 0

@@ -1,7 +1,7 @@
 """Files of processes that still write: each row is read once, and let go of when a caller needs it no longer.
 
-``GrowingRun.look`` takes in what was written since the last look; its files then answer as those of
-``format.reader.open_run`` do. Rows that the ring holds now are in no look's memory: the next one finds them again, in
+``GrowingRun.take_in`` takes in what was written since the last round; its files then answer as those of
+``format.reader.open_run`` do. Rows that the ring holds now are in no round's memory: the next one finds them again, in
 the ring or in the file.
 """
 
@@ -173,7 +173,7 @@ class GrowingFile(StashFile):
 
     @property
     def is_open(self) -> bool:
-        """Whether the process had not ended in order at the last look."""
+        """Whether the process had not ended in order at the last round."""
         return self.has_ring
 
     @property
@@ -182,7 +182,7 @@ class GrowingFile(StashFile):
         return sum(rows.nbytes for rows in self._rows.values() if rows is not None)
 
     def look_again(self, at_ns: int) -> None:
-        """Take in what was written since the last look; ``at_ns``: the time now.
+        """Take in what was written since the last round; ``at_ns``: the time now.
 
         Raises FormatError if the file cannot be read any more.
         """
@@ -222,7 +222,7 @@ class GrowingFile(StashFile):
         self._by_thread = self._row_counts = self._own_texts = self._all_texts = None
 
     def forget(self, before_ns: int) -> None:
-        """Let go of rows that were there at a look before a time, but for those that are needed for good."""
+        """Let go of rows that were there at a round before a time, but for those that are needed for good."""
         kept = []
         for segment in self.segments:
             name, seen_ns = self._name_of(segment.record_id), self._seen_ns[segment.payload_offset]
@@ -238,7 +238,7 @@ class GrowingFile(StashFile):
         self._by_thread = self._row_counts = None
 
     def recalled(self, since_ns: int) -> GrowingFile:
-        """Return the file with the rows besides that were let go of and were not there yet at looks before a time.
+        """Return the file with the rows besides that were let go of and were not there yet at rounds before a time.
 
         They are read again. Raises FormatError if the file cannot be read any more.
         """
@@ -268,7 +268,7 @@ class GrowingFile(StashFile):
         return freed
 
     def forget_bulky(self, before_ns: int) -> None:
-        """Let go of rows that were there at a look before a time, and of which a step may have any number."""
+        """Let go of rows that were there at a round before a time, and of which a step may have any number."""
         for s in self.segments:
             if self._name_of(s.record_id) in _BULKY and self._seen_ns[s.payload_offset] < before_ns:
                 self._rows[s.payload_offset] = None
@@ -307,7 +307,7 @@ class GrowingRun:
     def __init__(self, path: str, is_wanted: Callable[[Mapping[str, Any]], bool] = lambda metadata: True) -> None:
         self.path = path
         self._is_wanted = is_wanted
-        #: Rows that were there at a look before it may be in the files no longer.
+        #: Rows that were there at a round before it may be in the files no longer.
         self.dropped_ns = -1
         self._files: dict[str, GrowingFile] = {}
         #: Names of files that hold nothing for us, now or ever.
@@ -315,11 +315,11 @@ class GrowingRun:
 
     @property
     def files(self) -> Collection[GrowingFile]:
-        """The files of the last look."""
+        """The files of the last round."""
         return self._files.values()
 
-    def look(self, at_ns: int) -> RawRun:
-        """Take in what was written since the last look; ``at_ns``: the time now.
+    def take_in(self, at_ns: int) -> RawRun:
+        """Take in what was written since the last round; ``at_ns``: the time now.
 
         Raises FormatError if the directory cannot be read.
         """
@@ -354,7 +354,7 @@ class GrowingRun:
             self._files[stem] = file
 
     def forget(self, before_ns: int, keep: Collection[str] = ()) -> None:
-        """Let go of rows that were there at a look before a time, and of processes that had ended by then.
+        """Let go of rows that were there at a round before a time, and of processes that had ended by then.
 
         ``keep``: names of files whose processes stay known, without their rows.
         """

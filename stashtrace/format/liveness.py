@@ -32,8 +32,8 @@ class LiveRings:
         self._is_whole = pids is not None
 
     @classmethod
-    def look(cls) -> LiveRings:
-        """Begin a look at the processes of this host."""
+    def now(cls) -> LiveRings:
+        """Begin to examine the processes of this host."""
         return cls(own_boot_id())
 
     def holds(self, stash: StashFile) -> bool:

@@ -12,15 +12,7 @@ import numpy as np
 from stashtrace.analysis.io import loader_rates as names
 from stashtrace.calibration.file import Calibration
 from stashtrace.errors import MissingDataError, UsageError
-from stashtrace.lab.cache_model import (
-    MINIO,
-    SLACK_RATIO,
-    LoadingJob,
-    hit_ratio,
-    predict,
-    storage_without_fetch_stall,
-    workers_without_prep_stall,
-)
+from stashtrace.lab import cache_model
 from stashtrace.lab.plot_helpers import check_plot_file, save_figure
 from stashtrace.report import blocks as b
 from stashtrace.report.blocks import Block
@@ -64,10 +56,10 @@ class Inputs:
     """Inputs of a forecast."""
 
     #: The slowest rank, with the storage and the page cache of its host.
-    job: LoadingJob
+    job: cache_model.LoadingJob
     #: The same with every input one standard error better or worse.
-    better: LoadingJob
-    worse: LoadingJob
+    better: cache_model.LoadingJob
+    worse: cache_model.LoadingJob
     #: Of the recorded run.
     measured_step_ns: float
     measured_hit_ratio: float
@@ -176,11 +168,11 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
             f"prep: {100 * queued / prep:.0f} % of it is waiting for a CPU; with more workers than free CPUs a"
             " batch takes longer than forecast"
         )
-    job = LoadingJob(
+    job = cache_model.LoadingJob(
         mean(rank, names.COMPUTE), prep, mean(rank, names.BATCH), workers, on_host, cached, reader, storage
     )
 
-    def moved(sign: int) -> LoadingJob:
+    def moved(sign: int) -> cache_model.LoadingJob:
         """The job with every input one standard error better (-1) or worse (1)."""
 
         def rate(value: float, quantity: str) -> float:
@@ -209,20 +201,16 @@ def inputs_of(rates: Table, calibration: Calibration | None = None, *, dataset_b
 
 
 def cache_forecast(inputs: Inputs, cached: Sequence[float], policy: str) -> Table:
-    """Forecast step time and stalls at these cached shares.
-
-    ``inputs``: from :func:`inputs_of`. ``cached``: parts of the data set that the cache holds, 0 to 1. ``policy``:
-    ``lru`` or ``minio``.
-    """
+    """Forecast step time and stalls at these cached shares. ``policy``: ``lru`` or ``minio``."""
     share = np.asarray(cached, dtype=np.float64)
     if not inputs.storage_known:
         share = share[share == 1.0]
         if not len(share):
             raise UsageError("without a rate of storage nothing below 100 % can be forecast", hint=inputs.notes[0])
-    hits = hit_ratio(share, policy)
+    hits = cache_model.hit_ratio(share, policy)
     job = inputs.job
-    steps, better, worse = (predict(j, hits) for j in (job, inputs.better, inputs.worse))
-    needs = [storage_without_fetch_stall(job, float(h)) for h in hits]
+    steps, better, worse = (cache_model.predict(j, hits) for j in (job, inputs.better, inputs.worse))
+    needs = [cache_model.storage_without_fetch_stall(job, float(h)) for h in hits]
     times_ns: dict[str, Any] = {
         "step_ns": steps.step_ns,
         "low_ns": np.minimum(better.step_ns, steps.step_ns),
@@ -280,9 +268,9 @@ _GOOD_RATIO = 0.1
 def answers(inputs: Inputs) -> dict[str, Any]:
     """Numbers behind the sentences, for JSON."""
     job = inputs.job
-    need = storage_without_fetch_stall(job, 0.0)
+    need = cache_model.storage_without_fetch_stall(job, 0.0)
     return {
-        "workers_without_prep_stall_count": workers_without_prep_stall(job) if job.compute_ns > 0 else None,
+        "workers_without_prep_stall_count": cache_model.workers_without_prep_stall(job) if job.compute_ns > 0 else None,
         "storage_without_fetch_stall_bytes_per_s": need.total_bytes_per_s,
         "replayed_step_ns": replayed_ns(inputs),
         "measured_step_ns": inputs.measured_step_ns,
@@ -293,12 +281,12 @@ def answers(inputs: Inputs) -> dict[str, Any]:
 
 def replayed_ns(inputs: Inputs) -> float:
     """The step of the recorded run by the model, at the hit ratio that it had."""
-    return float(predict(inputs.job, inputs.measured_hit_ratio).step_ns[0])
+    return float(cache_model.predict(inputs.job, inputs.measured_hit_ratio).step_ns[0])
 
 
 def forecast_blocks(inputs: Inputs, rates: Table, table: Table, policy: str) -> list[Block | None]:
     """Return a forecast to show: inputs with origin and spread, the table, the three answers, the doubts."""
-    what = "never evicts (MinIO)" if policy == MINIO else "evicts the least recently used"
+    what = "never evicts (MinIO)" if policy == cache_model.MINIO else "evicts the least recently used"
     return [
         b.Table(
             "measured in the run (the forecast is made from means, and from rates of all bytes by all time):",
@@ -313,7 +301,7 @@ def forecast_blocks(inputs: Inputs, rates: Table, table: Table, policy: str) -> 
             (),
             indent="",
             note="needs: rate of storage for one reader, and for all of a host, that keeps fetch within"
-            f" {100 * SLACK_RATIO:.0f} % of a step",
+            f" {100 * cache_model.SLACK_RATIO:.0f} % of a step",
         ),
         b.Listing(_answers_in_words(inputs)),
         b.Listing(inputs.notes, "not measured, or doubtful"),
@@ -373,12 +361,12 @@ def _need(rate: float) -> str:
 
 def _answers_in_words(inputs: Inputs) -> list[str]:
     job = inputs.job
-    warm = predict(job, 1.0)
+    warm = cache_model.predict(job, 1.0)
     lines = []
     if job.compute_ns > 0:
-        enough = workers_without_prep_stall(job)
+        enough = cache_model.workers_without_prep_stall(job)
         now = f"{job.workers_count} now" if job.workers_count else "the step thread loads now"
-        if warm.prep_ns[0] <= SLACK_RATIO * warm.step_ns[0]:
+        if warm.prep_ns[0] <= cache_model.SLACK_RATIO * warm.step_ns[0]:
             lines.append(
                 f"prep stall: none with all data cached; {count_noun(enough, 'worker')} a rank would be enough ({now})"
             )
@@ -386,7 +374,7 @@ def _answers_in_words(inputs: Inputs) -> list[str]:
             lines.append(
                 f"prep stall: {count_noun(enough, 'worker')} a rank remove it ({now}), given as many free CPUs"
             )
-    need = storage_without_fetch_stall(job, 0.0)
+    need = cache_model.storage_without_fetch_stall(job, 0.0)
     if math.isinf(need.total_bytes_per_s):
         lines.append("fetch stall: no storage removes it while nothing is cached; workers are too few")
     else:

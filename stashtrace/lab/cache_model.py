@@ -149,12 +149,12 @@ class StorageNeed:
     reader_bytes_per_s: float
 
 
-def storage_without_fetch_stall(job: LoadingJob, hits: float, *, slack: float = SLACK_RATIO) -> StorageNeed:
-    """Storage rates from which the fetch stall is at most ``slack`` of the step without it.
+def storage_without_fetch_stall(job: LoadingJob, hits: float) -> StorageNeed:
+    """Storage rates from which the fetch stall is at most :data:`SLACK_RATIO` of the step without it.
 
     Not zero: where workers are the limit, reading from storage takes their time however fast it is.
     """
-    target = float(_step_ns(job, np.ones(1))[0]) * (1.0 + slack)
+    target = float(_step_ns(job, np.ones(1))[0]) * (1.0 + SLACK_RATIO)
     missed = (1.0 - hits) * job.batch_bytes
     if missed <= 0:
         return StorageNeed(0.0, 0.0)

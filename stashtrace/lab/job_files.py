@@ -43,9 +43,7 @@ def files_read(trace: Trace) -> FileSet:
     """Files that ranks and their workers read or mapped while they made steps, as far as they are on this machine.
 
     Reads before the first step are left out: they are not repeated in a step. A mapping counts whenever it was made,
-    since what is read through it is not seen. Code is left out.
-
-    Raises MissingDataError if no call was recorded.
+    since what is read through it is not seen. Code is left out. Raises MissingDataError if no call was recorded.
     """
     if not trace.io_rows_count:
         raise MissingDataError("no I/O call was recorded", hint="run with the collector posix_io on")

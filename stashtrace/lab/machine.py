@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from stashtrace.analysis.compare.cpu_use import CpuUse, added_by_others
 from stashtrace.calibration.file import host_hash
-from stashtrace.lab.by_turns import CONTENDED_RATIO
+from stashtrace.lab.alternating import CONTENDED_RATIO
 from stashtrace.loading.foreign_files import free_bytes
 from stashtrace.record.host import processor_name
 from stashtrace.text.prose import count_noun
@@ -43,10 +43,7 @@ def free_memory_bytes() -> int:
 
 
 def group_free_bytes(listing: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Free memory of the tightest control group around this process; None if none has a limit.
-
-    ``listing``: the groups of this process. ``root``: where the groups are mounted, version 2 or 1.
-    """
+    """Free memory of the tightest control group around this process; None if none has a limit."""
     free: list[int] = []
     try:
         lines = listing.read_text(encoding="utf-8").splitlines()
@@ -205,10 +202,7 @@ class Meanwhile:
 
     @classmethod
     def from_uses(cls, used: Sequence[Mapping[str, int] | None]) -> Meanwhile | None:
-        """Return it for a measurement by several processes; None where the kernel did not say it to one of them.
-
-        ``used``: by process, what :meth:`Used.since` returns.
-        """
+        """Return it for a measurement by several processes; None where the kernel did not say it to one of them."""
         known = [Used(**one) for one in used if one]
         if len(known) < len(used) or not known:
             return None
@@ -226,10 +220,7 @@ class Meanwhile:
         )
 
     def disturbance(self, *, of_disk: bool) -> str:
-        """Return what others took, if it may have made times notably longer than on an idle machine; else nothing.
-
-        ``of_disk``: whether a disk was measured.
-        """
+        """Return what others took, if it may have made times notably longer than on an idle machine; else nothing."""
         own, others = self.own_bytes_per_s, self.others_bytes_per_s
         if of_disk and others > CONTENDED_RATIO * own:
             taken, used = bytes_text(others), bytes_text(own)

@@ -88,10 +88,7 @@ def make_cold(files: FileSet, *, drop_caches: bool = False, residency: Residency
 
 
 def make_warm(files: FileSet, *, residency: Residency | None = None) -> CacheState:
-    """Read files until they are resident, and check that they all are; nothing is read if they do not fit.
-
-    ``residency``: what checks.
-    """
+    """Read files until they are resident, and check that they all are; nothing is read if they do not fit."""
     asked = residency or Residency()
     room = memory_room()
     if files.bytes > room:
@@ -214,7 +211,6 @@ def _advise(path: str) -> None:
 
 
 def _read(files: FileSet, resident: Resident) -> None:
-    """Read what is not wholly resident; a file that cannot be read is found missing later."""
     buffer = memoryview(bytearray(_CHUNK_BYTES))
     for path in files.paths:
         with suppress(OSError):
@@ -315,10 +311,7 @@ class Residency:
         self.used: list[str] = []
 
     def resident_bytes(self, path: str) -> int:
-        """Resident bytes of a file, :data:`UNKNOWN` if no instrument shows them.
-
-        Raises OSError if the file cannot be opened.
-        """
+        """Resident bytes of a file, :data:`UNKNOWN` if no instrument shows them."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             status = os.fstat(descriptor)

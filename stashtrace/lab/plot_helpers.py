@@ -33,20 +33,14 @@ def check_plot_file(path: str) -> None:
 
 
 def save_figure(figure: Any, path: str) -> None:
-    """Write a figure into a file, whole or not at all; the suffix chooses the format.
-
-    Raises StashtraceError if the system refuses.
-    """
+    """Write a figure into a file, whole or not at all; the suffix chooses the format."""
     target = Path(path)
     with complete_file(target, hint="choose another file with --plot") as partial:
         figure.savefig(partial, dpi=150, format=target.suffix[1:].lower())
 
 
 def draw_link(above: Any, below: Any, number: int, points: Points, fit: Fit, label: str) -> None:
-    """Draw what was measured of a link and its fit, and below how far they are apart in percent.
-
-    ``number``: of the link in the picture; chooses colour and marker. ``label``: for the legend.
-    """
+    """Draw what was measured of a link and its fit, and below how far they are apart in percent."""
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     sizes, median = np.array(points.sizes_bytes), np.array(points.median_ns)
     bars = np.maximum(np.stack((median - points.low_ns, np.array(points.high_ns) - median)), 0)

@@ -16,10 +16,7 @@ _POLL_S = 0.02
 
 
 class RankFailedError(CaptureError):
-    """A rank ended with an error.
-
-    ``rank``, ``code``: which one, and its exit code; negative for a signal.
-    """
+    """A rank ended with an error. ``rank``, ``code``: which one, and its exit code; negative for a signal."""
 
     def __init__(self, rank: int, code: int, *, hint: str | None = None) -> None:
         super().__init__(f"rank {rank} ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}", hint=hint)
@@ -53,8 +50,7 @@ def rank_processes(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start ``python -m MODULE TASK`` once per rank; those that still run at the end are killed.
 
-    ``tasks``, ``logs``: one per rank: its argument, and the file for what it prints. ``environment``: variables of all
-    ranks.
+    ``tasks``, ``logs``: one per rank.
     """
     started: list[subprocess.Popen[bytes]] = []
     # All ranks are on this host; gloo would otherwise ask for the address of the host's name, which not all know.
@@ -81,11 +77,7 @@ def rank_processes(
 def wait_for_ranks(
     processes: Sequence[subprocess.Popen[bytes]], *, on_wait: Callable[[Sequence[int]], None] = lambda running: None
 ) -> None:
-    """Wait until all ranks have ended well.
-
-    ``processes``: one per rank. ``on_wait``: called with the ranks that still run, now and then. Raises RankFailedError
-    as soon as one has failed.
-    """
+    """Wait until all ranks have ended well. Raises RankFailedError as soon as one has failed."""
     while True:
         codes = [process.poll() for process in processes]
         for rank, code in enumerate(codes):

@@ -41,6 +41,7 @@ LIST_NAME = "staged.list"
 #: Configurations in the terms of ``lab.characterize.run_figures``: the gain is a difference, as a fetch stall is.
 _PLAIN, _STAGED = 3, 4
 _CHUNK_BYTES = 16 << 20
+_LONGEST_RUN_S = 600.0
 
 
 class _FileRefusedError(Exception):
@@ -81,20 +82,14 @@ class Gain:
 
 
 def stage(
-    paths: Sequence[str],
-    tier: Path,
-    *,
-    room_bytes: int | None = None,
-    on_progress: ProgressCallback = no_progress,
+    paths: Sequence[str], tier: Path, *, room_bytes: int | None = None, on_progress: ProgressCallback = no_progress
 ) -> Staged:
     """Copy files into a folder, and write the list next to them; equal ones that are there are kept.
 
-    A copy has another name until it is whole, so what an interruption leaves is never used.
-
-    ``paths``: those that come first gain most. ``room_bytes``: what all copies together may take. Files may be larger
-    than what the job read of them. ``on_progress``: called with the share that is done, and a sentence. Raises
-    CaptureError if the folder cannot be written to or has no room, or no file can be copied; what was copied by this
-    call is removed then.
+    A copy has another name until it is whole, so what an interruption leaves is never used. ``paths``: those that come
+    first gain most. ``room_bytes``: what all copies together may take. Files may be larger than what the job read of
+    them. Raises CaptureError if the folder cannot be written to or has no room, or no file can be copied; what was
+    copied by this call is removed then.
     """
     sizes, left = _sizes(paths, room_bytes)
     if not sizes:
@@ -120,7 +115,7 @@ def stage(
         total, done = max(sum(sizes.values()), 1), 0
         for path, size in sizes.items():
             copy = tier / _name_of(path)
-            if not _alike(path, copy):
+            if not _is_copied(path, copy):
                 what = f"copying {len(made)} of {len(sizes)} files"
                 try:
                     for copied in _copy(path, copy):
@@ -194,7 +189,7 @@ def _remove_others(wanted: Mapping[str, int], tier: Path) -> None:
 def _look_for_room(sizes: Mapping[str, int], tier: Path) -> None:
     disk = os.statvfs(tier)
     block, free = max(disk.f_frsize, 1), disk.f_bavail * disk.f_frsize
-    missing = (size for path, size in sizes.items() if not _alike(path, tier / _name_of(path)))
+    missing = (size for path, size in sizes.items() if not _is_copied(path, tier / _name_of(path)))
     needed = sum(-(-size // block) * block for size in missing)
     if needed > free:
         raise CaptureError(
@@ -265,14 +260,12 @@ def check_gain(
     warmup: int,
     others: Sequence[str] = (),
     directory: str | None = None,
-    timeout_s: float = 600.0,
     on_progress: ProgressCallback = no_progress,
 ) -> Gain:
-    """Run a job with and without the copies, by turns, each time with its files out of the page cache.
+    """Run a job with and without the copies, alternately, each time with its files out of the page cache.
 
-    ``staged``: as :func:`stage` returned it. ``out``: where the runs go. ``repeats``, ``iterations``, ``warmup``:
-    pairs; training steps of a run that count, and those before them. ``others``: files that the job reads and that were
-    not staged: they are made cold as well. ``directory``: where the command runs.
+    ``repeats``, ``iterations``, ``warmup``: pairs; training steps of a run that count, and those before them.
+    ``others``: files that the job reads and that were not staged: they are made cold as well.
     """
     files = file_set([*staged.copies, *others])
     # A tier in memory is always warm, and that is what it is for.
@@ -295,7 +288,7 @@ def check_gain(
         task = HostTask(tuple(command), {}, _in_directory(directory), options=options)
         run = (out / _run_name(kind, repeat)).absolute()
         try:
-            figures, served = _measure(task, run, iterations, warmup, timeout_s, report)
+            figures, served = _measure(task, run, iterations, warmup, report)
             if kind == _STAGED:
                 opens.append(served)
                 if not served:
@@ -315,10 +308,10 @@ def _in_directory(directory: str | None) -> Callable[[list[str], Mapping[str, st
 
 
 def _measure(
-    task: HostTask, directory: Path, iterations: int, warmup: int, timeout_s: float, on_wait: Callable[[], None]
+    task: HostTask, directory: Path, iterations: int, warmup: int, on_wait: Callable[[], None]
 ) -> tuple[Figures, int]:
     """Figures of a run, and how many of its opens were served by a copy."""
-    run_tasks([task], directory, warmup + iterations, timeout_s, name=directory.name, on_wait=on_wait)
+    run_tasks([task], directory, warmup + iterations, _LONGEST_RUN_S, name=directory.name, on_wait=on_wait)
     trace = load_trace(directory)
     return step_figures(trace, warmup, iterations), staged_opens(trace)
 
@@ -329,7 +322,7 @@ def _name_of(path: str) -> str:
     return f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:12]}-{name}"
 
 
-def _alike(path: str, copy: Path) -> bool:
+def _is_copied(path: str, copy: Path) -> bool:
     """Return True if there is a copy, made by us: the job will read it in place of the file."""
     try:
         a, b = os.stat(path), os.lstat(copy)

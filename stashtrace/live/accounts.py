@@ -102,7 +102,7 @@ class LiveAccounts:
         if self._before is not None and not self.held:
             self._move_on(*self._before)
             self._before = None
-        raw = self.run.look(at_ns)
+        raw = self.run.take_in(at_ns)
         nothing = Table.empty(LIVE_STEPS)
         if not raw.processes:
             return Round(nothing)

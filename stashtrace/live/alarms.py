@@ -86,10 +86,7 @@ class Alarms:
             self._triggers.setdefault(path, []).append(event)
 
     def answer(self, request: Request, newest: int, at_ns: int) -> None:
-        """Open a window that somebody asks for, or the part of this host in that of another one.
-
-        ``newest``: the last step that has closed.
-        """
+        """Open a window that somebody asks for, or the part of this host in that of another one."""
         if request.collector:
             self._deepen(request, self.windows.answer(request, newest, at_ns), newest, at_ns)
             return

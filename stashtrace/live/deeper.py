@@ -26,7 +26,7 @@ from stashtrace.errors import StashtraceError
 from stashtrace.live import times
 from stashtrace.live.state import Event
 from stashtrace.record.follower import ask_for_deeper_steps
-from stashtrace.record.look.stack_samples import StackSampler
+from stashtrace.record.peek.stack_samples import StackSampler
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import KERNELS_WINDOW, KERNELS_WINDOWS_COUNT, Trace
@@ -37,7 +37,7 @@ from stashtrace.text.units import duration_text, ranks_named
 KERNELS, STACKS = "kernels", "stacks"
 #: Part of the job's time that deeper steps may cost, in each hour.
 BUDGET_RATIO = 0.01
-#: So many of the newest steps say what a step usually takes.
+#: This number of the newest steps says what a step usually takes.
 _USUAL_STEPS = 64
 #: Between what a rank does and the round that sees it, without the age of the newest step.
 _MARGIN_STEPS = 2
@@ -234,13 +234,11 @@ class DeeperSteps:
 
 
 def _windows(new: Mapping[int, str]) -> list[tuple[int, int]]:
-    """Return the first step and the one behind the last that each rank reported."""
     ends = [text.split()[0].split(":") for text in new.values()]
     return [(int(first), int(end)) for first, end in ends]
 
 
 def _mean_lengths(closed: Table) -> dict[int, float]:
-    """Return the mean length of each step over the ranks."""
     lengths = closed["end_ns"] - closed["begin_ns"]
     return {step: float(np.mean(lengths[rows])) for step, rows in GroupBy(closed["step"]).items()}
 
@@ -264,7 +262,6 @@ def _reports(window: Trace) -> dict[int, tuple[int, str]]:
 
 
 def _ranks(window: Trace) -> dict[int, int]:
-    """Return the rank of each process."""
     return dict(zip(window.processes["process_id"].tolist(), window.processes["rank"].tolist(), strict=True))
 
 

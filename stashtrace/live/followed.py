@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stashtrace.errors import StashtraceError, guarded
-from stashtrace.files.run_facts import LOOKS
+from stashtrace.files.run_facts import PEEKS
 from stashtrace.format.growing import CLOCKS_NS, GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.live import times
@@ -28,7 +28,7 @@ from stashtrace.live.table import GrowingSum, LiveFile, LiveTotals
 from stashtrace.live.triggers import GrowthTrigger, LostRankTrigger, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.run_tables import WINDOW_FACT, Window
 from stashtrace.record.directory import WINDOWS_FOLDER, read_run_file, update_host_facts, write_run_file
-from stashtrace.record.look.stack_samples import StackSampler
+from stashtrace.record.peek.stack_samples import StackSampler
 from stashtrace.text.prose import count_noun
 from stashtrace.text.units import bytes_text
 
@@ -120,7 +120,7 @@ class FollowedRun:
     def _processes(self) -> dict[int, tuple[int, int]]:
         """Return the number of the process of each rank of this host, as the host and as the process itself see it."""
         ranks, _ = self.accounts.own_files()
-        live = LiveRings.look()
+        live = LiveRings.now()
         found = {rank: (live.pid_of(file), int(file.metadata.get("pid", -1))) for rank, file in ranks.items()}
         return {rank: (pid, own) for rank, (pid, own) in found.items() if pid >= 0}
 
@@ -209,7 +209,7 @@ class FollowedRun:
         deadline_s = time.monotonic() + times.LAST_WORDS_S
         with contextlib.suppress(StashtraceError):  # the round that follows says it
             while True:
-                self.accounts.run.look(time.monotonic_ns())
+                self.accounts.run.take_in(time.monotonic_ns())
                 self._share()
                 self.others.round(time.monotonic_ns())
                 if not self.others.recording() or time.monotonic() > deadline_s:
@@ -225,7 +225,6 @@ class FollowedRun:
         self.alarms.collect(time.monotonic_ns(), last=True)
 
     def _deepen(self, found: Round, ended: bool) -> None:
-        """Begin and end what is recorded in more detail."""
         at_ns, origin_ns = time.monotonic_ns(), self.accounts.origin_ns
         if event := self.deeper.round(found.closed, found.window, origin_ns, at_ns, ended=ended):
             self.log.add(event)
@@ -253,13 +252,15 @@ class FollowedRun:
             return
         last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
         joint = found.window if found.joint is None else found.joint
-        if not ended and self.stuck.round(joint, at_ns, last_ns, *self._of_others(at_ns), in_part=in_part):
+        if not ended and self.stuck.round(
+            joint, at_ns, last_ns, self.others.spoken_for(at_ns), self.others.known, in_part=in_part
+        ):
             if self.stuck.sentences:
                 newest = max(self.accounts.closed.values(), default=-1)
                 text = "; ".join(self.stuck.sentences)
                 event = Event("stuck", text, time.time_ns(), newest, min(self.stuck.ranks, default=-1))
                 self.alarms.add(event, "stuck", at_ns, now=True)
-                update_host_facts(self.directory, self.state.host, {LOOKS: self.stuck.looks})
+                update_host_facts(self.directory, self.state.host, {PEEKS: self.stuck.peeks})
             else:
                 self.alarms.add(Event("moves_again", "the job moves again", time.time_ns()), "", at_ns)
         if self.stuck.waits and not self._waits:
@@ -285,12 +286,7 @@ class FollowedRun:
             if (event.kind, event.step) not in reported:
                 self.alarms.add(event, what, at_ns)
 
-    def _of_others(self, at_ns: int) -> tuple[Collection[int], Collection[int]]:
-        """Return the ranks that other hosts speak for, and those of which something is known."""
-        return self.others.spoken_for(at_ns), self.others.known
-
     def _answer(self, ended: bool) -> None:
-        """Open the windows that are asked for."""
         at_ns = time.monotonic_ns()
         requests = take_requests(self.directory, self.state.host)
         if self._is_asked:
@@ -304,7 +300,6 @@ class FollowedRun:
             self.alarms.answer(request, newest, at_ns)
 
     def _seal(self, ended: bool) -> None:
-        """Seal the windows that are ready, and drop what need not stay."""
         at_ns = time.monotonic_ns()
         self.alarms.seal_if_ready(self.accounts, at_ns, ended=ended)
         self.accounts.held = self.windows.is_open
@@ -373,9 +368,8 @@ class Keeper:
     """Drops what is older than the steps to keep from the files of a run while it records.
 
     The processes of the job append to their files as ever; what is dropped becomes a hole, which takes no space. The
-    run then begins in the middle of the job, and the fact ``window`` in its ``run.json`` says where.
-
-    ``steps``: how many closed steps stay, 0 for no such limit. ``most_bytes``: what the files may take, 0 for no limit.
+    run then begins in the middle of the job, and the fact ``window`` in its ``run.json`` says where. ``steps``: how
+    many closed steps stay, 0 for no such limit. ``most_bytes``: what the files may take, 0 for no limit.
     """
 
     directory: Path

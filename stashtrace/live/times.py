@@ -29,7 +29,7 @@ STOPPED_NS, LATELY_NS = 15 * SECOND_NS, 5 * SECOND_NS
 #: How long others make steps without a rank that has ended in order, before it counts as lost.
 ENDED_EARLY_NS = ROUND_NS
 #: Time without the end of a step before processes are examined, and between two such examinations.
-QUIET_NS, LOOKS_APART_NS = QUIET_ROUND_NS, 2 * QUIET_ROUND_NS
+QUIET_NS, PEEKS_APART_NS = QUIET_ROUND_NS, 2 * QUIET_ROUND_NS
 #: A wait for ranks that are not seen is worth a line from this length on: checkpoints take as long.
 LONG_WAIT_NS = SILENT_NS
 #: The view says that no step has ended after this time, and after this number of the newest steps.

@@ -1,7 +1,7 @@
 """What is worth a line and a window while a job runs: slow steps, a job that stands still, growing stalls, lost ranks.
 
 A job stands still if a rank has not entered what others wait in, and its processes get on in nothing: no records, no
-I/O, no CPU, no other work (``record.look.model``). One of the two alone is no alarm: long checkpoints, evaluations
+I/O, no CPU, no other work (``record.peek.model``). One of the two alone is no alarm: long checkpoints, evaluations
 and compilations are neither. Nor is a wait for ranks of which nothing is seen here: it is reported as such a wait.
 
 A kind of stall grows if its level changes over many steps, where a slow step is a single one:
@@ -43,8 +43,8 @@ from stashtrace.errors import StashtraceError
 from stashtrace.format.growing import GrowingFile
 from stashtrace.format.liveness import LiveRings
 from stashtrace.live import times
-from stashtrace.loading.looks import facts_of_looks, look_at
-from stashtrace.record.look.model import RUNS
+from stashtrace.loading.peeks import facts_of_peeks, peek_at
+from stashtrace.record.peek.model import RUNS
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import ProcessRole, StallKind
 from stashtrace.schema.stall_kinds import STALL_KINDS, words_of
@@ -76,10 +76,7 @@ class SlowStepTrigger:
     _search: SlowSteps = field(default_factory=SlowSteps)
 
     def round(self, closed: Table, window: Trace, *, in_part: bool = False) -> list[SlowStepSeen]:
-        """Take in the steps that closed in a round, and return those that are slow.
-
-        ``in_part``: the job has ranks that are not seen from here.
-        """
+        """Take in the steps that closed in a round, and return those that are slow."""
         closed = closed.take(closed["step"] >= WARMUP_STEPS)
         if not len(closed):
             return []
@@ -105,20 +102,20 @@ def _seen(step: SlowStep, closed: Table, table: Table, window: Trace, in_part: b
 
 @dataclass(slots=True)
 class StuckTrigger:
-    """Tells whether a job stands still, and which ranks it waits for."""
+    """Finds whether a job stands still, and which ranks it waits for."""
 
     directory: str
     #: The sentences about it, empty while the job moves; and the ranks that it waits for.
     sentences: list[str] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
-    #: What was seen of the processes, as a run keeps it (``run_facts.LOOKS``): they may be gone when somebody asks.
-    looks: list[dict[str, Any]] = field(default_factory=list)
+    #: What was seen of the processes, as a run keeps it (``run_facts.PEEKS``): they may be gone when somebody asks.
+    peeks: list[dict[str, Any]] = field(default_factory=list)
     #: The sentence about ranks that wait long for others of which nothing is seen from here, or which use a CPU and
     #: record nothing; empty if none do.
     waits: str = ""
     #: The sentences about ranks that others wait for and that get on in something; no alarm, and said to who asks.
     awaited: list[str] = field(default_factory=list)
-    _looked_ns: int = -times.LOOKS_APART_NS
+    _looked_ns: int = -times.PEEKS_APART_NS
 
     def round(
         self,
@@ -132,15 +129,14 @@ class StuckTrigger:
     ) -> bool:
         """Look at a job again; return whether it has come to a standstill, or moves again, since the last call.
 
-        ``at_ns``: CLOCK_MONOTONIC now. ``last_end_ns``: when the last step ended that has closed, on that clock.
-        ``elsewhere``: ranks that their hosts examine: a job that waits for these alone is stuck if they say so.
-        ``known``: ranks that other hosts have reported at any time. ``in_part``: the job has ranks that are not seen
-        from here.
+        ``last_end_ns``: when the last step ended that has closed, on that clock. ``elsewhere``: ranks that their hosts
+        examine: a job that waits for these alone is stuck if they say so. ``known``: ranks that other hosts have
+        reported at any time.
         """
         if at_ns - last_end_ns < times.QUIET_NS:
             self.waits, self.awaited = "", []
             return self._become([], [])
-        if at_ns - self._looked_ns < times.LOOKS_APART_NS:
+        if at_ns - self._looked_ns < times.PEEKS_APART_NS:
             return False
         self._looked_ns = at_ns
         with contextlib.suppress(StashtraceError):  # a run that has no rank yet, or whose files go away
@@ -159,8 +155,8 @@ class StuckTrigger:
             self.waits = _wait_for_unseen(window)
             return [], []
         wanted = {process: tid for rank in ranks for process, tid in threads_to_look_at(window, rank)}
-        seen = look_at(window, self.directory, wanted)
-        self.looks = facts_of_looks(seen)
+        seen = peek_at(window, self.directory, wanted)
+        self.peeks = facts_of_peeks(seen)
         endings = ending_claims(seen, lives=True, in_part=in_part)
         claims = [claim for claim in endings if claim.kind in ("hung", "mismatch")]
         if not claims:
@@ -420,7 +416,7 @@ class LostRankTrigger:
                 return ""
             return f"its process {pid} has ended, and the others have made {ahead} steps without it"
         silent_ns = at_ns - file.newest_ns
-        if not LiveRings.look().holds(file):
+        if not LiveRings.now().holds(file):
             return f"its process {pid} has died without ending its recording" if silent_ns >= times.LATELY_NS else ""
         if silent_ns < times.STOPPED_NS:
             return ""

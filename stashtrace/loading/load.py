@@ -325,7 +325,7 @@ class GrownRun:
 def load_growing(run: RawRun, others: Sequence[StashFile] = ()) -> GrownRun:
     """Load what is in memory of a run that still records, as ``load_trace`` does; nothing is warned of.
 
-    ``run``: of ``format.growing.GrowingRun.look``. ``others``: what other hosts report of their ranks. Of an elastic
+    ``run``: of ``format.growing.GrowingRun.take_in``. ``others``: what other hosts report of their ranks. Of an elastic
     job the last start is loaded. Raises FormatError if no process has a clock reading.
     """
     opened = identify_run([run], run.path, None, None, others)

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stashtrace.files.run_facts import GPU_INVENTORY, LOOKS, STACKS, WINDOW_STEPS
+from stashtrace.files.run_facts import GPU_INVENTORY, PEEKS, STACKS, WINDOW_STEPS
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.reader import RawRun
 from stashtrace.loading.clocks.host_clock import RunClocks
 from stashtrace.loading.decode import Decoded
 from stashtrace.loading.process_identity import Identity, Process
-from stashtrace.record.look.model import LOOK_FACT
+from stashtrace.record.peek.model import PEEK_FACT
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import ProcessRole, Severity, TrackKind
 from stashtrace.schema.order import SORT_KEYS, in_order_of, number_collectives
@@ -113,7 +113,7 @@ def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
         facts[WINDOW_FACT] = joint.fact(origin)
     for raw in run.runs:
         for key, value in raw.run.items():
-            if key in ("parts", GPU_INVENTORY, LOOKS):  # of each host; `stashtrace info` shows them
+            if key in ("parts", GPU_INVENTORY, PEEKS):  # of each host; `stashtrace info` shows them
                 continue
             facts.setdefault(key, " ".join(map(str, value)) if isinstance(value, list) else str(value))
     own = {
@@ -122,18 +122,18 @@ def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
         "value_code": run.strings.codes(facts.values()),
     }
     schema = TABLES["metadata"]
-    looks = Table.from_rows(schema, list(_looks(run)))
-    return Table.concat(schema, [Table(schema, own), *(d.tables.metadata for d in decoded), looks])
+    peeks = Table.from_rows(schema, list(_peeks(run)))
+    return Table.concat(schema, [Table(schema, own), *(d.tables.metadata for d in decoded), peeks])
 
 
-def _looks(run: OpenedRun) -> Iterator[tuple[int, int, int]]:
-    """Yield the looks that followers took while the job lived, as facts of the processes that they looked at."""
+def _peeks(run: OpenedRun) -> Iterator[tuple[int, int, int]]:
+    """Yield the peeks that followers took while the job lived, as facts of the processes that they looked at."""
     numbers = {(str(p.file.metadata.get("host", "")), p.facts.pid): p.number for p in run.processes}
     for raw in run.runs:
-        for kept in (look for facts in (raw.run, *raw.host_facts) for look in facts.get(LOOKS, ())):
+        for kept in (peek for facts in (raw.run, *raw.host_facts) for peek in facts.get(PEEKS, ())):
             number = numbers.get((kept["host"], kept["pid"]))
             if number is not None:
-                yield number, run.strings.code(LOOK_FACT), run.strings.code(kept["look"])
+                yield number, run.strings.code(PEEK_FACT), run.strings.code(kept["look"])
 
 
 def _stack_table(run: OpenedRun) -> Table:
@@ -272,7 +272,7 @@ def _still_recording(run: OpenedRun) -> Iterator[LossRow]:
     files = [process.file for process in run.processes]
     if not any(file.has_ring for file in files):
         return
-    live = LiveRings.look()
+    live = LiveRings.now()
     count = sum(live.holds(file) for file in files)
     if count:
         text = f"{count} processes are still recording; load again for the rest"

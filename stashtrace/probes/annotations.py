@@ -171,7 +171,7 @@ def step() -> None:
         window = backend.window
         if not backend.thread_state.is_step_thread:
             backend.begin_steps()
-        if window.told:
+        if window.is_controlled:
             window.mark_ns = time.monotonic_ns()
         if window.open:
             backend.emit_instant(backend.now(), 0, window.step, backend.intern("step"), backend.step_mark)

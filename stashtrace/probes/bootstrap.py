@@ -55,10 +55,10 @@ PROBES: dict[str, tuple[tuple[str, str], ...]] = {
 if os.environ.get("STASHTRACE_SYNTHETIC", "0") != "0":
     # Data is replayed whatever is recorded. This probe comes first, so that torch_dataloader wraps its wrappers.
     for _name, _replay in (
-        ("torch.utils.data.dataloader", "torch.replay"),
-        ("torchdata.stateful_dataloader.stateful_dataloader", "torch.torchdata_replay"),
+        ("torch.utils.data.dataloader", "install"),
+        ("torchdata.stateful_dataloader.stateful_dataloader", "install_torchdata"),
     ):
-        PROBES[_name] = (("core", f"stashtrace.probes.{_replay}:install"), *PROBES[_name])
+        PROBES[_name] = (("core", f"stashtrace.probes.torch.replay:{_replay}"), *PROBES[_name])
 
 for _variable, _name, _probe in (
     ("STASHTRACE_LOADER", "torch.utils.data.dataloader", ("torch_dataloader", "torch.loader_settings")),
@@ -95,10 +95,8 @@ class _Process:
 class ImportHook:
     """Meta path finder that calls back after the import of a watched module.
 
-    It finds nothing itself, but for this package in a job whose environment has none.
-
-    ``names``: modules to watch. ``callback``: called with the name and the module, once, when the module has been
-    executed.
+    It finds nothing itself, but for this package in a job whose environment has none. ``names``: modules to watch.
+    ``callback``: called with the name and the module, once, when the module has been executed.
     """
 
     def __init__(self, names: Sequence[str], callback: Callable[[str, ModuleType], None]) -> None:

@@ -45,10 +45,7 @@ _ping: _Ping | None = None
 
 
 def start(world: Any) -> None:
-    """Compare clocks when the default group has been made; a second call does nothing.
-
-    ``world``: ``torch.distributed.distributed_c10d``.
-    """
+    """Compare clocks when the default group has been made; a second call does nothing."""
     global _ping
     if _ping is not None or not _takes_part(world):
         return
@@ -141,7 +138,8 @@ class _Ping:
         first_child = number * _CHILDREN + 1
         children = min(_CHILDREN, self._hosts - first_child) if self._hosts else 0
         if children > 0 or not self._hosts:
-            self._listen()
+            self._listener = socket.create_server(("", 0), backlog=_CHILDREN)
+            threading.Thread(target=self._serve, name="stashtrace-clock", daemon=True).start()
         port = self._listener.getsockname()[1] if self._listener is not None else 0
         place = _place()
         about = {
@@ -224,10 +222,6 @@ class _Ping:
 
     # The parent's side --------------------------------------------------------------------------
 
-    def _listen(self) -> None:
-        self._listener = socket.create_server(("", 0), backlog=_CHILDREN)
-        threading.Thread(target=self._serve, name="stashtrace-clock", daemon=True).start()
-
     def _serve(self) -> None:
         try:
             native.set_thread_role(recorder.code("ThreadRole", "tracer"), "stashtrace-clock")
@@ -294,10 +288,7 @@ def _prepare(link: socket.socket) -> None:
 
 
 def _receive(link: socket.socket, buffer: bytearray) -> int:
-    """Receive a message; return the ticks right after it.
-
-    Raises OSError if the other side is gone or silent.
-    """
+    """Receive a message; return the ticks right after it. Raises OSError if the other side is gone or silent."""
     count = 0
     for _ in range(_POLLS_COUNT):
         try:

@@ -265,7 +265,7 @@ class StepWindow:
         self._followers: list[Callable[[bool], bool]] = []
         self._late: list[Callable[[bool], bool]] = []
         #: Whether the launcher's side says when to record, and when the user's mark of this step came.
-        self.told = control is not None
+        self.is_controlled = control is not None
         self.mark_ns = 0
         self.open = True
         self._apply()
@@ -349,7 +349,7 @@ class StepWindow:
         self._tell()
 
     def _tell(self) -> None:
-        """Tell deep mode, and the launcher if it waits for this step, which step has begun."""
+        """Inform deep mode, and the launcher if it waits for this step, which step has begun."""
         self._announced = self.step
         if self._deeper is not None:
             self._deeper.look(self.step)

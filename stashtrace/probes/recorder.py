@@ -51,10 +51,7 @@ def code_names(enumeration: str) -> list[str]:
 
 
 class RecordWriter:
-    """Emits rows of one record type; reserved fields become zero.
-
-    ``name``: name of the record in ``records.def``.
-    """
+    """Emits rows of one record type; reserved fields become zero. ``name``: name of the record in ``records.def``."""
 
     __slots__ = ("_emit", "_id", "_pack")
 

@@ -38,10 +38,7 @@ def pin_to_share() -> None:
 
 
 def parsed_cpus(text: str) -> set[int]:
-    """Return the processors of a list such as ``0-3,8``.
-
-    Raises ValueError if the text is not such a list.
-    """
+    """Return the processors of a list such as ``0-3,8``. Raises ValueError if the text is not such a list."""
     cpus: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")

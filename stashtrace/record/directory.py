@@ -386,9 +386,8 @@ def copy_process(source: Path, target: Path) -> None:
     """Copy a ``.stash``, and its ``.ring`` if it has one; ``source`` and ``target`` are paths without suffix.
 
     The ring is copied first, since a ``.stash`` without one reads as complete. The caller removes what a killed copy
-    left behind, with ``whole_files.remove_left_in``, once for all processes.
-
-    Raises OSError if there is no room or no permission.
+    left behind, with ``whole_files.remove_left_in``, once for all processes. Raises OSError if there is no room or no
+    permission.
     """
     for suffix in reversed(TRACE_SUFFIXES):
         file = source.with_name(source.name + suffix)
@@ -397,10 +396,7 @@ def copy_process(source: Path, target: Path) -> None:
 
 
 def copy_host_facts(source: Path, target: Path) -> None:
-    """Copy what the followers of a run know to another directory of it, except for hosts that have written there.
-
-    Errors of the system are raised as they are.
-    """
+    """Copy what the followers of a run know to another directory of it, except for hosts that have written there."""
     for known in sorted(source.glob(host_file("*"))):
         if not (target / known.name).exists():
             _copy(known, target / known.name)

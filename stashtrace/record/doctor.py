@@ -371,7 +371,6 @@ def program_kind(path: Path) -> str:
 
 
 def _read(path: str) -> str | None:
-    """Return the content of a small file, None if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -344,7 +344,6 @@ def _package(name: str) -> str:
 
 
 def _shm_bytes() -> int | None:
-    """Return the free bytes of /dev/shm, None if there is none."""
     try:
         room = os.statvfs("/dev/shm")
     except OSError:

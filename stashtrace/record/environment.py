@@ -138,9 +138,8 @@ def preload_path(library: str | os.PathLike[str]) -> str:
     """Return a path of the library that LD_PRELOAD can name.
 
     A library in a folder with a blank or a colon gets a link in a folder of the user's own, in the cache or else among
-    temporary files. The link stays, since processes of the job may start others after the command has ended.
-
-    Raises CaptureError if the library is missing, or no folder without a blank can be used.
+    temporary files. The link stays, since processes of the job may start others after the command has ended. Raises
+    CaptureError if the library is missing, or no folder without a blank can be used.
     """
     path = Path(library).absolute()
     if not path.is_file():

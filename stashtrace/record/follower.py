@@ -3,7 +3,7 @@
 It is a program of its own (``stashtrace.live.follower``): the launcher does not load numpy, and a fault there costs
 nothing here.
 
-It tells the processes of the job what it wants by a file that each of them maps, since to look at it is no system call:
+The processes of the job learn what it wants by a file that each of them maps, since to look at it is no system call:
 
 byte 0       when to record (``run --idle``): 0 for nothing, else the number of the period, from 1 to 255 and again
 byte 1       number of the newest request for deeper steps, likewise; 0 before the first
@@ -125,7 +125,6 @@ def ask_for_deeper_steps(
     """Let the ranks record their kernels for some steps; ``count`` 0 for no more of them.
 
     ``usual_ns``: of a step. ``budget_ns``: that the steps may take longer in all; a rank ends when it is used up.
-
     Errors of the system are raised as they are.
     """
     with open(control_path(directory), "r+b") as file:

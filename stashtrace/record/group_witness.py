@@ -69,11 +69,9 @@ class GroupWitness:
         """Find out whether a signal that we took has reached the group, or is about to.
 
         ``timeout`` signals its child and then the whole group. So we wait for the second signal while the sender runs;
-        one that sleeps or has ended sends no more.
-
-        ``number``, ``sender``: signal, and process id of its sender; 0 for the kernel and for senders outside our pid
-        namespace. ``by_terminal``: whether the kernel itself sent it; decides where there is no witness. Returns
-        True if the job has got it, as far as it is in our group.
+        one that sleeps or has ended sends no more. ``number``, ``sender``: signal, and process id of its sender; 0 for
+        the kernel and for senders outside our pid namespace. ``by_terminal``: whether the kernel itself sent it;
+        decides where there is no witness. Returns True if the job has got it, as far as it is in our group.
         """
         begin_s = time.monotonic()
         while True:

@@ -100,8 +100,6 @@ def processor_name(listing: Path = Path("/proc/cpuinfo")) -> str:
 
     On aarch64 the kernel has no name for it: there it is the architecture with the numbers of the first core, such as
     ``aarch64 0x41/0xd4f r0p0`` for a Neoverse V2 (Grace). The architecture alone where there is neither.
-
-    ``listing``: what is read; for tests.
     """
     try:
         text = listing.read_text(encoding="utf-8", errors="replace")
@@ -144,8 +142,7 @@ def is_far(kind: str) -> bool:
 def file_system_of(path: str, mounts: Iterable[str] | None = None) -> str:
     """Return the type of the file system that holds a path, empty if unknown.
 
-    ``path``: absolute, without symbolic links. ``mounts``: lines as in ``/proc/self/mountinfo``, which is read by
-    default.
+    ``path``: absolute, without symbolic links.
     """
     if mounts is None:
         try:

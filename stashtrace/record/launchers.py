@@ -51,7 +51,6 @@ class Job:
 def job_of(command: Sequence[str], environment: Mapping[str, str], run_id: str | None = None) -> Job:
     """Return the job that ``command`` is a part of.
 
-    ``command``: the command to be started; if it is torchrun, its options are read. ``environment``: of this launcher.
     ``run_id``: given by the user on every host; overrides every other name. Raises UsageError if the run id is empty.
     """
     launchers = -1
@@ -226,10 +225,7 @@ _END_KEYS = ("end_realtime_ns", "end_monotonic_ns", "exit_code", "signal")
 
 
 def announce(directory: Path, facts: Mapping[str, Any]) -> Path:
-    """Make this launcher's file and return its path.
-
-    Raises CaptureError if it cannot be written.
-    """
+    """Make this launcher's file and return its path. Raises CaptureError if it cannot be written."""
     host, pid = str(facts["host"]).replace("/", "_"), facts["launcher_pid"]
     try:
         for number in range(1, 10_000):  # containers may share host name and process ids
@@ -292,10 +288,7 @@ def end_turns(directory: Path) -> None:
 
 
 def folded(run: Mapping[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the ``run.json`` of a job: it has ended when all launchers have, and failed if one has failed.
-
-    ``run``: content of ``run.json`` so far. ``parts``: from :func:`launchers`.
-    """
+    """Return the ``run.json`` of a job: it has ended when all launchers have, and failed if one has failed."""
     content = {key: value for key, value in run.items() if key not in (*_END_KEYS, RECORDS)}
     content["parts"] = [{k: v for k, v in part.items() if k != "parts"} for part in parts]
     ended = [part for part in parts if "exit_code" in part]

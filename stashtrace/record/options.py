@@ -68,9 +68,8 @@ SETTINGS = {
 def default_collectors() -> tuple[str, ...]:
     """Return the collectors that a run turns on by default: all of ``csrc/schema/records.def`` except deep mode's.
 
-    Native collectors come first, then probes; ``annotations`` comes last.
-
-    Raises CaptureError if the extension that knows them cannot be loaded.
+    Native collectors come first, then probes; ``annotations`` comes last. Raises CaptureError if the extension that
+    knows them cannot be loaded.
     """
     try:
         from stashtrace import _native
@@ -128,10 +127,7 @@ class Declaration:
     in_run_file: bool = False
 
     def checked(self, value: Any) -> Any:
-        """Return the value to keep.
-
-        Raises UsageError if the option cannot have this value.
-        """
+        """Return the value to keep. Raises UsageError if the option cannot have this value."""
         name = self.flag or self.variable
         if self.choices and value not in self.choices:
             raise UsageError(f"{name} cannot be {value!r}", hint="choose from: " + ", ".join(self.choices))
@@ -361,10 +357,9 @@ class RecordOptions:
         """Return a copy of ``base`` with the variables of these options.
 
         If an option is not given, its variable in ``base`` stays or goes, as declared: a traced command that traces
-        another must not pass its steps on.
-
-        Raises UsageError if a collector is unknown, or ``staged`` cannot be used. Raises FormatError if ``staged`` is
-        not a list of staged files. Raises CaptureError if the extension that knows the collectors cannot be loaded.
+        another must not pass its steps on. Raises UsageError if a collector is unknown, or ``staged`` cannot be used.
+        Raises FormatError if ``staged`` is not a list of staged files. Raises CaptureError if the extension that knows
+        the collectors cannot be loaded.
         """
         values = self.given() | {"collectors": self.recorded_collectors()}
         if self.staged is not None:

@@ -102,10 +102,7 @@ def _script_of(command: Sequence[str]) -> str:
 
 
 def spawn(program: str, command: Sequence[str], environment: Mapping[str, str], mask: Iterable[int]) -> int:
-    """Start ``program`` with a signal mask; return its process id.
-
-    Raises CaptureError if the system refuses.
-    """
+    """Start ``program`` with a signal mask; return its process id. Raises CaptureError if the system refuses."""
     # Python ignores these two itself; the command gets their defaults, as from a shell.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
     try:
@@ -232,8 +229,6 @@ def ask_python(program: str) -> JobPython | None:
     """Ask a Python about itself; None if it does not answer.
 
     The command does not run: its interpreter runs a few lines of ours, without the current folder in its path.
-
-    ``program``: its path.
     """
     command = [program, "-c", _FACTS_CODE, str(LIBRARY_PATH)]
     try:
@@ -265,8 +260,5 @@ _CODE = (
 
 
 def own_program(module: str, *arguments: str) -> list[str]:
-    """Return words that run ``module`` as ``python -m`` does, without the current folder in its import path.
-
-    ``module``: a module or package of ours that can be run. ``arguments``: its arguments.
-    """
+    """Return words that run ``module`` as ``python -m`` does, without the current folder in its import path."""
     return [sys.executable, "-c", _CODE.format(root=_ROOT, module=module), *arguments]

@@ -31,10 +31,8 @@ def is_url(text: str) -> bool:
 def fetch(url: str, directory: Path, *, wanted: Callable[[str], bool], progress: Progress | None = None) -> list[Path]:
     """Copy the wanted files of a remote directory and of the folders in it.
 
-    ``url``: the remote directory. ``directory``: where the copies go; made if missing. ``wanted``: called with the name
-    of each file; returns whether to copy it. ``progress``: see :data:`Progress`. Returns their paths. Raises UsageError
-    as ``check_url`` does. Raises FormatError if no file is wanted, or the
-    directory cannot be read.
+    ``wanted``: called with the name of each file; returns whether to copy it. Returns the paths of the copies. Raises
+    UsageError as ``check_url`` does. Raises FormatError if no file is wanted, or the directory cannot be read.
     """
     files, root = _open(url)
     with _raised_as(FormatError, f"cannot read {url}"):
@@ -50,11 +48,10 @@ def fetch(url: str, directory: Path, *, wanted: Callable[[str], bool], progress:
     return [directory / below for _, below in listed]
 
 
-def deliver(directory: Path, url: str, *, progress: Progress | None = None) -> int:
+def deliver(directory: Path, url: str) -> int:
     """Copy all files of a local directory, and of its windows, to a remote one; return how many.
 
-    Raises UsageError as ``check_url`` does. Raises CaptureError if the
-    remote directory cannot be written.
+    Raises UsageError as ``check_url`` does. Raises CaptureError if the remote directory cannot be written.
     """
     files, root = _open(url)
     windows = (directory / WINDOWS_FOLDER).glob("*/*")
@@ -62,21 +59,18 @@ def deliver(directory: Path, url: str, *, progress: Progress | None = None) -> i
     kept = f"the records are kept in {directory}; {_ACCESS_HINT}"
     with _raised_as(CaptureError, f"cannot write to {url}", kept):
         files.makedirs(root, exist_ok=True)
-        for number, path in enumerate(local):
+        for path in local:
             target = posixpath.join(root, path.relative_to(directory).as_posix())
             if path.parent != directory:
                 files.makedirs(posixpath.dirname(target), exist_ok=True)
             files.put_file(str(path), target)
-            if progress is not None:
-                progress(number + 1, len(local))
     return len(local)
 
 
 def read_file(url: str) -> bytes | None:
     """Return the content of one remote file; None if there is no such file.
 
-    Raises UsageError as ``check_url`` does. Raises FormatError if it cannot
-    be read.
+    Raises UsageError as ``check_url`` does. Raises FormatError if it cannot be read.
     """
     files, path = _open(url)
     try:
@@ -90,8 +84,7 @@ def read_file(url: str) -> bytes | None:
 def write_file(url: str, content: bytes) -> None:
     """Write one remote file, and the folders above it where the file system has any.
 
-    Raises UsageError as ``check_url`` does. Raises CaptureError if it cannot
-    be written.
+    Raises UsageError as ``check_url`` does. Raises CaptureError if it cannot be written.
     """
     files, path = _open(url)
     with _raised_as(CaptureError, f"cannot write {url}"):
@@ -102,8 +95,7 @@ def write_file(url: str, content: bytes) -> None:
 def list_files(url: str, ending: str) -> list[str]:
     """Return the names of the files in a remote directory that end so, sorted; none if there is no such directory.
 
-    Raises UsageError as ``check_url`` does. Raises FormatError if the
-    directory cannot be read.
+    Raises UsageError as ``check_url`` does. Raises FormatError if the directory cannot be read.
     """
     files, root = _open(url)
     try:

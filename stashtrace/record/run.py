@@ -225,7 +225,7 @@ class _Run:
     ) -> None:
         """Start the command and what runs with it; wait until it has ended, and what it leaves behind."""
         self._goal = None if self._options.until_step is None else StepGoal(self._records)
-        # Beside the job: NVML may take seconds to answer where the driver was not in use before.
+        # While the job runs: NVML may take seconds to answer where the driver was not in use before.
         inventory = InventoryReader(os.environ) if os.path.exists(_NVIDIA_DEVICE) else None
         kills = MemoryKills()
         if self._follow is not None:
@@ -395,10 +395,7 @@ class _Watch:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._old_mask)
 
     def start(self, program: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the command.
-
-        Raises CaptureError if the system refuses.
-        """
+        """Start the command. Raises CaptureError if the system refuses."""
         _adopt_orphans()
         self._child = spawn(program, command, environment, self._old_mask)
 

@@ -90,9 +90,8 @@ def check_staged_list(path: Path) -> None:
 def list_for_run(source: Path, target: Path) -> tuple[int, list[str]]:
     """Write the list for the processes of one run, without the files whose copies are out of date.
 
-    ``source``: a list that `stashtrace stage` wrote. ``target``: where the list of the run goes. Returns number of
-    files with a usable copy; paths of those that have changed since, or whose copy is gone. Raises FormatError if the
-    source is not a list of staged files. Raises CaptureError if the target cannot be written.
+    Returns number of files with a usable copy; paths of those that have changed since, or whose copy is gone. Raises
+    FormatError if the source is not a list of staged files. Raises CaptureError if the target cannot be written.
     """
     data = _content(source)
     count, changed = 0, []

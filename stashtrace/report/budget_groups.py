@@ -89,10 +89,8 @@ def similar_rows(values: Floats) -> list[tuple[Ints, bool]]:
     """Divide rows into groups whose members differ little from the middle of their group.
 
     The first group is around the median of all rows, the next one around the median of what is left; where no row is
-    near that median, the first row that is left is the middle.
-
-    The largest group comes first. ``mixed`` marks the rows that are left after :data:`GROUPS_AT_MOST` groups and need
-    not be similar.
+    near that median, the first row that is left is the middle. The largest group comes first. ``mixed`` marks the rows
+    that are left after :data:`GROUPS_AT_MOST` groups and need not be similar.
     """
     left = np.arange(len(values))
     groups: list[tuple[Ints, bool]] = []

@@ -87,7 +87,6 @@ def costliest_waits(trace: Trace, steps: Table, stalls: Table) -> dict[str, Any]
 
 
 def _row(table: Table, at: int) -> dict[str, Any]:
-    """Return a row of ``late`` with its sentence."""
     row = {name: table[name][at].item() for name in table.columns}
     row["waiting_count"] = len(ranks_in(row["waiting_ranks"]))
     row["text"] = wait_text(row)
@@ -420,7 +419,6 @@ def longest_file(index: TraceIndex, process_id: int, window: Window) -> str:
 
 
 def _rows_in_window(table: Table, window: Window) -> Table:
-    """Return the rows that touch the window."""
     return table.take((table["begin_ns"] < window.end_ns) & (table["end_ns"] > window.begin_ns))
 
 
@@ -483,8 +481,5 @@ def _join_neighbours(pieces: _Pieces, window: Window, close_ns: int, *, across: 
     new = np.append(True, ~near | (kind[1:] != kind[:-1]))
     first = np.flatnonzero(new)
     return _Pieces(
-        np.minimum.reduceat(begin, first),
-        np.maximum.reduceat(end, first),
-        kind[first],
-        np.add.reduceat(rows, first),
+        np.minimum.reduceat(begin, first), np.maximum.reduceat(end, first), kind[first], np.add.reduceat(rows, first)
     )

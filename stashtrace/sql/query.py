@@ -149,7 +149,6 @@ class StoreRun:
     """A store as a :class:`stashtrace.sql.query.Run`.
 
     Analyses that can be divided by rank run so, if Dask is installed; any other one needs the whole store in memory.
-
     ``path``: the store.
     """
 

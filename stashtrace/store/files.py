@@ -30,21 +30,7 @@ from stashtrace.schema.possible import without_impossible
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.table import Array, GrowingTable, Table
 from stashtrace.schema.trace import LossRow, Trace
-from stashtrace.store.layout import (
-    NO_RANK,
-    PROCESS,
-    STORE_FILE,
-    TRACK,
-    VERSION,
-    from_arrow,
-    is_store,
-    parquet_options,
-    partition,
-    partition_of,
-    read_facts,
-    require_pyarrow,
-    to_arrow,
-)
+from stashtrace.store import layout
 from stashtrace.store.restore_rows import Reinstated, add_losses
 
 if TYPE_CHECKING:
@@ -71,7 +57,7 @@ _COUNTED_IN = tuple(
 
 def store_ranks(path: str | Path) -> list[int]:
     """Ranks of a store, ascending."""
-    ranks: list[int] = read_facts(Path(path))["ranks"]
+    ranks: list[int] = layout.read_facts(Path(path))["ranks"]
     return ranks
 
 
@@ -80,20 +66,19 @@ def load_store(
 ) -> tuple[Trace, dict[str, Array]]:
     """Load a store with the parameters of ``load_trace``.
 
-    Gives the trace and, for each key (``tracks.track_id``), the numbers that its rows have in the whole store.
-
-    Raises FormatError if it is damaged. Raises UsageError if a rank is not there.
+    Gives the trace and, for each key (``tracks.track_id``), the numbers that its rows have in the whole store. Raises
+    FormatError if it is damaged. Raises UsageError if a rank is not there.
     """
-    require_pyarrow()
+    layout.require_pyarrow()
     folder = Path(path)
-    facts = read_facts(folder)
+    facts = layout.read_facts(folder)
     stored: list[int] = facts["ranks"]
     missing = sorted(set(ranks or ()) - set(stored))
     if missing:
         raise UsageError(
             f"{path} has no rank {', '.join(map(str, missing))}", hint=f"it has {', '.join(map(str, stored))}"
         )
-    wanted = [NO_RANK, *(stored if ranks is None else sorted(ranks))]
+    wanted = [layout.NO_RANK, *(stored if ranks is None else sorted(ranks))]
     strings = StringPool()
     joined: dict[str, Table] = {}
     counts: list[int] = []
@@ -200,7 +185,7 @@ def _in_packets(folder: Path, ranks: Sequence[int]) -> Iterator[list[int]]:
     whole = 0
     for rank in ranks:
         try:
-            size = os.stat(partition_of(folder, rank)).st_size
+            size = os.stat(layout.partition_of(folder, rank)).st_size
         except OSError:
             size = 0  # a rank without this table; what else is wrong is seen when the file is read
         if some and (whole + size > _PACKET_BYTES or len(some) == _PACKET_FILES):
@@ -226,7 +211,7 @@ def _packet_of(
     try:
         whole = pyarrow.concat_tables(there).unify_dictionaries()
         of_rank = np.repeat(np.array(ranks, dtype=np.int64), counts)
-        return _Packet(from_arrow(whole, TABLES[name], of_rank, strings), counts)
+        return _Packet(layout.from_arrow(whole, TABLES[name], of_rank, strings), counts)
     except pyarrow.ArrowException:
         return _Packet(_one_by_one(folder, name, dict(zip(ranks, contents, strict=True)), strings), counts)
 
@@ -237,7 +222,7 @@ def _one_by_one(folder: Path, name: str, contents: Mapping[int, pyarrow.Table | 
     for rank, content in contents.items():
         if content is not None and len(content):
             with _naming(folder, name, rank):
-                parts.append(from_arrow(content, TABLES[name], np.full(len(content), rank), strings))
+                parts.append(layout.from_arrow(content, TABLES[name], np.full(len(content), rank), strings))
     return Table.concat(TABLES[name], parts)
 
 
@@ -246,7 +231,7 @@ def _decode(folder: Path, name: str, ranks: Sequence[int]) -> list[pyarrow.Table
     found = []
     for rank in ranks:
         with _naming(folder, name, rank):
-            found.append(_arrow_of(partition_of(folder / name, rank)))
+            found.append(_arrow_of(layout.partition_of(folder / name, rank)))
     return found
 
 
@@ -259,7 +244,7 @@ def _naming(folder: Path, name: str, rank: int) -> Iterator[None]:
         yield
     except (OSError, TooLargeError, pyarrow.ArrowException) as error:
         reason = str(error).partition("\n")[0]
-        file = partition(folder, name, rank)
+        file = layout.partition(folder, name, rank)
         raise FormatError(f"{file} cannot be read: {reason}", hint="export the run again") from error
 
 
@@ -358,7 +343,7 @@ def _unique(name: str, packets: Iterable[_Packet], counts: Sequence[int]) -> Ite
 def _make_dense(tables: dict[str, Table]) -> dict[str, Array]:
     """Number tracks and processes from 0, also where tables refer to them; return the old numbers, by the new."""
     numbers = {}
-    for owner, key in (("processes", PROCESS), ("tracks", TRACK)):
+    for owner, key in (("processes", layout.PROCESS), ("tracks", layout.TRACK)):
         rows = tables[owner].sort_by(key)
         tables[owner], numbers[f"{owner}.{key}"] = rows, rows[key]
     for name, table in tables.items():
@@ -394,7 +379,7 @@ class StoreWriter:
     """
 
     def __init__(self, path: Path, strings: StringPool) -> None:
-        require_pyarrow()
+        layout.require_pyarrow()
         self.path = path
         self.file_bytes = 0
         self.rows: Counter[str] = Counter()
@@ -402,7 +387,7 @@ class StoreWriter:
         self._strings = strings
         self._is_new = not path.exists()
         try:
-            if is_store(path):
+            if layout.is_store(path):
                 shutil.rmtree(path)
             elif path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise OutputError(f"cannot write {path}: it is there and holds no store", hint=_HINT)
@@ -429,12 +414,12 @@ class StoreWriter:
         for name, table in tables.items():
             if not len(table):
                 continue
-            file = partition(self.path, name, rank)
+            file = layout.partition(self.path, name, rank)
             try:
                 file.parent.mkdir(parents=True, exist_ok=True)
-                rows = to_arrow(table, self._strings)
+                rows = layout.to_arrow(table, self._strings)
                 with open(new_file(file, 0o666), "wb") as out:
-                    pyarrow.parquet.write_table(rows, out, **parquet_options(table.schema, len(table)))
+                    pyarrow.parquet.write_table(rows, out, **layout.parquet_options(table.schema, len(table)))
             except OSError as error:
                 raise self._refused(error) from error
             self.file_bytes += file.stat().st_size
@@ -446,13 +431,13 @@ class StoreWriter:
         """Write the store's file; from now on it is one."""
         content = {
             "format": "stashtrace-store",
-            "version": VERSION,
+            "version": layout.VERSION,
             "ranks": sorted(self.ranks),
             "rows": dict(sorted(self.rows.items())),
             **facts,
         }
         try:
-            write_whole(self.path / STORE_FILE, json.dumps(content) + "\n")
+            write_whole(self.path / layout.STORE_FILE, json.dumps(content) + "\n")
         except OSError as error:
             raise self._refused(error) from error
 

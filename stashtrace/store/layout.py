@@ -112,9 +112,8 @@ def to_arrow(table: Table, strings: StringPool) -> pyarrow.Table:
 def from_arrow(content: pyarrow.Table, schema: Schema, rank: Array, strings: StringPool) -> Table:
     """Table from its Arrow form, with the rank of each row.
 
-    A column that the file lacks gets its missing value, an unknown one is left out.
-
-    Raises pyarrow.ArrowException if a column has another type, or a number that does not fit.
+    A column that the file lacks gets its missing value, an unknown one is left out. Raises pyarrow.ArrowException if a
+    column has another type, or a number that does not fit.
     """
     columns: dict[str, Any] = {}
     given = dict(zip(content.column_names, content.columns, strict=True))

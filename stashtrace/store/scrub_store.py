@@ -29,10 +29,7 @@ def tables_of(store: Path) -> list[Path]:
 
 
 def survey_store(store: Path, survey: Survey) -> None:
-    """Note the hosts, files and secrets that a store names.
-
-    Raises FormatError if a file is damaged.
-    """
+    """Note the hosts, files and secrets that a store names. Raises FormatError if a file is damaged."""
     for name in tables_of(store):
         table = _read(store / name)
         done = (table.schema.metadata or {}).get(_DONE, b"").decode().split()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stashtrace.schema.stall_kinds import COLUMNS
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.text.units import duration_text, percent_text, ranks_text
 
 #: More ranks than this become one row of the median and a row for each rank that differs from it.
@@ -33,7 +33,7 @@ class Budget:
         return self.shares.get(column, 0.0)
 
 
-def budget_lines(ranks: Sequence[Budget], look: Look, sources: Collection[str]) -> list[str]:
+def budget_lines(ranks: Sequence[Budget], style: Style, sources: Collection[str]) -> list[str]:
     """Return the table with a row of bars for each rank; rows of validation and inference follow those of training."""
     kinds = list(dict.fromkeys(rank.step_kind for rank in ranks))
     rows = [row for kind in kinds for row in _rows([rank for rank in ranks if rank.step_kind == kind])]
@@ -44,8 +44,8 @@ def budget_lines(ranks: Sequence[Budget], look: Look, sources: Collection[str]) 
     time_width = max(len("step"), *(len(t) for t in times))
     cells = 20
     while cells > 4:
-        widths = {g: max(len(g), 5 + max(len(look.bar(s[g], cells)) for s in shares)) + 2 for g in shown}
-        if len(_INDENT) + label_width + time_width + 2 + sum(widths.values()) <= look.width:
+        widths = {g: max(len(g), 5 + max(len(style.bar(s[g], cells)) for s in shares)) + 2 for g in shown}
+        if len(_INDENT) + label_width + time_width + 2 + sum(widths.values()) <= style.width:
             break
         cells -= 1
     lines = [
@@ -61,9 +61,9 @@ def budget_lines(ranks: Sequence[Budget], look: Look, sources: Collection[str]) 
         line = _INDENT + label.ljust(label_width) + time.rjust(time_width) + "  "
         percents = _percents([float(share[g]) for g in shown])
         for group, percent in zip(shown, percents, strict=True):
-            bar = look.bar(share[group], cells)
+            bar = style.bar(share[group], cells)
             pad = " " * (widths[group] - 6 - len(bar))
-            line += f"{percent:>5} " + look.paint(bar, group) + pad
+            line += f"{percent:>5} " + style.paint(bar, group) + pad
         lines.append(line.rstrip())
     return lines
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from stashtrace.schema.stall_kinds import COLUMN_OF
 from stashtrace.schema.table import Table
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.words import Finding, Row, evidence_texts
 from stashtrace.summary.words.cause_templates import cause_lines
 from stashtrace.text.units import named_ranks, ranks_in
@@ -90,7 +90,7 @@ def causes_found(first: Table | None) -> list[Row]:
     return [row for row in first.rows() if not row["reason"]] if first is not None else []
 
 
-def causes_block(causes: Sequence[Row], found: Sequence[Finding], look: Look, path: str) -> list[str]:
+def causes_block(causes: Sequence[Row], found: Sequence[Finding], style: Style, path: str) -> list[str]:
     """Return the lines about causes; ``found``: the findings, of which the details are taken."""
     lines: list[str] = []
     shown: set[str] = set()
@@ -99,7 +99,7 @@ def causes_block(causes: Sequence[Row], found: Sequence[Finding], look: Look, pa
         what += steps_of(row, found)
         details = [said for said in details_of(row, found) if said not in shown]
         shown.update(details)
-        lines += [look.paint(line, "strong") for line in look.wrap(what, f"{_INDENT}▶ ", _INDENT * 2)]
+        lines += [style.paint(line, "strong") for line in style.wrap(what, f"{_INDENT}▶ ", _INDENT * 2)]
         for sentence in (*details, "; ".join(said for said in (waits, saving) if said)):
-            lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4) if sentence else []
+            lines += style.wrap(sentence, _INDENT * 3, _INDENT * 4) if sentence else []
     return lines

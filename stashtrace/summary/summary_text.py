@@ -19,7 +19,7 @@ from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 from stashtrace.summary.bars import Budget, budget_lines
 from stashtrace.summary.causes_block import causes_block, causes_found
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.words import Finding, Row, claim_text, evidence_texts, findings_of
 from stashtrace.summary.words.headline import headline_text
 from stashtrace.summary.words.policy import POLICY
@@ -45,45 +45,45 @@ WARNINGS = ("records_lost", "low_confidence", "host_timed_steps")
 
 
 def summary(
-    trace: Trace, *, look: Look | None = None, shown: str = "", first: Table | None = None, everything: bool = False
+    trace: Trace, *, style: Style | None = None, shown: str = "", first: Table | None = None, everything: bool = False
 ) -> str:
     """Return the summary of a run as text.
 
-    ``trace``: one run. ``look``: what the screen can show; by default 80 columns of UTF-8 without colour. ``shown``:
+    ``trace``: one run. ``style``: what the screen can show; by default 80 columns of UTF-8 without colour. ``shown``:
     the run directory as a person would type it in a command; by default the path of the trace. ``first``: rows of the
     analysis ``causes``. Without, or where they name no cause, or for ``everything``, all findings are listed.
     """
-    return render(summarize(trace), look or Look(), shown or shlex.quote(trace.path or "DIR"), first, everything)
+    return render(summarize(trace), style or Style(), shown or shlex.quote(trace.path or "DIR"), first, everything)
 
 
-def render(tables: Summary, look: Look, path: str, first: Table | None = None, everything: bool = False) -> str:
+def render(tables: Summary, style: Style, path: str, first: Table | None = None, everything: bool = False) -> str:
     """Return the summary of these tables as text that ends with a newline; ``path`` is for the commands it names."""
     found = findings_of(tables.findings, tables.evidence)
     ranks = _budgets(tables.budgets)
     causes = causes_found(first)
     if everything or not causes or not ranks:
         most = len(found) if everything else _VERDICTS_AT_MOST
-        lines = _whole_page(found, ranks, look, path, first, most)
+        lines = _whole_page(found, ranks, style, path, first, most)
     else:
         unsaid = [row["reason"] for row in first.rows() if row["reason"]] if first is not None else []
-        lines = _page_of_causes(found, ranks, look, path, causes, unsaid)
-    return "\n".join(look.plain(line.rstrip()) for line in lines) + "\n"
+        lines = _page_of_causes(found, ranks, style, path, causes, unsaid)
+    return "\n".join(style.plain(line.rstrip()) for line in lines) + "\n"
 
 
-def _lines_of(look: Look, what: str, make: Callable[[], list[str]]) -> list[str]:
-    return guarded(what, make, lambda line: look.wrap(line, f"{_INDENT}! ", _INDENT * 2))
+def _lines_of(style: Style, what: str, make: Callable[[], list[str]]) -> list[str]:
+    return guarded(what, make, lambda line: style.wrap(line, f"{_INDENT}! ", _INDENT * 2))
 
 
 def _page_of_causes(
     found: Sequence[Finding],
     ranks: Sequence[Budget],
-    look: Look,
+    style: Style,
     path: str,
     causes: Sequence[Row],
     unsaid: Sequence[str],
 ) -> list[str]:
     """Return the page of a usual job: its causes, and what limits them."""
-    lines_of = partial(_lines_of, look)
+    lines_of = partial(_lines_of, style)
     headline, verdicts = _of(found, "headline"), _of(found, "verdict")
     # That time lies in few steps is said with its cause.
     few = any(
@@ -107,27 +107,27 @@ def _page_of_causes(
     limits = [one for one in _of(found, "trust") if one.row["kind"] not in usual]
     limits = [one for one in limits if one.row["kind"] != "inferred" or one.evidence]
     return [
-        *lines_of("how the job ended", lambda: _ending(headline, look)),
-        *lines_of("the first lines", lambda: _top(found, look, headline_text(found, causes, _two_lines(look)))),
+        *lines_of("how the job ended", lambda: _ending(headline, style)),
+        *lines_of("the first lines", lambda: _top(found, style, headline_text(found, causes, _two_lines(style)))),
         "",
-        *lines_of("the budget", lambda: _budget(found, ranks, look)),
-        *lines_of("the causes", lambda: causes_block(causes, found, look, path)),
-        *lines_of("changes of the steps", lambda: _claims(changes, look)),
+        *lines_of("the budget", lambda: _budget(found, ranks, style)),
+        *lines_of("the causes", lambda: causes_block(causes, found, style, path)),
+        *lines_of("changes of the steps", lambda: _claims(changes, style)),
         "",
-        *lines_of("waits for other ranks", lambda: _claims(waits, look)),
-        *lines_of("the machine", lambda: _plain([*machine, *warnings], look)),
-        *lines_of("how far to trust it", lambda: _trust(limits, look)),
-        *lines_of("what was lost", lambda: _losses(_of(found, "loss"), look)),
-        *(line for reason in unsaid for line in look.wrap(reason, f"{_INDENT}! ", _INDENT * 2)),
+        *lines_of("waits for other ranks", lambda: _claims(waits, style)),
+        *lines_of("the machine", lambda: _plain([*machine, *warnings], style)),
+        *lines_of("how far to trust it", lambda: _trust(limits, style)),
+        *lines_of("what was lost", lambda: _losses(_of(found, "loss"), style)),
+        *(line for reason in unsaid for line in style.wrap(reason, f"{_INDENT}! ", _INDENT * 2)),
         "",
         *lines_of("what to look at next", lambda: _commands(found, path)),
     ]
 
 
-def _claims(found: Sequence[Finding], look: Look) -> list[str]:
+def _claims(found: Sequence[Finding], style: Style) -> list[str]:
     """Return claims without their evidence; of one that is its evidence, the first sentence of that."""
     texts = [claim_text(finding) or "".join(evidence_texts(finding)[:1]) for finding in found]
-    return [line for text in texts if text for line in look.wrap(text, _INDENT, _INDENT * 2)]
+    return [line for text in texts if text for line in style.wrap(text, _INDENT, _INDENT * 2)]
 
 
 def _commands(found: Sequence[Finding], path: str) -> list[str]:
@@ -137,39 +137,39 @@ def _commands(found: Sequence[Finding], path: str) -> list[str]:
 
 
 def _whole_page(
-    found: Sequence[Finding], ranks: Sequence[Budget], look: Look, path: str, first: Table | None, most: int
+    found: Sequence[Finding], ranks: Sequence[Budget], style: Style, path: str, first: Table | None, most: int
 ) -> list[str]:
     """Return all findings of a run, with its causes or why none is known. ``most``: verdicts that are listed."""
-    lines_of = partial(_lines_of, look)
+    lines_of = partial(_lines_of, style)
     causes, verdicts = causes_found(first), _of(found, "verdict")
-    said = headline_text(found, causes if ranks else [], _two_lines(look))
+    said = headline_text(found, causes if ranks else [], _two_lines(style))
     # Scarce CPUs put all figures in doubt, so they are named even where larger verdicts leave no room.
     unshown = [finding for finding in verdicts[most:] if finding.row["kind"] == "contention"]
-    machine = lines_of("the machine", lambda: _plain([*unshown, *_of(found, "machine")], look))
+    machine = lines_of("the machine", lambda: _plain([*unshown, *_of(found, "machine")], style))
     return [
-        *lines_of("how the job ended", lambda: _ending(_of(found, "headline"), look)),
-        *lines_of("the first lines", lambda: _top(found, look, said)),
+        *lines_of("how the job ended", lambda: _ending(_of(found, "headline"), style)),
+        *lines_of("the first lines", lambda: _top(found, style, said)),
         "",
-        *(lines_of("the budget", lambda: _budget(found, ranks, look)) if ranks else ()),
-        *lines_of("the causes", lambda: causes_block(causes, found, look, path)),
+        *(lines_of("the budget", lambda: _budget(found, ranks, style)) if ranks else ()),
+        *lines_of("the causes", lambda: causes_block(causes, found, style, path)),
         *(["", f"{_INDENT}all findings, by the time that they are about:"] if causes else []),
-        *lines_of("the verdicts", lambda: _verdicts(verdicts, look, path, most)),
-        *lines_of("changes of the steps", lambda: _verdicts(_of(found, "time"), look, path, most)),
-        *lines_of("the files", lambda: _plain(_of(found, "files"), look)),
+        *lines_of("the verdicts", lambda: _verdicts(verdicts, style, path, most)),
+        *lines_of("changes of the steps", lambda: _verdicts(_of(found, "time"), style, path, most)),
+        *lines_of("the files", lambda: _plain(_of(found, "files"), style)),
         "",
         *([*machine, ""] if machine else ()),
-        *lines_of("what is hidden", lambda: _plain(_of(found, "beside"), look)),
-        *lines_of("how far to trust it", lambda: _trust(_of(found, "trust"), look)),
-        *lines_of("what was lost", lambda: _losses(_of(found, "loss"), look)),
+        *lines_of("what is hidden", lambda: _plain(_of(found, "beside"), style)),
+        *lines_of("how far to trust it", lambda: _trust(_of(found, "trust"), style)),
+        *lines_of("what was lost", lambda: _losses(_of(found, "loss"), style)),
         "",
         *lines_of("what to look at next", lambda: _next(found, bool(ranks), path)),
-        *(lines_of("why no cause is known", lambda: _no_cause(first, look)) if first is not None and ranks else ()),
+        *(lines_of("why no cause is known", lambda: _no_cause(first, style)) if first is not None and ranks else ()),
     ]
 
 
-def _two_lines(look: Look) -> int:
+def _two_lines(style: Style) -> int:
     """Return how many characters stand in two lines, wherever the first one is broken."""
-    return max(2 * look.width - POLICY.long_word_characters, POLICY.headline_characters)
+    return max(2 * style.width - POLICY.long_word_characters, POLICY.headline_characters)
 
 
 def _of(found: Sequence[Finding], section: str) -> list[Finding]:
@@ -185,36 +185,36 @@ def _budgets(table: Table) -> list[Budget]:
     return list(ranks.values())
 
 
-def _budget(found: Sequence[Finding], ranks: Sequence[Budget], look: Look) -> list[str]:
+def _budget(found: Sequence[Finding], ranks: Sequence[Budget], style: Style) -> list[str]:
     sources = {e["facts"]["name"] for f in _of(found, "trust") if f.row["kind"] == "measured" for e in f.evidence}
-    return [*budget_lines(ranks, look, sources), ""]
+    return [*budget_lines(ranks, style, sources), ""]
 
 
-def _ending(found: Sequence[Finding], look: Look) -> list[str]:
+def _ending(found: Sequence[Finding], style: Style) -> list[str]:
     """Return the lines about a job that failed or stood still, which come before all others."""
     lines: list[str] = []
     for finding in found:
         if finding.row["kind"] not in ENDINGS:
             continue
-        lines += [look.paint(line, "warn") for line in look.wrap(claim_text(finding), "", _INDENT)]
+        lines += [style.paint(line, "warn") for line in style.wrap(claim_text(finding), "", _INDENT)]
         for sentence in evidence_texts(finding):
-            lines += look.wrap(sentence, _INDENT, _INDENT * 2)
+            lines += style.wrap(sentence, _INDENT, _INDENT * 2)
     return [*lines, ""] if lines else []
 
 
-def _top(found: Sequence[Finding], look: Look, said: str) -> list[str]:
+def _top(found: Sequence[Finding], style: Style, said: str) -> list[str]:
     """Return the headline, then the lines about the run; warnings about all figures go before it."""
-    about = _headline(_of(found, "headline"), look)
+    about = _headline(_of(found, "headline"), style)
     if any(f.row["kind"] in ENDINGS for f in found):
         return about  # it has been said how the job ended
     if said in " ".join(about):
         return about
-    line = [look.paint(words, "strong") for words in look.wrap(said)]
+    line = [style.paint(words, "strong") for words in style.wrap(said)]
     warned = any(f.row["kind"] in WARNINGS for f in found)
     return [*about, "", *line] if warned else [*line, "", *about]
 
 
-def _headline(found: Sequence[Finding], look: Look) -> list[str]:
+def _headline(found: Sequence[Finding], style: Style) -> list[str]:
     """Return the lines of warnings, then of ranks, hosts and steps."""
     by_kind: dict[str, list[Finding]] = {}
     for finding in found:
@@ -232,65 +232,65 @@ def _headline(found: Sequence[Finding], look: Look) -> list[str]:
         line += f" ({claim_text(by_kind['warmup'][0])})"
     parts = [*warnings, line, *(claim_text(f) for f in by_kind.get("no_steps", []))]
     whole = "stashtrace  " + "  ".join(parts)
-    if len(whole) <= look.width:
+    if len(whole) <= style.width:
         return [whole]
     indent = " " * len("stashtrace  ")
     lines: list[str] = []
     for part in parts:
-        lines += look.wrap(part, indent if lines else "stashtrace  ", indent)
+        lines += style.wrap(part, indent if lines else "stashtrace  ", indent)
     return lines
 
 
-def _verdicts(found: Sequence[Finding], look: Look, path: str, most: int) -> list[str]:
+def _verdicts(found: Sequence[Finding], style: Style, path: str, most: int) -> list[str]:
     lines: list[str] = []
     for finding in found[:most]:
         quiet = finding.row["kind"] in ("compute_bound", "not_told")
-        first, *more = look.wrap(claim_text(finding), _INDENT if quiet else f"{_INDENT}▶ ", _INDENT + "  ")
-        lines += [first] if quiet else [look.paint(first, "strong")]
-        lines += more if quiet else [look.paint(line, "strong") for line in more]
+        first, *more = style.wrap(claim_text(finding), _INDENT if quiet else f"{_INDENT}▶ ", _INDENT + "  ")
+        lines += [first] if quiet else [style.paint(first, "strong")]
+        lines += more if quiet else [style.paint(line, "strong") for line in more]
         for sentence in evidence_texts(finding):
-            lines += look.wrap(sentence, _INDENT * 3, _INDENT * 4)
+            lines += style.wrap(sentence, _INDENT * 3, _INDENT * 4)
     left = len(found) - most
     if left > 0:
         rest = f"{left} smaller finding{_s(left)}: `stashtrace summary --all {path}`"
-        lines += look.wrap(rest, _INDENT, _INDENT * 2)
+        lines += style.wrap(rest, _INDENT, _INDENT * 2)
     return lines
 
 
-def _plain(found: Sequence[Finding], look: Look) -> list[str]:
+def _plain(found: Sequence[Finding], style: Style) -> list[str]:
     """Return claims and their evidence as sentences, one below the other."""
     lines: list[str] = []
     for finding in found:
         text = claim_text(finding)
         warns = finding.row["kind"] == "staged" and finding.row["items_count"] == 0
-        lines += look.wrap(text, _INDENT + ("! " if warns else ""), _INDENT * 2) if text else []
+        lines += style.wrap(text, _INDENT + ("! " if warns else ""), _INDENT * 2) if text else []
         for sentence in evidence_texts(finding):
-            lines += look.wrap(sentence, _INDENT * (2 if text else 1), _INDENT * (3 if text else 2))
+            lines += style.wrap(sentence, _INDENT * (2 if text else 1), _INDENT * (3 if text else 2))
     return lines
 
 
-def _trust(found: Sequence[Finding], look: Look) -> list[str]:
+def _trust(found: Sequence[Finding], style: Style) -> list[str]:
     by_kind = {finding.row["kind"]: claim_text(finding) for finding in found}
     rows = (("measured", "inferred", "invisible", "own_cost", "lost_records", "clocks"),)
-    lines = [line for row in rows for line in _flow([by_kind[kind] for kind in row if kind in by_kind], look)]
-    return lines + (look.wrap(by_kind["agreement"], _INDENT, _INDENT * 2) if "agreement" in by_kind else [])
+    lines = [line for row in rows for line in _flow([by_kind[kind] for kind in row if kind in by_kind], style)]
+    return lines + (style.wrap(by_kind["agreement"], _INDENT, _INDENT * 2) if "agreement" in by_kind else [])
 
 
-def _losses(found: Sequence[Finding], look: Look) -> list[str]:
-    return [line for f in found for line in look.wrap(claim_text(f), _INDENT + "! ", _INDENT + "  ")]
+def _losses(found: Sequence[Finding], style: Style) -> list[str]:
+    return [line for f in found for line in style.wrap(claim_text(f), _INDENT + "! ", _INDENT + "  ")]
 
 
-def _flow(parts: Sequence[str], look: Look) -> list[str]:
+def _flow(parts: Sequence[str], style: Style) -> list[str]:
     """Return phrases side by side, as many as fit a line."""
     lines = [""]
-    for part in (look.plain(visible_line(part)) for part in parts):
+    for part in (style.plain(visible_line(part)) for part in parts):
         longer = lines[-1] + "    " + part if lines[-1] else _INDENT + part
-        if lines[-1] and len(longer) > look.width:
+        if lines[-1] and len(longer) > style.width:
             lines.append(_INDENT + part)
         else:
             lines[-1] = longer
     # Only a phrase longer than a line is wrapped: wrapping removes the gaps between phrases.
-    long = [look.wrap(line, _INDENT, _INDENT * 2) if len(line) > look.width else [line] for line in lines]
+    long = [style.wrap(line, _INDENT, _INDENT * 2) if len(line) > style.width else [line] for line in lines]
     return [piece for pieces in long for piece in pieces]
 
 
@@ -314,10 +314,10 @@ def _next(found: Sequence[Finding], steps: bool, path: str) -> list[str]:
     return [_INDENT + line for line in (*lines, *([rest] if rest else ()))]
 
 
-def _no_cause(first: Table, look: Look) -> list[str]:
+def _no_cause(first: Table, style: Style) -> list[str]:
     """Return why no cause, or no further one, is known."""
     reasons = [row["reason"] for row in first.rows() if row["reason"]]
-    return ["", *(line for reason in reasons for line in look.wrap(reason, f"{_INDENT}causes     ", " " * 13))]
+    return ["", *(line for reason in reasons for line in style.wrap(reason, f"{_INDENT}causes     ", " " * 13))]
 
 
 def _s(count: int) -> str:

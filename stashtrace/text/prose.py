@@ -87,19 +87,15 @@ def fill(words: Sequence[str], first: str, rest: str, width: int) -> list[str]:
     return lines if is_fresh else [*lines, line]
 
 
-def align(
-    rows: Sequence[Sequence[str]], left: Collection[int] = (), *, indent: str = "  ", drop_silent: bool = False
-) -> list[str]:
+def align(rows: Sequence[Sequence[str]], left: Collection[int] = (), *, indent: str = "  ") -> list[str]:
     """Format rows as lines of aligned columns; the first row is the head.
 
     ``rows``: all of one length. ``left``: columns that are aligned to the left; the others are aligned to the right.
-    ``indent``: what each line begins with. ``drop_silent``: leave out columns in which no row but the head says
-    anything.
+    ``indent``: what each line begins with.
     """
-    shown = [at for at in range(len(rows[0])) if not drop_silent or any(row[at] not in ("", "-") for row in rows[1:])]
-    widths = {at: max(len(row[at]) for row in rows) for at in shown}
-    return [
-        indent
-        + "  ".join(row[at].ljust(widths[at]) if at in left else row[at].rjust(widths[at]) for at in shown).rstrip()
-        for row in rows
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (cell.ljust(widths[at]) if at in left else cell.rjust(widths[at]) for at, cell in enumerate(row))
+        lines.append(indent + "  ".join(cells).rstrip())
+    return lines

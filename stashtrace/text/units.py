@@ -156,9 +156,13 @@ def is_several(value: object) -> bool:
     return number(value) != "1" if isinstance(value, float) else value != 1
 
 
-def few_ranks(ranks: str, width: int = 40) -> str:
+#: Characters of a list of ranks that is still read with ease.
+_LONG_RANKS = 40
+
+
+def few_ranks(ranks: str) -> str:
     """Cut a list of ranks that is too long to read: ``0, 2, 4 … 1022``."""
-    if len(ranks) <= width:
+    if len(ranks) <= _LONG_RANKS:
         return ranks
     named = ranks.split(",")
     return f"{', '.join(named[:3])} … {named[-1]}"
@@ -242,6 +246,8 @@ def _three_digits(value: float) -> str:
 
 _NUMBER = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[0-9]+)?)\s*([a-zA-Z]*)\s*", re.IGNORECASE)
 _PREFIXES = ("", "k", "m", "g", "t", "p")
+#: Forms of a size, for hints.
+_SIZES = "100G, 512MiB, 4096"
 _TIMES_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
@@ -254,14 +260,14 @@ def bytes_of(stated: str | float, subject: str) -> int:
     (100000000000, 4096, 4096)
     """
     if not isinstance(stated, str):
-        return _whole_number(float(stated), stated, subject, "100G, 512MiB, 4096")
-    number, unit = _number_and_unit(stated, subject, "100G, 512MiB, 4096")
+        return _whole_number(float(stated), stated, subject)
+    number, unit = _number_and_unit(stated, subject, _SIZES)
     name = unit.lower().removesuffix("b")
     base = 1024 if name.endswith("i") and len(name) > 1 else 1000
     name = name.removesuffix("i")
     if name not in _PREFIXES:
-        raise _not_understood(stated, subject, "100G, 512MiB, 4096")
-    return _whole_number(number * base ** _PREFIXES.index(name), stated, subject, "100G, 512MiB, 4096")
+        raise _not_understood(stated, subject, _SIZES)
+    return _whole_number(number * base ** _PREFIXES.index(name), stated, subject)
 
 
 def bytes_per_s_of(stated: str | float, subject: str) -> float:
@@ -298,9 +304,9 @@ def _number_and_unit(stated: str, subject: str, forms: str) -> tuple[float, str]
     return float(match[1]), match[2]
 
 
-def _whole_number(value: float, stated: object, subject: str, forms: str) -> int:
+def _whole_number(value: float, stated: object, subject: str) -> int:
     if not math.isfinite(value) or value < 1:
-        raise _not_understood(stated, subject, forms)
+        raise _not_understood(stated, subject, _SIZES)
     return round(value)
 
 

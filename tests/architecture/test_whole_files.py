@@ -128,14 +128,14 @@ OWN_READS = {
     "it is the place": "files/whole_files",
     "/proc, /sys and /etc, and programs that the command line names": "format/liveness lab/calibrate/engines"
     " lab/machine lab/characterize/network lab/history/rows_of_run loading/foreign_files record/directory record/doctor"
-    " record/doctor_gpu record/group_witness record/host record/launchers record/look/proc record/run",
+    " record/doctor_gpu record/group_witness record/host record/launchers record/peek/proc record/run",
     "what belongs to the package, or to another": "cli/commands/metrics lab/recommend/instance_catalog registry"
     " record/environment report/page/html timeline/serve",
     "what the command line names: it may be a pipe": "analysis/io/cache cli/commands/layers replay/ssgd/workload",
     "what it has written": "cli/commands/export trackers/writers",
     "of its own process or parent, in a new folder": "importers/darshan/child lab/calibrate/calibrate_worker"
     " lab/calibrate/measure lab/characterize/run_on_hosts lab/processes lab/sweep/study_worker record/gpu/inventory"
-    " record/look/stack_samples record/follower callbacks",
+    " record/peek/stack_samples record/follower callbacks",
     "the null device": "cli/__init__ cli/print_results",
     "a file of its own, and follows no link": "format/compact format/growing live/table",
     "data files that it has been asked to read, copy or drop": "lab/page_cache lab/stage_files",

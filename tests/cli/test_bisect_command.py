@@ -17,7 +17,7 @@ from command_line import environment
 
 from stashtrace.cli import main
 from stashtrace.errors import CaptureError
-from stashtrace.lab.by_turns import Job
+from stashtrace.lab.alternating import Job
 from stashtrace.lab.synth import SyntheticJob, write
 
 IDENTITY = {f"GIT_{role}_{what}": "a@b.c" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}

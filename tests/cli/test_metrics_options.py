@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.cli import main
-from stashtrace.cli.commands.run import parser
-from stashtrace.cli.metrics_options import open_outlets
+from stashtrace.cli.commands.run import open_outlets, parser
 from stashtrace.errors import OutputError, UsageError
 from stashtrace.live.state import read_states
 
@@ -44,7 +43,7 @@ def test_a_missing_package_is_said_before_the_job(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stashtrace.cli.metrics_options.find_spec", lambda name: None)
+    monkeypatch.setattr("stashtrace.cli.commands.run.find_spec", lambda name: None)
     assert main(["run", *words, "--", *JOB]) == 2
     assert capsys.readouterr().err == (
         f"error: {words[0]} needs {package}, which is not installed\n\nhint: `pip install 'stashtrace[{extra}]'`\n"

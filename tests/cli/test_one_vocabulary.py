@@ -23,9 +23,9 @@ from trace_processor import TraceProcessor
 from stashtrace.analysis.compare.change import Side
 from stashtrace.analysis.compare.gate_verdict import Condition, judge
 from stashtrace.cli import main
+from stashtrace.lab.alternating import Compared
 from stashtrace.lab.bisect.commits import Commit
 from stashtrace.lab.bisect.find_commit import Found, Judged, bisect_blocks
-from stashtrace.lab.by_turns import Compared
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.live.metrics.series import SERIES
 from stashtrace.live.triggers import Growth

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Optional
 
 import pytest
 
+from stashtrace.cli.commands.analyze import add_options, first_sentence, parameter_texts
 from stashtrace.cli.parsing import Parser
-from stashtrace.cli.plugin_options import add_options, first_sentence, parameter_texts
 from stashtrace.errors import PluginError, UsageError
 from stashtrace.registry import Plugin
 

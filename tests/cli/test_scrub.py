@@ -387,8 +387,9 @@ def test_interrupted_into_a_new_place(old: Path, tmp_path: Path, monkeypatch: py
 
 KILLED = """
 import os, signal, sys
-from stashtrace.cli import main, scrubbing_run
-scrubbing_run._Work._make_views = lambda work, shown: os.kill(os.getpid(), signal.SIGKILL)
+from stashtrace.cli import main
+from stashtrace.cli.commands import scrub
+scrub._Work._make_views = lambda work, shown: os.kill(os.getpid(), signal.SIGKILL)
 main(sys.argv[1:])
 """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.cli import main
-from stashtrace.lab.by_turns import Job
+from stashtrace.lab.alternating import Job
 from stashtrace.lab.synth import SyntheticJob, write
 from stashtrace.lab.tune import run_job
 from stashtrace.lab.tune.losses import Losses

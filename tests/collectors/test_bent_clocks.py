@@ -12,7 +12,7 @@ import pytest
 from collectors.recorded import NATIVE, compiled, record
 
 from stashtrace.analysis.findings import summarize
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.summary_text import render
 
 #: Reads a file, waits by the true clock, reads it again.
@@ -47,7 +47,7 @@ def test_times_are_the_kernel_s_and_the_bent_clock_is_said(bending: Path, tmp_pa
     assert 200_000_000 <= second - first < after_ns - before_ns, "neither stopped nor 10 times as long"
     (metadata,) = [p.metadata for p in open_run_of(done.directory)]
     assert before_ns <= metadata["start_realtime_ns"] <= after_ns
-    text = " ".join(render(summarize(done.trace), Look(), "run").split())
+    text = " ".join(render(summarize(done.trace), Style(), "run").split())
     assert f"bent clock (core): the job's clock {said}, by libbent.so; the times here are the kernel's" in text
 
 

@@ -42,7 +42,7 @@ def read_pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_the_process_that_a_file_names_is_read_alone(tmp_path: Path, read_pids: list[int]) -> None:
     with mapped(tmp_path, os.getpid()) as stash:
-        rings = LiveRings.look()
+        rings = LiveRings.now()
         assert rings.holds(stash)
         assert rings.pid_of(stash) == os.getpid()
     assert read_pids == [os.getpid()]
@@ -51,19 +51,19 @@ def test_the_process_that_a_file_names_is_read_alone(tmp_path: Path, read_pids: 
 def test_a_writer_in_a_container_is_found_by_its_ring(tmp_path: Path, read_pids: list[int]) -> None:
     """Its file names the number that the container has for it, which here is another process or none."""
     with mapped(tmp_path, 1) as stash:
-        rings = LiveRings.look()
+        rings = LiveRings.now()
         assert rings.pid_of(stash) == os.getpid()
         count = len(read_pids)
         assert rings.holds(stash)
         assert len(read_pids) == count, "each look reads a process once"
-    assert not LiveRings.look().holds(stash), "it is mapped no longer"
+    assert not LiveRings.now().holds(stash), "it is mapped no longer"
 
 
 def test_of_a_file_of_another_host_no_process_is_read(tmp_path: Path, read_pids: list[int]) -> None:
     stash = StashWriter(tmp_path)
     stash.add_ring("io_op", [stash.row("io_op", begin_ticks=1)])
     stash.save()
-    rings = LiveRings.look()
+    rings = LiveRings.now()
     assert rings.holds(StashFile(str(stash.path))), "it was written just now"
     assert rings.pid_of(StashFile(str(stash.path))) == -1
     assert read_pids == []
@@ -74,4 +74,4 @@ def test_a_file_that_names_no_process(tmp_path: Path, pid: object) -> None:
     stash = StashWriter(tmp_path, boot_id=own_boot_id(), metadata={"pid": pid})
     stash.add_ring("io_op", [stash.row("io_op", begin_ticks=1)])
     stash.save()
-    assert LiveRings.look().pid_of(StashFile(str(stash.path))) == -1
+    assert LiveRings.now().pid_of(StashFile(str(stash.path))) == -1

@@ -8,8 +8,8 @@ import pytest
 
 from stashtrace.calibration.file import Calibration, Link, Points
 from stashtrace.calibration.fit_link import fit_alpha_beta
+from stashtrace.cli.commands.calibrate import calibration_lines, plot_calibration
 from stashtrace.errors import UsageError
-from stashtrace.lab.calibrate.calibration_text import calibration_lines, plot_calibration
 from stashtrace.lab.plot_helpers import check_plot_file
 
 SIZES = tuple(1 << n for n in range(10, 26))

@@ -15,8 +15,7 @@ from stashtrace.cli import main
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.lab.characterize import five_configurations as session
 from stashtrace.lab.characterize.answer import Characterization, RunInvalidError
-from stashtrace.lab.characterize.data_in_cache import DataStates
-from stashtrace.lab.characterize.five_configurations import characterize
+from stashtrace.lab.characterize.five_configurations import DataStates, characterize
 from stashtrace.lab.characterize.network import Shape
 from stashtrace.lab.characterize.request import CharacterizationRequest
 from stashtrace.lab.characterize.run_figures import Figures

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stashtrace.lab.characterize import data_in_cache
+from stashtrace.lab.characterize import five_configurations
 from stashtrace.lab.characterize.answer import RunInvalidError
-from stashtrace.lab.characterize.data_in_cache import KEPT_RATIO, DataStates
+from stashtrace.lab.characterize.five_configurations import KEPT_RATIO, DataStates
 from stashtrace.lab.job_files import file_set
 from stashtrace.lab.page_cache import COLD, WARM, CacheState
 
@@ -23,7 +23,7 @@ def states(tmp_path: Path) -> DataStates:
 
 def found(monkeypatch: pytest.MonkeyPatch, state: CacheState, share: float) -> None:
     now = CacheState(state.state, state.method, state.files, share, False, "cachestat", (), "")
-    monkeypatch.setattr(data_in_cache, "check", lambda _: now)
+    monkeypatch.setattr(five_configurations, "check", lambda _: now)
 
 
 def test_a_little_may_be_taken_back(states: DataStates, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_a_cold_data_set_is_read_into_memory(states: DataStates, monkeypatch: py
 def test_data_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"x" * 8192)
-    monkeypatch.setattr(data_in_cache, "memory_room", lambda: 10_000)
+    monkeypatch.setattr(five_configurations, "memory_room", lambda: 10_000)
     states = DataStates(file_set([tmp_path]), file_set([tmp_path / "a"]), drop_caches=False)
     assert states.prepare(WARM).files.bytes == 8192
     assert states.notes == [

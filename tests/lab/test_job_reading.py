@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from builders import MS, TraceBuilder
 
-from stashtrace.lab.characterize import data_in_cache as data_states
+from stashtrace.lab.characterize import five_configurations
 from stashtrace.lab.characterize.answer import RunInvalidError
-from stashtrace.lab.characterize.data_in_cache import DataStates, with_neighbours
+from stashtrace.lab.characterize.five_configurations import DataStates, with_neighbours
 from stashtrace.lab.job_files import FileSet, file_set, reading
 from stashtrace.lab.page_cache import COLD, WARM
 from stashtrace.schema.kinds import IoOp
@@ -106,7 +106,7 @@ def test_a_folder_that_does_not_say_what_is_in_it(tmp_path: Path, monkeypatch: p
     def refused(folder: str) -> None:
         raise PermissionError(13, "Permission denied", folder)
 
-    monkeypatch.setattr(data_states.os, "scandir", refused)
+    monkeypatch.setattr(five_configurations.os, "scandir", refused)
     assert with_neighbours(file_set(read)).paths == (str(read[0]),)
 
 
@@ -129,7 +129,7 @@ def test_a_run_that_reads_other_files_is_in_no_state(tmp_path: Path, wanted: str
 def test_a_data_set_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a run was seen to read is what the next one needs, if the job reads the same each time."""
     paths = files(tmp_path, "1.bin", "2.bin", "3.bin", "4.bin")
-    monkeypatch.setattr(data_states, "memory_room", lambda: 3 * SIZE)
+    monkeypatch.setattr(five_configurations, "memory_room", lambda: 3 * SIZE)
     data = states(paths, paths[:1])
     data.require_prepared_files(data.prepare(WARM), run_of(paths[:1]))
     with pytest.raises(RunInvalidError, match=r"^100 % of what the run read"):

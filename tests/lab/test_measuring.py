@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stashtrace.calibration.file import Calibration, Points
+from stashtrace.cli.commands.calibrate import calibration_lines
 from stashtrace.errors import CaptureError, MissingDataError, UsageError
 from stashtrace.lab.calibrate import measure as link_ranks
 from stashtrace.lab.calibrate.calibrate_worker import measure, sizes_between
-from stashtrace.lab.calibrate.calibration_text import calibration_lines
 from stashtrace.lab.calibrate.engines import DiskReads
 from stashtrace.lab.calibrate.measure import (
     COLLECTIVES,

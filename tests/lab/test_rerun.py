@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stashtrace.errors import CaptureError, UsageError
-from stashtrace.lab.by_turns import Job, record_by_turns, turns
+from stashtrace.lab.alternating import Job, record_alternately, turns
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "import os, sys; open(sys.argv[1], 'a').write(os.path.basename(os.getcwd()) + ' ')"
@@ -36,7 +36,7 @@ def test_each_job_runs_in_its_folder(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     command = (sys.executable, "-c", SCRIPT, str(tmp_path / "log"))
     jobs = [Job("before", command, tmp_path / "old"), Job("after", command, tmp_path / "new")]
-    runs = record_by_turns(2, jobs, tmp_path / "runs", on_run=lambda *words: told.append(words))
+    runs = record_alternately(2, jobs, tmp_path / "runs", on_run=lambda *words: told.append(words))
     assert (tmp_path / "log").read_text().split() == ["old", "new", "new", "old"]
     assert told == [(0, 4, "before-0"), (1, 4, "after-0"), (2, 4, "after-1"), (3, 4, "before-1")]
     assert {name: [path.name for path in paths] for name, paths in runs.items()} == {
@@ -49,7 +49,7 @@ def test_each_job_runs_in_its_folder(tmp_path: Path) -> None:
 def test_a_job_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
     job = Job("after", (sys.executable, "-c", "print('first', flush=True); raise SystemExit('no data')"), tmp_path)
     with pytest.raises(CaptureError) as caught:
-        record_by_turns(2, [job], tmp_path / "runs")
+        record_alternately(2, [job], tmp_path / "runs")
     assert "after-0 ended with exit code 1: " in str(caught.value)
     assert "no data" in str(caught.value)
     assert str(tmp_path / "runs" / "after-0.log") in str(caught.value.hint)
@@ -57,7 +57,7 @@ def test_a_job_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
 
 def test_a_job_that_says_nothing(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="before-0 ended with exit code 1: it printed nothing"):
-        record_by_turns(1, [Job("before", ("false",), tmp_path)], tmp_path / "runs")
+        record_alternately(1, [Job("before", ("false",), tmp_path)], tmp_path / "runs")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -89,7 +89,7 @@ def test_an_interrupt_ends_the_job(tmp_path: Path, number: signal.Signals) -> No
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no folder to run a job in") as caught:
-        record_by_turns(1, [Job("before", ("true",), tmp_path / "gone")], tmp_path / "runs")
+        record_alternately(1, [Job("before", ("true",), tmp_path / "gone")], tmp_path / "runs")
     assert "git worktree add" in str(caught.value.hint)
     assert not (tmp_path / "runs").exists()
 
@@ -98,4 +98,4 @@ def test_a_folder_in_use(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "file").touch()
     with pytest.raises(CaptureError, match="is not empty"):
-        record_by_turns(1, [Job("after", ("true",), tmp_path)], tmp_path / "runs")
+        record_alternately(1, [Job("after", ("true",), tmp_path)], tmp_path / "runs")

@@ -26,9 +26,9 @@ from stashtrace.live.hosts.shared_ranks import OtherHosts, Share
 from stashtrace.live.table import LIVE_STEPS
 from stashtrace.live.triggers import SlowStepSeen, SlowStepTrigger, StuckTrigger
 from stashtrace.loading.load import load_trace
-from stashtrace.loading.looks import with_looks
+from stashtrace.loading.peeks import with_peeks
 from stashtrace.record.directory import HOSTS_FOLDER
-from stashtrace.record.look.model import Look, ThreadLook
+from stashtrace.record.peek.model import Peek, ThreadPeek
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
@@ -85,7 +85,7 @@ def follow(
                 host.round(now_ns)
     living = [host for host in hosts if host.pace]
     for host in living:  # what came since the last round is told before the last steps close
-        host.accounts.run.look(now_ns + host.offset_ns)
+        host.accounts.run.take_in(now_ns + host.offset_ns)
         host.tell(now_ns)
     for host in living:
         host.round(now_ns, ended=True)
@@ -123,12 +123,12 @@ def restarted_job(folder: Path) -> None:
 def all_sleep_in_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let looks at processes find each of them in a read that does not return."""
 
-    def look_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
-        thread = ThreadLook(1, "MainThread", "S", 5, "read", "/data/shard.tar")
-        asleep = Look(1, 1 << 60, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
-        return with_looks(trace, dict.fromkeys(wanted, asleep.to_text()))
+    def peek_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
+        thread = ThreadPeek(1, "MainThread", "S", 5, "read", "/data/shard.tar")
+        asleep = Peek(1, 1 << 60, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
+        return with_peeks(trace, dict.fromkeys(wanted, asleep.to_text()))
 
-    monkeypatch.setattr("stashtrace.live.triggers.look_at", look_at)
+    monkeypatch.setattr("stashtrace.live.triggers.look_at", peek_at)
 
 
 def late_job(folder: Path, steps_count: int = 200, **more: Any) -> dict[tuple[int, int], float]:
@@ -365,20 +365,20 @@ def test_a_stuck_job_is_told_by_the_host_of_the_rank(
     (tmp_path / "grown").mkdir()
     hosts = [Host(tmp_path / "grown", name) for name in NODES]
     stuck = [StuckTrigger(str(tmp_path / "grown")) for _ in hosts]
-    looks = [(-1, -1, "")]
+    peeks = [(-1, -1, "")]
     for at, now_ns in enumerate(grow(tmp_path / "job", tmp_path / "grown", SECOND, killed=PIDS)):
         for number, (host, trigger) in enumerate(zip(hosts, stuck, strict=True)):
             if at % pace == number % pace:
                 found = host.accounts.round(now_ns)
                 host.tell(now_ns)
                 if found.joint is not None and trigger.round(found.joint, now_ns, 0, host.others.spoken_for(now_ns)):
-                    looks.append((at, number, "; ".join(trigger.sentences)))
+                    peeks.append((at, number, "; ".join(trigger.sentences)))
     now_ns += 8 * SECOND
     for host, trigger in zip(hosts, stuck, strict=True):
         found = host.accounts.round(now_ns)
         assert found.joint is not None
         trigger.round(found.joint, now_ns, 0, host.others.spoken_for(now_ns))
-    moving = [(at, number, said) for at, number, said in looks[1:] if at < 6]
+    moving = [(at, number, said) for at, number, said in peeks[1:] if at < 6]
     assert moving == [], "the job gets on for 5 s"
     assert stuck[0].sentences == [], "node02 follows rank 2"
     assert stuck[1].ranks == [2]

@@ -22,7 +22,7 @@ from stashtrace.live.view import watched
 from stashtrace.live.view.text import live_lines
 from stashtrace.live.view.watched import LiveView, Watched, merge_states
 from stashtrace.record.launchers import own_place
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -48,7 +48,7 @@ def view_of(*states: LiveState, after_s: float = 1.0, **facts: object) -> LiveVi
 
 
 def text_of(view: LiveView, width: int = 80, **more: object) -> str:
-    return "\n".join(live_lines(view, Look(width), **more))  # type: ignore[arg-type]
+    return "\n".join(live_lines(view, Style(width), **more))  # type: ignore[arg-type]
 
 
 def test_numbers_of_a_state_are_shown() -> None:
@@ -126,7 +126,7 @@ def crowded() -> LiveView:
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize("height", [0, 12, 24, 50])
 def test_lines_fit_and_colour_says_nothing_alone(crowded: LiveView, width: int, height: int) -> None:
-    plain, lines = (live_lines(crowded, Look(width, colour=c), height=height, keys="q quits") for c in (False, True))
+    plain, lines = (live_lines(crowded, Style(width, colour=c), height=height, keys="q quits") for c in (False, True))
     assert max(map(len, plain)) <= width
     assert plain == [COLOUR.sub("", line) for line in lines] != lines
     assert not height or len(lines) <= height
@@ -134,7 +134,7 @@ def test_lines_fit_and_colour_says_nothing_alone(crowded: LiveView, width: int, 
 
 
 def test_ascii_screens_get_ascii() -> None:
-    lines = live_lines(view_of(state(verdicts=["a ± b"], stuck="c")), Look(utf8=False))
+    lines = live_lines(view_of(state(verdicts=["a ± b"], stuck="c")), Style(utf8=False))
     assert "\n".join(lines).isascii()
 
 
@@ -184,7 +184,7 @@ def test_a_stuck_job_says_so_first() -> None:
 
 def test_a_long_sentence_leaves_room_for_the_foot() -> None:
     made = state(ranks=tuple(range(8)), stuck="; ".join(f"rank {rank} waits for something" for rank in range(14)))
-    lines = live_lines(view_of(made), Look(), height=24, keys="q quits")
+    lines = live_lines(view_of(made), Style(), height=24, keys="q quits")
     assert len(lines) == 24
     assert lines[-1].endswith("q quits")
     assert "    rank 13 waits for something" in lines

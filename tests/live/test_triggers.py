@@ -15,8 +15,8 @@ from stashtrace.analysis.findings.spikes.spikes import SPIKES
 from stashtrace.format.growing import GrowingRun
 from stashtrace.live.accounts import LiveAccounts
 from stashtrace.live.triggers import SlowStepSeen, SlowStepTrigger, StuckTrigger
-from stashtrace.loading.looks import with_looks
-from stashtrace.record.look.model import Look, ThreadLook
+from stashtrace.loading.peeks import with_peeks
+from stashtrace.record.peek.model import Peek, ThreadPeek
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace
 
@@ -49,16 +49,16 @@ def test_one_slow_read_is_one_line(tmp_path: Path) -> None:
 
 def test_a_standstill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = (["rank 1 has not entered all-reduce 7"], [1])
-    looks: list[int] = []
+    peeks: list[int] = []
 
     def stands_still(trigger: StuckTrigger, window: Trace, *others: Collection[int]) -> tuple[list[str], list[int]]:
-        looks.append(1)
+        peeks.append(1)
         return seen
 
     monkeypatch.setattr(StuckTrigger, "_stands_still", stands_still)
     trigger, window = StuckTrigger(str(tmp_path)), Trace.__new__(Trace)
     assert not trigger.round(window, 3 * SECOND, last_end_ns=0), "too early"
-    assert looks == []
+    assert peeks == []
     assert trigger.round(window, 5 * SECOND, last_end_ns=0)
     assert (trigger.sentences, trigger.ranks) == seen
     assert not trigger.round(window, 9 * SECOND, last_end_ns=0), "said already, and looked at a moment ago"
@@ -67,7 +67,7 @@ def test_a_standstill_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert trigger.sentences
     assert trigger.round(window, 40 * SECOND, last_end_ns=39 * SECOND)
     assert trigger.sentences == trigger.ranks == []
-    assert len(looks) == 2
+    assert len(peeks) == 2
 
 
 @pytest.mark.parametrize(
@@ -95,12 +95,12 @@ def test_a_rank_that_uses_a_cpu_and_records_nothing_is_said_after_half_a_minute(
     facts = json.loads((tmp_path / "job" / "run.json").read_text())
     (tmp_path / "job" / "run.json").write_text(json.dumps({k: v for k, v in facts.items() if k != "exit_code"}))
 
-    def look_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
-        thread = ThreadLook(1, "MainThread", "R", 5, frames=("spin at /job/train.py:7",))
-        busy = Look(1, 1 << 60, SECOND, "R", thread, thread_ran_ns=SECOND, others_ran_ns=0, moved_bytes=0)
-        return with_looks(trace, dict.fromkeys(wanted, busy.to_text()))
+    def peek_at(trace: Trace, path: str, wanted: Mapping[int, int]) -> Trace:
+        thread = ThreadPeek(1, "MainThread", "R", 5, frames=("spin at /job/train.py:7",))
+        busy = Peek(1, 1 << 60, SECOND, "R", thread, thread_ran_ns=SECOND, others_ran_ns=0, moved_bytes=0)
+        return with_peeks(trace, dict.fromkeys(wanted, busy.to_text()))
 
-    monkeypatch.setattr("stashtrace.live.triggers.look_at", look_at)
+    monkeypatch.setattr("stashtrace.live.triggers.look_at", peek_at)
     accounts, trigger = LiveAccounts(GrowingRun(str(tmp_path / "grown"))), StuckTrigger(str(tmp_path / "grown"))
     said: list[str] = []
     now_ns = 0

@@ -12,7 +12,7 @@ from builders import TraceBuilder
 from stashtrace import analyze
 from stashtrace.analysis.findings import summarize
 from stashtrace.probes import child_ends, native, recorder
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.summary_text import render
 
 V2 = {"/proc/self/cgroup": "0::/job", "/sys/fs/cgroup/job/memory.events": "low 0\noom 3\noom_kill {}\n"}
@@ -46,7 +46,9 @@ def sentence(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, dict[str, str], 
         trace = build.trace()
         assert analyze(trace, "killed")["sender"].tolist() == [value.split()[1]]
         (line,) = [
-            line for line in " ".join(render(summarize(trace), Look(), "x").split()).split("  ") if "(pid 4711)" in line
+            line
+            for line in " ".join(render(summarize(trace), Style(), "x").split()).split("  ")
+            if "(pid 4711)" in line
         ]
         return line
 

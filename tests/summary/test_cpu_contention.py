@@ -15,7 +15,7 @@ from stashtrace.analysis.findings.claim_rows import Claim, tables_of
 from stashtrace.analysis.findings.rules.contention import contention_claims
 from stashtrace.analysis.findings.summary_input import RunFacts, gather
 from stashtrace.schema.kinds import TrackKind
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.summary_text import render
 
 WHOLE = (0, 1000 * MS)
@@ -75,9 +75,9 @@ def contention(facts: RunFacts) -> Verdict:
 def test_a_fifth_of_the_step_is_a_verdict_and_less_a_note() -> None:
     found = contention(crowded(0.25))
     assert found.text == ("CPU contention: the step threads of ranks 0,1 waited for a CPU for up to 25 % of the step")
-    shown = render(Summary.of(crowded(0.25)), Look(), "x")
+    shown = render(Summary.of(crowded(0.25)), Style(), "x")
     assert "\n  ▶ CPU contention: the step threads of ranks 0,1 waited" in shown
-    little = render(Summary.of(crowded(0.19)), Look(), "x")
+    little = render(Summary.of(crowded(0.19)), Style(), "x")
     assert "▶ CPU contention" not in little
     assert "\n  CPU contention: the step threads of ranks 0,1 waited for a CPU for up to 19 %" in little
     assert "ran on, or waited for," not in little
@@ -99,7 +99,7 @@ def test_it_is_named_where_larger_verdicts_leave_no_room() -> None:
     ]
     claims = [*large, *(claim for claim in claims_of(facts) if claim.section != "verdict"), *contention_claims(facts)]
     findings, evidence = tables_of(claims)
-    shown = render(replace(tables, findings=findings, evidence=evidence), Look(), "x")
+    shown = render(replace(tables, findings=findings, evidence=evidence), Style(), "x")
     assert "▶ CPU contention" not in shown
     assert "\n  CPU contention: the step threads of ranks 0,1 waited for a CPU" in shown
     assert "ran on, or waited for," in shown

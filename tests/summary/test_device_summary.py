@@ -26,7 +26,7 @@ from stashtrace.schema.kinds import (
     DeviceWork,
 )
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.summary_text import summary
 
 STEPS, STEP = 12, 100 * MS
@@ -106,7 +106,7 @@ def job(
 @pytest.mark.parametrize("utf8", [True, False])
 def test_fits_80_columns(utf8: bool) -> None:
     trace = job(copy_ms=10, late_ms=20, transfer_ms=9, starved=True, sync=True, kernels=(6, 7, 8))
-    assert max(map(len, summary(trace, look=Look(utf8=utf8)).splitlines())) <= 80
+    assert max(map(len, summary(trace, style=Style(utf8=utf8)).splitlines())) <= 80
 
 
 def shown(trace: Trace) -> str:

@@ -17,7 +17,7 @@ from stashtrace.analysis.findings.summary_input import gather
 from stashtrace.cli import main
 from stashtrace.loading.load import load_trace
 from stashtrace.schema.kinds import ThreadRole
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.summary_text import render
 
 USED_NS = 1_000_000_000
@@ -95,7 +95,7 @@ def test_each_thread_of_ours_wakes_up_for_a_sample(tmp_path: Path) -> None:
 
 def test_the_summary_says_both_ends(tmp_path: Path) -> None:
     facts = gather(load_trace(run_of(tmp_path, probes=(4_000_000,))))
-    assert "own cost 0.4 to 1 % of 1.00 s CPU, mostly probes" in render(Summary.of(facts), Look(), "run")
+    assert "own cost 0.4 to 1 % of 1.00 s CPU, mostly probes" in render(Summary.of(facts), Style(), "run")
 
 
 def test_the_summary_says_what_of_it_lies_in_the_steps(tmp_path: Path) -> None:

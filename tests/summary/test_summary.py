@@ -19,7 +19,7 @@ from stashtrace.analysis.steps.step_time import STEP_KINDS
 from stashtrace.schema.kinds import BatchPhase, IoFlag, IoOp, ProcessRole, WaitOp
 from stashtrace.schema.table import Table
 from stashtrace.summary.bars import _percents
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.summary_text import render, summary
 
 SCENES: dict[str, dict[str, Any]] = {
@@ -63,21 +63,21 @@ stashtrace  2 ranks, 1 host, 7 steps of 31.1 ms (first 5 left out)
 """
 
 
-def text(scene: str, **look: Any) -> str:
-    return summary(job(**SCENES[scene])[1], look=Look(**look))
+def text(scene: str, **style: Any) -> str:
+    return summary(job(**SCENES[scene])[1], style=Style(**style))
 
 
-@pytest.mark.parametrize("look", [{}, {"utf8": False}, {"colour": True}], ids=["plain", "ascii", "colour"])
+@pytest.mark.parametrize("style", [{}, {"utf8": False}, {"colour": True}], ids=["plain", "ascii", "colour"])
 @pytest.mark.parametrize("scene", SCENES)
-def test_fits_80_columns_in_every_look(scene: str, look: dict[str, Any]) -> None:
-    shown = text(scene, **look)
+def test_fits_80_columns_in_every_look(scene: str, style: dict[str, Any]) -> None:
+    shown = text(scene, **style)
     lines = re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines()
     assert max(map(len, lines)) <= 80
-    assert shown.isascii() or look.get("utf8", True)
-    assert ("\x1b" in shown) == look.get("colour", False)
+    assert shown.isascii() or style.get("utf8", True)
+    assert ("\x1b" in shown) == style.get("colour", False)
     assert all(line == line.rstrip() for line in lines)
     assert sum("▶" in line or line.startswith("  > ") for line in lines) <= 3
-    if look.get("colour"):
+    if style.get("colour"):
         assert lines == text(scene).splitlines(), "colour adds nothing but colour"
 
 
@@ -95,10 +95,10 @@ def test_the_step_is_the_mean_so_that_its_parts_add_up_to_it() -> None:
 
 def test_a_few_long_steps_are_told_in_the_first_line() -> None:
     facts = gather(job()[1])
-    assert "median" not in render(Summary.of(facts), Look(), "x")
+    assert "median" not in render(Summary.of(facts), Style(), "x")
     kinds = facts.tables["step_kinds"]
     skewed = replace(facts, tables={**facts.tables, "step_kinds": kinds.replace(mean_ns=kinds["mean_ns"] + 57 * MS)})
-    first = " ".join(render(Summary.of(skewed), Look(), "x").split("\n\n")[1].split())
+    first = " ".join(render(Summary.of(skewed), Style(), "x").split("\n\n")[1].split())
     assert first.endswith("stashtrace 2 ranks, 1 host, 7 steps, mean 90.1 ms, median 33.1 ms (first 5 left out)")
 
 
@@ -217,7 +217,7 @@ def test_a_sleep_is_not_unexplained() -> None:
         replace(r, kinds={**r.kinds, "other": r.wall_ns // 5}, blocked_ns={"asleep": r.wall_ns // 5})
         for r in facts.ranks
     ]
-    assert "LOW CONFIDENCE" not in render(Summary.of(replace(facts, ranks=tuple(slept))), Look(), "x")
+    assert "LOW CONFIDENCE" not in render(Summary.of(replace(facts, ranks=tuple(slept))), Style(), "x")
 
 
 def test_steps_that_are_no_updates_are_counted_in_the_first_line() -> None:
@@ -228,7 +228,7 @@ def test_steps_that_are_no_updates_are_counted_in_the_first_line() -> None:
         (-1, "validation", 40, 0, 59 * MS, 59 * MS, 0, 0, 0),
     ]
     mixed = replace(facts, tables={**facts.tables, "step_kinds": Table.from_rows(STEP_KINDS, rows)})
-    first = " ".join(render(Summary.of(mixed), Look(), "x").split("\n\n")[1].split())
+    first = " ".join(render(Summary.of(mixed), Style(), "x").split("\n\n")[1].split())
     assert first.endswith(
         "stashtrace 2 ranks, 1 host, 56 training steps of 215 ms, 1 skipped (by the scaler) step of 33.0 ms,"
         " 40 validation steps of 59.0 ms (first 5 left out)"
@@ -244,7 +244,7 @@ def test_a_step_of_several_passes_is_said_to_be_one_of_the_optimizer(passes: int
     rows = [(rank, "train", 56, 4, 215 * MS, 215 * MS, 0, passes, 0) for rank in (-1, 0, 1)]
     accumulating = replace(facts, tables={**facts.tables, "step_kinds": Table.from_rows(STEP_KINDS, rows)})
     assert f"stashtrace 2 ranks, 1 host, {said} (first 5" in " ".join(
-        render(Summary.of(accumulating), Look(), "x").split()
+        render(Summary.of(accumulating), Style(), "x").split()
     )
 
 
@@ -350,8 +350,8 @@ def test_many_ranks_are_folded_and_outliers_named() -> None:
 def test_low_confidence_stands_in_the_first_line() -> None:
     facts = gather(job()[1])
     vague = replace(facts, ranks=tuple(replace(r, kinds={**r.kinds, "other": r.wall_ns // 5}) for r in facts.ranks))
-    assert "LOW CONFIDENCE: 20 % unexplained" in render(Summary.of(vague), Look(), "x").splitlines()[0]
-    assert "LOW CONFIDENCE" not in render(Summary.of(facts), Look(), "x")
+    assert "LOW CONFIDENCE: 20 % unexplained" in render(Summary.of(vague), Style(), "x").splitlines()[0]
+    assert "LOW CONFIDENCE" not in render(Summary.of(facts), Style(), "x")
 
 
 def said_amount(rank: RankFacts, *kinds: str) -> str:
@@ -409,7 +409,7 @@ def test_contention_steal_and_losses_are_said_when_they_matter() -> None:
         build.counter(0, f"host_{name}_ns_total", {second * 10**8: second * share * MS for second in range(3)})
     facts = gather(build.trace())
     crowded = replace(facts, ranks=(replace(facts.ranks[0], contention_ratio=0.2), *facts.ranks[1:]))
-    shown = " ".join(render(Summary.of(crowded), Look(), "x").split())
+    shown = " ".join(render(Summary.of(crowded), Style(), "x").split())
     assert "rank 0's step thread waited for a CPU for 20 % of the step" in shown
     assert "the hypervisor took 10 % of the CPU time of node00" in shown
     assert "lost records 1200" in shown
@@ -420,7 +420,7 @@ def test_contention_steal_and_losses_are_said_when_they_matter() -> None:
 def test_a_loss_that_is_no_number_of_rows_is_said_without_one() -> None:
     build, _ = job()
     build.loss("no_device", 0, collector="cupti", advice="the job has no CUDA device")
-    shown = render(summarize(build.trace()), Look(), "x")
+    shown = render(summarize(build.trace()), Style(), "x")
     assert "  ! no device (cupti): the job has no CUDA device" in shown.splitlines()
 
 
@@ -428,7 +428,7 @@ def test_a_loss_that_is_no_number_of_rows_is_said_without_one() -> None:
 def test_a_record_with_an_unknown_value_is_not_lost(reason: str) -> None:
     build, _ = job()
     build.loss(reason, 1000, collector="darshan", advice="x.darshan: taken as unknown")
-    shown = " ".join(render(summarize(build.trace()), Look(), "x").split())
+    shown = " ".join(render(summarize(build.trace()), Style(), "x").split())
     assert "RECORDS LOST" not in shown
     assert "lost records 0" in shown
     assert "x.darshan: taken as unknown" in shown
@@ -447,7 +447,7 @@ def test_steps_may_be_among_the_records_that_were_lost(reason: str, cause: str) 
     build = TraceBuilder(("node00",))
     build.rank(0)
     build.loss(reason, 1200, collector="core", advice="what the recorder said")
-    shown = " ".join(render(summarize(build.trace()), Look(), "x").split())
+    shown = " ".join(render(summarize(build.trace()), Style(), "x").split())
     assert f"RECORDS LOST: 1,200 of 1,200 (100 %), most of them because of {cause}" in shown
     assert "steps are seen where" not in shown  # there may have been updates among the lost records
     assert "no training steps among the records that are left" in shown
@@ -458,7 +458,7 @@ def test_losses_for_one_cause_are_one_line() -> None:
     build, _ = job()
     build.loss("no_space", 1200, collector="core", advice="what the recorder said")
     build.loss("no_space_rows", 30, collector="core", advice="what the reader found")
-    shown = render(summarize(build.trace()), Look(), "x")
+    shown = render(summarize(build.trace()), Style(), "x")
     assert [line.strip() for line in shown.splitlines() if "records lost (" in line] == [
         "! 1,230 records lost (core): no space left in the run directory"
     ]
@@ -526,7 +526,7 @@ def test_a_second_job_is_not_passed_over() -> None:
 
 def test_missing_ranks_are_asked_for() -> None:
     facts = replace(gather(job()[1]), missing_ranks=(2, 3))
-    assert "stashtrace merge ./x OTHER_DIR   (of ranks 2,3)" in render(Summary.of(facts), Look(), "./x")
+    assert "stashtrace merge ./x OTHER_DIR   (of ranks 2,3)" in render(Summary.of(facts), Style(), "./x")
 
 
 def test_percents_of_a_row_add_up() -> None:
@@ -538,8 +538,8 @@ def test_percents_of_a_row_add_up() -> None:
 @pytest.mark.parametrize("utf8", [True, False])
 def test_a_bar_is_never_longer_than_the_whole(utf8: bool) -> None:
     """Whatever a damaged file makes of a share: not as much memory as the number says."""
-    look = Look(utf8=utf8)
-    assert len(look.bar(1.0, 20)) == len(look.bar(1e12, 20)) == 20
-    assert len(look.bar(float("inf"), 20)) == 20
-    assert look.bar(-3.0, 20) == look.bar(float("nan"), 20) == look.bar(0.0, 20) == ""
-    assert look.bar(0.005, 20) != ""
+    style = Style(utf8=utf8)
+    assert len(style.bar(1.0, 20)) == len(style.bar(1e12, 20)) == 20
+    assert len(style.bar(float("inf"), 20)) == 20
+    assert style.bar(-3.0, 20) == style.bar(float("nan"), 20) == style.bar(0.0, 20) == ""
+    assert style.bar(0.005, 20) != ""

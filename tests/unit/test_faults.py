@@ -35,7 +35,7 @@ from stashtrace.replay.causes import causes_table
 from stashtrace.report.document import report_facts
 from stashtrace.report.page.page import markdown, page
 from stashtrace.schema.trace import Trace
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.summary.summary_text import render, summary
 
 UNSAID = "(a fault of stashtrace; --debug shows the trace)"
@@ -104,7 +104,7 @@ def test_each_detector() -> None:
             found = all_claims.claims_of(facts)
         assert [claim.name for claim in found if claim.kind == "not_said"] == [f"not said: {name} {UNSAID}"]
         assert len(found) > len(kinds) / 2
-        assert len(budget_lines(render(Summary(budgets(facts), *tables_of(found)), Look(), "./run"))) == 2
+        assert len(budget_lines(render(Summary(budgets(facts), *tables_of(found)), Style(), "./run"))) == 2
 
 
 def test_what_is_behind_a_stall() -> None:
@@ -205,11 +205,11 @@ def test_a_timeline_that_fails_costs_no_summary(tmp_path: Path, monkeypatch: pyt
 def test_a_panel_of_the_live_screen(monkeypatch: pytest.MonkeyPatch) -> None:
     made = made_up_state()
     view = merge_states([made], {}, path="run", origin="follower", now_realtime_ns=made.updated_realtime_ns)
-    whole = live_lines(view, Look())
+    whole = live_lines(view, Style())
     for name in ("_title", "_condition", "_warnings", "_bars", "_verdict_items", "_event_items", "_foot"):
         with monkeypatch.context() as patch:
             patch.setattr(f"stashtrace.live.view.text.{name}", fail)
-            lines = live_lines(view, Look())
+            lines = live_lines(view, Style())
         assert UNSAID in " ".join(" ".join(lines).split())
         assert len(set(lines) & set(whole)) > len(set(whole)) / 3
 

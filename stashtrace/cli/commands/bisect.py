@@ -35,10 +35,7 @@ def parser() -> Parser:
     from stashtrace.analysis.compare.job_identity import DECIDING
 
     parser = Parser(
-        "bisect",
-        _DESCRIPTION,
-        _EPILOG,
-        usage="stashtrace bisect [options] --good A --bad B -- COMMAND [ARGUMENT ...]",
+        "bisect", _DESCRIPTION, _EPILOG, usage="stashtrace bisect [options] --good A --bad B -- COMMAND [ARGUMENT ...]"
     )
     add_value(parser, "--good", "COMMIT", "a commit that is fast", required=True)
     add_value(parser, "--bad", "COMMIT", "a later one that is slow", required=True)
@@ -62,9 +59,9 @@ def main(argv: Sequence[str]) -> int:
     words, command = split_at_dashes(argv)
     given = parser().read(words)
     from stashtrace.analysis.compare.gate_verdict import Condition
+    from stashtrace.lab.alternating import make_runs_folder
     from stashtrace.lab.bisect.commits import CommitRunner, Repository
     from stashtrace.lab.bisect.find_commit import bisect_blocks, bisect_document, find_commit, judged_text
-    from stashtrace.lab.by_turns import make_runs_folder
 
     conditions = [Condition.of(text) for text in given.fail_if]
     links = _check(given, command)

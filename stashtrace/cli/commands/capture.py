@@ -40,9 +40,7 @@ def parser() -> Parser:
         " read",
     )
     parser.add_argument(
-        "--no-limit",
-        action="store_true",
-        help="also where the run has 100 windows, or they take 2 GiB",
+        "--no-limit", action="store_true", help="also where the run has 100 windows, or they take 2 GiB"
     )
     return parser
 

@@ -8,13 +8,7 @@ from pathlib import Path
 
 from stashtrace.cli.option_values import read_configurations
 from stashtrace.cli.parsing import DOCUMENT_FORMATS, Parser, add_flag, add_value, split_at_dashes
-from stashtrace.cli.print_results import (
-    check_picture,
-    open_output,
-    print_blocks,
-    write_output,
-    write_picture,
-)
+from stashtrace.cli.print_results import check_picture, open_output, print_blocks, write_output, write_picture
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
 

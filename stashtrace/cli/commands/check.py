@@ -122,10 +122,8 @@ def main(argv: Sequence[str]) -> int:
 def _command_that_decides(gate: Gate, given: argparse.Namespace) -> Command | None:
     """Return a command that records both jobs alternately, so often that they are likely to differ clearly.
 
-    None if nothing is to be decided, no reasonable number of runs would do, or the recordings hold no commands that
-    can be run again here.
-
-    ``given``: options of ``stashtrace check``.
+    None if nothing is to be decided, no reasonable number of runs would do, or the recordings hold no commands that can
+    be run again here.
     """
     from stashtrace.summary.gate_text import Command
 
@@ -204,7 +202,7 @@ def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) ->
         runs = runs_or_newest(given.runs)
         return before, side_of(name_of(runs), runs)
 
-    from stashtrace.lab.by_turns import Job, record_by_turns
+    from stashtrace.lab.alternating import Job, record_alternately
 
     end_on_terminate()
     jobs = [Job("after", tuple(command), Path())]
@@ -212,7 +210,7 @@ def _sides(given: argparse.Namespace, command: Sequence[str], screen: Screen) ->
         old = tuple(_split_command(given.before)) if given.before else tuple(command)
         jobs.insert(0, Job("before", old, Path(given.before_dir or ".")))
     out = Path(given.out or time.strftime("check-%m%d-%H%M%S"))
-    recorded = record_by_turns(
+    recorded = record_alternately(
         given.rerun,
         jobs,
         out,

@@ -85,7 +85,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _sides(runs: Sequence[str], before: Sequence[str], after: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the runs of both sides, however they were given."""
     if before or after:
         if runs:
             raise UsageError(f"--before and --after name all runs, so {runs[0]} has no side", hint="put it after one")
@@ -166,7 +165,6 @@ def _by_stalls(
 
 
 def _by_kernels(old: Trace, new: Trace, names: Sequence[str]) -> tuple[Table, list[str]]:
-    """Compare the work on devices of two runs."""
     from stashtrace.analysis.compare.job_identity import job_facts
     from stashtrace.analysis.devices.kernels import kernel_diff
     from stashtrace.summary.diff_text import jobs_lines, kernel_verdict

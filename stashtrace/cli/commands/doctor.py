@@ -10,7 +10,7 @@ from stashtrace.cli.parsing import TEXT_FORMATS, Parser, split_at_dashes
 from stashtrace.cli.print_results import ignore_broken_pipe, print_json, print_lines
 from stashtrace.record.doctor import checks
 from stashtrace.record.doctor_gpu import Check
-from stashtrace.record.look.stacks import PROGRAM, find_program
+from stashtrace.record.peek.stacks import PROGRAM, find_program
 from stashtrace.text.prose import wrap
 from stashtrace.trackers.writers import TRACKERS
 
@@ -117,7 +117,6 @@ def _lines(check: Check) -> list[str]:
 
 
 def _missing() -> list[OptionalPackage]:
-    """Return what is not installed."""
     return [one for one in OPTIONAL if not one.is_there()]
 
 

@@ -9,17 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stashtrace.cli import print_results
 from stashtrace.cli.option_values import read_hours, read_percent, read_price
 from stashtrace.cli.parsing import ALL_FORMATS, Parser, add_value, existing_run
-from stashtrace.cli.print_results import (
-    check_picture,
-    ignore_broken_pipe,
-    open_output,
-    print_blocks,
-    print_lines,
-    write_output,
-    write_picture,
-)
 from stashtrace.cli.print_tables import column_details, column_names, screen_width, write_rows
 from stashtrace.cli.screen import Screen
 from stashtrace.errors import UsageError
@@ -79,9 +71,9 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().read(argv, intermixed=True)
     if arguments.format == "csv" and arguments.question is None:
         raise UsageError("CSV is of one table", hint=f"name a question: {', '.join(QUESTIONS)}")
-    check_picture(arguments.plot)
+    print_results.check_picture(arguments.plot)
     if arguments.html:
-        open_output(arguments.html, "history.html", option="--html")
+        print_results.open_output(arguments.html, "history.html", option="--html")
 
     from stashtrace.lab.history.run_files import Place
 
@@ -98,15 +90,15 @@ def main(argv: Sequence[str]) -> int:
 
     names = [arguments.question] if arguments.question else [name for name in QUESTIONS if name != "runs"]
     found = answers(totals, names, by=arguments.by, limit_percent=arguments.limit)
-    with ignore_broken_pipe():
+    with print_results.ignore_broken_pipe():
         if arguments.format == "markdown":
-            print_blocks("markdown", history_blocks(totals, found), None)
+            print_results.print_blocks("markdown", history_blocks(totals, found), None)
         else:
             _print(found, totals, arguments)
     if arguments.html:
-        write_output(Path(arguments.html), history_page(totals, found), option="--html")
+        print_results.write_output(Path(arguments.html), history_page(totals, found), option="--html")
         screen.say(f"wrote {arguments.html}")
-    write_picture(arguments.plot, history_picture, totals, found)
+    print_results.write_picture(arguments.plot, history_picture, totals, found)
     return 0
 
 
@@ -146,19 +138,19 @@ def _print(found: Sequence[Answer], totals: RunTotals, arguments: argparse.Names
     if arguments.question is None:
         from stashtrace.lab.history.answers import overview_blocks
 
-        print_blocks(arguments.format, overview_blocks(found), _document(found, totals))
+        print_results.print_blocks(arguments.format, overview_blocks(found), _document(found, totals))
         return
     (one,) = found
     names = column_names(one.table)
     rows = list(one.table.rows())
     if arguments.format == "table":
-        print_lines([*one.sentences, *([""] if one.sentences else [])])
+        print_results.print_lines([*one.sentences, *([""] if one.sentences else [])])
         rows = [_shown(row, one.table) for row in rows[:_SHOWN_ROWS]]
     width = None if arguments.wide else screen_width()
     details = column_details(one.table.schema)
     write_rows(rows, names, arguments.format, sys.stdout, width=width, details=details)
     if arguments.format == "table" and len(one.table) > len(rows):
-        print_lines([f"{len(one.table) - len(rows):,} more rows: --format csv or json has all"])
+        print_results.print_lines([f"{len(one.table) - len(rows):,} more rows: --format csv or json has all"])
 
 
 def _document(found: Sequence[Answer], totals: RunTotals) -> dict[str, Any]:

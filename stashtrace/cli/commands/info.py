@@ -144,7 +144,6 @@ def describe_files(path: str) -> dict[str, Any]:
 
 
 def _own_cost(trace: Trace) -> dict[str, Any]:
-    """Return what the tracing cost; empty if that was not measured."""
     from stashtrace.analysis.findings.rules.trust import own_cost
 
     cost = own_cost(trace)

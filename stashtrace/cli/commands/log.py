@@ -23,10 +23,7 @@ def parser() -> Parser:
     parser = Parser("log", "Add the answers of a run to the experiment tracker that its job used.", _EPILOG)
     parser.add_runs()
     parser.add_argument(
-        "--to",
-        metavar="TRACKERS",
-        required=True,
-        help="comma list of wandb, mlflow, tensorboard, trackio",
+        "--to", metavar="TRACKERS", required=True, help="comma list of wandb, mlflow, tensorboard, trackio"
     )
     parser.add_run()
     return parser

@@ -6,20 +6,25 @@ What is recorded, and how, is declared in ``record.options``; here is only where
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import re
 import shlex
 import shutil
 import signal
+import socket
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stashtrace.cli import say_error
 from stashtrace.cli.merging import AfterMerge, conclude, processes_text, short_path, shown_directory
-from stashtrace.cli.metrics_options import MetricsOutlets, add_metrics_arguments, open_outlets
 from stashtrace.cli.option_values import read_length, read_size, read_trackers
 from stashtrace.cli.parsing import Parser, add_flag, add_value
 from stashtrace.cli.screen import Screen
-from stashtrace.errors import StashtraceError, UsageError
+from stashtrace.errors import OutputError, StashtraceError, UsageError
 from stashtrace.record.directory import file_rights
 from stashtrace.record.host import MEMORY_KILLS, MEMORY_LIMIT
 from stashtrace.record.launchers import all_ended
@@ -235,7 +240,7 @@ def _follower_words(arguments: argparse.Namespace, metrics: MetricsOutlets) -> l
 
 
 def _deeper_kinds(text: str) -> str:
-    """Return what steps after a trigger are recorded with besides. Raises UsageError if it is none of those known."""
+    """Return what is also recorded of steps after a trigger. Raises UsageError if it is none of those known."""
     kinds = list(dict.fromkeys(filter(None, text.split(","))))
     if unknown := [kind for kind in kinds if kind not in ("kernels", "stacks")] or ([] if kinds else [text]):
         raise UsageError(f"--deeper {unknown[0]!r} is not known", hint="kernels, stacks, or kernels,stacks")
@@ -277,7 +282,7 @@ def split_command(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _changed_text(count: int, names: Sequence[str]) -> str:
-    """Tell that staged files changed since they were copied."""
+    """Say that staged files changed since they were copied."""
     files = f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
     return (
         f"stashtrace: {files} changed since the copying, or the copy is gone: read where it is; {count} copies are used"
@@ -337,3 +342,108 @@ def _log_after_merge(names: list[str], screen: Screen, shown: str) -> AfterMerge
                 say_error(str(error), error.hint)
 
     return log
+
+
+# The process that follows the run makes and sends metrics (``stashtrace.live.metrics``). Here its packages are looked
+# for and its port is bound, so that a mistake shows before the job starts, and nobody takes the port in between.
+
+_LOOPBACK = "127.0.0.1"
+#: Connections that wait for a thread.
+_BACKLOG = 8
+#: Package -> the extra that brings it.
+_EXTRAS = {"prometheus_client": "metrics", "opentelemetry.exporter.otlp.proto.http": "otel"}
+_ADDRESS = re.compile(r"(?:(?:\[(?P<six>[^\[\]]+)\]|(?P<host>[^:\[\]]+)):)?(?P<port>\d+)")
+
+
+@dataclass(slots=True)
+class MetricsOutlets:
+    """Where metrics go: arguments of the process that makes them, none if nowhere, and sockets that it takes over."""
+
+    arguments: list[str] = field(default_factory=list)
+    sockets: list[socket.socket] = field(default_factory=list)
+    #: Where a scraper finds them; empty without a port.
+    url: str = ""
+
+
+def add_metrics_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``stashtrace run`` that say where metrics go."""
+    parser.add_argument(
+        "--metrics-file",
+        metavar="DIR",
+        help="--live, and write metrics into DIR for the textfile collector of Prometheus' node_exporter",
+    )
+    parser.add_argument(
+        "--metrics-port",
+        metavar="[ADDRESS:]PORT",
+        help="--live, and let Prometheus fetch metrics at this port, of 127.0.0.1 unless an address is given",
+    )
+    parser.add_argument(
+        "--otlp",
+        action="store_true",
+        help="--live, and push metrics to the OTLP collector that the OTEL_EXPORTER_OTLP_* variables name",
+    )
+
+
+def open_outlets(arguments: argparse.Namespace) -> MetricsOutlets:
+    """Return where the metrics of a run go.
+
+    Raises UsageError if a package is missing or the port makes no sense, OutputError if it cannot be bound.
+    """
+    port, outlets = arguments.metrics_port, MetricsOutlets()
+    if arguments.metrics_file is not None:
+        _require("prometheus_client", "--metrics-file")
+        outlets.arguments += ["--metrics-file", os.path.abspath(arguments.metrics_file)]
+    if arguments.otlp:
+        _require("opentelemetry.exporter.otlp.proto.http", "--otlp")
+        outlets.arguments.append("--otlp")
+    if port is not None:
+        _require("prometheus_client", "--metrics-port")
+        listener = _listen(*_read_address(port))
+        outlets.sockets.append(listener)
+        outlets.arguments += ["--metrics-socket", str(listener.fileno())]
+        host, number = listener.getsockname()[:2]
+        outlets.url = f"http://{f'[{host}]' if ':' in host else host}:{number}/metrics"
+    return outlets
+
+
+def _require(package: str, option: str) -> None:
+    found = None
+    with contextlib.suppress(ModuleNotFoundError):  # one of the packages that it lies in is missing
+        found = find_spec(package)
+    if found is None:
+        name = package.replace(".", "-")
+        raise UsageError(
+            f"{option} needs {name}, which is not installed", hint=f"`pip install 'stashtrace[{_EXTRAS[package]}]'`"
+        )
+
+
+def _read_address(text: str) -> tuple[str, int]:
+    match = _ADDRESS.fullmatch(text.strip())
+    if match is None or int(match["port"]) > 65535:
+        raise UsageError(
+            f"--metrics-port {text!r} is no port", hint="for example --metrics-port 9477, or 0.0.0.0:9477 for all hosts"
+        )
+    return match["six"] or match["host"] or _LOOPBACK, int(match["port"])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; connections wait until the process that follows the run takes them."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a run that has just ended had the port
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OutputError(
+            f"--metrics-port cannot listen at port {port} of {host}: {reason}",
+            hint="choose another port, or 0 for one that is free",
+        ) from error
+    return listener

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from stashtrace.cli.find_runs import read_runs
@@ -51,7 +52,7 @@ def print_summary(
     _keep_freed_memory()
     with _few_collections():
         trace = read_runs(paths, run_id=run_id, quiet=True)  # the summary says what is missing
-        write = _all_text if everything and format_name == "text" else FORMATS[format_name]
+        write = partial(_on_screen, everything=True) if everything and format_name == "text" else FORMATS[format_name]
         sys.stdout.write(write(trace, shlex.join(paths)))
     return 0
 
@@ -75,24 +76,14 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*usual)
 
 
-def _text(trace: Trace, shown: str) -> str:
-    """Return the summary in the characters and colours that the screen can show."""
-    return _on_screen(trace, shown, everything=False)
-
-
-def _all_text(trace: Trace, shown: str) -> str:
-    """Return all findings in these characters and colours."""
-    return _on_screen(trace, shown, everything=True)
-
-
-def _on_screen(trace: Trace, shown: str, *, everything: bool) -> str:
+def _on_screen(trace: Trace, shown: str, *, everything: bool = False) -> str:
     from stashtrace.replay.causes import what_to_do_first
-    from stashtrace.summary.look import Look
+    from stashtrace.summary.style import Style
     from stashtrace.summary.summary_text import summary
 
     screen = Screen()
-    look = Look(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
-    return summary(trace, look=look, shown=shown, first=what_to_do_first(trace), everything=everything)
+    style = Style(screen.width, screen.utf8, screen.colour and sys.stdout.isatty())
+    return summary(trace, style=style, shown=shown, first=what_to_do_first(trace), everything=everything)
 
 
 def _json(trace: Trace, shown: str) -> str:
@@ -116,4 +107,4 @@ def _line(trace: Trace, shown: str) -> str:
 
 
 #: Name of a format -> function of the trace and of its path as typed, which returns the text for stdout.
-FORMATS: dict[str, Callable[[Trace, str], str]] = {"text": _text, "line": _line, "json": _json}
+FORMATS: dict[str, Callable[[Trace, str], str]] = {"text": _on_screen, "line": _line, "json": _json}

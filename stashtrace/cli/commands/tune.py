@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     """Tune the job, and print what was kept and how to make it permanent."""
     words, command = split_at_dashes(argv)
     given = parser().read(words)
-    from stashtrace.lab.by_turns import make_runs_folder
+    from stashtrace.lab.alternating import make_runs_folder
     from stashtrace.lab.tune.run_job import TunedJob
     from stashtrace.lab.tune.settings import FILES, wanted_settings
     from stashtrace.lab.tune.tune import trial_text, tune, tune_blocks, tune_document

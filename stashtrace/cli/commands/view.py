@@ -9,15 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stashtrace.cli.parsing import (
-    NEWEST,
-    RUN_OR_FILES,
-    Parser,
-    add_flag,
-    existing_run,
-    read_cut,
-    runs_or_newest,
-)
+from stashtrace.cli.parsing import NEWEST, RUN_OR_FILES, Parser, add_flag, existing_run, read_cut, runs_or_newest
 from stashtrace.cli.screen import Screen, end_on_terminate
 from stashtrace.errors import UsageError
 from stashtrace.record.directory import TIMELINE_FILE
@@ -65,7 +57,7 @@ def _whole_timeline(path: Path, screen: Screen) -> Path:
     """Return the timeline file of a run, written now where it is missing or older than the run."""
     timeline = path / TIMELINE_FILE if path.is_dir() else path
     if _holds_foreign_files(path):
-        timeline = _timeline_beside(path)
+        timeline = _timeline_next_to(path)
         write_timeline([path], timeline, screen)
     elif not timeline.exists() or (path.is_dir() and _is_older(timeline, path)):
         write_timeline([path], timeline, screen)
@@ -76,10 +68,8 @@ def _whole_timeline(path: Path, screen: Screen) -> Path:
 def _cut_timeline(paths: Sequence[Path], cut: dict[str, Any], screen: Screen) -> Iterator[Path]:
     """Write a part of a timeline, that of a chosen run or that of several paths into a folder.
 
-    After the viewing the folder is gone.
-
-    Raises UsageError if a path is a timeline file, which can be neither cut nor joined, or the run does not have that
-    part.
+    After the viewing the folder is gone. Raises UsageError if a path is a timeline file, which can be neither cut nor
+    joined, or the run does not have that part.
     """
     for path in paths:
         if not path.is_file() or _holds_foreign_files(path):
@@ -139,7 +129,7 @@ def write_timeline(
         export(trace, "perfetto", str(timeline), **cut)
 
 
-def _timeline_beside(path: Path) -> Path:
+def _timeline_next_to(path: Path) -> Path:
     """Return where the timeline of foreign files is written: next to them, else in the temporary folder."""
     place = path.resolve()
     folder = place.parent if os.access(place.parent, os.W_OK) else Path(tempfile.gettempdir())

@@ -27,21 +27,7 @@ from stashtrace.exporters.chakra.work import IDLE, RankWork, rank_work
 from stashtrace.exporters.registry import Exported
 from stashtrace.files.protobuf import sized
 from stashtrace.files.whole_files import folder_next_to, written_to
-from stashtrace.schema.chakra import (
-    COLLECTIVE_OPS,
-    ENUMS,
-    FILE_STEM,
-    GROUP_NAME,
-    GROUPS_FILE,
-    IDLE_NS,
-    MEASURED_NS,
-    MESSAGES,
-    PACKAGE,
-    SCHEMA_VERSION,
-    SEQUENCE,
-    STEP,
-    NodeType,
-)
+from stashtrace.schema import chakra
 from stashtrace.schema.groupby import GroupBy
 from stashtrace.schema.kinds import CollectiveOp, StallKind
 from stashtrace.schema.table import Table
@@ -80,13 +66,14 @@ class Messages:
         pool = descriptor_pool.DescriptorPool()
         pool.Add(_definition(descriptor_pb2))
         node, metadata = (
-            GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in ("Node", "GlobalMetadata")
+            GetMessageClass(pool.FindMessageTypeByName(f"{chakra.PACKAGE}.{name}"))
+            for name in ("Node", "GlobalMetadata")
         )
         return Messages(node, metadata)
 
     def head(self, attributes: Mapping[str, Value]) -> bytes:
         """Return the first message of a file, after its length."""
-        message = self.metadata(version=SCHEMA_VERSION)
+        message = self.metadata(version=chakra.SCHEMA_VERSION)
         _add_attributes(message, attributes)
         return sized(message.SerializeToString())
 
@@ -120,22 +107,21 @@ def _add_attributes(message: Any, values: Mapping[str, Value]) -> None:
 
 
 def _definition(descriptor_pb2: Any) -> Any:
-    """Return the definition as a file descriptor."""
-    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=PACKAGE, syntax="proto3")
-    for name, members in ENUMS.items():
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=chakra.PACKAGE, syntax="proto3")
+    for name, members in chakra.ENUMS.items():
         enum = file.enum_type.add(name=name)
         for member in members:
             enum.value.add(name=member.name, number=member.value)
     kinds = descriptor_pb2.FieldDescriptorProto
-    for name, fields in MESSAGES.items():
+    for name, fields in chakra.MESSAGES.items():
         message = file.message_type.add(name=name)
         choices: dict[str, int] = {}
         for field_name, field in fields.items():
             made = message.field.add(name=field_name, number=field.number)
             made.label = kinds.LABEL_REPEATED if field.repeated else kinds.LABEL_OPTIONAL
-            if field.type in MESSAGES or field.type in ENUMS:
-                made.type = kinds.TYPE_MESSAGE if field.type in MESSAGES else kinds.TYPE_ENUM
-                made.type_name = f".{PACKAGE}.{field.type}"
+            if field.type in chakra.MESSAGES or field.type in chakra.ENUMS:
+                made.type = kinds.TYPE_MESSAGE if field.type in chakra.MESSAGES else kinds.TYPE_ENUM
+                made.type_name = f".{chakra.PACKAGE}.{field.type}"
             else:
                 made.type = getattr(kinds, f"TYPE_{field.type.upper()}")
             if field.choice:
@@ -257,13 +243,13 @@ def _messages(collectives: Table, rows: Int64, groups: Mapping[int, Group]) -> t
 #: Workers' batches: as waits, as measured, or as nodes of their own.
 LOADERS = ("waits", "nodes")
 #: Collectives of Chakra by ours, and those that ASTRA-sim simulates.
-_COMM_TYPES = {op: kind for kind, op in reversed(COLLECTIVE_OPS.items())}
+_COMM_TYPES = {op: kind for kind, op in reversed(chakra.COLLECTIVE_OPS.items())}
 _SIMULATED = frozenset(
     (CollectiveOp.ALL_REDUCE, CollectiveOp.ALL_GATHER, CollectiveOp.REDUCE_SCATTER, CollectiveOp.ALL_TO_ALL)
 )
 _HINT = "choose another folder with -o"
 _ON_DEVICES = (Resource.STREAM, Resource.DEVICE)
-_OF_A_FILE = re.compile(re.escape(FILE_STEM) + r"\.\d+\.et")
+_OF_A_FILE = re.compile(re.escape(chakra.FILE_STEM) + r"\.\d+\.et")
 
 
 def export_chakra(
@@ -309,7 +295,7 @@ def export_chakra(
 
 
 def _is_own(path: Path) -> bool:
-    return path.name == GROUPS_FILE or _OF_A_FILE.fullmatch(path.name) is not None
+    return path.name == chakra.GROUPS_FILE or _OF_A_FILE.fullmatch(path.name) is not None
 
 
 # Files ------------------------------------------------------------------------------------------
@@ -323,11 +309,11 @@ def _write(path: Path, messages: Messages, work: RankWork, talk: Communication) 
     path.parent.mkdir(parents=True, exist_ok=True)
     with folder_next_to(path) as half:
         for rank, begin, end in bounds:
-            with (half / f"{FILE_STEM}.{rank}.et").open("wb") as out:
+            with (half / f"{chakra.FILE_STEM}.{rank}.et").open("wb") as out:
                 out.write(messages.head({"rank": rank, "ranks": len(ranks), "writer": f"stashtrace {__version__}"}))
                 out.writelines(_nodes(messages, work, talk, columns, begin, end))
         groups = {str(n): talk.groups[v].members.tolist() for v, n in talk.numbers.items() if n != ALL_RANKS}
-        (half / GROUPS_FILE).write_text(json.dumps(groups, indent=1) + "\n", encoding="utf-8")
+        (half / chakra.GROUPS_FILE).write_text(json.dumps(groups, indent=1) + "\n", encoding="utf-8")
         sizes = {entry.name: entry.stat().st_size for entry in half.iterdir()}
         path.mkdir(exist_ok=True)
         for name in sizes:
@@ -362,16 +348,16 @@ def _nodes(
         row = columns["row"][at]
         if row >= 0:
             name, kind, values = _part(talk, row)
-            attributes = messages.attributes(values | {MEASURED_NS: columns["duration_ns"][at]})
+            attributes = messages.attributes(values | {chakra.MEASURED_NS: columns["duration_ns"][at]})
         else:
             key = columns["kind"][at], columns["resource"][at], columns["step"][at]
             if key not in encoded:
                 name, values = _work(*key)
                 encoded[key] = name, messages.attributes(values)
-            kind = NodeType.COMP_NODE
+            kind = chakra.NodeType.COMP_NODE
             name, attributes = encoded[key]
             if columns["idle_ns"][at]:
-                attributes += messages.attributes({IDLE_NS: columns["idle_ns"][at]})
+                attributes += messages.attributes({chakra.IDLE_NS: columns["idle_ns"][at]})
         low, high = columns["needs_first"][at] - first, columns["needs_first"][at + 1] - first
         base = messages.base(
             columns["id"][at], name, kind, needs[low:high], columns["start"][at], columns["duration"][at]
@@ -383,31 +369,31 @@ def _work(kind: int, resource: int, step: int) -> tuple[str, dict[str, Value]]:
     """Return name and attributes of a node of work: its kind, or ``batch`` for batches of workers."""
     values: dict[str, Value] = {"is_cpu_op": resource not in _ON_DEVICES}
     if step >= 0:
-        values[STEP] = step
+        values[chakra.STEP] = step
     if resource == Resource.WORKER:
         return "batch", values
     return "idle" if kind == IDLE else StallKind(kind).name.lower(), values
 
 
-def _part(talk: Communication, row: int) -> tuple[str, NodeType, dict[str, Value]]:
+def _part(talk: Communication, row: int) -> tuple[str, chakra.NodeType, dict[str, Value]]:
     """Return name, type and attributes of a rank's part of a collective, without unknown ones."""
     table = talk.collectives
     op, value = CollectiveOp(int(table["op_code"][row])), int(table["group_hash"][row])
     values: dict[str, Value] = {"is_cpu_op": False}
     size = int(talk.size_bytes[row])
     if op in _TO_ONE_RANK:
-        kind = NodeType.COMM_SEND_NODE if op is CollectiveOp.SEND else NodeType.COMM_RECV_NODE
+        kind = chakra.NodeType.COMM_SEND_NODE if op is CollectiveOp.SEND else chakra.NodeType.COMM_RECV_NODE
         ends = {"comm_src": talk.source[row], "comm_dst": talk.target[row], "comm_tag": talk.tag[row]}
         values |= {name: int(end) for name, end in ends.items() if end >= 0}
     else:
-        kind = NodeType.COMM_COLL_NODE
+        kind = chakra.NodeType.COMM_COLL_NODE
         values |= {"comm_type": int(_COMM_TYPES[op])} if op in _COMM_TYPES else {}
         values["pg_name"] = str(talk.numbers[value])
     if size >= 0:
         values["comm_size"] = size
-    values[SEQUENCE] = int(table["sequence"][row])
+    values[chakra.SEQUENCE] = int(table["sequence"][row])
     if talk.names[value]:
-        values[GROUP_NAME] = talk.names[value]
+        values[chakra.GROUP_NAME] = talk.names[value]
     return op.name.lower(), kind, values
 
 

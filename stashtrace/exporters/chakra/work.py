@@ -135,13 +135,11 @@ _Columns = TypeVar("_Columns", "_OrderedNodes", _Edges)
 
 
 def _joined(*parts: _Columns) -> _Columns:
-    """Return nodes or edges one after the other."""
     first = parts[0]
     return type(first)(*(int64(np.concatenate([getattr(p, f.name) for p in parts])) for f in fields(first)))
 
 
 def _block_of_row(collectives: Table) -> Int64:
-    """Return the number of the operation of each row."""
     order, block = blocks(collectives)
     block_of_row = np.empty(len(order), dtype=np.int64)
     block_of_row[order] = block

@@ -20,7 +20,7 @@ from pathlib import Path
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
 from stashtrace.errors import CaptureError, UsageError
 from stashtrace.files.whole_files import new_log
-from stashtrace.lab.by_turns import Job, record_job
+from stashtrace.lab.alternating import Job, record_job
 from stashtrace.lab.characterize.run_on_hosts import last_words
 from stashtrace.text.prose import count_noun
 
@@ -75,10 +75,7 @@ class Repository:
         self.inside = folder.resolve().relative_to(self.top.resolve())
 
     def commit(self, name: str, option: str) -> Commit:
-        """Return the commit of a revision.
-
-        Raises UsageError if there is none.
-        """
+        """Return the commit of a revision. Raises UsageError if there is none."""
         found = _git(self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
         if found.returncode:
             raise UsageError(f"{option} {name}: no such commit", hint="`git log --oneline` lists the commits")
@@ -147,7 +144,7 @@ class Repository:
         return self._next(tested, "start", bad.sha, good.sha)
 
     def judge(self, tested: Path, verdict: str) -> Next:
-        """Tell `git bisect` whether the commit that it checked out is ``good``, ``bad``, or to ``skip``."""
+        """Report to `git bisect` that the commit it checked out is ``good``, ``bad``, or to ``skip``."""
         return self._next(tested, verdict)
 
     def _next(self, tested: Path, *words: str) -> Next:
@@ -220,10 +217,9 @@ _ENVIRONMENT = {"PYTHONDONTWRITEBYTECODE": "1"}
 class CommitRunner:
     """Makes the runs of commits.
 
-    ``command``: of the job. ``build``: command of a shell that prepares a commit, or empty. ``inside``: folder below
-    the top of a working tree in which both run. ``links``: paths of the user's folder that git does not track, linked
-    into the working trees. ``options``: of ``stashtrace run``. ``out``: folder for the runs. ``steps_of``: loads a run.
-    ``on_run``: called before each run with its number and its directory.
+    ``build``: command of a shell that prepares a commit, or empty. ``inside``: folder below the top of a working tree
+    in which both run. ``links``: paths of the user's folder that git does not track, linked into the working trees.
+    ``steps_of``: loads a run. ``on_run``: called before each run with its number and its directory.
     """
 
     def __init__(

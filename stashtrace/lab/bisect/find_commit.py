@@ -1,4 +1,4 @@
-"""Find the first commit that is worse than a good one, by the statistics of `check` on runs that are made by turns."""
+"""Find the first commit that is worse than a good one, by the statistics of `check` on runs that alternate."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from stashtrace.analysis.compare.change import Change
 from stashtrace.analysis.compare.gate_verdict import DEFAULT_CONDITION, Condition, Gate
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
+from stashtrace.lab.alternating import NOTHING_COMPARED, Compared, compare_alternately, few_rounds_paragraph, stages
 from stashtrace.lab.bisect.commits import Commit, Next
-from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, few_rounds_paragraph, stages
 from stashtrace.report.blocks import Block, Listing, Paragraph, Table
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.between_runs_text import functions_of_gate
@@ -37,7 +36,7 @@ class Bisection(Protocol):
         ...
 
     def judge(self, tested: Path, verdict: str) -> Next:
-        """Tell the verdict on the commit that is checked out."""
+        """Give the verdict on the commit that is checked out."""
         ...
 
 
@@ -120,7 +119,7 @@ def find_commit(
                 raise _FailedError(which[0], error) from error
 
         try:
-            compared = compare_by_turns(
+            compared = compare_alternately(
                 lambda: run(good),
                 lambda: run((commit, bad[1])),
                 asked,
@@ -167,18 +166,13 @@ def _condition_of(gate: Gate | None) -> Condition:
     assert gate is not None
     step = next(change for change in gate.changes if change.kind == STEP)
     kinds = [change for change in gate.changes if change.kind != STEP]
-    most = max(kinds, key=_certain_growth, default=step)
+    most = max(kinds, key=lambda change: change.low_ns, default=step)
     queued = most.kind == "handoff" and gate.queued_handoff_ns > 0
     grown = most if most.low_ns > 0 and not queued else step
     return Condition(grown.kind, round(_HALF * 100 * grown.change_ns / step.before_ns, 1))
 
 
-def _certain_growth(change: Change) -> float:
-    return change.low_ns
-
-
 def _require_worse(ends: Judged, good: Commit) -> None:
-    """Raise unless the last commit is worse than the good one."""
     if ends.mark == "bad":
         return
     both = f"{ends.commit.short} compared with {good.short}"
@@ -211,10 +205,7 @@ def judged_text(one: Judged) -> str:
 
 
 def bisect_blocks(found: Found, commits_count: int) -> list[Block | None]:
-    """Return the answer to show.
-
-    ``commits_count``: commits after the good one, up to the bad one.
-    """
+    """Return the answer to show. ``commits_count``: commits after the good one, up to the bad one."""
     chosen = ", half of its growth from the good commit to the bad one" if found.chosen else ""
     lost = sum(one.compared.contended_count for one in _all(found) if one.compared is not None)
     more = f"; {lost} not used, since other work disturbed them" if lost else ""

@@ -78,8 +78,7 @@ def measure(
 ) -> Measured:
     """Warm up, then measure rounds until ``seconds`` are over; at least one round.
 
-    ``engine``: does the operations. ``ops``, ``sizes_bytes``: what to measure. ``seconds``: warm-up included. Rank 0's
-    clock decides. ``clock``: seconds; for tests.
+    The warm-up is included. Rank 0's clock decides.
     """
     deadline = clock() + seconds
     measured = Measured(engine.timing)
@@ -168,8 +167,7 @@ def probe() -> dict[str, Any]:
 def run(task: Mapping[str, Any]) -> dict[str, Any]:
     """Measure what the task says; what the engine itself does not trust is left out.
 
-    Returns the fields of :class:`Measured`, and as ``used`` those of :class:`Used`
-    meanwhile; None if not known.
+    Returns the fields of :class:`Measured`, and as ``used`` those of :class:`Used` meanwhile; None if not known.
     """
     engine = _engine(task)
     try:

@@ -40,8 +40,7 @@ class LocalEngine:
 class TorchCollectives(LocalEngine):
     """``torch.distributed`` over gloo (host) or NCCL (one device per rank).
 
-    ``torch``: with ``torch.distributed`` imported. ``backend``: ``gloo`` or ``nccl``. ``rank``, ``ranks``: this
-    process, and how many there are. ``rendezvous``: path of a file that all ranks can write.
+    ``rendezvous``: path of a file that all ranks can write.
     """
 
     def __init__(self, torch: Any, backend: str, rank: int, ranks: int, rendezvous: str) -> None:
@@ -189,10 +188,9 @@ _WARM_RATIO = 0.05
 class DiskReads(LocalEngine):
     """Reads of a file that is not in the page cache.
 
-    ``random_read`` is one ``pread`` of the size with read-ahead off; ``sequential_read`` is the size in calls of
-    128 KiB with read-ahead on. Each begins at a random place whose pages were dropped before.
-
-    ``folder``: where the file is made, and removed at the end. ``largest_bytes``: largest size that will be read.
+    ``random_read`` is one ``pread`` of the size with read-ahead off; ``sequential_read`` is the size in calls of 128
+    KiB with read-ahead on. Each begins at a random place whose pages were dropped before. ``folder``: where the file is
+    made, and removed at the end. ``largest_bytes``: largest size that will be read.
     """
 
     timing = "host"
@@ -260,7 +258,6 @@ class DiskReads(LocalEngine):
 class CupyCollectives(LocalEngine):
     """NCCL through ``cupy.cuda.nccl``, one device per rank.
 
-    ``cupy``: CuPy. ``nccl``: ``cupy.cuda.nccl``. ``rank``, ``ranks``: this process, and how many there are.
     ``rendezvous``: path through which rank 0 hands its unique id to the others.
     """
 

@@ -225,8 +225,7 @@ def _sizes(request: CalibrationRequest, backend: str, ranks: int, room_bytes: in
     most = int(room_bytes * _MEMORY_RATIO / (2 * (2 * ops_count + (ranks if backend in ("gloo", "nccl") else 0))))
     if request.sizes_bytes and high > most:
         raise UsageError(
-            f"messages of {high} bytes need more than half of the free memory",
-            hint=f"--sizes {low}:{most} fits",
+            f"messages of {high} bytes need more than half of the free memory", hint=f"--sizes {low}:{most} fits"
         )
     unit = 4 * ranks if backend in ("gloo", "nccl") else 1
     sizes = sizes_between(low, min(high, most), unit_bytes=unit)
@@ -246,10 +245,8 @@ def calibrate(
 ) -> Calibration:
     """Measure and fit.
 
-    ``request``: what to measure. ``version``, ``command``: of stashtrace, and what was typed; kept in the result.
-    ``facts``: as ``calibrate_worker.probe`` finds them; asked for if left out. ``runner``: starts workers, as
-    :func:`run_ranks`. ``on_progress``: called with the share that is done (0 to 1), and what is going on. Raises
-    UsageError if what was asked for cannot be measured here. Raises CaptureError if a worker fails. Raises
+    ``version``, ``command``: of stashtrace, and what was typed. ``facts``: as ``calibrate_worker.probe`` finds them.
+    Raises UsageError if what was asked for cannot be measured here. Raises CaptureError if a worker fails. Raises
     MissingDataError if nothing could be measured in the end.
     """
     machine_before = machine_facts()  # its load is that of the machine, not ours
@@ -319,7 +316,6 @@ def _meanwhile(answers: Sequence[Mapping[str, Any]]) -> Meanwhile | None:
 
 
 def _points(answers: Sequence[Mapping[str, Any]]) -> dict[str, Points]:
-    """Points of every operation that all ranks measured."""
     first = answers[0]
     if any(set(a["stamps"]) != set(first["stamps"]) for a in answers):
         raise CaptureError("an operation failed on some ranks and worked on others", hint="try --sizes 1K:1M first")

@@ -181,11 +181,11 @@ def shares(answer: Characterization) -> list[tuple[str, str, str]]:
             drawn += line("zero", 0.0, 0.0, 0, _BAR_HEIGHT)
         label, size = f"{name}: {share_text(share)}", str(_BAR_HEIGHT)
         svg = tag("svg", drawn, class_="share", width="100%", height=size, role="img", aria_label=label)
-        bars.append((name, svg, share_text(share) + _beside_zero(share)))
+        bars.append((name, svg, share_text(share) + _below_zero(share)))
     return bars
 
 
-def _beside_zero(share: Interval) -> str:
+def _below_zero(share: Interval) -> str:
     """Say what it means that a share or its interval reaches below zero."""
     if share.value < 0 and (not share.known or share.high < 0):
         return ": below zero, the steps without it were no shorter"

@@ -159,7 +159,6 @@ def _name(hosts: Sequence[EmulatedHost], made: contextlib.ExitStack) -> None:
 
 
 def _take_away(namespace: str) -> None:
-    """Remove a namespace, and with it its interfaces."""
     subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
     shutil.rmtree(_NAMES / namespace, ignore_errors=True)
 

@@ -233,7 +233,6 @@ def _without(words: Sequence[str], names: Mapping[str, int]) -> list[str]:
 
 
 def _fill(words: Sequence[str], ranks: int, rendezvous: Rendezvous) -> list[str]:
-    """Put the numbers in place of ``{ranks}`` and the others."""
     values = {
         _RANKS: ranks,
         _HOSTS: rendezvous.hosts,

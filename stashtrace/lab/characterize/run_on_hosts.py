@@ -54,7 +54,7 @@ class HostTask:
 
     #: What to run there.
     words: tuple[str, ...]
-    #: Variables besides those of the caller.
+    #: Variables, added to those of the caller.
     environment: Mapping[str, str]
     #: Command line that runs words on that host, made of the words and the variables.
     wrap: Callable[[list[str], Mapping[str, str]], list[str]]
@@ -110,10 +110,9 @@ def run_tasks(
 ) -> None:
     """Run the tasks side by side, each traced into ``directory``; what an earlier attempt left there is removed.
 
-    ``tasks``: one per host. ``directory``: run directory, seen under the same name by all hosts, or brought home by the
-    task. ``steps_count``: training steps that must be whole on every rank; a little later the command is ended.
-    ``timeout_s``: a run that takes longer is stopped and has failed. ``name``: name of the job, the same on all hosts.
-    ``on_wait``: called ten times a second. Raises RunFailedError if the command failed on a host, or took too long.
+    ``directory``: run directory, seen under the same name by all hosts, or brought home by the task. ``steps_count``:
+    training steps that must be whole on every rank; a little later the command is ended. ``timeout_s``: a run that
+    takes longer is stopped and has failed. Raises RunFailedError if the command failed on a host, or took too long.
     Raises CaptureError if it could not be started, or its records could not be copied here.
     """
     shutil.rmtree(directory, ignore_errors=True)

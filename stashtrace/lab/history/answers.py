@@ -159,10 +159,7 @@ def fleet_sentences(table: Table, totals: RunTotals) -> list[str]:
 
 
 def shown_cell(column: Column, value: Any, currency: str = "") -> str:
-    """Return a value of a table as a person reads it; ``-`` where it is not known.
-
-    ``currency``: of costs.
-    """
+    """Return a value of a table as a person reads it; ``-`` where it is not known. ``currency``: of costs."""
     if value == "" or (column.missing and value == column.missing):
         return "-"
     if isinstance(value, str):
@@ -431,5 +428,4 @@ def _changes(totals: RunTotals, commits: Table | None, axes: _Axes) -> Iterator[
 
 
 def _moment(ns: int) -> str:
-    """Return a moment as date and time, UTC."""
     return time.strftime("%Y-%m-%d %H:%M", time.gmtime(ns // 10**9))

@@ -101,8 +101,7 @@ class Series:
 class History:
     """The runs of a history, in the order in which they began, each once.
 
-    ``place``: of the files. ``files``: name of each run's file. ``left_out``: a sentence for each reason why files are
-    left out.
+    ``left_out``: a sentence for each reason why files are left out.
     """
 
     def __init__(self, place: Place, names: Sequence[str], rows: dict[str, pyarrow.Table], problems: dict[str, str]):
@@ -206,11 +205,7 @@ class History:
 
 
 def read_history(
-    place: Place,
-    *,
-    since_hours: float | None = None,
-    cluster: str | None = None,
-    progress: Progress | None = None,
+    place: Place, *, since_hours: float | None = None, cluster: str | None = None, progress: Progress | None = None
 ) -> History:
     """Read a history.
 

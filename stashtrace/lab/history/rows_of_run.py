@@ -95,7 +95,7 @@ def _facts_of_trace(trace: Trace) -> dict[str, str]:
 def _add_facts(
     out: RunRows, trace: Trace, run: StepsOfRun | None, launch: Mapping[str, Any], recorded: Mapping[str, str]
 ) -> None:
-    """Append what the job was, and what ``check`` needs besides the series."""
+    """Append what the job was, and what ``check`` needs in addition to the series."""
     facts = run.facts if run is not None else job_facts(trace)
     for name, value in facts.items():
         out.add_fact(name, scrub_arguments([value])[0] if isinstance(value, str) else value)
@@ -133,8 +133,9 @@ def _add_kinds(out: RunRows, trace: Trace, steps: Table) -> None:
     sums = GroupBy(table["kind"], table["rank"], table["step"])
     kind, rank = sums.keys[0], sums.keys[1]
     spent = sums.sum(table["stall_ns"])
-    sizes = {int(one): int(size) for one, size in zip(*_sizes(counted["rank"]), strict=True)}
-    parts = [(STEP, int(one), walls[rows]) for one, rows in GroupBy(counted["rank"]).items()]
+    ranks = GroupBy(counted["rank"])
+    sizes = dict(zip(ranks.values.tolist(), ranks.sizes.tolist(), strict=True))
+    parts = [(STEP, int(one), walls[rows]) for one, rows in ranks.items()]
     for at, rows in enumerate(GroupBy(kind, rank)):
         del at
         parts.append((str(kind[rows[0]]), int(rank[rows[0]]), spent[rows]))
@@ -147,13 +148,7 @@ def _add_kinds(out: RunRows, trace: Trace, steps: Table) -> None:
         out.add("kind", kind=name, rank=one, steps_count=sizes[one], mean_ns=round(float(whole.mean())), **quantiles)
 
 
-def _sizes(ranks: Any) -> tuple[list[int], list[int]]:
-    groups = GroupBy(ranks)
-    return groups.values.tolist(), groups.sizes.tolist()
-
-
 def _add_ranks(out: RunRows, trace: Trace, steps: Table | None) -> None:
-    """Append the host of each rank, and what the others waited for it in a step."""
     processes = trace.processes
     own = processes.take((processes["role_code"] == ProcessRole.RANK) & (processes["rank"] >= 0))
     hosts = dict(zip(own["rank"].tolist(), own["host_code"].tolist(), strict=True))
@@ -219,8 +214,7 @@ def launch_facts(directory: Sequence[str] | str | Path) -> dict[str, Any]:
 def add_run(place: Place, trace: Trace, directory: Path) -> str:
     """Add a loaded run; return a sentence about it.
 
-    ``directory``: of the run. Raises FormatError if the run does not say when it was. Raises OutputError if the file
-    cannot be written.
+    Raises FormatError if the run does not say when it was. Raises OutputError if the file cannot be written.
     """
     name = place.add(rows_of_run(trace, launch_facts(directory)))
     if name is None:
@@ -319,7 +313,6 @@ def _steps_ended(steps: Table | None, edges: Int64) -> Int64:
 
 
 def _checkpoints(trace: Trace) -> TimeSet:
-    """Return when any rank wrote a checkpoint."""
     phases = trace.phases
     chosen = (phases["phase_code"] == Phase.CHECKPOINT) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0)
     chosen &= phases["end_ns"] > phases["begin_ns"]

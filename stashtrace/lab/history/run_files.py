@@ -54,7 +54,7 @@ HISTORY = schema(
 )
 #: Columns that the questions need; quantiles are for other readers.
 ASKED = tuple(name for name in HISTORY.names if not (name.startswith("p") and name.endswith("_ns")))
-#: Column of the series, besides those of :data:`HISTORY`.
+#: Column of the series, in addition to those of :data:`HISTORY`.
 VALUES = "values"
 
 

@@ -88,7 +88,9 @@ class RunTotals:
         """Mean step of each run over its ranks; 0 without steps."""
         rows = self.history.section("kind")
         own = rows["kind"] == STEP
-        return _mean_by(rows["run"][own], rows["mean_ns"][own], len(self.history))
+        run, count = rows["run"][own], len(self.history)
+        sizes = np.bincount(run, minlength=count)
+        return np.bincount(run, weights=rows["mean_ns"][own], minlength=count) / np.maximum(sizes, 1)
 
     @cached_property
     def steps_count(self) -> Int64:
@@ -174,11 +176,6 @@ def typical_steps(totals: RunTotals) -> Floats:
         if (steps > 0).any():
             out[rows] = np.median(steps[steps > 0])
     return out
-
-
-def _mean_by(run: Int64, values: Int64, count: int) -> Floats:
-    sizes = np.bincount(run, minlength=count)
-    return np.bincount(run, weights=values, minlength=count) / np.maximum(sizes, 1)
 
 
 def first_of(values: np.ndarray, groups: GroupBy) -> list[str]:

@@ -68,10 +68,10 @@ class Catalog:
         """Instance of a name; None if there is none."""
         return self.instances.get(name)
 
-    def with_price(self, name: str, price: float, source: str = "the command line") -> Catalog:
+    def with_price(self, name: str, price: float) -> Catalog:
         """Return the catalog with another price; an unknown name becomes an instance with nothing else."""
         known = self._raw(name)
-        known.update(dict.fromkeys(_OF_PRICE, ""), price_per_hour=price, source=source)
+        known.update(dict.fromkeys(_OF_PRICE, ""), price_per_hour=price, source="the command line")
         known["currency"] = known.get("currency") or self.currency
         return Catalog({**self.instances, name: _instance(name, known, _catalog_file("the catalog"))}, self.notes)
 
@@ -88,10 +88,9 @@ class Catalog:
 def load_catalog(paths: Iterable[str | os.PathLike[str]] = (), *, shipped: bool = True) -> Catalog:
     """Load the shipped instances, and lay the user's files over them in turn.
 
-    ``paths``: files whose instances are added, or change those of the same name key by key. ``shipped``: whether to
-    begin with what comes with stashtrace. Raises MissingDataError if a file does not exist. Raises
-    UnsupportedVersionError if a newer stashtrace is needed to read it. Raises FormatError if it is not a catalog, or a
-    value in it makes no sense; the message names it.
+    ``paths``: files whose instances are added, or change those of the same name key by key. Raises MissingDataError if
+    a file does not exist. Raises UnsupportedVersionError if a newer stashtrace is needed to read it. Raises FormatError
+    if it is not a catalog, or a value in it makes no sense; the message names it.
     """
     catalog = Catalog()
     folder = importlib.resources.files("stashtrace.lab.recommend.prices")

@@ -62,10 +62,9 @@ class Profile:
 def load_profile(path: str | os.PathLike[str], *, instance: str = "") -> Profile:
     """Read and check one characterization.
 
-    ``path``: the file, or a directory that holds it. ``instance``: name for a machine that the file does not name.
-    Raises MissingDataError if there is no such file, or no configuration of it was measured. Raises
-    UnsupportedVersionError if a newer stashtrace wrote it. Raises FormatError if it is not a characterization; the
-    message says why.
+    ``instance``: name for a machine that the file does not name. Raises MissingDataError if there is no such file, or
+    no configuration of it was measured. Raises UnsupportedVersionError if a newer stashtrace wrote it. Raises
+    FormatError if it is not a characterization; the message says why.
     """
     return _profile(*characterization_in(Path(path)), instance)
 

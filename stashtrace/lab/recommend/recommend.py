@@ -132,7 +132,7 @@ class Budget:
 
 
 def several_text(instance: str, count: int) -> str:
-    """So many instances, as in ``2x p3.8xlarge``."""
+    """A number of instances, as in ``2x p3.8xlarge``."""
     return instance if count == 1 else f"{count}x {instance}"
 
 
@@ -213,11 +213,10 @@ def recommend(
 ) -> Recommendation:
     """Find all candidates for the work, and those that fit the budgets.
 
-    ``profiles``: at least one. ``data``: one of :data:`DATA`. ``auto``: the first epoch cold and the rest warm where
-    epochs are known, else warm; what no characterization measured is left out. ``max_count``: instances at most: 1, 2,
-    4 and so on, and what was measured. Raises UsageError if the work needs a batch that no characterization knows, or
-    prices are in several currencies. Raises MissingDataError if there is no candidate at all, not even what was
-    measured.
+    ``data``: one of :data:`DATA`. ``auto``: the first epoch cold and the rest warm where epochs are known, else warm;
+    what no characterization measured is left out. ``max_count``: instances at most: 1, 2, 4 and so on, and what was
+    measured. Raises UsageError if the work needs a batch that no characterization knows, or prices are in several
+    currencies. Raises MissingDataError if there is no candidate at all, not even what was measured.
     """
     budget = budget or Budget()
     if work.samples and not all(profile.batch_samples for profile in profiles):

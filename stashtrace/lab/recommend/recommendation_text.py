@@ -18,8 +18,6 @@ from stashtrace.summary.picture_style import FAINT, new_figure, plain_axes
 from stashtrace.text.prose import list_some
 from stashtrace.text.units import duration_text, percent_text
 
-#: Of numbers in JSON and CSV.
-_DIGITS = 7
 _STALL_WORDS = {
     "interconnect": "the links between its devices",
     "network": "the network",
@@ -31,10 +29,7 @@ _SMALL = 0.02
 
 
 def recommendation_blocks(answer: Recommendation, work: str) -> list[Block | None]:
-    """Return a recommendation to show.
-
-    ``work``: what is to be done, in words.
-    """
+    """Return a recommendation to show. ``work``: what is to be done, in words."""
     is_predicted = any(not one.measured for one in answer.candidates)
     unknown = grouped(answer.not_measured.items())
     return [

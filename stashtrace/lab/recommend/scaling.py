@@ -83,9 +83,8 @@ class Target:
 def predict(profile: Profile, target: Target, catalog: Catalog, others: Sequence[Profile] = ()) -> Prediction:
     """Predict the step of one target from one characterization.
 
-    ``profile``: of the same device and batch. ``catalog``: for what the measured machine is. ``others``: of the
-    same device and batch; they separate latency from bytes. Raises UnpredictableError if what it takes was not
-    measured.
+    ``profile``: of the same device and batch. ``others``: of the same device and batch; they separate latency from
+    bytes. Raises UnpredictableError if what it takes was not measured.
     """
     home = catalog.get(profile.instance) or Instance(profile.instance)
     t1, t2, t5 = (profile.step_ns.get(k) for k in (1, 2, 5))

@@ -124,11 +124,10 @@ def run_study(
 ) -> dict[str, Any]:
     """Make the runs that ``out`` does not hold yet, and return the content of its study file.
 
-    ``request``: what to measure. ``out``: folder of the study, new or of another sweep with the same settings.
-    ``version``: of stashtrace, kept in the file. ``facts``: as ``calibrate_worker.probe`` finds them; asked for if left
-    out. ``runner``: makes one run in a folder; :func:`traced_run`. ``on_progress``: called with the share that is done
-    (0 to 1), and what is going on. Raises UsageError if the folder holds a study with other settings, or the ranks do
-    not fit the machine. Raises CaptureError if torch is missing, or no run worked.
+    ``out``: folder of the study, new or of another sweep with the same settings. ``facts``: as
+    ``calibrate_worker.probe`` finds them. ``runner``: makes one run in a folder. Raises UsageError if the folder holds
+    a study with other settings, or the ranks do not fit the machine. Raises CaptureError if torch is missing, or no run
+    worked.
     """
     _check(request)
     variants = variants_of(request)

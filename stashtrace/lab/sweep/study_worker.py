@@ -20,17 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from stashtrace.lab.processes import RankFailedError, last_line, rank_processes, wait_for_ranks
-from stashtrace.lab.sweep.shapes import (
-    BOTTLENECK,
-    RESNET_STAGES,
-    VGG_CHANNELS,
-    VGG_STAGES,
-    Network,
-    first_kernel,
-    heads_count,
-    network,
-    vgg_features,
-)
+from stashtrace.lab.sweep import shapes
 
 _TIMEOUT_S = 120
 _MIB = 1 << 20
@@ -68,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 def train(torch: Any, task: Mapping[str, Any], rank: int, ranks: int) -> None:
     """Forward, backward, update, as many times as the task says."""
-    net = network(**task["network"])
+    net = shapes.network(**task["network"])
     device = "cpu"
     if task["device"] == "cuda":
         torch.cuda.set_device(rank)
@@ -92,12 +82,12 @@ def train(torch: Any, task: Mapping[str, Any], rank: int, ranks: int) -> None:
 # The networks of ``lab.sweep.shapes`` in torch, with their input: plain layers, nothing pretrained.
 
 
-def build(torch: Any, net: Network) -> Any:
+def build(torch: Any, net: shapes.Network) -> Any:
     """The network as a module, its parameters in the order of ``gradient_shapes``."""
     return {"resnet": _resnet, "vgg": _vgg, "transformer": _transformer}[net.family](torch, net)
 
 
-def synthetic_batch(torch: Any, net: Network, samples: int, device: str) -> tuple[Any, Any]:
+def synthetic_batch(torch: Any, net: shapes.Network, samples: int, device: str) -> tuple[Any, Any]:
     """Input and labels that never change: noise, on the device from the start."""
     made = torch.Generator().manual_seed(1)
     if net.family == "transformer":
@@ -114,7 +104,7 @@ def loss_of(torch: Any, scores: Any, labels: Any) -> Any:
 
 
 def _convolution(
-    torch: Any, net: Network, inputs: int, outputs: int, kernel: int, *, stride: int = 1, active: bool = True
+    torch: Any, net: shapes.Network, inputs: int, outputs: int, kernel: int, *, stride: int = 1, active: bool = True
 ) -> list[Any]:
     nn = torch.nn
     layers = [nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=not net.batch_norm)]
@@ -140,10 +130,12 @@ def _sum_of(torch: Any, body: Any, shortcut: Any, *, active: bool) -> Any:
     return Sum()
 
 
-def _block(torch: Any, net: Network, inputs: int, middle: int, stride: int, *, deep: bool, projected: bool) -> Any:
+def _block(
+    torch: Any, net: shapes.Network, inputs: int, middle: int, stride: int, *, deep: bool, projected: bool
+) -> Any:
     nn = torch.nn
     if deep:
-        outputs = middle * BOTTLENECK
+        outputs = middle * shapes.BOTTLENECK
         layers = [
             *_convolution(torch, net, inputs, middle, 1),
             *_convolution(torch, net, middle, middle, 3, stride=stride),
@@ -163,17 +155,17 @@ def _block(torch: Any, net: Network, inputs: int, middle: int, stride: int, *, d
     return _sum_of(torch, nn.Sequential(*layers), shortcut, active=True)
 
 
-def _resnet(torch: Any, net: Network) -> Any:
+def _resnet(torch: Any, net: shapes.Network) -> Any:
     nn = torch.nn
-    kernel = first_kernel(net)
+    kernel = shapes.first_kernel(net)
     layers = _convolution(torch, net, 3, net.width, kernel, stride=2 if kernel == 7 else 1)
     if kernel == 7:
         layers.append(nn.MaxPool2d(3, 2, 1))
-    blocks, deep = RESNET_STAGES[net.depth]
+    blocks, deep = shapes.RESNET_STAGES[net.depth]
     inputs = net.width
     for stage, count in enumerate(blocks):
         middle = net.width << stage
-        outputs = middle * (BOTTLENECK if deep else 1)
+        outputs = middle * (shapes.BOTTLENECK if deep else 1)
         for number in range(count):
             stride = 2 if number == 0 and stage > 0 else 1
             projected = number == 0 and (stage > 0 or inputs != outputs)
@@ -182,11 +174,11 @@ def _resnet(torch: Any, net: Network) -> Any:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, net.classes_count))
 
 
-def _vgg(torch: Any, net: Network) -> Any:
+def _vgg(torch: Any, net: shapes.Network) -> Any:
     nn = torch.nn
     layers: list[Any] = []
     inputs = 3
-    for factor, count in zip(VGG_CHANNELS, VGG_STAGES[net.depth], strict=True):
+    for factor, count in zip(shapes.VGG_CHANNELS, shapes.VGG_STAGES[net.depth], strict=True):
         for _ in range(count):
             layers += _convolution(torch, net, inputs, factor * net.width, 3)
             inputs = factor * net.width
@@ -195,7 +187,7 @@ def _vgg(torch: Any, net: Network) -> Any:
     return nn.Sequential(
         *layers,
         nn.Flatten(),
-        nn.Linear(vgg_features(net), hidden),
+        nn.Linear(shapes.vgg_features(net), hidden),
         nn.ReLU(inplace=True),
         nn.Linear(hidden, hidden),
         nn.ReLU(inplace=True),
@@ -203,8 +195,8 @@ def _vgg(torch: Any, net: Network) -> Any:
     )
 
 
-def _transformer(torch: Any, net: Network) -> Any:
-    nn, width, heads = torch.nn, net.width, heads_count(net.width)
+def _transformer(torch: Any, net: shapes.Network) -> Any:
+    nn, width, heads = torch.nn, net.width, shapes.heads_count(net.width)
 
     class Words(nn.Module):  # type: ignore[misc,name-defined]
         """Embedding of words and of their positions."""

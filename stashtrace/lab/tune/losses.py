@@ -40,8 +40,6 @@ class Likeness:
     #: ``equal`` to the bit, ``rounding``, ``different``, or ``unseen``: there are none that could be compared. Of the
     #: means of several runs: ``distribution``, they differ no more than equal runs do, ``different``, or ``unclear``.
     verdict: Literal["equal", "rounding", "distribution", "different", "unclear", "unseen"]
-    #: Losses of a rank that were compared, at least.
-    compared_count: int = 0
     #: First backward pass whose losses are not equal, -1 if all are, and the two losses there; of several runs, the
     #: first of those whose means differ most, the last of them, and their means.
     differs_at: int = -1
@@ -92,14 +90,14 @@ def compare_losses(before: Losses, after: Losses) -> Likeness:
     ]
     unlike = [pair for pair in pairs if not _equal(*pair[1:])]
     if not unlike:
-        return Likeness("equal", min(counts))
+        return Likeness("equal")
     is_rounding = all(
         math.isclose(first, second, rel_tol=_ROUNDING_RATIO) or _equal(first, second)
         for number, first, second in pairs
         if number < _FIRST
     )
     number, first, second = min(unlike, key=lambda pair: pair[0])
-    return Likeness("rounding" if is_rounding else "different", min(counts), number, first, second)
+    return Likeness("rounding" if is_rounding else "different", number, first, second)
 
 
 def compare_distributions(before: Sequence[Losses], after: Sequence[Losses]) -> Likeness:
@@ -119,11 +117,11 @@ def compare_distributions(before: Sequence[Losses], after: Sequence[Losses]) -> 
         return Likeness("unseen")
     count = min(len(losses) for one in everything for losses in one.values())
     if count < _PARTS * _LEAST_PASSES or min(len(before), len(after)) < 2:
-        return Likeness("unclear" if count else "unseen", count)
+        return Likeness("unclear" if count else "unseen")
     edges = np.linspace(0, count, _PARTS + 1).round().astype(int)
     old, new = (_means(runs, edges) for runs in (before, after))
     if not (np.isfinite(old).all() and np.isfinite(new).all()):
-        return Likeness("unclear", count)
+        return Likeness("unclear")
     freedom = len(old) + len(new) - 2
     squares = ((old - old.mean(axis=0)) ** 2).sum(axis=0) + ((new - new.mean(axis=0)) ** 2).sum(axis=0)
     quantile = NormalDist().inv_cdf
@@ -138,7 +136,7 @@ def compare_distributions(before: Sequence[Losses], after: Sequence[Losses]) -> 
         verdict = "unclear" if error[worst] > _SEEN_RATIO * abs(first[worst]) else "distribution"
     passes = int(edges[worst]), int(edges[worst + 1]) - 1
     means = float(first[worst]), float(second[worst])
-    return Likeness(verdict, count, passes[0], *means, passes[1], float(error[worst]))  # type: ignore[arg-type]
+    return Likeness(verdict, passes[0], *means, passes[1], float(error[worst]))  # type: ignore[arg-type]
 
 
 def _means(runs: Sequence[Losses], edges: np.ndarray) -> Floats:

@@ -16,7 +16,7 @@ from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun, steps_of_
 from stashtrace.analysis.graph import build
 from stashtrace.errors import MissingDataError
 from stashtrace.files.run_facts import json_object
-from stashtrace.lab.by_turns import Job, record_job
+from stashtrace.lab.alternating import Job, record_job
 from stashtrace.lab.processes import cores_of_ranks
 from stashtrace.lab.tune.losses import losses_of
 from stashtrace.lab.tune.settings import (
@@ -50,9 +50,8 @@ _SHARE_FACT = "cpu_share"
 class TunedJob:
     """A job that is run again and again.
 
-    ``command``: the job. ``out``: folder for the runs. ``until_step``: steps of a run. ``load``: loads a run.
-    ``only``: names of settings to try, each with a value or none; all if empty. ``staged``: list of files that were
-    copied to a faster disk. ``on_run``: called before each run with its number and the settings.
+    ``until_step``: steps of a run. ``load``: loads a run. ``only``: names of settings to try, each with a value or
+    none; all if empty. ``staged``: list of files that were copied to a faster disk. ``on_run``: called before each run.
     """
 
     def __init__(
@@ -76,10 +75,7 @@ class TunedJob:
         self.loaders: list[tuple[str, int]] = []
 
     def record(self, settings: Settings) -> TunedRun:
-        """Make a run with settings.
-
-        Raises CaptureError if it fails. Raises MissingDataError if it has no steps.
-        """
+        """Make a run with settings. Raises CaptureError if it fails. Raises MissingDataError if it has no steps."""
         self._on_run(self._runs_count, settings)
         directory = (self._out / f"run-{self._runs_count}").absolute()
         self._runs_count += 1
@@ -130,7 +126,6 @@ def not_applied(trace: Trace, settings: Settings) -> dict[str, str]:
 
 
 def _all_pinned(trace: Trace) -> bool:
-    """Return whether each rank keeps to a share of the CPUs."""
     facts = trace.metadata
     pinned = facts["process_id"][facts["key_code"] == trace.strings.find(_SHARE_FACT)]
     ranks = trace.processes["process_id"][trace.processes["role_code"] == ProcessRole.RANK]

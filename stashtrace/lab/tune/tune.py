@@ -10,7 +10,7 @@ from stashtrace.analysis.compare.change import Change
 from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import STEP, StepsOfRun
 from stashtrace.errors import CaptureError, MissingDataError, StashtraceError
-from stashtrace.lab.by_turns import NOTHING_COMPARED, Compared, compare_by_turns, few_rounds_paragraph, stages
+from stashtrace.lab.alternating import NOTHING_COMPARED, Compared, compare_alternately, few_rounds_paragraph, stages
 from stashtrace.lab.tune.losses import Likeness, Losses, compare_distributions, compare_losses
 from stashtrace.lab.tune.settings import Candidate, Settings, permanent_lines
 from stashtrace.report.blocks import Block, Code, Listing, Paragraph, Table
@@ -152,7 +152,7 @@ class _Tuner:
         self._losses: Losses = {}
         #: Whether several runs a side are compared; then the losses of all that have the results of the job.
         self.by_distribution = False
-        self._alike: list[Losses] = []
+        self._equal_runs: list[Losses] = []
 
     def run_unchanged(self, losses: Comparison) -> None:
         """Run the job twice as it is.
@@ -172,7 +172,7 @@ class _Tuner:
         self.by_distribution = losses == "distribution" or (losses == "auto" and likeness.verdict != "equal")
         self._require_equal(likeness)
         self._losses = first.losses
-        self._alike = [first.losses, second.losses]
+        self._equal_runs = [first.losses, second.losses]
 
     def try_all(self, most_runs: int, on_trial: Callable[[Trial], None]) -> None:
         """Try one candidate after the other, until none is left or the limit of runs is reached."""
@@ -216,11 +216,11 @@ class _Tuner:
                 likeness = compare_losses(self._losses, run.losses)
                 if likeness.verdict != "equal":
                     worst = likeness
-                self._require_alike(candidate, likeness)
+                self._require_same_losses(candidate, likeness)
             return run.steps
 
         try:
-            compared = compare_by_turns(
+            compared = compare_alternately(
                 with_it,
                 lambda: self._checked(self.kept),
                 [self._condition],
@@ -229,7 +229,7 @@ class _Tuner:
             )
             if self.by_distribution:
                 losses = [run.losses for run in seen]
-                worst = compare_distributions(self._alike, losses)
+                worst = compare_distributions(self._equal_runs, losses)
                 if compared.verdict == "worse" and worst.verdict != "distribution":
                     raise _RefusedError("other results", difference_text(worst))
         except _RefusedError as refused:
@@ -237,13 +237,13 @@ class _Tuner:
         if compared.verdict == "worse":  # the job without the setting is worse
             self.kept = changed
             self._losses = seen[-1].losses
-            self._alike += [run.losses for run in seen]
+            self._equal_runs += [run.losses for run in seen]
         why = _why(compared, self._condition.percent)
         return Trial(candidate, _verdict(compared), why, self.runs_count - begun, compared, worst)
 
     def compare(self, settings: Settings) -> Compared:
         """Compare the job with everything that is kept with the job with these settings."""
-        return compare_by_turns(
+        return compare_alternately(
             lambda: self._record(self.kept).steps,
             lambda: self._record(settings).steps,
             [self._condition],
@@ -264,10 +264,10 @@ class _Tuner:
         """Make a run with what is kept, whose losses are known."""
         run = self._record(settings)
         self._require_equal(compare_losses(self._losses, run.losses))
-        self._alike.append(run.losses)
+        self._equal_runs.append(run.losses)
         return run.steps
 
-    def _require_alike(self, candidate: Candidate, likeness: Likeness) -> None:
+    def _require_same_losses(self, candidate: Candidate, likeness: Likeness) -> None:
         """Raise _RefusedError if losses changed more than the candidate may change them."""
         may_round = not candidate.promises_equal and not self._exact
         if likeness.verdict == "equal" or (likeness.verdict == "rounding" and may_round):
@@ -353,10 +353,7 @@ def trial_text(trial: Trial) -> str:
 
 
 def tune_blocks(tuned: Tuned, command: Sequence[str], loaders: Sequence[tuple[str, int]]) -> list[Block | None]:
-    """Return the answer to show.
-
-    ``command``: of the job. ``loaders``: file and line of each DataLoader.
-    """
+    """Return the answer to show. ``command``: of the job. ``loaders``: file and line of each DataLoader."""
     head = ("setting", "predicted", "without", "with", "saves", "results", "verdict", "runs")
     refused = [trial for trial in tuned.trials if trial.compared is None]
     permanent = permanent_lines(tuned.settings, command, loaders)

@@ -46,7 +46,7 @@ def part_folder(window: Path, host: str) -> Path:
 
 
 def refuse_part(window: Path, host: str, why: str) -> None:
-    """Tell the collector why there is no part of a host; where that cannot be written, it hears nothing."""
+    """Let the collector know why there is no part of a host; where that cannot be written, it hears nothing."""
     with contextlib.suppress(OSError):
         write_whole(_refusal(window, host), why)
 
@@ -122,10 +122,7 @@ class _Steps:
 
 
 class Collecting:
-    """The windows whose part of this host is sealed.
-
-    ``directory``: of the run. ``facts``: of its ``run.json``. ``host``: name of this one. ``others``: the other hosts.
-    """
+    """The windows whose part of this host is sealed."""
 
     def __init__(self, directory: Path, facts: dict[str, Any], host: str, others: OtherHosts | None) -> None:
         self._directory = directory

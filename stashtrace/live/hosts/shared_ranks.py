@@ -306,10 +306,7 @@ def other_launchers(directory: Path, host: str) -> list[str]:
 
 
 class OtherHosts:
-    """Ranks of other hosts.
-
-    ``directory``: of the run. ``host``: name of this one. ``run_id``: of the run.
-    """
+    """Ranks of other hosts. ``directory``: of the run. ``host``: name of this one. ``run_id``: of the run."""
 
     def __init__(self, directory: Path, host: str, run_id: str) -> None:
         def is_theirs(metadata: Mapping[str, Any]) -> bool:
@@ -356,7 +353,7 @@ class OtherHosts:
         if not (self._directory / HOSTS_FOLDER).is_dir():
             return []
         try:
-            self._run.look(at_ns)
+            self._run.take_in(at_ns)
         except FormatError as error:  # what this host sees itself does not depend on it
             self._error, self._taken = str(error), []
             return []
@@ -366,16 +363,13 @@ class OtherHosts:
                 host = str(file.metadata.get("host", ""))
                 newest[host] = max(newest.get(host, 0), file.newest_ns)
         self._silent = {host: seen for host, seen in newest.items() if at_ns - seen > times.SILENT_NS}
-        self._taken = [file for file in self._run.files if not self._is_silent(file)]
+        self._taken = [file for file in self._run.files if str(file.metadata.get("host", "")) not in self._silent]
         count = len(self.recording())
         self._too_many = count if count > MOST_RANKS else 0
         if self._too_many:
             self._run.forget(at_ns, ())
             self._taken = []
         return list(self._taken)
-
-    def _is_silent(self, file: StashFile) -> bool:
-        return str(file.metadata.get("host", "")) in self._silent
 
     def recording(self) -> list[GrowingFile]:
         """Return the ranks that had not ended in the last round, without those of silent hosts."""

@@ -209,7 +209,6 @@ class Windows:
             self._opened.append((at_ns, request.cost_ns))
 
     def _hosts(self) -> tuple[str, ...]:
-        """Return the hosts whose followers can be asked, this one among them."""
         states = []
         with contextlib.suppress(StashtraceError):
             states = asked_hosts(self._directory)
@@ -299,7 +298,7 @@ class Windows:
         self._open.append(_Open(request, path, newest, until_ns, most_ns, most_steps))
 
     def refuse(self, request: Request, why: str) -> None:
-        """Tell another host why there is no part of this one in its window."""
+        """Let another host know why there is no part of this one in its window."""
         refuse_part(self._folder / request.window, self._host, why)
 
     def lengthen(self, folder: Path, last_step: int) -> None:
@@ -309,12 +308,7 @@ class Windows:
                 one.least_last = max(one.least_last, last_step)
 
     def seal_ready(
-        self,
-        accounts: LiveAccounts,
-        at_ns: int,
-        *,
-        ended: bool = False,
-        stacks: Sequence[Mapping[str, Any]] = (),
+        self, accounts: LiveAccounts, at_ns: int, *, ended: bool = False, stacks: Sequence[Mapping[str, Any]] = ()
     ) -> None:
         """Seal the parts whose last step has closed, or that have waited long enough.
 

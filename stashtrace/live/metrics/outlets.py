@@ -248,7 +248,7 @@ class Textfile:
         self._newest = NewestFamilies()
         self._registry = self._newest.registry()
         self._failed_count = self._rounds_count = 0
-        self._beside = self._reason = ""
+        self._other_file = self._reason = ""
 
     def publish(self, families: Sequence[Family], *, ended: bool) -> str:
         """Replace the file; return what does not work, empty if all does."""
@@ -258,7 +258,7 @@ class Textfile:
         self._rounds_count += 1
         try:
             if self._rounds_count == self._failed_count + 1:  # nothing was written yet
-                self._beside = self._tidy()
+                self._other_file = self._tidy()
             with whole_file(self._path, own_mode=True) as partial:
                 partial.write_bytes((_ENDED if ended else b"") + generate_latest(self._registry))
                 give_mode(partial, _MODE)
@@ -268,7 +268,7 @@ class Textfile:
         if self._failed_count:
             times = f"{self._failed_count} of {self._rounds_count} times"
             return f"metrics could not be written to {self._directory} {times}: {self._reason}"
-        return self._beside
+        return self._other_file
 
     def _tidy(self) -> str:
         """Remove the files of runs of this host that are over; return what to know of one that is not."""

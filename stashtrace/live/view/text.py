@@ -23,7 +23,7 @@ from stashtrace.live.state import LATE, MOST, Event, LineNow
 from stashtrace.live.view.watched import HostView, LiveView, RankView
 from stashtrace.schema.stall_kinds import words_of
 from stashtrace.summary.bars import Budget, budget_lines
-from stashtrace.summary.look import Look
+from stashtrace.summary.style import Style
 from stashtrace.text.prose import count_noun
 from stashtrace.text.units import duration_text, percent_text, ranks_named, shortened, span_text
 from stashtrace.text.visible import visible_line
@@ -44,16 +44,16 @@ _CONDITION_WORDS = {
 }
 
 
-def live_lines(view: LiveView, style: Look, *, height: int = 0, keys: str = "") -> list[str]:
+def live_lines(view: LiveView, style: Style, *, height: int = 0, keys: str = "") -> list[str]:
     """Return the lines of a view.
 
     ``height``: lines that there is room for; 0 for any number. ``keys``: what the keys of the screen do.
     """
 
-    def lines_of(what: str, make: Callable[[LiveView, Look], list[str]]) -> list[str]:
+    def lines_of(what: str, make: Callable[[LiveView, Style], list[str]]) -> list[str]:
         return guarded(what, lambda: make(view, style), lambda line: style.wrap(line, f"{_INDENT}! ", _INDENT * 2))
 
-    def items_of(what: str, make: Callable[[LiveView, Look], Sequence[list[str]]]) -> Sequence[list[str]]:
+    def items_of(what: str, make: Callable[[LiveView, Style], Sequence[list[str]]]) -> Sequence[list[str]]:
         return guarded(what, lambda: make(view, style), lambda line: [style.wrap(line, f"{_INDENT}! ", _INDENT * 2)])
 
     parts = (("the title", _title), ("the condition", _condition), ("warnings", _warnings))
@@ -70,7 +70,7 @@ def live_lines(view: LiveView, style: Look, *, height: int = 0, keys: str = "") 
 
 
 def _middle(
-    view: LiveView, style: Look, verdicts: Sequence[list[str]], events: Sequence[list[str]], room: int
+    view: LiveView, style: Style, verdicts: Sequence[list[str]], events: Sequence[list[str]], room: int
 ) -> list[str]:
     """Return the verdicts and the newest events that fit into this number of lines, those that are lost least first.
 
@@ -91,7 +91,7 @@ def _middle(
     return []
 
 
-def _block(title: str, which: str, items: Sequence[list[str]], known: int, style: Look) -> list[str]:
+def _block(title: str, which: str, items: Sequence[list[str]], known: int, style: Style) -> list[str]:
     """Return the lines of items below each other, after an empty one and a title; ``known``: items that there are."""
     if not items:
         return []
@@ -99,12 +99,12 @@ def _block(title: str, which: str, items: Sequence[list[str]], known: int, style
     return ["", style.paint(f"{_INDENT}{title}{which}:", "faint"), *(line for item in items for line in item)]
 
 
-def _title(view: LiveView, style: Look) -> list[str]:
+def _title(view: LiveView, style: Style) -> list[str]:
     line = f"stashtrace live  {view.path}  {shlex.join(view.command)}".rstrip()
     return [style.paint(shortened(visible_line(line), style.width), "strong")]
 
 
-def _condition(view: LiveView, style: Look) -> list[str]:
+def _condition(view: LiveView, style: Style) -> list[str]:
     """Return what the job does, how fast its steps are, and since when it runs."""
     role = "warn" if view.condition in ("stuck", "unknown", "quiet") else "strong"
     lines = [style.paint(line, role) for line in style.wrap(f"{_condition_text(view)}: {_size_text(view)}")]
@@ -156,7 +156,7 @@ def _rate_text(view: LiveView) -> str:
     return text
 
 
-def _warnings(view: LiveView, style: Look) -> list[str]:
+def _warnings(view: LiveView, style: Style) -> list[str]:
     """Return that the job is stuck, and what is old or missing."""
     lines = []
     if view.stuck and (view.condition != "ended" or view.origin == "recording"):
@@ -186,7 +186,7 @@ def _old_text(host: HostView) -> str:
     )
 
 
-def _bars(view: LiveView, style: Look) -> list[str]:
+def _bars(view: LiveView, style: Style) -> list[str]:
     """Return the budget of each rank: of its newest steps, or of all once the job has ended."""
     if not view.ranks:
         return []
@@ -217,7 +217,7 @@ def _causes_text(ranks: Sequence[RankView]) -> str:
     return f"waits since the start, summed over the ranks that waited: {', '.join(named)}"
 
 
-def _costliest(view: LiveView, style: Look) -> list[str]:
+def _costliest(view: LiveView, style: Style) -> list[str]:
     """Return the line of the user's code in which a step spends most, and that of each rank that is late.
 
     Of several hosts the one where it is longest; a host whose state is old says nothing about now.
@@ -246,7 +246,7 @@ def _line_text(line: LineNow, host: str) -> str:
     return f"rank {line.rank} is late: {longer} {line.place} ({kind})"
 
 
-def _verdict_items(view: LiveView, style: Look) -> list[list[str]]:
+def _verdict_items(view: LiveView, style: Style) -> list[list[str]]:
     items = []
     for host in view.hosts:
         for text in host.verdicts:
@@ -256,11 +256,11 @@ def _verdict_items(view: LiveView, style: Look) -> list[list[str]]:
     return items
 
 
-def _event_items(view: LiveView, style: Look) -> list[list[str]]:
+def _event_items(view: LiveView, style: Style) -> list[list[str]]:
     return [_event_lines(event, view, style) for event in view.events]
 
 
-def _event_lines(event: Event, view: LiveView, style: Look) -> list[str]:
+def _event_lines(event: Event, view: LiveView, style: Style) -> list[str]:
     first = f"{_INDENT}{_clock(event.realtime_ns, view.now_realtime_ns)}  "
     rest = " " * len(first)
     is_above = event.text == view.stuck and view.condition == "stuck"
@@ -269,7 +269,7 @@ def _event_lines(event: Event, view: LiveView, style: Look) -> list[str]:
     return lines if named else lines + style.wrap(f"window {event.window}", rest, rest + _INDENT)
 
 
-def _foot(view: LiveView, style: Look, keys: str) -> list[str]:
+def _foot(view: LiveView, style: Style, keys: str) -> list[str]:
     parts = [f"lost records {view.lost_records_count:,}"]
     ratios = [host.own_cpu_ratio for host in view.hosts if host.own_cpu_ratio >= 0]
     if view.origin == "follower" and ratios:
@@ -282,7 +282,7 @@ def _foot(view: LiveView, style: Look, keys: str) -> list[str]:
     return _flow([*parts, *([keys] if keys else [])], style, _INDENT)
 
 
-def _flow(parts: Sequence[str], style: Look, indent: str) -> list[str]:
+def _flow(parts: Sequence[str], style: Style, indent: str) -> list[str]:
     """Return phrases side by side, as many as fit a line; one that is longer than a line is wrapped."""
     lines: list[str] = []
     for part in parts:

@@ -16,7 +16,7 @@ import numpy as np
 from stashtrace.analysis.stalls.budget import stalls
 from stashtrace.analysis.steps.steps import steps
 from stashtrace.errors import DataLossWarning, MissingDataError, StashtraceError
-from stashtrace.files.run_facts import LOOKS
+from stashtrace.files.run_facts import PEEKS
 from stashtrace.format.growing import GrowingRun
 from stashtrace.format.liveness import LiveRings, own_boot_id
 from stashtrace.format.reader import open_run
@@ -42,10 +42,9 @@ _CPU_RATIO = 0.1
 class FollowedHere:
     """A run that this process follows in memory.
 
-    ``notes``: what to say of that. ``sees_all``: whether all processes of the run are on this host.
-
-    Only the accounting is done, and the search for a job that is stuck: no window is sealed, and nothing is written but
-    what was seen of the processes of such a job.
+    ``notes``: what to say of that. ``sees_all``: whether all processes of the run are on this host. Only the accounting
+    is done, and the search for a job that is stuck: no window is sealed, and nothing is written but what was seen of
+    the processes of such a job.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class FollowedHere:
         at_ns, last_ns = time.monotonic_ns(), last_ns + self._accounts.origin_ns
         if self._stuck.round(window, at_ns, last_ns, in_part=not self._sees_all) and self._stuck.sentences:
             with contextlib.suppress(OSError):  # the run of another user, or of a file system that is full
-                update_host_facts(self._directory, self._state.host, {LOOKS: self._stuck.looks})
+                update_host_facts(self._directory, self._state.host, {PEEKS: self._stuck.peeks})
         self._state.stuck = "; ".join(self._stuck.sentences)
         self._state.stuck_ranks = list(self._stuck.ranks)
 
@@ -144,7 +143,7 @@ def _has_ended(facts: Mapping[str, Any], files: Iterable[StashFile]) -> bool:
     """Return whether a run has ended, as far as is known here; ``facts``: of ``run.json``; ``files``: of processes."""
     if "end_realtime_ns" in facts:
         return True
-    rings = LiveRings.look()
+    rings = LiveRings.now()
     if any(rings.holds(file) for file in files):
         return False
     launcher = facts.get("launcher_pid")

@@ -201,7 +201,7 @@ def _watch_operators() -> None:
         element = getattr(torch, "bool" if name == "bool8" else name, None)
         if isinstance(element, torch.dtype):
             _element_bits_of[element] = recorder.code("ElementType", name) << _ELEMENT_BIT
-    if window.told:
+    if window.is_controlled:
         _sleeping = SleepingOperators(torch, _world, groups, _KEY)
         window.on_change(_sleeping.follow)
     make_library: Any = torch.library.Library
@@ -483,7 +483,6 @@ class SleepingOperators:
         return cover
 
     def _known(self) -> list[tuple[Group, Any]]:
-        """Return the groups that are counted, each with torch's own."""
         every = [(self._groups.named(group.group_name), group) for group in list(self._world._world.pg_map)]
         return [(known, group) for known, group in every if known is not None]
 

@@ -166,7 +166,7 @@ class Groups:
             )
             group.baseline = own_count(process_group)
             # In an idle run, ranks may have begun to count it at different collectives.
-            if window.told and group.baseline is not None:
+            if window.is_controlled and group.baseline is not None:
                 group.begin_at(group.baseline)
         if not group.announced:
             group.announce()

@@ -309,7 +309,7 @@ def _watch_garbage_collection() -> None:
             gc.callbacks.remove(collected)
         return True
 
-    if window.told:
+    if window.is_controlled:
         window.on_change(watch)  # a job that is idle makes many small collections, too
     else:
         watch(True)

@@ -45,10 +45,7 @@ def quiet_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class InventoryReader:
-    """Reads the inventory of this machine in another process; :meth:`result` gives it.
-
-    ``environment``: of the process, without our variables; says where the libraries are.
-    """
+    """Reads the inventory of this machine in another process; :meth:`result` gives it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._begin_s = time.monotonic()
@@ -103,8 +100,6 @@ def inventories_of(directory: Path, run: Mapping[str, Any]) -> dict[str, dict[st
     """Return the inventory that each host of a run recorded, None for a host with a GPU that recorded none.
 
     Hosts without a GPU are left out.
-
-    ``directory``: the run directory. ``run``: content of its ``run.json``.
     """
     parts: list[Mapping[str, Any]] = [*(run.get("parts") or launchers(directory))]
     found: dict[str, dict[str, Any] | None] = {}

@@ -25,10 +25,7 @@ _PATHS = {
 
 
 def inventory(nvml: ModuleType) -> dict[str, Any]:
-    """Return driver, devices and the ways between them; what a device does not show is left out.
-
-    ``nvml``: ``pynvml``, not initialized.
-    """
+    """Return driver, devices and the ways between them; what a device does not show is left out."""
     nvml.nvmlInit()
     try:
         ask = _asking(nvml)
@@ -121,7 +118,6 @@ def _bus(place: Any) -> str | None:
 
 
 def _text(value: Any) -> str | None:
-    """Return a text; old versions of the package give bytes."""
     if value is None:
         return None
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

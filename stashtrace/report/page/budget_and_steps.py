@@ -30,7 +30,7 @@ _OPEN = 3
 _GROUPS_OPEN = 4
 #: A longer list of ranks is folded in.
 _RANKS_WIDTH = 60
-#: More ranks than this are counted beside their list.
+#: More ranks than this are counted next to their list.
 _COUNTED_AT_SIGHT = 3
 _QUIET = ("compute_bound", "not_told")
 
@@ -320,7 +320,6 @@ def _map(part: dict[str, Any], heat: dict[str, Any]) -> str:
 
 
 def _row_names(ranks: list[str]) -> str:
-    """Return the names of the rows of a map, of many the first and the last; none for a single row."""
     shown = ranks if len(ranks) <= _ROWS_NAMED else [ranks[0], ranks[-1]]
     names = "".join(tag("span", text(rank)) for rank in ["rank " + shown[0], *shown[1:]])
     class_ = "names" if len(ranks) <= _ROWS_NAMED else "names ends-only"

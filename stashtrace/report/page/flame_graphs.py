@@ -130,7 +130,6 @@ def flame_graphs(trace: Trace, groups: Sequence[dict[str, Any]]) -> dict[str, An
 
 
 def _windows_count(own: Table) -> int:
-    """Return how many steps or batches some rows are a mean of."""
     return int(GroupBy(own["rank"], own["step_kind"]).max(own["windows_count"]).sum())
 
 
@@ -443,7 +442,6 @@ def _words(words: str, shown: str) -> str:
 
 
 def _class(box: dict[str, Any], ranks: tuple[int, int] | None) -> str:
-    """Return the class of a box's colour."""
     if ranks is None:
         return f"k-{box['kind']}"
     return "k-longer" if box["slow_ns"] > box["other_ns"] else "k-shorter"

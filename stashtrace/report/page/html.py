@@ -92,12 +92,9 @@ def tag(name: str, content: str, **attributes: str | None) -> str:
 
     ``_`` in the name of an attribute stands for ``-``, and ``class_`` for ``class``.
     """
-    return f"<{name}{_attributes(attributes)}>{content}</{name}>"
-
-
-def _attributes(attributes: dict[str, str | None]) -> str:
     named = ((key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items() if value is not None)
-    return "".join(f' {key}="{text(value)}"' for key, value in named)
+    listed = "".join(f' {key}="{text(value)}"' for key, value in named)
+    return f"<{name}{listed}>{content}</{name}>"
 
 
 def paragraph(value: object, class_: str | None = None) -> str:

@@ -247,10 +247,7 @@ def machine_part(facts: dict[str, Any]) -> list[Block | None]:
 
 
 def page(facts: dict[str, Any]) -> str:
-    """Return the HTML of a report.
-
-    ``facts``: as :func:`stashtrace.report.document.report_facts` returns it.
-    """
+    """Return the HTML of a report. ``facts``: as :func:`stashtrace.report.document.report_facts` returns it."""
     shown = {part.name: html for part in _parts(facts) if (html := part.html())}
     contents = "".join(f'<li><a href="#{name}">{text(short)}</a></li>' for name, short, *_ in _PARTS if name in shown)
     header = [
@@ -270,10 +267,7 @@ def page(facts: dict[str, Any]) -> str:
 
 
 def markdown(facts: dict[str, Any]) -> str:
-    """Return the Markdown of a report, for a pull request or an issue: what the page says, without its pictures.
-
-    ``facts``: as :func:`stashtrace.report.document.report_facts` returns it.
-    """
+    """Return the Markdown of a report, for a pull request or an issue: what the page says, without its pictures."""
     title = "## " + markdown_code(facts["path"]).join(title_around(facts))
     return "\n\n".join([title, markdown_of([*_above(facts), *_parts(facts)])]) + "\n"
 

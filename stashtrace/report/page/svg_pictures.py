@@ -27,28 +27,24 @@ _CURVE_USUALS, _CURVE_KEPT = 4, 0.95
 #: The upper edge of the step time by the longest step drawn: room for its mark and for the scale.
 _CURVE_ROOM = 1.25
 #: What the first words of a lane's title say of its role.
-_ROLES = {
-    "file": "",
-    "worker": "",
-    "late": "late: ",
-    "victim": "waits: ",
-    "waiting": "waits: ",
-}
+_ROLES = {"file": "", "worker": "", "late": "late: ", "victim": "waits: ", "waiting": "waits: "}
+#: Of a picture in a file of its own, in pixels.
+_FILE_WIDTH = 900
 _OTHER_KINDS = {"read": "reads that did not block", "blocked": "reads that blocked", "worker": "makes a batch"}
 
 
-def picture_file(rows: Sequence[tuple[str, str, str]], height: int, width: int = 900) -> str:
+def picture_file(rows: Sequence[tuple[str, str, str]], height: int) -> str:
     """Return pictures of a page as an SVG file, one below the other: title, picture of this height, words."""
     parts, y = [], 8
     for title, picture, words in rows:
-        inner = tag("svg", picture, x="12", y=str(y + 26), width=str(width - 24), height=str(height))
+        inner = tag("svg", picture, x="12", y=str(y + 26), width=str(_FILE_WIDTH - 24), height=str(height))
         parts.append(tag("text", text(title), x="12", y=str(y + 18)) + inner)
         parts.append(tag("text", text(words), class_="soft", x="12", y=str(y + height + 44)))
         y += height + 60
     drawn = f'<rect width="100%" height="100%" fill="var(--paper)"/>{"".join(parts)}'
     own = "text { font: 14px system-ui, sans-serif; fill: var(--ink) }"
     own += " .soft, .scale { font-size: 12px; fill: var(--soft) }"
-    size = f'width="{width}" height="{y}" viewBox="0 0 {width} {y}"'
+    size = f'width="{_FILE_WIDTH}" height="{y}" viewBox="0 0 {_FILE_WIDTH} {y}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style()}{own}</style>{drawn}</svg>\n'
 
 

@@ -13,8 +13,8 @@ from stashtrace.analysis.findings.ending.hang_table import ranks_to_look_at, thr
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims
 from stashtrace.analysis.registry import analyze
 from stashtrace.errors import MissingDataError
-from stashtrace.loading.looks import with_looks
-from stashtrace.record.look.model import ELSEWHERE, Look, Progress, ThreadLook, way_of_progress
+from stashtrace.loading.peeks import with_peeks
+from stashtrace.record.peek.model import ELSEWHERE, Peek, Progress, ThreadPeek, way_of_progress
 from stashtrace.schema.kinds import CollectiveOp
 from stashtrace.schema.strings import StringPool
 from stashtrace.schema.trace import Trace
@@ -34,15 +34,15 @@ def rows(trace: Trace) -> list[dict[str, Any]]:
     return list(analyze(trace, "hang").rows())
 
 
-def seen(build: TraceBuilder, look: Look) -> Trace:
-    return with_looks(ended(build), {build.rank(2).process_id: look.to_text()})
+def seen(build: TraceBuilder, peek: Peek) -> Trace:
+    return with_peeks(ended(build), {build.rank(2).process_id: peek.to_text()})
 
 
-def a_look(call: str = "", target: str = "", **more: Any) -> Look:
+def a_peek(call: str = "", target: str = "", **more: Any) -> Peek:
     frames = ("wait at /usr/lib/python3.11/threading.py:327", "fetch at /job/train.py:41")
-    thread = ThreadLook(1002, "MainThread", "S", 10 * MS, call, target, frames=frames)
+    thread = ThreadPeek(1002, "MainThread", "S", 10 * MS, call, target, frames=frames)
     told = {"thread": thread, "thread_ran_ns": 0, "others_ran_ns": 0, "moved_bytes": 0} | more
-    return Look(4711, 100 * S, S, told.pop("state", "S"), **told)
+    return Peek(4711, 100 * S, S, told.pop("state", "S"), **told)
 
 
 def test_a_row_says_who_where_and_since_when() -> None:
@@ -117,44 +117,44 @@ IN_READ = "the step thread of rank 2 is inside read() of /data/shard-0017.tar, i
 
 
 @pytest.mark.parametrize(
-    ("look", "head", "said"),
+    ("peek", "head", "said"),
     [
-        (a_look("read", "/data/shard-0017.tar"), MISSING, IN_READ),
+        (a_peek("read", "/data/shard-0017.tar"), MISSING, IN_READ),
         (
-            a_look("futex"),
+            a_peek("futex"),
             MISSING,
             "the step thread of rank 2 is waiting for a lock, a condition or another thread, in fetch (",
         ),
-        (a_look(state="T"), MISSING, "the process of rank 2 is stopped by a signal (SIGSTOP) or a debugger"),
-        (a_look(state="", thread=None), f"{MISSING}: its process has ended", ""),
+        (a_peek(state="T"), MISSING, "the process of rank 2 is stopped by a signal (SIGSTOP) or a debugger"),
+        (a_peek(state="", thread=None), f"{MISSING}: its process has ended", ""),
         (
-            a_look(thread_ran_ns=980 * MS),
+            a_peek(thread_ran_ns=980 * MS),
             f"{MISSING}, but its thread still runs",
             "the step thread of rank 2 ran for 98 % of the 1.00 s in which it was watched, in fetch (/job/train.py:41):"
             " it computes, or loops",
         ),
-        (a_look("write", "/model.pt", moved_bytes=9 << 20), f"{MISSING}, but it still reads or writes files", ""),
+        (a_peek("write", "/model.pt", moved_bytes=9 << 20), f"{MISSING}, but it still reads or writes files", ""),
         (
-            a_look("wait", "cc1", others_ran_ns=900 * MS),
+            a_peek("wait", "cc1", others_ran_ns=900 * MS),
             f"{MISSING}, but a child or another thread of it still runs",
             "child process cc1",
         ),
         (
-            a_look(state=ELSEWHERE, thread=None, unseen=("it runs on node7, and this was asked on node1",)),
+            a_peek(state=ELSEWHERE, thread=None, unseen=("it runs on node7, and this was asked on node1",)),
             MISSING,
             "rank 2: it runs on node7, and this was asked on node1",
         ),
     ],
 )
-def test_what_a_look_adds(look: Look, head: str, said: str) -> None:
-    lines = describe_stuck(seen(one_missing(), look), lives=True)
+def test_what_a_peek_adds(peek: Peek, head: str, said: str) -> None:
+    lines = describe_stuck(seen(one_missing(), peek), lives=True)
     assert lines[0].partition(": ")[2].startswith(head) or lines[0].startswith(head), lines
     assert said in "\n".join(lines)
 
 
 def test_who_holds_the_gil() -> None:
-    holder = ThreadLook(1009, "logger", "S", 1, "fsync", "/logs/rank2.log", frames=("emit at /job/logs.py:7",))
-    trace = seen(one_missing(), a_look("futex", holder=holder, others_ran_ns=900 * MS))
+    holder = ThreadPeek(1009, "logger", "S", 1, "fsync", "/logs/rank2.log", frames=("emit at /job/logs.py:7",))
+    trace = seen(one_missing(), a_peek("futex", holder=holder, others_ran_ns=900 * MS))
     lines = describe_stuck(trace, lives=True)
     assert lines[0].startswith("no progress")
     held = "the GIL of rank 2 is held by thread logger, which is inside fsync() of /logs/rank2.log"
@@ -168,14 +168,14 @@ def test_workers_that_do_not_simply_wait_for_work_are_told() -> None:
     own = [build.rank(2).worker(number).process_id for number in range(4)]
     trace = ended(build)
     assert [process for process, _ in threads_to_look_at(trace, 2)] == [main, *own]
-    looks = {
-        main: a_look("poll"),
-        own[0]: a_look("read", "/data/shard-0003.tar"),
-        own[1]: a_look("poll"),
-        own[2]: a_look("read", "pipe:[77]"),
-        own[3]: a_look("futex"),
+    peeks = {
+        main: a_peek("poll"),
+        own[0]: a_peek("read", "/data/shard-0003.tar"),
+        own[1]: a_peek("poll"),
+        own[2]: a_peek("read", "pipe:[77]"),
+        own[3]: a_peek("futex"),
     }
-    trace = with_looks(trace, {process: look.to_text() for process, look in looks.items()})
+    trace = with_peeks(trace, {process: peek.to_text() for process, peek in peeks.items()})
     assert rows(trace)[0]["workers"] == "0 read /data/shard-0003.tar, 3 futex"
     said = describe_stuck(trace)
     assert "  worker 0 of rank 2 is inside read() of /data/shard-0003.tar, in fetch (/job/train.py:41)" in said
@@ -190,12 +190,12 @@ def test_a_look_at_a_process_that_has_gone_on_since_tells_nothing_of_its_end(wor
     build.rank(2).phase("forward", works_s * S, works_s * S + MS)
     build.say("origin_monotonic_ns", "0")
     process = build.rank(2).process_id
-    trace = with_looks(ended(build, 200 * S), {process: a_look("futex").to_text()})
+    trace = with_peeks(ended(build, 200 * S), {process: a_peek("futex").to_text()})
     assert rows(trace)[0]["activity"] == ("futex" if works_s < 100 else "unknown")
 
 
 def test_the_row_and_the_sentences_name_the_same() -> None:
-    trace = seen(one_missing(), a_look("read", "/data/shard-0017.tar"))
+    trace = seen(one_missing(), a_peek("read", "/data/shard-0017.tar"))
     (row,) = rows(trace)
     assert (row["activity"], row["target"]) == ("read", "/data/shard-0017.tar")
     assert row["place"] == "fetch at /job/train.py:41"
@@ -231,7 +231,7 @@ def test_a_pause_is_no_hang_before_ten_seconds_nor_while_one_rank_works() -> Non
     assert describe_stuck(stepping(25 * S).trace()) == []
     build = stepping(46 * S)
     process = build.rank(1).process_id
-    trace = with_looks(build.trace(), {process: a_look("write", "/model.pt", moved_bytes=9 << 20).to_text()})
+    trace = with_peeks(build.trace(), {process: a_peek("write", "/model.pt", moved_bytes=9 << 20).to_text()})
     assert describe_stuck(trace) == []
 
 

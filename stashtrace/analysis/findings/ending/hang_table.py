@@ -14,7 +14,7 @@ from stashtrace.analysis.findings.ending.looked import RUNS, UNKNOWN
 from stashtrace.analysis.findings.rules.ending.hangs import ending_claims, stuck_at_end
 from stashtrace.analysis.findings.rules.ending.last_seen import doing
 from stashtrace.errors import MissingDataError
-from stashtrace.record.look.model import STANDS_STILL
+from stashtrace.record.peek.model import STANDS_STILL
 from stashtrace.schema import columns as col
 from stashtrace.schema.columns import RANK, schema
 from stashtrace.schema.kinds import ProcessRole

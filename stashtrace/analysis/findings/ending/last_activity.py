@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stashtrace.analysis.findings.ending.looked import WORK, has_ended, look_at_rank, was_seen
+from stashtrace.analysis.findings.ending.looked import WORK, has_ended, peek_at_rank, was_seen
 from stashtrace.analysis.findings.ending.policy import POLICY
 from stashtrace.analysis.stalls.sampled_cpus import timed_samples
 from stashtrace.analysis.steps.steps import steps_if_any
 from stashtrace.analysis.steps.threads import step_threads
 from stashtrace.errors import MissingDataError
-from stashtrace.loading.looks import newest_stack
-from stashtrace.record.look.model import Progress, ThreadLook, way_of_progress
+from stashtrace.loading.peeks import newest_stack
+from stashtrace.record.peek.model import Progress, ThreadPeek, way_of_progress
 from stashtrace.schema.kinds import BatchPhase, CollectiveOp, IoFlag, IoOp, Phase, ProcessRole, SpanKind, WaitOp
 from stashtrace.schema.trace import Trace
 
@@ -40,7 +40,7 @@ class Activity:
 def place_since(trace: Trace, process: int, track: int, since_ns: int) -> str:
     """Return where in the job's code a thread was seen since a moment; else nothing."""
     tid = int(trace.tracks["native_id"][np.flatnonzero(trace.tracks["track_id"] == track)[0]])
-    return ThreadLook(tid, "", frames=newest_stack(trace, process, tid, since_ns)).place
+    return ThreadPeek(tid, "", frames=newest_stack(trace, process, tid, since_ns)).place
 
 
 def stands_in(trace: Trace, process: int) -> str:
@@ -52,9 +52,9 @@ def stands_in(trace: Trace, process: int) -> str:
 
 def is_gone(trace: Trace, rank: int) -> bool:
     """Whether a rank's process had ended, or was stopped: its samples end clearly before those of the others."""
-    look = look_at_rank(trace, rank)
-    if look is not None and was_seen(look):
-        return has_ended(look)
+    peek = peek_at_rank(trace, rank)
+    if peek is not None and was_seen(peek):
+        return has_ended(peek)
     newest, process = -1, set(trace.processes["process_id"][trace.processes["rank"] == rank].tolist())
     last = -1
     for (owner, _), at, _ in timed_samples(trace, "process_user_ns_total"):
@@ -171,15 +171,15 @@ def newest_ns(trace: Trace, *, activity: bool = False, rank: int | None = None) 
 def still_works(trace: Trace, rank: int, since_ns: int) -> str:
     """Return how a rank works on at the end of the records, given how long others wait; empty if it does not.
 
-    The answer is one of ``record.look.model``. Of a process that was looked at, the look counts, not its samples.
+    The answer is one of ``record.peek.model``. Of a process that was looked at, the peek counts, not its samples.
     """
     end = newest_ns(trace)
     begin = end - round(POLICY.last_part_ratio * since_ns)
     thread = step_track(trace, rank)
     rows = int(thread is not None and last_work_ns(trace, thread[1]) >= begin)
-    look = look_at_rank(trace, rank)
-    if look is not None and was_seen(look):
-        before, after = look.progress()
+    peek = peek_at_rank(trace, rank)
+    if peek is not None and was_seen(peek):
+        before, after = peek.progress()
         return way_of_progress(replace(before, rows_count=0), replace(after, rows_count=rows))
     ran = ran_since(trace, *thread, begin) if thread is not None else None
     share, window = ran if ran is not None else (-1.0, end - begin)

@@ -344,7 +344,7 @@ def compare(reads: Readings, checkpoints: Checkpoints) -> Groups:
     of, job, low, high = _stretches(reads, checkpoints)
     count = reads.parts_count[of]
     reach = _AROUND * (high - low)
-    # Beside a checkpoint may be another one of the same job, which is no measure of it.
+    # Next to a checkpoint may be another one of the same job, which is no measure of it.
     new = _changes(of, job)
     first = np.maximum(low - reach, np.where(new, 0, np.append(0, high[:-1])))
     last = np.minimum(high + reach, np.where(np.append(new[1:], True), count, np.append(low[1:], count[-1:])))

@@ -5,7 +5,7 @@ enough to be worth a verdict. Somebody is last in any run, so a host is named on
 chance explains, in two ways. What chance is depends on the job: a rank that saves, logs or evaluates is late wherever
 it runs. So the first way asks how often the ranks that a host held were late in runs of the job without the host; where
 there are few of these, a late rank is expected, each as likely as any other. The second asks, of the runs in which
-somebody was late, how often it would be this host: a bad week in which all hosts are late by turns blames none.
+somebody was late, how often it would be this host: a bad week in which all hosts are late alternately blames none.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class _Lateness:
     def __init__(self, runs: list[_Run]) -> None:
         #: (job, rank) -> runs in which it was late; (job, rank, host) -> the same where the host took part.
         self._late: Counter[tuple[int, int]] = Counter()
-        self._late_beside: Counter[tuple[int, int, str]] = Counter()
+        self._late_next_to: Counter[tuple[int, int, str]] = Counter()
         #: job -> runs, and those in which somebody was late; (job, host) -> the same where the host took part.
         self._runs: Counter[int] = Counter()
         self._runs_of: Counter[tuple[int, str]] = Counter()
@@ -157,7 +157,7 @@ class _Lateness:
             for host, ranks in run.ranks.items():
                 self._runs_of[run.series, host] += 1
                 self._late_runs_of[run.series, host] += bool(run.late)
-                self._late_beside[run.series, run.late_rank, host] += bool(run.late)
+                self._late_next_to[run.series, run.late_rank, host] += bool(run.late)
                 for rank in ranks:
                     self.held[run.series, rank].add(host)
 
@@ -171,7 +171,7 @@ class _Lateness:
 
     def _chance(self, run: _Run, host: str, trials: int) -> float:
         ranks = run.ranks[host]
-        late = sum(self._late[run.series, rank] - self._late_beside[run.series, rank, host] for rank in ranks)
+        late = sum(self._late[run.series, rank] - self._late_next_to[run.series, rank, host] for rank in ranks)
         return (late + _EQUAL_WEIGHT * len(ranks) / run.ranks_count) / (trials + _EQUAL_WEIGHT)
 
 

@@ -55,9 +55,7 @@ SLOW_COMMITS = schema(
     ),
     col.real("kind_ratio", "its growth, as a part of the step before", title="by"),
     col.real(
-        "chance_ratio",
-        "probability of such a difference by chance, times the places and jobs examined",
-        detail=2,
+        "chance_ratio", "probability of such a difference by chance, times the places and jobs examined", detail=2
     ),
 )
 #: A cut is made if it is less likely by chance than this.

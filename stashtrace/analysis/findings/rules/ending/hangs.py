@@ -35,7 +35,7 @@ from stashtrace.analysis.findings.rules.ending.failures import (
 )
 from stashtrace.analysis.findings.rules.ending.last_seen import doing, seen
 from stashtrace.analysis.steps.step_time import step_time_of
-from stashtrace.record.look.model import DEVICE_RUNS, ENTERED, MOVES, OTHERS_RUN, RECORDS, RUNS
+from stashtrace.record.peek.model import DEVICE_RUNS, ENTERED, MOVES, OTHERS_RUN, RECORDS, RUNS
 from stashtrace.schema.kinds import ElementType
 from stashtrace.schema.trace import Trace, run_facts
 from stashtrace.text.units import ranks_text

@@ -16,7 +16,7 @@ from stashtrace.analysis.findings.claim_rows import Evidence, Facts, fact
 from stashtrace.analysis.findings.ending import last_activity, looked
 from stashtrace.analysis.findings.ending.last_activity import newest_ns
 from stashtrace.analysis.findings.ending.policy import POLICY
-from stashtrace.record.look.model import STANDS_STILL, Look, ThreadLook
+from stashtrace.record.peek.model import STANDS_STILL, Peek, ThreadPeek
 from stashtrace.schema.trace import Trace
 from stashtrace.text.units import operation, shortened
 
@@ -80,7 +80,7 @@ def _by_records(trace: Trace, rank: int) -> list[Evidence]:
         said = f"in the steps before, {_activity(follows)} came next"
         rows.append(fact("followed_by", said, "phases", rank=rank, kind=follows, name=""))
     ran = last_activity.ran_since(trace, *thread, last.end_ns)
-    if ran is None or looked.was_seen(looked.look_at_rank(trace, rank)):  # who looked knows better
+    if ran is None or looked.was_seen(looked.peek_at_rank(trace, rank)):  # who looked knows better
         return rows
     share, window_ns = ran
     place = last_activity.place_since(trace, *thread, last.end_ns)
@@ -125,28 +125,28 @@ def _at(place: str, before: str = ", in") -> str:
 
 def seen(trace: Trace, rank: int) -> list[Evidence]:
     """Return what a look saw of a rank: its step thread, the holder of its GIL, its workers, and what was not seen."""
-    look = looked.look_at_rank(trace, rank)
-    if look is None:
+    peek = looked.peek_at_rank(trace, rank)
+    if peek is None:
         return []
     rows = []
-    if looked.was_seen(look):
-        rows.append(_thread("look_thread", rank, look))
-        if look.holder is not None:
-            rows.append(_holder(rank, look.holder))
+    if looked.was_seen(peek):
+        rows.append(_thread("look_thread", rank, peek))
+        if peek.holder is not None:
+            rows.append(_holder(rank, peek.holder))
         workers = looked.busy_workers(trace, rank)[: POLICY.named_count]
         rows += [_thread("look_worker", rank, worker, number) for number, worker in workers]
-        if look.ended_children:
-            own = Facts(items_count=len(look.ended_children), name=", ".join(sorted(set(look.ended_children))))
+        if peek.ended_children:
+            own = Facts(items_count=len(peek.ended_children), name=", ".join(sorted(set(peek.ended_children))))
             who = "a child process" if own["items_count"] == 1 else "{items_count} child processes"
             said = f"{who} of rank {{rank}} {{items_count:has|have}} ended, and nobody has waited for it ({{name}})"
             rows.append(fact("look_child", said, "metadata", rank=rank, **own))
-    return rows + [fact("look_unseen", "rank {rank}: {name}", "metadata", rank=rank, name=why) for why in look.unseen]
+    return rows + [fact("look_unseen", "rank {rank}: {name}", "metadata", rank=rank, name=why) for why in peek.unseen]
 
 
-def _thread(code: str, rank: int, look: Look, worker: int = -1) -> Evidence:
+def _thread(code: str, rank: int, peek: Peek, worker: int = -1) -> Evidence:
     """Return evidence of what a thread was seen to do, and where in the code that is."""
-    kind, thread = looked.activity_of(look), look.thread or ThreadLook(0, "")
-    share = look.thread_ran_ns / look.window_ns if look.thread_ran_ns >= 0 and look.window_ns > 0 else -1.0
+    kind, thread = looked.activity_of(peek), peek.thread or ThreadPeek(0, "")
+    share = peek.thread_ran_ns / peek.window_ns if peek.thread_ran_ns >= 0 and peek.window_ns > 0 else -1.0
     whose = "the process of" if kind in (looked.ENDED, looked.STOPPED) else "the step thread of"
     place = "" if kind == looked.ENDED and worker < 0 else thread.place
     if kind == looked.RUNS:
@@ -157,11 +157,11 @@ def _thread(code: str, rank: int, look: Look, worker: int = -1) -> Evidence:
     else:
         does = f"is {_where(kind, thread.target)}{_at(place)}"
     said = f"{'worker {worker_id} of' if worker >= 0 else whose} rank {{rank}} {does}"
-    own = Facts(amount_ns=look.window_ns, part_ratio=min(share, 1.0), kind=kind, **_spot(place, thread.target))
+    own = Facts(amount_ns=peek.window_ns, part_ratio=min(share, 1.0), kind=kind, **_spot(place, thread.target))
     return fact(code, said, "metadata", rank=rank, worker_id=worker, **own)
 
 
-def _holder(rank: int, holder: ThreadLook) -> Evidence:
+def _holder(rank: int, holder: ThreadPeek) -> Evidence:
     who = "thread {name}" if holder.name else "another thread"
     does = f", which is {_where(holder.call, holder.target)}" if holder.call else ""
     said = f"the GIL of rank {{rank}} is held by {who}{does}{_at(holder.place)}"

@@ -1,4 +1,4 @@
-"""A look at small processes whose state is known: where their thread stands, and whether they got on."""
+"""A peek at small processes whose state is known: where their thread stands, and whether they got on."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from other_users import as_another_user, needs_root
 
-from stashtrace.record.look import stacks
-from stashtrace.record.look.model import LEAST_BYTES, MOVES, OTHERS_RUN, RUNS, Look, ThreadLook, way_of_progress
-from stashtrace.record.look.proc import Wanted, calls_of, take_looks
+from stashtrace.record.peek import stacks
+from stashtrace.record.peek.model import LEAST_BYTES, MOVES, OTHERS_RUN, RUNS, Peek, ThreadPeek, way_of_progress
+from stashtrace.record.peek.proc import Wanted, calls_of, take_peeks
 
 ROOT = Path(__file__).resolve().parents[3]
 WINDOW_S = 0.4
@@ -39,18 +39,18 @@ def program(code: str, *arguments: str) -> Iterator[int]:
             child.kill()
 
 
-def look_at(pid: int, *, reads_stacks: bool = False) -> Look:
-    return take_looks({0: Wanted(pid, pid, reads_stacks)}, WINDOW_S)[0]
+def peek_at(pid: int, *, reads_stacks: bool = False) -> Peek:
+    return take_peeks({0: Wanted(pid, pid, reads_stacks)}, WINDOW_S)[0]
 
 
 def test_a_read_that_does_not_return(tmp_path: Path) -> None:
     fifo = tmp_path / "queue.fifo"
     os.mkfifo(fifo)
     with program("os.read(os.open(sys.argv[1], os.O_RDWR), 1)", str(fifo)) as pid:
-        look = look_at(pid)
-    assert look.thread is not None
-    assert (look.state, look.thread.call, look.thread.target) == ("S", "read", str(fifo))
-    assert way_of_progress(*look.progress()) == ""
+        peek = peek_at(pid)
+    assert peek.thread is not None
+    assert (peek.state, peek.thread.call, peek.thread.target) == ("S", "read", str(fifo))
+    assert way_of_progress(*peek.progress()) == ""
 
 
 @pytest.mark.parametrize(
@@ -64,39 +64,39 @@ def test_a_read_that_does_not_return(tmp_path: Path) -> None:
 )
 def test_the_call_that_a_thread_stands_in(code: str, call: str) -> None:
     with program(code) as pid:
-        look = look_at(pid)
-    assert look.thread is not None
-    assert look.thread.call == call
-    assert way_of_progress(*look.progress()) == ""
+        peek = peek_at(pid)
+    assert peek.thread is not None
+    assert peek.thread.call == call
+    assert way_of_progress(*peek.progress()) == ""
 
 
 def test_a_process_that_is_stopped() -> None:
     with program("time.sleep(60)") as pid:
         os.kill(pid, signal.SIGSTOP)
         time.sleep(0.1)
-        look = look_at(pid)
-    assert look.state == "T"
-    assert way_of_progress(*look.progress()) == ""
+        peek = peek_at(pid)
+    assert peek.state == "T"
+    assert way_of_progress(*peek.progress()) == ""
 
 
 def test_a_process_that_has_ended() -> None:
     with program("time.sleep(60)") as pid:
         pass
-    look = look_at(pid)
-    assert (look.state, look.thread) == ("", None)
-    assert way_of_progress(*look.progress()) == ""
+    peek = peek_at(pid)
+    assert (peek.state, peek.thread) == ("", None)
+    assert way_of_progress(*peek.progress()) == ""
 
 
 def test_a_child_that_it_waits_for_and_one_that_ended() -> None:
     with program("import subprocess; subprocess.run(['sleep', '60'])") as pid:
-        look = look_at(pid)
+        peek = peek_at(pid)
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
             os.kill(int(child), signal.SIGKILL)
-    assert look.thread is not None
-    assert (look.thread.call, look.thread.target) == ("wait", "sleep")
-    assert look.ended_children == ()
+    assert peek.thread is not None
+    assert (peek.thread.call, peek.thread.target) == ("wait", "sleep")
+    assert peek.ended_children == ()
     with program("os.fork() or os._exit(3); time.sleep(60)") as pid:
-        assert len(look_at(pid).ended_children) == 1
+        assert len(peek_at(pid).ended_children) == 1
 
 
 def test_work_of_the_thread_of_another_thread_and_of_a_child_is_progress() -> None:
@@ -105,8 +105,8 @@ def test_work_of_the_thread_of_another_thread_and_of_a_child_is_progress() -> No
     child = f"import subprocess; subprocess.run([sys.executable, '-c', '{spin}'])"
     for code, way in ((spin, RUNS), (another, OTHERS_RUN), (child, OTHERS_RUN)):
         with program(code) as pid:
-            # In one look a busy machine may give it no time, or it may be importing still.
-            seen = any(way_of_progress(*look_at(pid).progress()) == way for _ in range(20))
+            # In one peek a busy machine may give it no time, or it may be importing still.
+            seen = any(way_of_progress(*peek_at(pid).progress()) == way for _ in range(20))
             for below in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split():
                 os.kill(int(below), signal.SIGKILL)
         assert seen, code
@@ -115,40 +115,40 @@ def test_work_of_the_thread_of_another_thread_and_of_a_child_is_progress() -> No
 def test_bytes_and_messages_are_progress(tmp_path: Path) -> None:
     writes = "out = open(sys.argv[1], 'wb')\nwhile True:\n    out.write(bytes(1 << 21)); out.flush(); time.sleep(0.1)"
     with program(writes, str(tmp_path / "model.pt")) as pid:
-        look = look_at(pid)
-    assert look.moved_bytes >= LEAST_BYTES
-    assert way_of_progress(*look.progress()) == MOVES
+        peek = peek_at(pid)
+    assert peek.moved_bytes >= LEAST_BYTES
+    assert way_of_progress(*peek.progress()) == MOVES
     receives = (
         "import socket, threading\nhere, there = socket.socketpair()\n"
         "def send():\n    while True:\n        there.sendall(bytes(1 << 12)); time.sleep(0.02)\n"
         "threading.Thread(target=send, daemon=True).start()\nwhile True: here.recv(1 << 16)"
     )
     with program(receives) as pid:
-        assert way_of_progress(*look_at(pid).progress()) != ""
+        assert way_of_progress(*peek_at(pid).progress()) != ""
 
 
 def test_the_cpu_time_of_who_holds_the_gil_is_no_progress() -> None:
-    thread = ThreadLook(7, "logger", frames=("flush at train.py:3",))
-    look = Look(7, 2_000, 1_000, "S", thread_ran_ns=0, others_ran_ns=900)
-    assert way_of_progress(*look.progress()) == OTHERS_RUN
-    held = Look(7, 2_000, 1_000, "S", holder=thread, thread_ran_ns=0, others_ran_ns=900)
+    thread = ThreadPeek(7, "logger", frames=("flush at train.py:3",))
+    peek = Peek(7, 2_000, 1_000, "S", thread_ran_ns=0, others_ran_ns=900)
+    assert way_of_progress(*peek.progress()) == OTHERS_RUN
+    held = Peek(7, 2_000, 1_000, "S", holder=thread, thread_ran_ns=0, others_ran_ns=900)
     assert way_of_progress(*held.progress()) == ""
 
 
 def test_a_look_as_text() -> None:
-    thread = ThreadLook(12, "MainThread", "S", 5, "read", "/data/a b", "pipe_read", ("f at /x/train.py:3",))
-    look = Look(11, 9, 4, "S", thread, thread, 1, 2, 3, 4, ("cc1",), ("no stack",))
-    assert Look.from_text(look.to_text()) == look
-    assert Look.from_text(Look(11, 9, 0, "").to_text()) == Look(11, 9, 0, "")
+    thread = ThreadPeek(12, "MainThread", "S", 5, "read", "/data/a b", "pipe_read", ("f at /x/train.py:3",))
+    peek = Peek(11, 9, 4, "S", thread, thread, 1, 2, 3, 4, ("cc1",), ("no stack",))
+    assert Peek.from_text(peek.to_text()) == peek
+    assert Peek.from_text(Peek(11, 9, 0, "").to_text()) == Peek(11, 9, 0, "")
     for damaged in ("", "{", "[]", '{"pid": "x"}', '{"pid": 1, "at_ns": 2, "window_ns": 3, "state": 4}'):
-        assert Look.from_text(damaged) is None
+        assert Peek.from_text(damaged) is None
 
 
 def test_the_place_is_the_innermost_line_of_the_jobs_own_code() -> None:
     library, own = "wait at /usr/lib/python3.11/threading.py:327", "fetch at /job/train.py:41"
-    assert ThreadLook(1, "", frames=(library, own, "main at /job/train.py:90")).place == own
-    assert ThreadLook(1, "", frames=(library,)).place == library
-    assert ThreadLook(1, "").place == ""
+    assert ThreadPeek(1, "", frames=(library, own, "main at /job/train.py:90")).place == own
+    assert ThreadPeek(1, "", frames=(library,)).place == library
+    assert ThreadPeek(1, "").place == ""
 
 
 def test_names_of_calls_are_those_of_the_recorder() -> None:
@@ -225,25 +225,25 @@ def test_a_slow_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.Mon
 def test_without_the_program_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "find_program", lambda: None)
     with program("time.sleep(60)") as pid:
-        look = look_at(pid, reads_stacks=True)
-    assert look.unseen == ("its Python stack was not read: py-spy is not installed (pip install 'stashtrace[stacks]')",)
+        peek = peek_at(pid, reads_stacks=True)
+    assert peek.unseen == ("its Python stack was not read: py-spy is not installed (pip install 'stashtrace[stacks]')",)
 
 
 @pytest.mark.skipif(stacks.find_program() is None, reason="needs py-spy")
 def test_a_real_stack() -> None:
     with program("def fetch():\n    time.sleep(60)\nfetch()") as pid:
-        look = look_at(pid, reads_stacks=True)
-    assert look.thread is not None
-    assert look.thread.place.startswith("fetch at ")
+        peek = peek_at(pid, reads_stacks=True)
+    assert peek.thread is not None
+    assert peek.thread.place.startswith("fetch at ")
 
 
 @needs_root
 def test_what_another_user_may_not_see_is_said() -> None:
     with program("time.sleep(60)") as pid:
-        told = as_another_user(lambda: look_at(pid).to_text())
-    look = Look.from_text(told)
-    assert look is not None
-    assert look.unseen == ("its system calls are not shown to this user",)
-    assert (look.state, look.moved_bytes) == ("S", -1)
-    assert look.thread is not None
-    assert look.thread.call == ""
+        told = as_another_user(lambda: peek_at(pid).to_text())
+    peek = Peek.from_text(told)
+    assert peek is not None
+    assert peek.unseen == ("its system calls are not shown to this user",)
+    assert (peek.state, peek.moved_bytes) == ("S", -1)
+    assert peek.thread is not None
+    assert peek.thread.call == ""

@@ -1,4 +1,4 @@
-"""Record two jobs by turns (before, after, after, before, ...), and compare them by as many runs as the gate needs.
+"""Record two jobs alternately (before, after, after, before, ...), and compare them by as many runs as the gate needs.
 
 What slows a machine down for some minutes (heat, neighbours, another job) then slows both jobs equally, and the order
 within a round changes, so that a steady drift cancels. Each run is a process of ``stashtrace run`` of its own.
@@ -45,7 +45,7 @@ class Job:
     folder: Path
     #: Options of ``stashtrace run``.
     options: tuple[str, ...] = ()
-    #: Variables of the job besides those of this process.
+    #: Variables of the job, added to those of this process.
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -60,7 +60,7 @@ def turns(rounds: int, jobs: Sequence[Job]) -> list[tuple[int, Job]]:
     return [(number, job) for number in range(rounds) for job in (jobs[::-1] if number % 2 else jobs)]
 
 
-def record_by_turns(
+def record_alternately(
     rounds: int,
     jobs: Sequence[Job],
     out: Path,
@@ -69,11 +69,9 @@ def record_by_turns(
 ) -> dict[str, list[Path]]:
     """Record each job ``rounds`` times, and return its run directories by its name, in the order of the rounds.
 
-    What a job prints is in a file next to its run directory.
-
-    ``out``: folder for the runs; made if missing, else empty. ``on_run``: called before each run with the number of
-    runs done, of runs in all, and the name of the run. Raises UsageError if a folder in which a job is to run is not
-    there. Raises CaptureError if ``out`` is in use or cannot be made, or a job fails.
+    What a job prints is in a file next to its run directory. ``out``: made if missing, else empty. ``on_run``: called
+    before each run. Raises UsageError if a folder in which a job is to run is not there. Raises CaptureError if ``out``
+    is in use or cannot be made, or a job fails.
     """
     for job in jobs:
         if not job.folder.is_dir():
@@ -91,10 +89,7 @@ def record_by_turns(
 
 
 def make_runs_folder(out: Path) -> None:
-    """Make a folder for runs.
-
-    Raises CaptureError if it is in use or cannot be made.
-    """
+    """Make a folder for runs. Raises CaptureError if it is in use or cannot be made."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()):
@@ -191,7 +186,7 @@ def stages(rounds: int, count: int) -> tuple[int, ...]:
     return tuple(rounds * number for number in range(1, count + 1))
 
 
-def compare_by_turns(
+def compare_alternately(
     before: Callable[[], StepsOfRun],
     after: Callable[[], StepsOfRun],
     conditions: Sequence[Condition],
@@ -200,7 +195,7 @@ def compare_by_turns(
     names: tuple[str, str] = ("before", "after"),
     allowed: Sequence[str] = (),
 ) -> Compared:
-    """Record two jobs by turns until the gate decides.
+    """Record two jobs alternately until the gate decides.
 
     ``before``, ``after``: make one run each. ``rounds``: the rounds after which the runs are judged; the last
     judgement stands. ``names``: of the sides, in sentences. ``allowed``: as in :func:`judge`. Raises what a run raises.

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stashtrace.record.look.proc import own_tid
-from stashtrace.record.look.stacks import PROGRAM, find_program, read_stacks, reason_of
+from stashtrace.record.peek.proc import own_tid
+from stashtrace.record.peek.stacks import PROGRAM, find_program, read_stacks, reason_of
 from stashtrace.scrubbing.secrets import scrub_arguments
 
 PERIOD_NS = 10_000_000
@@ -148,9 +148,9 @@ def _rows(
         stack = open_ones.setdefault(tid, [])
         at_ns = began_ns + round(float(event["ts"]) * 1000)
         if event["ph"] == "B":
-            told = event["args"]
-            text = f"{event['name']} at {scrub_arguments([str(told['filename'])])[0]}"
-            stack.append((at_ns, functions.setdefault(text, len(functions)), int(told["line"])))
+            about = event["args"]
+            text = f"{event['name']} at {scrub_arguments([str(about['filename'])])[0]}"
+            stack.append((at_ns, functions.setdefault(text, len(functions)), int(about["line"])))
         elif event["ph"] == "E" and stack:
             begin_ns, function, line = stack.pop()
             if len(rows) == _MOST_ROWS or len(stack) >= _MOST_DEPTH:

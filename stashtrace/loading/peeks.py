@@ -1,6 +1,6 @@
 """Look at the living processes of a run, and hold what was seen as facts of these processes in its trace.
 
-Followers keep looks among the facts of their hosts (``run_facts.LOOKS``), so that they outlive the processes.
+Followers keep peeks among the facts of their hosts (``run_facts.PEEKS``), so that they outlive the processes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from stashtrace.format.liveness import LiveRings
 from stashtrace.format.reader import open_run
 from stashtrace.format.stash_file import StashFile
-from stashtrace.record.look.model import ELSEWHERE, LOOK_FACT, Look, ThreadLook
-from stashtrace.record.look.proc import STACK_NOT_READ, WINDOW_S, Wanted, take_looks
+from stashtrace.record.peek.model import ELSEWHERE, PEEK_FACT, Peek, ThreadPeek
+from stashtrace.record.peek.proc import STACK_NOT_READ, WINDOW_S, Wanted, take_peeks
 from stashtrace.schema.events import TABLES
 from stashtrace.schema.kinds import StackFlag
 from stashtrace.schema.table import Table
@@ -31,15 +31,15 @@ _HOLDS_GIL_NS, _HOLDS_GIL_COUNT = 500_000_000, 5
 _MOST_FRAMES = 64
 
 
-def look_at(
+def peek_at(
     trace: Trace, path: str, wanted: Mapping[int, int], *, run_id: str | None = None, window_s: float = WINDOW_S
 ) -> Trace:
     """Look at processes of a live run; return its trace with what was seen.
 
     ``wanted``: process_id -> thread, as the process itself numbers it. A process that has ended, or runs on another
-    host, gets a look that says so.
+    host, gets a peek that says so.
     """
-    live = LiveRings.look()
+    live = LiveRings.now()
     files = _files_by_process(trace, open_run(path, run_id=run_id).processes)
     now, texts = time.monotonic_ns(), {}
     living: dict[int, Wanted] = {}
@@ -51,33 +51,33 @@ def look_at(
         if pid >= 0:
             living[process] = Wanted(pid, tid, stacks=len(living) < _STACKS_AT_MOST)
         elif live.is_of_host(file):
-            texts[process] = Look(_pid(file), now, 0, "").to_text()
+            texts[process] = Peek(_pid(file), now, 0, "").to_text()
         else:
             host = str(file.metadata.get("host", "")) or "another host"
             why = f"it runs on {host}, and this was asked on {socket.gethostname()}"
-            texts[process] = Look(_pid(file), now, 0, ELSEWHERE, unseen=(why,)).to_text()
-    for process, look in take_looks(living, window_s).items():
-        texts[process] = with_own_stack(trace, process, look).to_text()
-    return with_looks(trace, texts)
+            texts[process] = Peek(_pid(file), now, 0, ELSEWHERE, unseen=(why,)).to_text()
+    for process, peek in take_peeks(living, window_s).items():
+        texts[process] = with_own_stack(trace, process, peek).to_text()
+    return with_peeks(trace, texts)
 
 
-def with_own_stack(trace: Trace, process: int, look: Look) -> Look:
-    """Return a look with the recorded stacks of its thread and of the one that holds the GIL.
+def with_own_stack(trace: Trace, process: int, peek: Peek) -> Peek:
+    """Return a peek with the recorded stacks of its thread and of the one that holds the GIL.
 
     Nothing is changed where another program read the stacks.
     """
-    if look.thread is None or look.thread.frames:
-        return look
-    frames = newest_stack(trace, process, look.thread.tid)
+    if peek.thread is None or peek.thread.frames:
+        return peek
+    frames = newest_stack(trace, process, peek.thread.tid)
     if not frames:
-        unseen = tuple(f"{why}; none was recorded" if why.startswith(STACK_NOT_READ) else why for why in look.unseen)
-        return replace(look, unseen=unseen)
-    unseen = tuple(why for why in look.unseen if not why.startswith(STACK_NOT_READ))
-    holder = look.holder or _holder(trace, process, look.thread.tid)
-    return replace(look, thread=replace(look.thread, frames=frames), holder=holder, unseen=unseen)
+        unseen = tuple(f"{why}; none was recorded" if why.startswith(STACK_NOT_READ) else why for why in peek.unseen)
+        return replace(peek, unseen=unseen)
+    unseen = tuple(why for why in peek.unseen if not why.startswith(STACK_NOT_READ))
+    holder = peek.holder or _holder(trace, process, peek.thread.tid)
+    return replace(peek, thread=replace(peek.thread, frames=frames), holder=holder, unseen=unseen)
 
 
-def _holder(trace: Trace, process: int, tid: int) -> ThreadLook | None:
+def _holder(trace: Trace, process: int, tid: int) -> ThreadPeek | None:
     """Return the thread that kept the GIL from thread ``tid`` in all of the newest samples; None if there is none."""
     samples, tracks = trace.stack_samples, trace.tracks
     rows = np.flatnonzero(samples["process_id"] == process)
@@ -87,7 +87,7 @@ def _holder(trace: Trace, process: int, tid: int) -> ThreadLook | None:
     if len(held) < _HOLDS_GIL_COUNT or len(part) != 1 or int(part["native_id"][0]) == tid:
         return None
     other = int(part["native_id"][0])
-    return ThreadLook(other, trace.text(int(part["name_code"][0])), frames=newest_stack(trace, process, other))
+    return ThreadPeek(other, trace.text(int(part["name_code"][0])), frames=newest_stack(trace, process, other))
 
 
 def newest_stack(trace: Trace, process: int, tid: int, since_ns: int = -1) -> tuple[str, ...]:
@@ -120,20 +120,20 @@ def frames_of(trace: Trace, process: int, frame_key: int) -> tuple[str, ...]:
     return tuple(frames)
 
 
-def with_looks(trace: Trace, texts: Mapping[int, str]) -> Trace:
-    """Return a trace with looks, by process_id, among the facts of its processes."""
+def with_peeks(trace: Trace, texts: Mapping[int, str]) -> Trace:
+    """Return a trace with peeks, by process_id, among the facts of its processes."""
     schema = TABLES["metadata"]
-    rows = [(process, trace.strings.code(LOOK_FACT), trace.strings.code(text)) for process, text in texts.items()]
+    rows = [(process, trace.strings.code(PEEK_FACT), trace.strings.code(text)) for process, text in texts.items()]
     return trace.replace(metadata=Table.concat(schema, [trace.metadata, Table.from_rows(schema, rows)]))
 
 
-def facts_of_looks(trace: Trace) -> list[dict[str, Any]]:
-    """Return the looks of a trace as a follower keeps them among the facts of its host (``run_facts.LOOKS``)."""
+def facts_of_peeks(trace: Trace) -> list[dict[str, Any]]:
+    """Return the peeks of a trace as a follower keeps them among the facts of its host (``run_facts.PEEKS``)."""
     places = {
         int(row["process_id"]): {"host": trace.text(row["host_code"]), "pid": int(row["pid"])}
         for row in trace.processes.rows()
     }
-    key = trace.strings.find(LOOK_FACT)
+    key = trace.strings.find(PEEK_FACT)
     return [
         {**places[int(row["process_id"])], "look": trace.text(row["value_code"])}
         for row in trace.metadata.rows()

@@ -50,8 +50,8 @@ class Stacks:
 
 def find_program() -> str | None:
     """Return the path of py-spy: next to this Python, or on the path of programs; None if it is not installed."""
-    beside = os.path.join(os.path.dirname(sys.executable), PROGRAM)
-    return beside if os.access(beside, os.X_OK) else shutil.which(PROGRAM)
+    neighbour = os.path.join(os.path.dirname(sys.executable), PROGRAM)
+    return neighbour if os.access(neighbour, os.X_OK) else shutil.which(PROGRAM)
 
 
 def read_stacks(pid: int) -> Stacks:
@@ -80,9 +80,9 @@ def read_stacks(pid: int) -> Stacks:
     return Stacks({}, why)
 
 
-def _stacks(told: Any) -> dict[int, Stack]:
+def _stacks(threads: Any) -> dict[int, Stack]:
     found = {}
-    for thread in told:
+    for thread in threads:
         tid = int(thread["os_thread_id"])
         frames = tuple(
             f"{frame['name']} at {scrub_arguments([str(frame['filename'])])[0]}:{frame['line']}"

@@ -15,7 +15,7 @@ STYLES = {**COLUMN_SGR, "strong": "1", "faint": "2", "warn": "1;33"}
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Style:
     """What the screen can show."""
 
     width: int = 80

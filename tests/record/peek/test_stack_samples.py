@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from stashtrace.files.run_facts import STACKS, valid_facts
-from stashtrace.record.look import stack_samples, stacks
-from stashtrace.record.look.stack_samples import StackSampler
+from stashtrace.record.peek import stack_samples, stacks
+from stashtrace.record.peek.stack_samples import StackSampler
 
 #: As py-spy 0.4 answers: `dump --json` a list of threads (src/stack_trace.rs), `record --format chrometrace` a list of
 #: events with microseconds since its start, written at SIGINT (src/chrometrace.rs, src/main.rs).

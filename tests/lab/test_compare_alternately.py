@@ -10,7 +10,7 @@ from made_up_runs import made_up_run
 
 from stashtrace.analysis.compare.gate_verdict import Condition
 from stashtrace.analysis.compare.steps_of_run import StepsOfRun
-from stashtrace.lab.by_turns import Compared, compare_by_turns, is_contended, stages
+from stashtrace.lab.alternating import Compared, compare_alternately, is_contended, stages
 
 STEP = [Condition.of("step+5%")]
 
@@ -28,7 +28,7 @@ def compared(
 
         return run
 
-    return compare_by_turns(side("a", before_ms), side("b", after_ms), STEP, rounds=rounds), order
+    return compare_alternately(side("a", before_ms), side("b", after_ms), STEP, rounds=rounds), order
 
 
 def quiet(name: str, number: int) -> float:

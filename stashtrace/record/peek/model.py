@@ -70,8 +70,8 @@ def _grew(before: int, after: int, least: float) -> bool:
     return before >= 0 and after - before >= least
 
 
-#: Metadata key under which a trace has the looks at its processes.
-LOOK_FACT = "look"
+#: Metadata key under which a trace has the peeks at its processes.
+PEEK_FACT = "look"
 #: State of a process on another host, at which this one cannot look.
 ELSEWHERE = "?"
 #: Parts of the paths of Python's library, of installed packages, and of our own probes.
@@ -80,7 +80,7 @@ _NOT_OWN = ("/stashtrace/probes/", "/site-packages/", "/dist-packages/", "/lib/p
 
 
 @dataclass(frozen=True, slots=True)
-class ThreadLook:
+class ThreadPeek:
     """A thread at one moment."""
 
     #: As the process itself numbers it.
@@ -126,7 +126,7 @@ def _is_worker_loop(frame: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Peek:
     """A process at two moments a little apart; the later one counts where nothing else is said."""
 
     pid: int
@@ -136,9 +136,9 @@ class Look:
     #: Of the process, as of threads; empty if it has ended, ``ELSEWHERE`` if it could not be looked at.
     state: str
     #: The thread asked for.
-    thread: ThreadLook | None = None
+    thread: ThreadPeek | None = None
     #: Another thread that held the GIL at both moments.
-    holder: ThreadLook | None = None
+    holder: ThreadPeek | None = None
     #: Between both moments; -1 if unknown.
     thread_ran_ns: int = -1
     others_ran_ns: int = -1
@@ -177,29 +177,29 @@ class Look:
         return json.dumps(_without_empty(asdict(self)), ensure_ascii=False)
 
     @classmethod
-    def from_text(cls, text: str) -> Look | None:
-        """Return the look that :meth:`to_text` wrote; None for a text that it did not write."""
+    def from_text(cls, text: str) -> Peek | None:
+        """Return the peek that :meth:`to_text` wrote; None for a text that it did not write."""
         try:
             known = json.loads(text)
             thread, holder = (_thread(known.pop(name, None)) for name in ("thread", "holder"))
             children, unseen = (tuple(map(str, known.pop(name, ()))) for name in ("ended_children", "unseen"))
-            look = cls(**known, ended_children=children, unseen=unseen, thread=thread, holder=holder)
+            peek = cls(**known, ended_children=children, unseen=unseen, thread=thread, holder=holder)
         except (ValueError, TypeError, AttributeError):
             return None
-        numbers = (look.pid, look.at_ns, look.window_ns, look.thread_ran_ns, look.others_ran_ns, look.moved_bytes)
-        whole = all(isinstance(number, int) for number in (*numbers, look.woken_count))
-        return look if whole and isinstance(look.state, str) else None
+        numbers = (peek.pid, peek.at_ns, peek.window_ns, peek.thread_ran_ns, peek.others_ran_ns, peek.moved_bytes)
+        whole = all(isinstance(number, int) for number in (*numbers, peek.woken_count))
+        return peek if whole and isinstance(peek.state, str) else None
 
 
-def _without_empty(told: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in told.items()}
+def _without_empty(stored: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in stored.items()}
     return {key: value for key, value in kept.items() if key == "state" or value not in ("", -1, (), [], None)}
 
 
-def _thread(told: Any) -> ThreadLook | None:
-    if told is None:
+def _thread(stored: Any) -> ThreadPeek | None:
+    if stored is None:
         return None
-    frames = tuple(map(str, told.pop("frames", ())))
-    texts = {key: str(value) for key, value in told.items() if key not in ("tid", "run_ns")}
+    frames = tuple(map(str, stored.pop("frames", ())))
+    texts = {key: str(value) for key, value in stored.items() if key not in ("tid", "run_ns")}
     texts.setdefault("name", "")
-    return ThreadLook(tid=int(told["tid"]), run_ns=int(told.get("run_ns", -1)), frames=frames, **texts)
+    return ThreadPeek(tid=int(stored["tid"]), run_ns=int(stored.get("run_ns", -1)), frames=frames, **texts)

@@ -13,14 +13,14 @@ from stack_rows import FORKED, sample, stack_of
 from stash_files import StashWriter, write_run_json
 
 from stashtrace.analysis.findings.ending.hang_table import hang
-from stashtrace.analysis.findings.ending.looked import looks
-from stashtrace.files.run_facts import LOOKS, valid_facts
+from stashtrace.analysis.findings.ending.looked import peeks
+from stashtrace.files.run_facts import PEEKS, valid_facts
 from stashtrace.loading.gather import gather
 from stashtrace.loading.load import load_trace
-from stashtrace.loading.looks import facts_of_looks, frames_of, look_at, newest_stack, with_own_stack
+from stashtrace.loading.peeks import facts_of_peeks, frames_of, newest_stack, peek_at, with_own_stack
 from stashtrace.record.directory import read_run_file, update_host_facts, write_run_file
-from stashtrace.record.look.model import ELSEWHERE, Look, ThreadLook
-from stashtrace.record.look.proc import STACK_NOT_READ
+from stashtrace.record.peek.model import ELSEWHERE, Peek, ThreadPeek
+from stashtrace.record.peek.proc import STACK_NOT_READ
 from stashtrace.schema.kinds import StackFlag, TrackKind
 
 
@@ -34,7 +34,7 @@ def run_of_two(folder: Path) -> Path:
 def test_processes_of_another_boot_are_not_looked_at_and_it_is_said(tmp_path: Path) -> None:
     folder = run_of_two(tmp_path / "run")
     trace = load_trace(folder)
-    found = looks(look_at(trace, str(folder), {0: 100, 7: 1}, window_s=0.0))
+    found = peeks(peek_at(trace, str(folder), {0: 100, 7: 1}, window_s=0.0))
     assert set(found) == {0}
     assert found[0].state == ELSEWHERE
     assert found[0].unseen[0].startswith("it runs on node01, and this was asked on ")
@@ -42,59 +42,59 @@ def test_processes_of_another_boot_are_not_looked_at_and_it_is_said(tmp_path: Pa
 
 def test_a_look_outlives_the_process_in_the_facts_of_the_run(tmp_path: Path) -> None:
     folder = run_of_two(tmp_path / "run")
-    look = Look(4711, 9, 4, "S", ThreadLook(101, "MainThread", "S", 5, "read", "/data/shard-0017.tar"))
+    peek = Peek(4711, 9, 4, "S", ThreadPeek(101, "MainThread", "S", 5, "read", "/data/shard-0017.tar"))
     told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    told[LOOKS] = [
-        {"host": "node01", "pid": 101, "look": look.to_text()},
-        {"host": "node02", "pid": 101, "look": look.to_text()},
+    told[PEEKS] = [
+        {"host": "node01", "pid": 101, "look": peek.to_text()},
+        {"host": "node02", "pid": 101, "look": peek.to_text()},
     ]
     (folder / "run.json").write_text(json.dumps(told), encoding="utf-8")
     trace = load_trace(folder)
     rank = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
-    assert {rank[process]: found for process, found in looks(trace).items()} == {1: look}
-    assert facts_of_looks(trace) == told[LOOKS][:1]
+    assert {rank[process]: found for process, found in peeks(trace).items()} == {1: peek}
+    assert facts_of_peeks(trace) == told[PEEKS][:1]
 
 
 def test_hosts_that_look_at_the_same_time(tmp_path: Path) -> None:
-    """Each follower has a file of its own, also while the launcher replaces the facts of the run: no look is lost."""
+    """Each follower has a file of its own, also while the launcher replaces the facts of the run: no peek is lost."""
     folder, hosts = tmp_path / "run", ("node01", "node02")
     for rank, host in enumerate(hosts):
         StashWriter(folder, host=host, pid=101, env={"RANK": str(rank), "WORLD_SIZE": "2"}).save()
     write_run_json(folder)
 
-    def look(host: str) -> None:
+    def peek(host: str) -> None:
         for at in range(200):
-            text = Look(101, at, 4, "S", ThreadLook(101, host, "S")).to_text()
-            update_host_facts(folder, host, {LOOKS: [{"host": host, "pid": 101, "look": text}]})
+            text = Peek(101, at, 4, "S", ThreadPeek(101, host, "S")).to_text()
+            update_host_facts(folder, host, {PEEKS: [{"host": host, "pid": 101, "look": text}]})
             write_run_file(folder, read_run_file(folder))
 
-    threads = [threading.Thread(target=look, args=(host,)) for host in hosts]
+    threads = [threading.Thread(target=peek, args=(host,)) for host in hosts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     trace = load_trace(folder)
     rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
-    seen = {rank_of[process]: look for process, look in looks(trace).items()}
+    seen = {rank_of[process]: peek for process, peek in peeks(trace).items()}
     assert {rank: (one.at_ns, one.thread.name) for rank, one in seen.items() if one.thread is not None} == {
         0: (199, "node01"),
         1: (199, "node02"),
     }
     copied = tmp_path / "copied"
     gather(copied, [folder], lambda text: None)
-    assert len(looks(load_trace(copied))) == 2, "a merge into another directory takes them along"
+    assert len(peeks(load_trace(copied))) == 2, "a merge into another directory takes them along"
 
 
 def test_a_damaged_file_of_a_host_is_left_out(tmp_path: Path) -> None:
     folder = run_of_two(tmp_path / "run")
     for number, text in enumerate(("{", "[1]", '{"looks": 3, "window_steps": [1]}', '{"window_steps": ["x", "4 0"]}')):
         (folder / f"host.{number}.json").write_text(text)
-    assert looks(load_trace(folder)) == {}
+    assert peeks(load_trace(folder)) == {}
 
 
 def test_damaged_looks_are_left_out() -> None:
     for damaged in ("x", [1], [{"host": "a", "pid": "b", "look": ""}], [{"host": "a"}]):
-        assert valid_facts({LOOKS: damaged, "host": "a"}) == {"host": "a"}
+        assert valid_facts({PEEKS: damaged, "host": "a"}) == {"host": "a"}
 
 
 MAIN, WAIT = "main /jobs/train.py:23", "fetch /jobs/train.py:41"
@@ -122,15 +122,15 @@ def test_a_look_without_a_stack_takes_the_own_one_and_says_nothing_of_another_pr
     build = TraceBuilder()
     rank = build.rank(0)
     sample(rank, S, stack_of(rank, MAIN, WAIT))
-    look = Look(
-        4711, S, S, "S", ThreadLook(tid_of(build, 0), "MainThread", "S"), unseen=(f"{STACK_NOT_READ}: why", "x")
+    look = Peek(
+        4711, S, S, "S", ThreadPeek(tid_of(build, 0), "MainThread", "S"), unseen=(f"{STACK_NOT_READ}: why", "x")
     )
     found = with_own_stack(build.trace(), rank.process_id, look)
     assert found.thread.place == "fetch at /jobs/train.py:41"
     assert found.unseen == ("x",)
     nothing = with_own_stack(TraceBuilder().trace(), 0, look)
     assert nothing.unseen == (f"{STACK_NOT_READ}: why; none was recorded", "x")
-    read = Look(4711, S, S, "S", ThreadLook(1, "MainThread", frames=("read at /jobs/a.py:1",)))
+    read = Peek(4711, S, S, "S", ThreadPeek(1, "MainThread", frames=("read at /jobs/a.py:1",)))
     assert with_own_stack(build.trace(), rank.process_id, read) is read
 
 
@@ -142,7 +142,7 @@ def test_the_thread_that_holds_the_gil_is_named_by_its_samples(flags: int, held:
     for number in range(10):
         sample(rank, S + 20 * number * MS, stack_of(rank, MAIN))
         sample(rank, S + 20 * number * MS + 1, stack_of(rank, "compress /jobs/data.py:7"), track_id=other, flags=flags)
-    look = Look(4711, S, S, "S", ThreadLook(tid_of(build, 0), "MainThread", "S"))
+    look = Peek(4711, S, S, "S", ThreadPeek(tid_of(build, 0), "MainThread", "S"))
     holder = with_own_stack(build.trace(), rank.process_id, look).holder
     assert (holder is not None) is held
     if holder is not None:
@@ -157,8 +157,8 @@ def test_a_worker_is_where_its_loop_makes_batches_and_not_where_it_was_forked() 
     rank = build.rank(0)
     idle, busy = stack_of(rank, *FORKED[:4]), stack_of(rank, *FORKED, "Pipe.__getitem__ /jobs/data.py:9")
     trace = build.trace()
-    assert ThreadLook(1, "", frames=frames_of(trace, rank.process_id, idle)).own_place == ""
-    place = ThreadLook(1, "", frames=frames_of(trace, rank.process_id, busy)).own_place
+    assert ThreadPeek(1, "", frames=frames_of(trace, rank.process_id, idle)).own_place == ""
+    place = ThreadPeek(1, "", frames=frames_of(trace, rank.process_id, busy)).own_place
     assert place == "Pipe.__getitem__ at /jobs/data.py:9"
 
 

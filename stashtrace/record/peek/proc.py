@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from stashtrace.record.look.model import Look, ThreadLook
-from stashtrace.record.look.stacks import Stacks, read_stacks
+from stashtrace.record.peek.model import Peek, ThreadPeek
+from stashtrace.record.peek.stacks import Stacks, read_stacks
 from stashtrace.scrubbing.secrets import scrub_arguments
 
 #: (name, whether its first argument is a descriptor, number on x86-64, number on aarch64); -1: it has none there.
@@ -116,7 +116,7 @@ def read_moment(pid: int) -> Moment | None:
     return Moment(fields[0], run_ns, moved if known else -1, _written_back())
 
 
-def read_thread(pid: int, tid: int) -> ThreadLook | None:
+def read_thread(pid: int, tid: int) -> ThreadPeek | None:
     """Return where a thread is now; ``tid`` as the process itself numbers it; None if it has ended."""
     outer = outer_tid(pid, tid)
     folder = f"/proc/{pid}/task/{outer}"
@@ -127,7 +127,7 @@ def read_thread(pid: int, tid: int) -> ThreadLook | None:
     run_ns = int(scheduled[0]) + int(scheduled[1]) if len(scheduled) > 1 else -1
     call, target = _standing_call(pid, _read(f"{folder}/syscall"))
     asleep = _read(f"{folder}/wchan")
-    return ThreadLook(
+    return ThreadPeek(
         tid=tid,
         name=_read(f"{folder}/comm").strip(),
         state=fields[0],
@@ -143,12 +143,12 @@ def may_see_calls(pid: int) -> bool:
     return bool(_read(f"/proc/{pid}/syscall"))
 
 
-def writes_back(thread: ThreadLook) -> bool:
+def writes_back(thread: ThreadPeek) -> bool:
     """Return whether a thread waits in the kernel for storage to take what was written."""
     return thread.state == "D" and thread.call in WRITES_BACK
 
 
-def receives(thread: ThreadLook) -> bool:
+def receives(thread: ThreadPeek) -> bool:
     """Return whether a thread receives from a socket or a pipe."""
     return thread.call in RECEIVES and thread.target.startswith(("socket:", "pipe:"))
 
@@ -290,30 +290,30 @@ class Wanted:
 class _First:
     at_ns: int
     moment: Moment | None
-    thread: ThreadLook | None
+    thread: ThreadPeek | None
     woken_count: int
     stacks: Stacks
 
 
-def take_looks(wanted: Mapping[int, Wanted], window_s: float = WINDOW_S) -> dict[int, Look]:
+def take_peeks(wanted: Mapping[int, Wanted], window_s: float = WINDOW_S) -> dict[int, Peek]:
     """Look at processes, all of them at nearly the same two moments; the keys are the caller's."""
-    first = {key: _look_once(one) for key, one in wanted.items()}
+    first = {key: _peek_once(one) for key, one in wanted.items()}
     if first:
         time.sleep(window_s)
-    return {key: _compare(wanted[key], before, _look_once(wanted[key])) for key, before in first.items()}
+    return {key: _compare(wanted[key], before, _peek_once(wanted[key])) for key, before in first.items()}
 
 
-def _look_once(wanted: Wanted) -> _First:
+def _peek_once(wanted: Wanted) -> _First:
     at_ns = time.monotonic_ns()
     moment, thread = read_moment(wanted.pid), read_thread(wanted.pid, wanted.tid)
     woken = woken_count(wanted.pid, wanted.tid)
     return _First(at_ns, moment, thread, woken, read_stacks(wanted.pid) if wanted.stacks and moment else Stacks({}))
 
 
-def _compare(wanted: Wanted, before: _First, after: _First) -> Look:
+def _compare(wanted: Wanted, before: _First, after: _First) -> Peek:
     window_ns = after.at_ns - before.at_ns
     if before.moment is None or after.moment is None:
-        return Look(wanted.pid, after.at_ns, window_ns, "")
+        return Peek(wanted.pid, after.at_ns, window_ns, "")
     unseen = [f"{STACK_NOT_READ}: {after.stacks.unseen}"] if after.stacks.unseen else []
     if not may_see_calls(wanted.pid):
         unseen.append("its system calls are not shown to this user")
@@ -324,7 +324,7 @@ def _compare(wanted: Wanted, before: _First, after: _First) -> Look:
         others = max(after.moment.run_ns - before.moment.run_ns - ran, 0)
     if thread is not None:
         thread = _with_stack(thread, after.stacks, outer_tid(wanted.pid, wanted.tid))
-    return Look(
+    return Peek(
         wanted.pid,
         after.at_ns,
         window_ns,
@@ -357,7 +357,7 @@ def _woken(before: _First, after: _First) -> int:
     return after.woken_count - before.woken_count if received and before.woken_count >= 0 else -1
 
 
-def _holder(wanted: Wanted, before: Stacks, after: Stacks) -> ThreadLook | None:
+def _holder(wanted: Wanted, before: Stacks, after: Stacks) -> ThreadPeek | None:
     """Return the thread that kept the GIL from the step thread at both moments."""
     first, second = before.holder(), after.holder()
     if first is None or second is None or first.tid != second.tid or second.tid == outer_tid(wanted.pid, wanted.tid):
@@ -366,6 +366,6 @@ def _holder(wanted: Wanted, before: Stacks, after: Stacks) -> ThreadLook | None:
     return None if thread is None else _with_stack(thread, after, second.tid)
 
 
-def _with_stack(thread: ThreadLook, stacks: Stacks, tid: int) -> ThreadLook:
+def _with_stack(thread: ThreadPeek, stacks: Stacks, tid: int) -> ThreadPeek:
     stack = stacks.by_thread.get(tid)
     return thread if stack is None else replace(thread, name=stack.name or thread.name, frames=stack.frames)

@@ -1,1 +1,0 @@
-"""A look at living processes from outside: states, system calls, Python stacks, and whether anything still moves."""
