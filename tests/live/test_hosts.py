@@ -128,7 +128,7 @@ def all_sleep_in_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
         asleep = Peek(1, 1 << 60, SECOND, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
         return with_peeks(trace, dict.fromkeys(wanted, asleep.to_text()))
 
-    monkeypatch.setattr("stashtrace.live.triggers.look_at", peek_at)
+    monkeypatch.setattr("stashtrace.live.triggers.peek_at", peek_at)
 
 
 def late_job(folder: Path, steps_count: int = 200, **more: Any) -> dict[tuple[int, int], float]:

@@ -29,7 +29,7 @@ def test_what_was_seen_of_a_stuck_job_is_in_its_summary(tmp_path: Path, monkeypa
         asleep = Peek(1, 1 << 60, 10**9, "S", thread, thread_ran_ns=0, others_ran_ns=0, moved_bytes=0)
         return with_peeks(trace, dict.fromkeys(wanted, asleep.to_text()))
 
-    monkeypatch.setattr("stashtrace.loading.peeks.look_at", peek_at)
+    monkeypatch.setattr("stashtrace.loading.peeks.peek_at", peek_at)
     monkeypatch.setattr("stashtrace.cli.commands.analyze._lives", lambda paths, run_id: True)
     monkeypatch.setattr("socket.gethostname", lambda: os.uname().nodename)
     peek_if_stuck(load_trace(tmp_path), [str(tmp_path)], None)

@@ -100,7 +100,7 @@ def test_a_rank_that_uses_a_cpu_and_records_nothing_is_said_after_half_a_minute(
         busy = Peek(1, 1 << 60, SECOND, "R", thread, thread_ran_ns=SECOND, others_ran_ns=0, moved_bytes=0)
         return with_peeks(trace, dict.fromkeys(wanted, busy.to_text()))
 
-    monkeypatch.setattr("stashtrace.live.triggers.look_at", peek_at)
+    monkeypatch.setattr("stashtrace.live.triggers.peek_at", peek_at)
     accounts, trigger = LiveAccounts(GrowingRun(str(tmp_path / "grown"))), StuckTrigger(str(tmp_path / "grown"))
     said: list[str] = []
     now_ns = 0
