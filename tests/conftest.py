@@ -6,7 +6,6 @@ installs them, so a skip there would hide a broken installation. Names: the keys
 ``--record FILE`` writes each test's outcome and how many measurements it took as a result of ``benchmarks/harness.py``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gc

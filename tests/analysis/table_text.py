@@ -1,6 +1,5 @@
 """Tables as short text, for the right-hand side of tests: table text out."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from builders import MS

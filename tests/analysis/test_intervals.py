@@ -1,6 +1,5 @@
 """The interval kernels against a brute-force model: a set of integers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

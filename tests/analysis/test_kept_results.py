@@ -1,6 +1,5 @@
 """What several analyses need is computed once for a trace and goes with it: counted, not timed."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import copy

@@ -1,6 +1,5 @@
 """Storage reads that no recorded call explains are named; those that something explains are not."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """Runs the command line as a person does: a process of its own, its stdout, stderr and exit code."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

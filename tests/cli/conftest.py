@@ -1,6 +1,5 @@
 """The `run` fixture: a command line in an empty directory."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """A real job of two ranks, run again with buckets that its script does not ask for, as ``stashtrace tune`` does it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

@@ -1,6 +1,5 @@
 """Directories that are not what they should be: one line, a hint, exit code 4, and nothing is changed or lost."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

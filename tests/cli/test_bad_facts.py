@@ -1,6 +1,5 @@
 """Facts of another type than they have, under right checksums: they are unknown, and the run is read all the same."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Files of other tools that are not what they should be: one line, a hint, exit code 4; what can be used is used."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

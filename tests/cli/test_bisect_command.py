@@ -1,6 +1,5 @@
 """``stashtrace bisect`` from the command line: its answer, bad input, and what an interrupt leaves."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """`stashtrace calibrate` for real over gloo, briefly; its file in the analysis; what it refuses."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib.util

@@ -1,6 +1,5 @@
 """What cannot be written ends with one exit code in every command, and one line that names the target."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

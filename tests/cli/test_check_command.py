@@ -1,6 +1,5 @@
 """``stashtrace check``: exit codes, baselines, what CI systems read, recording by turns; ``diff`` of several runs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

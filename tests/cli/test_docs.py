@@ -1,6 +1,5 @@
 """The command line reference is what the parsers say."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib.util

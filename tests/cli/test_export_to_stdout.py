@@ -1,6 +1,5 @@
 """``export -o -`` and ``report -o -`` write to stdout; what a terminal or a pipe cannot hold is refused."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """A run directory on a file system that may stand still or die: recorded on a local disk; the exit code is kept."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """What a new user types first and wrongly is answered by the command that was meant."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

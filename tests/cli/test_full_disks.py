@@ -1,6 +1,5 @@
 """On a full disk each command names the file that it could not write, ends with 3, and leaves no half of anything."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

@@ -1,6 +1,5 @@
 """The guide on GPU traces shows what the commands print today, and its numbers are those of the job's script."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib.util

@@ -1,6 +1,5 @@
 """``stashtrace history`` and ``run --history``: answers in each format, and one clear line where there is none."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

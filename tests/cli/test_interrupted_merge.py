@@ -4,7 +4,6 @@ The signal comes at an exact place, not at a time: where the merge opens, rename
 written file, told by Python's audit events. So the places are the same on each machine.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """run_command: the job behaves as it would without us, and its directory is fit to hold it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """``stashtrace layers``: a file, a run, what is printed and written, and complaints."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

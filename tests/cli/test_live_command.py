@@ -1,6 +1,5 @@
 """``stashtrace live`` on a terminal of its own, in a pipe, and on what is no run."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import fcntl

@@ -3,7 +3,6 @@
 What SLURM and MPI tell their processes is played by `task`; the launchers, their files and the merge are real.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """`stashtrace run` with metrics: what is refused before the job starts, and where they go."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

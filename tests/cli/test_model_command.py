@@ -1,6 +1,5 @@
 """``stashtrace model``: a run, a study, predictions, pictures, and complaints with their exit codes."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Without a run, a command takes the newest run directory here, by what the runs recorded."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

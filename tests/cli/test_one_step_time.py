@@ -1,6 +1,5 @@
 """All commands print one step time for a run, and the snippets of the pages agree with the summary's shares."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """What people read has the words of the summary: ids of kinds of time are for tables, options and programs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """What `stashtrace doctor` says of packages that are not installed."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Where to write is ``--out`` in every command; ``--output`` says the same."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

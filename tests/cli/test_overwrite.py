@@ -1,6 +1,5 @@
 """Which directories a run leaves, and which it replaces."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Commands on the pages for users are typed as they stand there; what the pages show is what comes out."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

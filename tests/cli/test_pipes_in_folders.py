@@ -1,6 +1,5 @@
 """A pipe, a device or an endless file in a folder that a team shares keeps no command waiting, nor fills the memory."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

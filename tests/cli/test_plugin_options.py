@@ -1,6 +1,5 @@
 """Options of a package's analysis, derived from its signature."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,5 @@
 """What other packages add: the example package through CLI and API, and packages that are broken in each way."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

@@ -1,6 +1,5 @@
 """Commands that read a run with steps: the spellings and formats that scripts rely on."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

@@ -1,6 +1,5 @@
 """``stashtrace recommend``: what it prints, its exit codes, its complaints, and that the guide shows what it prints."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

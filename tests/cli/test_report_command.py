@@ -1,6 +1,5 @@
 """``stashtrace report``: where it writes, what it refuses, and how large the page of a large run is."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

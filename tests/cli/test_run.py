@@ -1,6 +1,5 @@
 """stashtrace run from end to end on small real programs: recorded, merged, summed up, whatever becomes of the job."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

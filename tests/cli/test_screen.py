@@ -1,6 +1,5 @@
 """What the screen is taken to show."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import io

@@ -1,6 +1,5 @@
 """``stashtrace scrub``: nothing of a secret stays in any byte, every analysis gives the same numbers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

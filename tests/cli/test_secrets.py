@@ -1,6 +1,5 @@
 """What a run directory holds of secrets (nothing), and who may read it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """A folder full of files that are named like modules of Python, of ours and of what we need: none is imported."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Folders that other users may write to: no file of ours elsewhere is harmed, and what they may replace is refused."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """The shell of the CLI: help, version, errors; what it costs to ask."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -4,7 +4,6 @@ Who sends: a terminal, somebody who means the process group, the launcher alone,
 and without ``--foreground``. All jobs of a test run side by side; each tells in a file what it saw.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

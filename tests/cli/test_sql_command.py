@@ -1,6 +1,5 @@
 """``stashtrace sql``: words on the command line, formats, and errors."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

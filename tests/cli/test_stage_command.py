@@ -1,6 +1,5 @@
 """``stashtrace stage``: what it prints, its exit codes, its complaints; the runs of --check are made up here."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """From a run to a store to a table, on the command line."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

@@ -1,6 +1,5 @@
 """``stashtrace summary`` is ``analyze summary``; the help of ``analyze`` goes by questions."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

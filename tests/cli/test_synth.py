@@ -1,6 +1,5 @@
 """``stashtrace synth`` keeps its word: the budget of what it writes is the truth that it tells."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

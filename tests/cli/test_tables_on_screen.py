@@ -1,6 +1,5 @@
 """Aligned tables: names above columns are told apart, and a terminal gets as many columns as fit into it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import fcntl

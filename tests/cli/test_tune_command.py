@@ -1,6 +1,5 @@
 """``stashtrace tune`` from the command line: a made-up job that it tunes, bad input, and a real run with settings."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

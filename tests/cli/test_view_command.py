@@ -1,6 +1,5 @@
 """``stashtrace view``: a part of a run, with the meaning that ``export`` gives to the same options."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

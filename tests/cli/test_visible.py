@@ -1,6 +1,5 @@
 """What somebody put into a name never reaches the terminal as a command, nor a spreadsheet as a formula."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

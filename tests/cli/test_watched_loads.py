@@ -1,6 +1,5 @@
 """A long load says how far it is, on stderr; a folder without traces is refused before everything in it is read."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import io

@@ -1,6 +1,5 @@
 """``stashtrace whatif-cache``: what it prints, its options, and its complaints."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

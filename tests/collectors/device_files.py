@@ -4,7 +4,6 @@ Times in ms since the start, on the host's clock; rows hold what the device's ow
 process of its own with one device; ranks of one host may share it (same uuid).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -1,6 +1,5 @@
 """A machine with scripted devices for tests of the sampler: the double of NVML and a very small libcuda."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -4,7 +4,6 @@
 ``tests/collectors/native`` are compiled once per session, Python scripts are given as text.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

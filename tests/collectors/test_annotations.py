@@ -1,6 +1,5 @@
 """stashtrace.annotate and step: recorded inside a traced run, nothing at all outside."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

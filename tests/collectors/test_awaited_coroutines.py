@@ -1,6 +1,5 @@
 """python_stacks: what an event loop waits for, as the frames of the coroutine that it drives."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

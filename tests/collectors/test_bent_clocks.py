@@ -1,6 +1,5 @@
 """A library in front of libc bends the clocks of a job: it runs, times are the kernel's, and this is said."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

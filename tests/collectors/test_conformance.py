@@ -5,7 +5,6 @@ together, are unmapped, protected, cut by the end of a page, unknown flags, clos
 without us may crash.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import difflib

@@ -1,6 +1,5 @@
 """A job that destroys a context and works on: no dead handle is used, every bracket is timed or counted."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

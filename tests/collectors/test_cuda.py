@@ -1,6 +1,5 @@
 """The cuda collector on the doubles of CUDA: what is timed, what is left alone; a failing driver harms nobody."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -1,6 +1,5 @@
 """Copies of rows, planes and between devices, memsets of rows, and functions that a stream runs on the host."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

@@ -1,6 +1,5 @@
 """Two versions of libcudart in one process: each library's calls reach the runtime that the loader bound it to."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """Deep mode against a double of libcupti: what is recorded, and that it gives way and fails without harm."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

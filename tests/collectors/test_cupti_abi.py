@@ -4,7 +4,6 @@
 wheels of ``STASHTRACE_WHEELS_PYTHON``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

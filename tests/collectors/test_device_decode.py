@@ -1,6 +1,5 @@
 """Files of ranks with devices -> tables: mapped times, joined collectives, communicators alike on every rank."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

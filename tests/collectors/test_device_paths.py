@@ -3,7 +3,6 @@
 The host runs ahead of the device in these programs, so the doubles compute every time: a busy machine changes none.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Per-thread default streams, and the kernel that reads %globaltimer, in jobs on the doubles."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

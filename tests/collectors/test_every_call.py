@@ -1,6 +1,5 @@
 """Every hook of the collectors of devices where its library is not: the caller hears so, and nothing else happens."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

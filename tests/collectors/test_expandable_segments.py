@@ -1,6 +1,5 @@
 """Memory that is created, mapped and opened piece by piece, as by expandable segments: calls, retries, names."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

@@ -1,6 +1,5 @@
 """Rings of io_uring: no hook sees what they read, so that they are there has to be told."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

@@ -1,6 +1,5 @@
 """Which look-ups of driver functions the look-up hook answers: each signature in its range of CUDA versions."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

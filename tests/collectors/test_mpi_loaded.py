@@ -1,6 +1,5 @@
 """A process that has MPI says so, since its calls are seen by nobody."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

@@ -1,6 +1,5 @@
 """NCCL's hooks on a minimal double of the library, and its plugin called in the orders of NCCL's versions."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -1,6 +1,5 @@
 """NCCL's hooks and plugin in jobs on the native doubles: everything that a program can do with its communicators."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

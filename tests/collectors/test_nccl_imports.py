@@ -1,6 +1,5 @@
 """Callers of NCCL that preload does not reach, and processes without NCCL."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

@@ -1,6 +1,5 @@
 """What each release of NCCL tells its plugin, and what becomes of it: operations, groups, times, graphs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

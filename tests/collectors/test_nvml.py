@@ -1,6 +1,5 @@
 """nvml: devices of a scripted machine, sampled in real programs; faults on every call; who samples, who must not."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

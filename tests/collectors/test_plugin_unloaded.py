@@ -1,6 +1,5 @@
 """The recorder as NCCL's plugin alone, without the preload: NCCL unloads it, and the job goes on."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

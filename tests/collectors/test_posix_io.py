@@ -1,6 +1,5 @@
 """posix_io: every hooked call by real programs, traced and not; what was recorded must be what was done."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

@@ -1,6 +1,5 @@
 """STASHTRACE_STAGED: what is opened for reading is read from its copy, and recorded under the name that was asked."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """proc: samples of a real program, compared with what the program knows of itself; parsing of kernel texts."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

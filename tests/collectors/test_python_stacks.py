@@ -1,6 +1,5 @@
 """python_stacks: what a thread executes, as the interpreter itself says it; what is off is off."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """A process that forbids itself system calls goes on as untraced; a filter it was born with stops nothing."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

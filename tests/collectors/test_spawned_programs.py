@@ -1,6 +1,5 @@
 """Programs that cannot live with the library in front: started without it, ending as they do untraced, and named."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """python_stacks: what the other threads of a process run while a watched one waits, and who ends its wait."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

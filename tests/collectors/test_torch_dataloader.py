@@ -1,6 +1,5 @@
 """The life of batches through real DataLoaders of every kind, and what the job sees of us: nothing."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """What DistributedDataParallel says of its buckets, and whose size of them counts."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

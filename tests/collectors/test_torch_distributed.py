@@ -1,6 +1,5 @@
 """Collectives of two real ranks over gloo, by every route, and the job's numbers untouched by us."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Compilations, samplers and collectives of objects of a real script: named with their lines, and nothing changed."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

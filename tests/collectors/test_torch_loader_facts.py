@@ -1,6 +1,5 @@
 """What DataLoaders of every kind say of their samples."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -3,7 +3,6 @@
 Both runs end with one line of JSON; each part of it is a test. Compilers are those that need no C++ compiler.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Synthetic data: loaders that return their first batches again and again, as the job and the trace see it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

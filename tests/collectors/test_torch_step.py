@@ -1,6 +1,5 @@
 """Phases of a real training script: recorded as they happened, and its results untouched."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """What the torch probes run in the user's process, counted in Python frames: of a module call, of a step."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

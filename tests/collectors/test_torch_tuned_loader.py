@@ -1,6 +1,5 @@
 """What ``stashtrace tune`` asks of a job: other settings of its DataLoaders, and the losses of its backward passes."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -4,7 +4,6 @@ torchdata is not a dependency: without it all skip. To run them, name the Python
 ``STASHTRACE_TEST_PYTHON`` (``pip install torch torchdata``).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

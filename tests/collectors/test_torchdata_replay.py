@@ -3,7 +3,6 @@
 Skipped where torchdata is not installed; see ``test_torchdata_loader``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """waits: each blocking call of a watched thread above the threshold, and nothing else."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -1,6 +1,5 @@
 """Workers that end late, that are killed, and ranks that are killed: said of them, and where the time went."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

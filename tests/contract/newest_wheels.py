@@ -8,7 +8,6 @@ stays with a torch that is to be had without CUDA; that its successors pass the 
 first environment in STASHTRACE_TEST_PYTHON.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,5 @@
 """Where this machine has NVIDIA's own headers and libraries, if it has."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

@@ -1,6 +1,5 @@
 """Our numbers and layouts of CUDA are those of NVIDIA's headers, where a machine has them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -6,7 +6,6 @@ imitates none, so calls that need a device are refused. What is tested is all be
 a program hears the same with the recorder as without, and what was refused is recorded as refused.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

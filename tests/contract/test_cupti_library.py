@@ -5,7 +5,6 @@ neither mend nor break that: nothing is traced here. The one of CUDA 13.2 calls 
 end there, untraced as well.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import signal

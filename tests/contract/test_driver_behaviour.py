@@ -1,6 +1,5 @@
 """The double of CUDA's driver and the real one answer questions alike: tests of the collectors rest on the double."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -4,7 +4,6 @@ cudaTypedefs.h has one type per form, ``PFN_cuMemAlloc_v3020``, with the CUDA ve
 says which symbol of the library a name means today.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """The inventory that nvidia-ml-py gives of the double of NVML and of the real library has one form."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

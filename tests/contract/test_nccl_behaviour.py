@@ -1,6 +1,5 @@
 """The double of NCCL and the real library answer alike: one rank on one device, which any machine with a GPU can do."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """What we write down of NCCL is what its releases have: symbols of the library, numbers, signatures of the header."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -4,7 +4,6 @@ The library is one of a wheel, in this environment or in that of ``STASHTRACE_WH
 ``STASHTRACE_NCCL_LIBRARY`` names. No GPU is needed: what is called answers without one.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

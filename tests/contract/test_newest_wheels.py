@@ -1,6 +1,5 @@
 """The list of newest releases is what pages and declarations name, and what is tested where it is said to be."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """The double of NVML and the real library answer alike, as far as any device does."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

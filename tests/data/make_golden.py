@@ -9,7 +9,6 @@ same version (``v1_devices``: the first with those of devices). ``keep`` replace
 metadata.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

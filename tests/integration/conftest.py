@@ -1,6 +1,5 @@
 """Fixtures of tests that run real processes under the shipped library."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """The example under `stashtrace run`, small enough for a test; test_end_to_end.py runs it once."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

@@ -1,6 +1,5 @@
 """`stashtrace characterize` on a real job of two ranks: all five steps, the same again, and jobs that do not fit."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

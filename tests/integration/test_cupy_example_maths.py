@@ -1,6 +1,5 @@
 """The CuPy example's arithmetic, with NumPy in CuPy's place: what needs a device is in tests/gpu."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib.util

@@ -1,6 +1,5 @@
 """Steps that are recorded deeper while a job runs: as somebody asks, after a trigger, within their budget."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -4,7 +4,6 @@ The double reads each call in both ways (tests/fakes/cuda_objects.h). The harves
 thread of the job has none before the runtime's first call on it returns.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

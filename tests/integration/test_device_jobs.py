@@ -1,6 +1,5 @@
 """Whole jobs on played devices under the recorder: many ranks, every NCCL, what ends badly, what has no symbols."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

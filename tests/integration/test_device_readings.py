@@ -1,6 +1,5 @@
 """All tests of devices, in both readings of what cuda.h leaves open: does a call need a current context?"""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Namespaces of emulated hosts: what a killed owner leaves behind goes, what a living one uses stays."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

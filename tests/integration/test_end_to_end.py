@@ -3,7 +3,6 @@
 The timeline is read by the real trace processor, and shown by the real UI in a real browser.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """The recorder's error lines reach the stderr of the start and nothing else (`tests/native/test_log.cpp` has more)."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

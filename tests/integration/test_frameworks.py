@@ -5,7 +5,6 @@ environment in ``STASHTRACE_TEST_PYTHON`` (``pip install torch lightning transfo
 webdataset``).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

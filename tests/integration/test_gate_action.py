@@ -1,6 +1,5 @@
 """The steps of ``ci/action.yml`` in bash, with the environment that GitHub gives them, without GitHub."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """`stashtrace._native` inside a traced process: clocks of the thread, roles, steps that are not recorded."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

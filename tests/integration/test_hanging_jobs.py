@@ -3,7 +3,6 @@
 All kinds, with the time that the answer takes: ``benchmarks/bench_hangs.py``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

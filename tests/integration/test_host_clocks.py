@@ -1,6 +1,5 @@
 """Real records of one machine, rewritten as if of two hosts with clocks that are off and drift: the truth is known."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

@@ -1,6 +1,5 @@
 """`run --idle` of every kind of job: a capture has the steps that were asked for, complete and with their numbers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

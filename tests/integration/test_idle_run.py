@@ -1,6 +1,5 @@
 """`run --idle`: nothing is recorded until a window is asked for; its steps have their own numbers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Jobs on two and three hosts (network namespaces with names of their own), under the real torchrun and real MPIs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """What must not hurt a followed job: several who look, a run directory that vanishes; and what `status` says of it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

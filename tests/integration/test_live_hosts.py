@@ -1,6 +1,5 @@
 """Jobs on two hosts (network namespaces with names of their own) that are followed: `run --live` under torchrun."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

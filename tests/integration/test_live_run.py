@@ -1,6 +1,5 @@
 """A run that is followed: `run --live --keep-last` and `capture`, on a loop that marks its steps."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

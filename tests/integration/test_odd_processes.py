@@ -3,7 +3,6 @@
 All verdicts are bytes, counts and exit codes. The programs are in ``programs/`` and run under the preloaded library.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

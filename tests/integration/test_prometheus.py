@@ -1,6 +1,5 @@
 """A real run as a real Prometheus sees it, and the dashboard's queries answered by it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

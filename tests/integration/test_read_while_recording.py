@@ -1,6 +1,5 @@
 """A run is read while its process writes: every row once, none missing, at any moment; and after it was killed."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

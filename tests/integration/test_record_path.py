@@ -1,6 +1,5 @@
 """Whatever happens to a process, the rows it recorded are read back: fork, exec, signals, full disks."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

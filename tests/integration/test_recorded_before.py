@@ -8,7 +8,6 @@ and what that version read from it. All three were made by that version::
     stashtrace export parquet scrubbed -o store
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """The example that shards its optimizer: it ends with the parameters of the one that does not."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

@@ -3,7 +3,6 @@
 The first job records on local scratch, which changes nothing of this.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """`stashtrace live` on a run that nobody follows: while it runs, from the moment that it begins, and after its end."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

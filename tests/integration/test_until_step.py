@@ -1,6 +1,5 @@
 """`stashtrace run --until-step`: the job is ended there, whatever started it, and what it recorded is whole."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """A job that is recorded under valgrind: it reports no errors of ours, nor any that it would not report without us."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

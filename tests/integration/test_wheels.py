@@ -5,7 +5,6 @@ environments of this Python's version with them, and prints the command with ``S
 has these two.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -4,7 +4,6 @@ Used by the tests of alignment and by benchmarks. True time is that of nobody; h
 ``shown = true * (1 + drift[h]) + offset[h]``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

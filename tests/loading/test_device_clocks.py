@@ -1,6 +1,5 @@
 """Device time to common time: within the error it claims, monotonic, and honest about what it does not know."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

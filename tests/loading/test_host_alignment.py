@@ -1,6 +1,5 @@
 """Clocks of several hosts from what they did together: the truth lies inside the stated error."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """Tables are not written to, not even while a trace is made: changes are new tables."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

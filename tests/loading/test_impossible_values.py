@@ -1,6 +1,5 @@
 """Numbers that no run has, under right checksums: their rows are left out and counted, and the rest is shown."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

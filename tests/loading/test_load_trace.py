@@ -1,6 +1,5 @@
 """Files of a two-rank job with workers, launcher and a second host -> one Trace."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import tracemalloc

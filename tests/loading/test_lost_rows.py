@@ -1,6 +1,5 @@
 """A run that lost rows still loads, merges, is analysed and exported: what is left is shown, what is lost counted."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

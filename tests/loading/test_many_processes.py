@@ -1,6 +1,5 @@
 """Merging a run of many small processes: what grows with them, counted at N and at 2 N. Keeps no time."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Looks at the processes of a run: taken while they live, and kept among the facts of the run afterwards."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

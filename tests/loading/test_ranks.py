@@ -1,6 +1,5 @@
 """Who is who, drawn from the facts of made-up process trees and from the variables of launchers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """Runs whose I/O calls stay on disk: nothing that is derived from them may differ, and nothing may load them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

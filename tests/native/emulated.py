@@ -4,7 +4,6 @@
 one starts, and those in Python, cannot be emulated: such tests are not for this plugin.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

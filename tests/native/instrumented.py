@@ -6,7 +6,6 @@ status that the tests do not expect; a file of reports is no way, since making i
 is up.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -6,7 +6,6 @@ that were not reached. ``--write`` keeps the figures in benchmarks/results/line_
 Counts are written when a process ends by itself: what a killed process did, or a child that left by _exit, is not seen.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

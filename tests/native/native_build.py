@@ -4,7 +4,6 @@ Called by test_native.py, test_aarch64.py, test_collectors_sanitized.py, line_co
 the actor. Folders are kept between runs, so that only what changed is compiled.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import fcntl

@@ -4,7 +4,6 @@ Every native test, and a program that is recorded under emulation and on this ma
 of 4, 16 and 64 KiB are those that the emulator reports; how strongly memory is ordered is that of this machine.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

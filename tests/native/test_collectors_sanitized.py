@@ -6,7 +6,6 @@ short selection: what has threads, forks, ends early or hands memory about. All 
 sanitizer: STASHTRACE_SANITIZE=address or thread.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

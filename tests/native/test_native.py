@@ -3,7 +3,6 @@
 ``STASHTRACE_SANITIZE=address`` or ``thread`` in the environment chooses the build.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """The injected sitecustomize and the import hook: chained, cheap, and silent when something is wrong."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

@@ -1,6 +1,5 @@
 """What is said of a child that a signal ended."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import signal

@@ -1,6 +1,5 @@
 """Two ends of the ping in one process: who meets whom, what each writes, and what happens when one is not there."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import socket

@@ -1,6 +1,5 @@
 """Whom a process is connected to, as its own sockets tell it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

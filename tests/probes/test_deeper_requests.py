@@ -1,6 +1,5 @@
 """When a rank begins and ends the deeper steps that it is asked for. No recorder is loaded: its answers are made up."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import mmap

@@ -1,6 +1,5 @@
 """Which marks go to the device, numbered how. The native half and the frameworks are stood in for at their boundary."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

@@ -1,6 +1,5 @@
 """The exception that ends a process: recorded once, without secrets, and what the job prints stays as it was."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

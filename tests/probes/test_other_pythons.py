@@ -1,6 +1,5 @@
 """A job whose Python is not the tracer's: another version or environment, no numpy, another stashtrace."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

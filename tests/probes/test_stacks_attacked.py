@@ -1,6 +1,5 @@
 """Stacks of Python that changes while it is read: no crash, no name that does not exist, no trace in the job."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

@@ -1,6 +1,5 @@
 """Batches that are kept and handed out again: what comes back, and what stays on a device."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import collections

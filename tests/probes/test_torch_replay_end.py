@@ -1,6 +1,5 @@
 """How workers of a replayed loader are ended, by loaders that are none."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import queue

@@ -1,6 +1,5 @@
 """Who may claim to know when a collective ended. Works are stand-ins; the recorder's writers are replaced."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """The commit that a run notes: from the files of the repository, or the variables of continuous integration."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import shutil

@@ -1,6 +1,5 @@
 """What doctor says about GPUs, with small doubles of the vendor's libraries on the path and without."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """traced_environment: what it adds, what it keeps, what it refuses."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

@@ -1,6 +1,5 @@
 """The inventory of GPUs: the real nvidia-ml-py on the double of NVML, and what is made of its answers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

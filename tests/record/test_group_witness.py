@@ -1,6 +1,5 @@
 """The second process in the group knows of each signal whether the group got it, also of several at once."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

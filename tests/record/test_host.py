@@ -1,6 +1,5 @@
 """Facts of a host: which file system holds a path, which may stand still, where a disk is, the processor's name."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

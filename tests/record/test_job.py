@@ -1,6 +1,5 @@
 """job_of: launchers of one job agree on its name, and others do not."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """What `doctor` learns of the Python that a command starts."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib.metadata

@@ -1,6 +1,5 @@
 """Several launchers in one run directory: who may join, who merges, what run.json says in the end."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

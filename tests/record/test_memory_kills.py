@@ -1,6 +1,5 @@
 """Processes that the kernel ends for want of memory: counted while a job runs, with the limit that was reached."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """RecordOptions: what the help, the pages and the code of traced processes say of an option is what it declares."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

@@ -1,6 +1,5 @@
 """Under which path a library in any folder is preloaded."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

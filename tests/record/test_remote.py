@@ -1,6 +1,5 @@
 """Run directories behind URLs, with the file systems that fsspec has built in, and a web server of this machine."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import functools

@@ -1,6 +1,5 @@
 """The list of staged files comes back as it was written, for names of every kind; a run gets what still holds."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

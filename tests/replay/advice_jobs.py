@@ -1,6 +1,5 @@
 """Jobs for the tests of advice: every time in them is chosen, so what could be saved follows by arithmetic."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """Made-up runs of DistributedDataParallel whose every time follows from the sizes of its gradients."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -4,7 +4,6 @@ anew   [ workers end ][ start 0 ][ start 1 ][ indices ]| wait for the first batc
 kept   [ all answer  ][ indices ]| wait for the first batch |
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """A job whose loader is simulated moment by moment, so that its trace and its step time are known for any workers."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """The arithmetic of the transformations, and how far the published times of Adam bear "fuse" out."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """Other buckets: predictions from one made-up run beside what the same job takes with those buckets."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import replace

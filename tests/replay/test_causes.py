@@ -1,6 +1,5 @@
 """Causes: what was planted comes first, and the repaired job is as much shorter as was promised."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import random

@@ -1,6 +1,5 @@
 """Causes that are code: Python or operators, the calls of backward passes, and where transfers are waited for."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """Causes of runs that are too long for a replay of all their steps."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

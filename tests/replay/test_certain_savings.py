@@ -1,6 +1,5 @@
 """What time of which little is certain promises, and waits for collectives that a recording does not show."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

@@ -1,6 +1,5 @@
 """An optimizer that runs the whole step as its closure: what runs inside is no update, and bounds no saving."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

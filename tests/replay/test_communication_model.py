@@ -1,6 +1,5 @@
 """From drawn collectives to alpha, beta and exposed communication: late ranks, queues and waits taken out."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

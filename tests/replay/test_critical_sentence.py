@@ -1,6 +1,5 @@
 """The sentence about the critical path: what it names is true of the rows that it is made of."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
 """Launches: those that wait for a place in a full queue wait for the device, and what counts as time between them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

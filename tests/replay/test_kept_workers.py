@@ -1,6 +1,5 @@
 """persistent_workers=1: predicted from a job whose workers start anew, beside the same job that keeps them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

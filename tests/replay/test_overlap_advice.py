@@ -1,6 +1,5 @@
 """overlap_advice on jobs whose times are chosen: which pattern is found, what it saves, and what is refused."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """Sentences of advice say what their rows say, with all conditions; every code has words and a place in the guide."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

@@ -1,6 +1,5 @@
 """slowdown: pipelines and jobs whose slow-downs are plain arithmetic, and the published ones of two real jobs."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

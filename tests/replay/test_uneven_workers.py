@@ -1,6 +1,5 @@
 """One slow worker of several: what a recording leaves open about it, and what would cure it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

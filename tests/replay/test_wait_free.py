@@ -1,6 +1,5 @@
 """The wait-free recurrence by hand, what the link worked, and buckets: whole, divided, best."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -1,6 +1,5 @@
 """What to change first: by replays, with an interval that holds the truth, and one number of workers for all."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """What-if answers on runs whose arithmetic is plain."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

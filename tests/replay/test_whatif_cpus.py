@@ -3,7 +3,6 @@
 A job of ranks and workers on few CPUs is simulated moment by moment, so that the step without its straggler is known.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass, field

@@ -1,6 +1,5 @@
 """What answers leave open: noise that holds the mean of another recording, and contention that a replay exaggerates."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import math

@@ -1,6 +1,5 @@
 """Transfers of several groups over one link: jobs whose lengths follow from who moves when, and a plain simulation."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from itertools import pairwise

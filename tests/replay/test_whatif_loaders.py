@@ -1,6 +1,5 @@
 """Another number of workers: predicted from one simulated job, beside the simulation of the other."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

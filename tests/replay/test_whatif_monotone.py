@@ -1,6 +1,5 @@
 """Less work never makes a step longer, and more work never makes it shorter."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -4,7 +4,6 @@ The end of a send over gloo is seen when the thread asks for it. A rank that rec
 had arrived long before.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import random

@@ -1,6 +1,5 @@
 """Nobody late: between two bounds where ranks take turns, and by the sample where their batches differ."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """Links, compression and numbers of ranks, on jobs whose transfers are ``latency + bytes / bandwidth`` by design."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

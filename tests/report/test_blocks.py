@@ -1,6 +1,5 @@
 """Blocks of an answer: made once, and whole on a terminal, as HTML and as Markdown."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

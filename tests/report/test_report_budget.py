@@ -1,6 +1,5 @@
 """Ranks that spend their time alike are one bar, and every bar adds up to its step."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

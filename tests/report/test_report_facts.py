@@ -1,6 +1,5 @@
 """The document of a report: plain values, moments that commands can name, and a line why a part is missing."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

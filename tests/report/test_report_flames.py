@@ -1,6 +1,5 @@
 """Flame graphs of the page: what a box stands for, what differs between ranks, and names that look like HTML."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """Heat maps: what a cell holds, how ranks and steps share cells, and which cell is the darkest."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -4,7 +4,6 @@
 the rules of axe-core to the checks.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Links in the report: what they did beside what they can do, or why that is not known."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """The report as Markdown: what a pull request shows, with names that stay text."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

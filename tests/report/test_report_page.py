@@ -1,6 +1,5 @@
 """The HTML page: whole without network and script, safe against hostile names, right for a reader of screens."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import base64

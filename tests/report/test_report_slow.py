@@ -1,6 +1,5 @@
 """Slow steps on the page: those of ``spikes``, with what made them longer, and the curve that marks them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """Cut-outs of the timeline: lanes and arrows of a wait are recorded rows at their own moments, and nothing else."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from itertools import pairwise

@@ -1,6 +1,5 @@
 """A small Parquet file takes no more memory than the largest real one of its size."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Small runs with one thing wrong, built by hand: what the summary must say about each is in test_summary.py."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,6 +1,5 @@
 """What ranks wait for, as causes: the rank and the work that made the waits, and nobody where nobody stands out."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """torch.compile that compiles again in the steps: no compute, named with its function and reason, and removable."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """Step threads that wait for a CPU: a verdict from a fifth of the step on, with a reason only where samples show it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import replace

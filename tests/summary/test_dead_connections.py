@@ -1,6 +1,5 @@
 """Connections that nobody answers: named where a rank waits or sleeps, and not where bytes came over them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

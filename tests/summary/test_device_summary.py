@@ -1,6 +1,5 @@
 """What the summary says of ranks with devices: one thing wrong at a time, bounds worded as bounds."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

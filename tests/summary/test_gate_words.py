@@ -1,6 +1,5 @@
 """The gate in words: no sentence says more than its bounds; Markdown, JUnit and annotations hold any name."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """What the host does after a blocking call has drained its device, in made-up files of torch.profiler."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

@@ -1,6 +1,5 @@
 """Whose batches they are: workers that have no data, and children that take batches of their own."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """The tracer's own cost in the summary: which parts are in it, and its upper end. From files with known rows."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

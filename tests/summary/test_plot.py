@@ -1,6 +1,5 @@
 """Pictures of stalls: bars are the means of the table, and the map its steps."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

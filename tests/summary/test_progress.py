@@ -1,6 +1,5 @@
 """A hanging run: which rank has not entered which collective."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

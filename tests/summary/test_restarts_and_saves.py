@@ -1,6 +1,5 @@
 """What a summary says of other starts of an elastic job, of checkpoints, and of a rank that makes fewer steps."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """Templates say no more than their row: verbs by the bounds, every kind and code worded and documented."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

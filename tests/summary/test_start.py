@@ -1,6 +1,5 @@
 """The start of a job: what it went to, said where it took longer than the steps, and never part of a step."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

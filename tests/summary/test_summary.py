@@ -1,6 +1,5 @@
 """The terminal summary of small runs with one thing wrong: text snapshots, and what must hold of every one."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -3,7 +3,6 @@
 Seconds depend on the machine (``benchmarks/bench_many_ranks.py``), calls do not.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

@@ -1,6 +1,5 @@
 """docs/symptoms.md quotes what summaries say, and its commands can be typed; the gallery has the words of today."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

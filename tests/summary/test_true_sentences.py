@@ -3,7 +3,6 @@
 The jobs of the same bench are run by benchmarks/bench_sentences.py, the judge's own tests are in benchmarks/tests.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

@@ -1,6 +1,5 @@
 """The screen claims nothing that was not recorded: no zero, no source, no step that nobody marked, no rank twice."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ast

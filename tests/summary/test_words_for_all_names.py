@@ -3,7 +3,6 @@
 The names are those of the enumerations that give them, so a new one without words is found here and not by a user.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

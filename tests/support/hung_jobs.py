@@ -1,6 +1,5 @@
 """Jobs that stand still in a collective, for the tests of what is said of them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from builders import MS, S, TraceBuilder

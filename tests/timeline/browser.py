@@ -6,7 +6,6 @@ with Browser() as browser:
     page.screenshot(path)
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import base64

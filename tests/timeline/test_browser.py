@@ -1,6 +1,5 @@
 """The real UI in a real browser, without a network: a timeline opens, its tracks are there by name, in order."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

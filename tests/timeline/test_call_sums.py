@@ -1,6 +1,5 @@
 """Sums of I/O calls per thread and time bin: equal to counting call by call, however the calls come in parts."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

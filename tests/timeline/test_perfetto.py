@@ -1,6 +1,5 @@
 """Exported traces, loaded into the real trace processor and compared with the tables they were made from."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

@@ -1,6 +1,5 @@
 """The critical path and late ranks on the timeline, by the real trace processor: rows are slices, turns arrows."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import logging

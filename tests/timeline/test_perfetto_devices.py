@@ -1,6 +1,5 @@
 """The GPU half of the timeline, loaded into the real trace processor."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """The native encoder, judged by the real trace processor: what went in is what a viewer will show."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import errno

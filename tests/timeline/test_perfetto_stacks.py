@@ -1,6 +1,5 @@
 """Python code in exported timelines: what the viewer makes flame graphs of, and the functions of the step thread."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

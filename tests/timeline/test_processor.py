@@ -1,6 +1,5 @@
 """The timeline read by Perfetto's own Python package: its protobuf classes, and its trace processor."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import sys

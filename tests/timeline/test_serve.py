@@ -1,6 +1,5 @@
 """The viewer's server: loopback only, one file, one reader, clear errors."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import http.client

@@ -1,6 +1,5 @@
 """All that the command line can be asked about a recording: each command answers, or refuses in one line."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -3,7 +3,6 @@
 What a mapping of a file or a broken writer may leave, and what somebody may make on purpose. Used by ``fuzz_worker``.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import random

@@ -1,6 +1,5 @@
 """Small valid files of every format that is read, for the fuzzer to damage."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

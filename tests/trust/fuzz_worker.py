@@ -9,7 +9,6 @@ which it can be made again.
 Under AddressSanitizer, whose shadow is larger than any limit of address space, the limit of memory is its own option.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import argparse

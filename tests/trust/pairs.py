@@ -4,7 +4,6 @@
 own, and returns both outcomes. The programs know nothing of tracing: their verdict is their output and exit code.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import hashlib

@@ -1,6 +1,5 @@
 """Jobs at random: what ranks do in a step grows, jumps, comes back or stops, and rows of any kind lie between."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import random

@@ -4,7 +4,6 @@ A folder of links to the package's files, with the instrumented shared objects i
 on PYTHONPATH it is imported instead.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import fcntl

@@ -5,7 +5,6 @@ to FOLDER/SETTING.SEED. By the seed, ranks sleep in some steps, under names or n
 profiler records some windows with some of its options.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -4,7 +4,6 @@ One program makes over six thousand calls, good and bad, and prints what came of
 line. Nothing in them depends on time: descriptors, positions, sizes, digests, errno (77 before each call).
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

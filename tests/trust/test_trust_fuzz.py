@@ -6,7 +6,6 @@ A few inputs come first; the long form runs more, and more again with the librar
 AddressSanitizer and UBSan. Findings stay in the folder that the failure names.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -3,7 +3,6 @@
 The same jobs come every time; TRUST_JOBS_SEED chooses others. A few come in the gate; the long form tries hundreds.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

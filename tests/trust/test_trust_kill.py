@@ -5,7 +5,6 @@ call in flight at the moment of death had left its row. Everything else is an eq
 counts of calls and, on top, short random waits, so each run kills somewhere else in the drainer's work.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import contextlib

@@ -4,7 +4,6 @@ Each is a small shell script in an empty folder; what depends on time or on the 
 out by the script itself. A program that is not installed is skipped with its name.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 # ruff: noqa: E501 - a script of sh is one line
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ loaders, windows and options of the profiler. TRUST_JOBS_SEED chooses other ones
 that once had a wrong answer, from the folder beside the checkout.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

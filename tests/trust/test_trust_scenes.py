@@ -4,7 +4,6 @@ Each scene of ``programs/scenes.c`` checks itself: what it reads, what its child
 files. Compared are output, exit code and the files that it left.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """Attacks that outsiders wrote as shell scripts, read where they lie beside the checkout: what each must print."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

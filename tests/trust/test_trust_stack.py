@@ -3,7 +3,6 @@
 Signal handlers run on alternate stacks of 8 KiB, coroutines and threads on ones that are not much larger.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import ctypes

@@ -4,7 +4,6 @@ Compared are the outcomes by name. A test that fails untraced, too, or fails whe
 count; one that fails traced alone is repeated once, traced, before it is believed.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib.util

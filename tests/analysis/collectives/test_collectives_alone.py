@@ -1,6 +1,5 @@
 """A trace of torch.profiler without a device: what a collective of gloo in flight says of the thread beside it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

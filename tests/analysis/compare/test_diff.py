@@ -1,6 +1,5 @@
 """diff: a typical step of two jobs, its verdicts, the bounds of a change and the smallest that could have been seen."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import inspect

@@ -1,6 +1,5 @@
 """The gate: bounds of a growth, allowance from run to run, verdicts, what would decide, and baselines."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

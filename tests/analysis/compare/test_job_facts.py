@@ -1,6 +1,5 @@
 """What a recording tells of its job: ranks, hardware, versions, batch, data and command."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -8,7 +8,6 @@ run as CUDA has them: a launch returns at once, an event is reached behind the w
 the last rank has entered and the bytes have moved.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Iterator

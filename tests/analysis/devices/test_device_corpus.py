@@ -3,7 +3,6 @@
 Where a tool's definition differs, the option or the arithmetic that makes the two alike stands in the test.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from functools import cache

@@ -1,6 +1,5 @@
 """The identity holds on ranks with devices too, whatever brackets, kernels and calls say, in whatever order."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from budget_identity import budget, check_intervals, check_sums, relaxed, shuffled

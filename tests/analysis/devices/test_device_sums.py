@@ -1,6 +1,5 @@
 """launches, kernels, copies, bandwidth and kernel_diff on drawn and built traces."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -3,7 +3,6 @@
 On virtual devices (device_simulation.py); tests/ground_truth has the same faults through the real recorder.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from dataclasses import replace

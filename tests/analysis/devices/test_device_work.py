@@ -1,6 +1,5 @@
 """breakdown and idle: every instant of a device has one kind of work or one cause, drawn and at random."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

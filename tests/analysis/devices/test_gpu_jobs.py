@@ -1,6 +1,5 @@
 """Whose GPU a rank uses by the site's account: recorded from its files, and said where it is another job's."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """What is said of the making of batches: how many workers at a time, how they differ, and why a hand-off takes long."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """How a job ended: the rank that failed first comes first, with what it raised, its exit code or its signal."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

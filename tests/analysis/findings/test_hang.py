@@ -1,6 +1,5 @@
 """analyze hang: one row for each rank that the others wait for, with what a look at its processes adds."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,5 @@
 """What a rank is blocked in: calls on one file are one cause with all of their time, sockets and pipes have names."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

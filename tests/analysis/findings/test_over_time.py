@@ -1,6 +1,5 @@
 """Shifts, drifts, growth and periods: found where they were planted, with rank, kind and amount, and nowhere else."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """A rule words what it finds: facts with a column stand in it, the others by their names, and no code is made twice."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

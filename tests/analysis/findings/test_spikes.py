@@ -1,6 +1,5 @@
 """Slow steps: found where they were planted, with rank, kind, amount, file and worker, and nowhere else."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """Where a job stood still: the ranks at which all waits end, and nobody else."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """The critical path on graphs whose path and slack are known: by hand, and by lengthening each node of random ones."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -7,7 +7,6 @@ Each step of a rank, in microseconds; the host waits for the device at its end:
     nccl                                  [all-reduce .. 802]
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

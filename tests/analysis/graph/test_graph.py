@@ -1,6 +1,5 @@
 """The graph of a run: its replay is the run, and what is made shorter changes what the edges let it change."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import subprocess

@@ -1,6 +1,5 @@
 """Graphs of traces that others recorded: the replay is the recording, and little of it is left unexplained."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

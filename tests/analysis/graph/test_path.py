@@ -1,6 +1,5 @@
 """critical_path, critical_share and slack of traces whose path is known."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

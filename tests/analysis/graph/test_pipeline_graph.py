@@ -1,6 +1,5 @@
 """The graph of a pipeline's operations: its replay is the run, its waits follow from its edges."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Checkpoints in the background: nodes with their starts and joins, on drawn runs and on a real job."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """Checkpoints in the background of a real job: who asked, and who waited, as the job did it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import json

@@ -1,6 +1,5 @@
 """io_staging and io_advice: knapsacks by hand and by trying all, costs, sentences with their figures."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """io_cache, io_reuse: stack distances against a simulated LRU, laws of caches, samples."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import OrderedDict

@@ -1,6 +1,5 @@
 """io, io_patterns, io_sizes, io_bandwidth: Darshan's counters by hand, against its own logs, in pieces; and ranges."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

@@ -1,6 +1,5 @@
 """lines_between_ranks: what takes longer on one rank, and nothing where ranks are equal."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """lines_between_runs: which functions a change between two jobs is in, and none where nothing is sure."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import re

@@ -1,6 +1,5 @@
 """flames: the functions of the user below their callers, each with all time that is below it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

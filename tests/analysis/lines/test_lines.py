@@ -1,6 +1,5 @@
 """lines: time of a rank and kind by line; exact where calls were recorded, by samples for the rest."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

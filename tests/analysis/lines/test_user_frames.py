@@ -1,6 +1,5 @@
 """The user's line of a stack, and the call of a library below it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

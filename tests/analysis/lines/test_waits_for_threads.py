@@ -1,6 +1,5 @@
 """A wait for a lock is spent where the thread that ends it was, if its samples say that."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

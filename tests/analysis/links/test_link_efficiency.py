@@ -1,6 +1,5 @@
 """link_efficiency: transfers beside what a calibration expects, and why there is no expectation."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

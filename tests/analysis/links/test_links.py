@@ -1,6 +1,5 @@
 """links: counters with known shares, background traffic, late ranks, too few samples; what must not be claimed."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

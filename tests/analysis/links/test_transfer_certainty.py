@@ -1,6 +1,5 @@
 """A transfer is certain only where every rank of its operation is known to have entered before it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import warnings

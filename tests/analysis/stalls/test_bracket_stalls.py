@@ -1,6 +1,5 @@
 """Ranks with a device, watched by timing events: each rule of stalls.md 2.1 on a timeline of milliseconds."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import itertools

@@ -1,6 +1,5 @@
 """What stands beside the budget: hidden work, contention, matched collectives, files, evidence, two runs compared."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import inspect

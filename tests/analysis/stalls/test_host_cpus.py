@@ -1,6 +1,5 @@
 """CPUs: who used those of a host, by samples with known sums; and how long threads waited for one, by column."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Mapping

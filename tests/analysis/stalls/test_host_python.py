@@ -1,6 +1,5 @@
 """Code of the loop outside forward, backward and optimizer: a kind of its own, named by annotation or file."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Callable

@@ -1,6 +1,5 @@
 """Calls during which a device stood idle: what really covers the stall, by overlap and not by kind of call."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import gzip

@@ -1,6 +1,5 @@
 """Devices that stand idle: for a late host, for a host in a blocking copy, or for reasons of their own."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """Ranks whose kernels are known, step by step, and how far brackets agree with them."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

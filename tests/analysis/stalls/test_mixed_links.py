@@ -3,7 +3,6 @@
 Three ranks on two hosts; their all-reduce of 100 MB moves bytes for 40 ms.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,6 +1,5 @@
 """The kinds of a step sum to its wall time, whatever the trace holds; the order of its rows does not matter."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from budget_identity import budget, check_intervals, check_sums, relaxed, shuffled

@@ -1,6 +1,5 @@
 """Each kind of stall receives exactly the time that the drawing shows. One character is one millisecond."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """Samples of a step and of an epoch, from made-up runs whose loaders say something of themselves."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

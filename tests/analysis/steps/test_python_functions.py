@@ -1,6 +1,5 @@
 """stacks: own and whole time of Python functions, by thread."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

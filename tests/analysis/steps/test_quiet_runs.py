@@ -1,6 +1,5 @@
 """Forwards without gradients inside a training step: of one rank while the others wait, and token by token."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

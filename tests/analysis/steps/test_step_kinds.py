@@ -5,7 +5,6 @@ q  forward without gradients  Q  in training mode     l  loss without gradients
 F  training forward           B  backward             U  forward, backward, update     u  with another optimizer
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

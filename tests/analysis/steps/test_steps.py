@@ -1,6 +1,5 @@
 """Where steps begin and end. One character is one millisecond; `|` cuts a run without taking time."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """behind_second_ns: how long a rank alone was missing, by plain arithmetic; and the verdicts of late_ranks."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

@@ -1,6 +1,5 @@
 """Stages of ranks that hold several each: who holds which, how many micro-batches, and what the bubble is."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

@@ -1,6 +1,5 @@
 """late, late_ranks, pipeline on injected causes: the amount lands in the right cause, the worker and file are named."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

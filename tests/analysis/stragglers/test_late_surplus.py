@@ -1,6 +1,5 @@
 """What a rank does longer than its peers: every kind that can be injected is found, host included."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections.abc import Sequence

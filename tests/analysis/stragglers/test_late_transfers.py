@@ -1,6 +1,5 @@
 """What late says of transfers, of clocks that cannot tell an order, and of ranks without a record."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import pytest

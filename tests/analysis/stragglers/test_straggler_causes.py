@@ -1,6 +1,5 @@
 """Whom a rank waited for: several ranks in one step, and sums that equal the straggler rows of stalls."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from collections import Counter

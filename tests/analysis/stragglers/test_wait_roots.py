@@ -1,6 +1,5 @@
 """Waits end at the rank whose work made them, however many ranks pass them on, and the parts of a wait add up to it."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

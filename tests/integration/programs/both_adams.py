@@ -3,7 +3,6 @@
 In one process group, since most of such a job is the start of its processes. Saves below FOLDER/<optimizer>.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import importlib

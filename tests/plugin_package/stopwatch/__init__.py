@@ -1,3 +1,1 @@
 """Stopwatch files: an example of what a package can add to stashtrace."""
-
-# SPDX-License-Identifier: Apache-2.0

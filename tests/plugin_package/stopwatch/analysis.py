@@ -1,6 +1,5 @@
 """How long each rank spent in each phase."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Literal

@@ -1,6 +1,5 @@
 """Writes the phases of one rank as a stopwatch file."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

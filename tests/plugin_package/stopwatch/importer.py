@@ -1,6 +1,5 @@
 """Imports stopwatch files: a line ``# stopwatch RANK``, then ``phase,begin_ns,end_ns`` in order of time."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import csv

@@ -1,6 +1,5 @@
 """A peek at small processes whose state is known: where their thread stands, and whether they got on."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

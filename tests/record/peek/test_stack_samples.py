@@ -1,6 +1,5 @@
 """Python stacks that are sampled from outside: what becomes of py-spy's events, and why there may be none."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import os

@@ -7,7 +7,6 @@ reading, copying ahead    max(t_f + t_b + t_c + t_u, t_io + t_copy)
 wait-free                 t_c becomes the part of it that the backward pass does not hide
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from typing import Any

@@ -3,7 +3,6 @@
 See ``tests/data/mg-wfbp/README.md`` for source and licence.
 """
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

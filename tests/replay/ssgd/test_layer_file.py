@@ -1,6 +1,5 @@
 """Layer-wise trace files: what is read, what is written, and where a bad row is."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 from pathlib import Path

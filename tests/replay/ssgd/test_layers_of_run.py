@@ -1,6 +1,5 @@
 """Layers of a recorded run: its messages, and that their replay is as long as its steps were."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np

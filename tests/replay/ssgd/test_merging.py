@@ -1,6 +1,5 @@
 """Merging gradients: the measured GoogLeNet with its known ends, the rule of the paper, and cases by hand."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import tracemalloc

@@ -1,6 +1,5 @@
 """The graph of S-SGD: its replay is the closed form where all workers are alike, and a timeline by hand where not."""
 
-# SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
 import numpy as np
