@@ -44,7 +44,7 @@ _STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
-#: This number of blocks is left at least, where there are as many steps.
+#: Blocks that are left at least, where there are as many steps.
 _LEAST_BLOCKS = 8
 #: Correlations below this many standard errors count as none.
 _CORRELATED = 2.0

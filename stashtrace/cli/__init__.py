@@ -175,6 +175,9 @@ def _answer(arguments: list[str], program: Callable[[list[str]], int]) -> int:
         if debug:
             raise
         say_error("interrupted", None)
+        # Where native code was running Python text, Python has noted an interrupt that nobody handled, and would end by
+        # the signal; other text that runs takes that back.
+        exec("")
         return INTERRUPTED
     except BrokenPipeError:
         from stashtrace.cli.print_results import discard_stdout

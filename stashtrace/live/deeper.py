@@ -37,7 +37,7 @@ from stashtrace.text.units import duration_text, ranks_named
 KERNELS, STACKS = "kernels", "stacks"
 #: Part of the job's time that deeper steps may cost, in each hour.
 BUDGET_RATIO = 0.01
-#: This number of the newest steps says what a step usually takes.
+#: Number of the newest steps that say what a step usually takes.
 _USUAL_STEPS = 64
 #: Between what a rank does and the round that sees it, without the age of the newest step.
 _MARGIN_STEPS = 2

@@ -184,7 +184,7 @@ def _read(path: Path) -> Table:
 
 #: Upper bounds of the histogram of step lengths, in seconds; the last bucket has none.
 STEP_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: The newest steps of each rank are this number.
+#: Number of the newest steps of each rank that are listed.
 NEWEST_STEPS = 30
 #: They are compared with this many steps before them.
 EARLIER_STEPS = 300

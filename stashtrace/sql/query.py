@@ -16,7 +16,9 @@ import importlib
 import os
 import re
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -248,23 +250,30 @@ def require_duckdb() -> None:
         raise StashtraceError(f"SQL needs {missing}, which is not installed", hint="`pip install 'stashtrace[sql]'`")
     for name, used in (("duckdb", "connect"), ("pyarrow", "Table")):
         try:
-            getattr(importlib.import_module(name), used)
+            with _interrupted_afterwards():
+                getattr(importlib.import_module(name), used)
         except Exception as error:  # whatever a broken installation raises
-            if _is_interrupt(error):
-                raise KeyboardInterrupt from error
             raise StashtraceError(
                 f"SQL needs {name}, which is installed and cannot be loaded: {one_line(error)}",
                 hint=f"`{shlex.quote(sys.executable)} -m pip install --force-reinstall {name}`",
             ) from error
 
 
-def _is_interrupt(error: BaseException | None) -> bool:
-    """Return True if a module could not be loaded since it was interrupted: its native code wraps that."""
-    while error is not None:
-        if isinstance(error, KeyboardInterrupt) or "KeyboardInterrupt" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+@contextmanager
+def _interrupted_afterwards() -> Iterator[None]:
+    """Let Ctrl-C wait for the end of an import: native code that is loaded loses a KeyboardInterrupt, or wraps it."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(signal.SIGINT, None)
 
 
 class Database:

@@ -7,12 +7,13 @@ import io
 import json
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from command_line import ROOT, started
+from command_line import ROOT, environment, started
 from command_line import stashtrace as answer_of
 
 import stashtrace
@@ -153,15 +154,32 @@ def test_ctrl_c_ends_a_long_query(runs: tuple[str, str], tmp_path: Path) -> None
         out, err = running.communicate(timeout=60)
     finally:
         running.kill()
-    assert (running.returncode, out) == (130, "")
+    assert (running.returncode, out) == (130, ""), err
     assert "interrupted" in err
     assert "bug" not in err
 
 
+def test_ctrl_c_inside_native_code_has_the_exit_code_of_others(tmp_path: Path) -> None:
+    """Python would end by the signal, since text that native code ran had not handled it."""
+    code = (
+        "import stashtrace.cli\n"
+        "def program(words):\n"
+        "    try:\n        exec('raise KeyboardInterrupt')\n"
+        "    except KeyboardInterrupt as error:\n        raise KeyboardInterrupt from error\n"
+        "raise SystemExit(stashtrace.cli.main([], program))\n"
+    )
+    (tmp_path / "asked.py").write_text(code)
+    command = [sys.executable, "-m", "asked"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment())
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
+
+
 def test_ctrl_c_while_a_module_is_loaded_is_no_broken_installation(tmp_path: Path) -> None:
-    """A native module that is interrupted at its start raises ImportError from what interrupted it."""
+    """A native module that is interrupted at its start raises ImportError, or goes on as if nothing had come."""
     content = (
-        "try:\n    raise KeyboardInterrupt\nexcept BaseException as error:\n    raise ImportError('init') from error\n"
+        "import os, signal\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "except BaseException as error:\n    raise ImportError('init') from error\n"
     )
     (tmp_path / "duckdb.py").write_text(content)
     (tmp_path / "pyarrow.py").write_text("Table = None\n")

@@ -271,10 +271,11 @@ def test_a_job_that_ends_in_a_window(tmp_path: Path) -> None:
         job.await_steps(20)
         words = [sys.executable, "-m", "stashtrace", "capture", "run", "--steps", "100000"]
         with subprocess.Popen(words, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as asked:
-            job.await_steps(len(job.noted(0)) + 150)
+            # A busy machine takes many steps until the command has asked.
+            job.await_steps(len(job.noted(0)) + 400)
             job.end()
             window, _ = asked.communicate(timeout=100)
-    table = checked_steps(job, load_trace(window.strip()), 50)
+    table = checked_steps(job, load_trace(window.strip()), 5)
     assert table["step"].max() >= len(job.noted(0)) - 2
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-for _place in (ROOT / "tests/support", ROOT / "tests/importers"):
+for _place in (ROOT / "tests", ROOT / "tests/support", ROOT / "tests/importers"):
     if str(_place) not in sys.path:
         sys.path.append(str(_place))
 

@@ -42,7 +42,8 @@ a part of one (prep, network), by its word or its id (straggler). Exit
 codes: 0 not worse, 1 worse beyond doubt, 4 not comparable, 5 inconclusive."""
 _EPILOG = """BASELINE is a name in the folder of --baselines, a baseline file, a run
 directory, or the URL of one of these. With --rerun, the job before (--before,
---before-dir) and COMMAND are recorded alternately, N times each, order changing.
+--before-dir) and COMMAND are recorded alternately, N times each, in an order
+that changes.
 
 examples:
   stashtrace check ./stash-new --save-baseline main

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from typing import Any
 
@@ -55,12 +54,6 @@ def test_steps_without_a_length_are_compared() -> None:
     table = table.replace(before_ns=np.zeros(len(table), dtype=np.int64))
     first, *_ = verdict(table, "before", "after")
     assert re.fullmatch(r"after is slower: the median step takes [\d.]+ ms, [\d.]+ ms more than 0 ns in before", first)
-
-
-def test_docstring_names_the_columns() -> None:
-    section = re.search(r"Columns\n\s*-+\n(.*?)(?:\n\s*\n|\Z)", inspect.getdoc(diff) or "", re.S)
-    assert section
-    assert list(diff(steady(20), steady(20)).columns) == re.findall(r"\w+", section.group(1))
 
 
 def side(*runs: Any) -> Side:
