@@ -22,7 +22,7 @@ DIFF = _schema(
     col.ns("before_ns", "median over steps, mean over ranks and runs"),
     col.ns("after_ns", "the same of the second job"),
     col.ns("change_ns", "after minus before"),
-    col.ns("spread_before_ns", "median absolute deviation over steps, times 1.4826", detail=4),
+    col.ns("spread_before_ns", f"median absolute deviation over steps, times {OF_MEDIAN_DEVIATION}", detail=4),
     col.ns("spread_after_ns", "the same of the second job", detail=4),
     col.ns("noise_ns", "changes up to this are not a difference", detail=2),
     col.word("verdict", "faster, slower or no difference"),

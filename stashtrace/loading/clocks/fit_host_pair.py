@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stashtrace.calibration.noise import deviation
 from stashtrace.schema.groupby import Bools, Floats, Int64
 
 #: Source of a limit.
@@ -405,7 +406,6 @@ _SMALL_RATIO = 1.5
 _HOST_ASYMMETRY, _DEVICE_ASYMMETRY = 0.5, 0.125
 #: On hosts, the ends are only used where the limits are this many times as wide.
 _HOST_NEED = 3.0
-_MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,7 +466,7 @@ def ends_offset(
     rest = rest - level - slope * time
     by_follower, by_leader = float(np.median(rest[later])), float(np.median(rest[~later]))
     shift = (by_follower + by_leader) / 2
-    noise = max(_spread(rest[later]), _spread(rest[~later]))
+    noise = max(deviation(rest[later]), deviation(rest[~later]))
     span = float(np.ptp(time)) + 1.0
     asymmetry = _DEVICE_ASYMMETRY if bool(ends.on_device.all()) else _HOST_ASYMMETRY
     fixed = abs(by_follower - by_leader) / 2 + asymmetry * quick + noise + float(ends.error_ns[small].max())
@@ -477,6 +477,3 @@ def ends_offset(
 
     return at
 
-
-def _spread(rest: Floats) -> float:
-    return _MAD_TO_SIGMA * float(np.median(np.abs(rest - np.median(rest))))
