@@ -74,6 +74,7 @@ def documents(site: Path) -> dict[Path, Document]:
     return {path: Document(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
 
 
+@pytest.mark.thorough
 def test_links_and_anchors_lead_somewhere(site: Path, documents: dict[Path, Document]) -> None:
     broken = []
     for page, document in documents.items():
@@ -91,6 +92,7 @@ def test_links_and_anchors_lead_somewhere(site: Path, documents: dict[Path, Docu
     assert broken == []
 
 
+@pytest.mark.thorough
 def test_nothing_is_loaded_from_another_host(site: Path, documents: dict[Path, Document]) -> None:
     foreign = {source for document in documents.values() for source in document.loaded if urlsplit(source).netloc}
     assert foreign == set()
@@ -99,6 +101,7 @@ def test_nothing_is_loaded_from_another_host(site: Path, documents: dict[Path, D
         assert urls == [], style.name
 
 
+@pytest.mark.thorough
 def test_every_page_is_there(site: Path) -> None:
     pages = [path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")]
     assert [page for page in pages if not (site / page).is_file()] == []
@@ -106,6 +109,7 @@ def test_every_page_is_there(site: Path) -> None:
     assert not list(site.rglob("*.py"))
 
 
+@pytest.mark.thorough
 def test_pages_show_what_github_shows(site: Path, documents: dict[Path, Document]) -> None:
     """Lists, tables and blocks that Python-Markdown would read otherwise than GitHub does are as many on both."""
     markdown_it = pytest.importorskip("markdown_it", reason="markdown-it-py is not installed")
@@ -123,6 +127,7 @@ def test_pages_show_what_github_shows(site: Path, documents: dict[Path, Document
     assert different == []
 
 
+@pytest.mark.thorough
 def test_api_page_has_signatures(site: Path) -> None:
     page = (site / "reference/api.html").read_text(encoding="utf-8")
     text = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", page))

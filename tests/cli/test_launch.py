@@ -244,6 +244,7 @@ def test_a_second_interrupt_skips_the_merge(tmp_path: Path) -> None:
     assert err == f"stashtrace: the run is not merged; `stashtrace merge {tmp_path / 'o'}` merges it\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.torch
 def test_two_nodes_of_torchrun_on_one_machine_share_a_directory(tmp_path: Path) -> None:
     """The second launcher was refused, and the first one's agent waited for it until its rendezvous gave up."""

@@ -13,7 +13,16 @@ from read_stacks import BEGIN, Sample, Stacks
 
 from stashtrace.schema.kinds import StackFlag, WaitOp
 
-PYTHONS = pytest.mark.parametrize("minor", [minor for minor in VERSIONS if minor >= RECORDS])
+#: Pythons that are left to `make thorough`: each shares the frames of the one before or the GIL of the one after.
+SELDOM = {11, 12}
+PYTHONS = pytest.mark.parametrize(
+    "minor",
+    [
+        pytest.param(minor, marks=pytest.mark.thorough if minor in SELDOM else ())
+        for minor in VERSIONS
+        if minor >= RECORDS
+    ],
+)
 FAST = {"STASHTRACE_STACK_HZ": "500"}
 
 POOL = (

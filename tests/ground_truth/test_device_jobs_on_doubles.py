@@ -23,7 +23,7 @@ from stashtrace.timeline.timeline import export_perfetto
 
 #: Of the job whose amounts are compared, and of the one whose rows are counted.
 RANKS, STEPS, EACH = 8, 25, 10
-FEW_RANKS, FEW_STEPS = 4, 8
+FEW_RANKS, FEW_STEPS = 2, 5
 LATE_RANK = 5
 _GRADIENTS = "wait stream=2 for=0; allreduce 4MB stream=2; wait stream=3 for=0; allgather 1MB stream=3;"
 _STEP = f"""
@@ -56,7 +56,7 @@ def test_each_collective_is_there_once_on_each_rank(job: TracedRun) -> None:
     assert all(result["errors"] == {} for result in job.results())
     table = job.trace.collectives
     timed = (table["device_begin_ns"] > 0) & (table["device_end_ns"] > table["device_begin_ns"])
-    # Four ranks on a machine of two cores that others use too: a stamp may be gone before it is read. That is told.
+    # On a machine that others use too a stamp may be gone before it is read: it is counted then.
     assert {(collector, reason) for collector, reason, _ in job.losses()} <= {("nccl", "collectives_untimed")}
     assert (~timed).sum() == sum(count for _, _, count in job.losses())
     found = Counter(zip(table["rank"].tolist(), table["group_hash"].tolist(), strict=True))

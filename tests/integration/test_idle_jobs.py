@@ -176,7 +176,8 @@ def check_phases(trace: Trace, table: Table) -> None:
         assert sorted(kinds) == sorted([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]), row
 
 
-@pytest.mark.parametrize("persistent", [0, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("persistent", [0, 1])
 def test_workers_of_a_loader(tmp_path: Path, persistent: int) -> None:
     """They started before the request, some epochs ago if they stay, or in the window."""
     with idle_job(tmp_path, LOADER, str(persistent)) as job:

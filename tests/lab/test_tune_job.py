@@ -95,6 +95,7 @@ def job_of(words: list[str], tmp_path: Path, staged: Path | None = None) -> Tune
     return TunedJob(words, tmp_path / "runs of it", until_step=15, load=load, staged=staged)
 
 
+@pytest.mark.thorough
 def test_ranks_without_a_number_on_their_host_are_not_pinned(data: Path, tmp_path: Path) -> None:
     words = [sys.executable, "train.py", str(data), "spawn", str(free_port())]
     found = job_of(words, tmp_path).record({PINNING: ";".join(map(str, (CPUS * 2)[:2]))}).not_applied

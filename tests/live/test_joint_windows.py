@@ -147,7 +147,7 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
     early, late = (Follower(Host(target, name), waits=True) for name in NODES)
     asked: Asked | None = None
     began, told = 0, 0
-    for now_ns in grow(tmp_path / "job", target, SECOND // 10):
+    for now_ns in grow(tmp_path / "job", target, SECOND // 4):
         if asked is None:
             early.host.round(now_ns)
             late.host.round(now_ns)

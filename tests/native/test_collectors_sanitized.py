@@ -100,7 +100,14 @@ def kept(request: pytest.FixtureRequest, kind: str) -> Path:
     return Path(request.config.cache.mkdir("collectors-" + kind))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("name", "kind"), [*((name, "thread") for name in SHARED), ("stacks", "address")], ids=str)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *((name, "thread") for name in SHARED),
+        pytest.param("stacks", "address", marks=pytest.mark.thorough),
+    ],
+    ids=str,
+)
 def test_what_threads_share(tmp_path: Path, name: str, kind: str) -> None:
     compiler = shutil.which("g++")
     if compiler is None or runtimes(kind) is None:

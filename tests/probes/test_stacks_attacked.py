@@ -21,7 +21,7 @@ from stashtrace.analysis.findings.rules.trust import trust
 from stashtrace.schema.kinds import StackCause, StackFlag
 
 #: Pythons that are left to `make thorough`; own stacks and samples are compared in all of them each time.
-SELDOM = {10, 12}
+SELDOM = {10, 11, 12}
 PYTHONS = pytest.mark.parametrize(
     "minor",
     [

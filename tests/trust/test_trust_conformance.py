@@ -47,6 +47,7 @@ def calls_count(outcome: Outcome) -> int:
     return int(outcome.output.splitlines()[-1].split()[1])
 
 
+@pytest.mark.thorough
 def test_every_hook_is_called(both: tuple[Outcome, Outcome]) -> None:
     definitions = (ROOT / "csrc/hooks/real_functions.def").read_text(encoding="utf-8")
     hooked = set(re.findall(r"^REAL\([^,]+, (\w+),", definitions, re.M))
@@ -56,6 +57,7 @@ def test_every_hook_is_called(both: tuple[Outcome, Outcome]) -> None:
     assert missing == set()
 
 
+@pytest.mark.thorough
 def test_same_answers(both: tuple[Outcome, Outcome]) -> None:
     plain, traced = both
     assert (plain.code, calls_count(plain) > FEWEST_CALLS) == (0, True)
@@ -63,6 +65,7 @@ def test_same_answers(both: tuple[Outcome, Outcome]) -> None:
     assert (traced.code, own_errors(traced), traced.files) == (plain.code, own_errors(plain), plain.files)
 
 
+@pytest.mark.thorough
 def test_same_answers_to_bad_addresses(both: tuple[Outcome, Outcome]) -> None:
     plain, traced = both
     expected = lines(plain, bad_addresses=True)

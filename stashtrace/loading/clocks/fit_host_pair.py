@@ -476,4 +476,3 @@ def ends_offset(
         return np.interp(moment, *guess) + level + shift + slope * moment, fixed + 4 * noise * outside
 
     return at
-
