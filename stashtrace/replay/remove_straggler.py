@@ -236,7 +236,7 @@ def _equal_steps(
     if luck > 0:
         mean = spent.mean(axis=2, keepdims=True)
         general = np.maximum(mean - np.array([_of_others(of_kind) for of_kind in mean]), 0.0)
-        # Of its excess in all steps that part which is more than the others have by turns.
+        # The part of its excess in all steps beyond what the others have, each in other steps.
         part = np.divide(general, excess.mean(axis=2, keepdims=True), out=np.zeros_like(general), where=general > 0)
         excess = (1 - luck) * excess + luck * np.minimum(part, 1.0) * excess
     late = _late_ns(graph, ranks.values, steps.values)

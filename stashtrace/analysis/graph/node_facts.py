@@ -91,7 +91,7 @@ def facts_of(
     operations = trace.collectives.take(graph.row[moved])
     queues = GroupBy(operations["group_hash"])
     members, hosts, ring = (column[queues.number] for column in _groups(index, queues.values))
-    cpus, beside = _free_cpus(index, ranks, graph, cpu, host_of)
+    cpus, cpus_outside_nodes = _free_cpus(index, ranks, graph, cpu, host_of)
     memory = np.zeros(count), np.full(count, np.inf)
     if reads:
         bounds = memory_bounds_ns(index, graph.process_id[made], graph.begin_ns[made], graph.end_ns[made])
@@ -116,7 +116,7 @@ def facts_of(
         queue=_column(count, moved, queues.number),
         host_of=host_of,
         cpus=cpus,
-        beside=beside,
+        cpus_outside_nodes=cpus_outside_nodes,
         memory_low_ns=memory[0],
         memory_high_ns=memory[1],
         samples=_samples(index, ranks, graph, recorded),
@@ -220,7 +220,7 @@ def _free_cpus(
     spent = dict(zip(ranks_inside.values.tolist(), ranks_inside.sum(cpu_ns[inside]).tolist(), strict=True))
     for rank, host in host_of.items():
         known[host] = known.get(host, 0.0) + float(spent.get(rank, 0)) / max(end - begin, 1)
-    free, beside = {}, {}
+    free, cpus_outside_nodes = {}, {}
     for host, cpu in host_cpus(index.trace, (begin, end)).items():
         busy = cpu.count * cpu.busy_ratio
         of_nodes = min(known.get(host, 0.0), busy)
@@ -228,8 +228,8 @@ def _free_cpus(
         others = math.ceil(cpu.others_count) if cpu.others_count > _NOTABLE_OTHERS * cpu.count else 0
         share = min(cpu.count / (1 + others), 1.0) if others else 0.0
         free[host] = max(cpu.count - busy + of_nodes, share, 0.0)
-        beside[host] = max(busy - cpu.others_count - of_nodes, 0.0)
-    return free, beside
+        cpus_outside_nodes[host] = max(busy - cpu.others_count - of_nodes, 0.0)
+    return free, cpus_outside_nodes
 
 
 def _run(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64, cpu: Int64, queued: Int64) -> None:

@@ -1,7 +1,7 @@
 """Which candidates are causes: each is replayed without what its level takes away; the one that saves most is first.
 
-Of those that save nearly as much, the one that says most is taken. The next one is what saves most with the first taken
-away, so that nothing is promised twice.
+Of those that save nearly the same amount, the one that says most is taken. The next one is what saves most with the
+first taken away, so that nothing is promised twice.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def causes_of(
     taken = np.zeros(len(graph))
     free = [one for one in asked if one.kind == QUEUED and may_free_cpus]
     queues = [_of_queue(run, one, one.removed(work, len(graph))[1]) for one in free]
-    # Free CPUs are seldom to be had: they come only where nothing else saves as much.
+    # Free CPUs are seldom available: they are a cause only where nothing else saves the same amount.
     most_ns = max((cause.saved_ns for cause in pool if not _computes(cause)), default=0.0)
     pool += [cause for cause in queues if cause.saved_ns > most_ns]
     aimless = {id(cause.candidate) for cause in pool if _is_aimless(cause, everything, work)}
@@ -112,8 +112,8 @@ def causes_of(
         best = _whole_function(best, pool)
         # Where free CPUs were chosen before, their waits are no longer part of what others save.
         may_free = not _is_guess(best) and not any(map(_is_queue, [*chosen, best]))
-        told = replace(best, high_ns=best.high_ns + queued_ns) if may_free else best
-        chosen.append(_with_function(told, everything, chosen, work))
+        to_say = replace(best, high_ns=best.high_ns + queued_ns) if may_free else best
+        chosen.append(_with_function(to_say, everything, chosen, work))
         if _computes(best):  # nobody computes twice as fast, so nothing is taken away
             pool = [cause for cause in pool if _is_guess(cause) and not _computes(cause)]
             continue
@@ -123,7 +123,7 @@ def causes_of(
         goes = _waited_for(graph, best) if best.candidate is None else _middle(best.candidate.removed(work, len(graph)))
         taken = np.minimum(taken + goes, graph.work_ns)
         saved_ns = float(run.saved_ns(taken).mean())
-        pool = [_beside(run, cause, taken, saved_ns, work) for cause in pool]
+        pool = [_with_taken(run, cause, taken, saved_ns, work) for cause in pool]
     return chosen
 
 
@@ -163,8 +163,8 @@ def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequen
     one = cause.candidate
     if one is None or one.function is not None or one.kind == QUEUED:
         return cause
-    told = [known.within or known.candidate for known in chosen]
-    named = {known.function for known in told if known is not None}
+    before = [known.within or known.candidate for known in chosen]
+    named = {known.function for known in before if known is not None}
     same = (
         other
         for other in everything
@@ -288,7 +288,7 @@ def _middle(removed: tuple[Floats, Floats]) -> Floats:
 
 
 def _best(pool: Sequence[Cause], work: WorkByLine, aimless: Collection[int] = ()) -> Cause | None:
-    """Return the cause that saves most, or one that says more and saves nearly as much.
+    """Return the cause that saves most, or one that says more and saves nearly the same.
 
     Half of something always helps, so it counts less than what would go whole; and of half the computation nobody can
     be advised, so it comes where nothing else is left.
@@ -315,7 +315,7 @@ def _best(pool: Sequence[Cause], work: WorkByLine, aimless: Collection[int] = ()
 
 
 def _says(cause: Cause) -> tuple[int, bool, float]:
-    """Return the order of causes that save nearly as much: what goes whole needs no comparison with other ranks."""
+    """Return the order of causes that save nearly the same: what goes whole needs no comparison with other ranks."""
     return cause.detail, cause.candidate is not None and cause.candidate.level == "gone", cause.saved_ns
 
 
@@ -356,7 +356,7 @@ def _may_be_said(cause: Cause, aimless: Collection[int]) -> bool:
 
 
 def _is_aimless(cause: Cause, everything: Sequence[Candidate], work: WorkByLine) -> bool:
-    """Return True for half of a kind of time of which no function has most: nobody can tell what to change."""
+    """Return True for half of a kind of time of which no function has most: nothing shows what to change."""
     one = cause.candidate
     if one is None or not one.is_guess or one.function is not None or one.op >= 0:
         return False
@@ -423,7 +423,7 @@ def waits_for(cause: Cause) -> str:
     return "data" if one.by_workers or one.kind in (StallKind.PREP, StallKind.FETCH) else ""
 
 
-def _beside(run: ReplayedRun, cause: Cause, taken: Floats, saved_ns: float, work: WorkByLine) -> Cause:
+def _with_taken(run: ReplayedRun, cause: Cause, taken: Floats, saved_ns: float, work: WorkByLine) -> Cause:
     """Return a cause with what it saves where those that were chosen are taken away."""
     if cause.candidate is None:
         return cause
@@ -431,7 +431,7 @@ def _beside(run: ReplayedRun, cause: Cause, taken: Floats, saved_ns: float, work
     both_ns = run.saved_ns(np.minimum(taken + _middle(removed), run.graph.work_ns))
     more_ns = float(both_ns.mean()) - saved_ns
     before_ns = cause.saved_ns
-    # What was in doubt before is as much in doubt now, in proportion where it saves less than before.
+    # The doubt stays the same as before, or in proportion where the cause saves less than before.
     part = min(more_ns / before_ns, 1.0) if before_ns > 0 else 1.0
     low, high = (more_ns + part * (ns - before_ns) for ns in (cause.low_ns, cause.high_ns))
     return replace(
