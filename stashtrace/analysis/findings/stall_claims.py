@@ -76,7 +76,7 @@ def verdict(
     """Return a claim about a stall whose sentence is a template filled with its fields, phrases and named facts.
 
     ``base``: its figures. ``short``: the template of a sentence for the first line of a summary. ``phrases``: what the
-    templates name beside facts and ``phrases_of``.
+    templates name besides facts and ``phrases_of``.
     """
     own, more = by_column(facts)
     made = replace(base, kind=kind, evidence=tuple(evidence), **own)

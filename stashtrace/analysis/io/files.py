@@ -351,7 +351,7 @@ def _random_reads(sums: _Sums) -> _Found:
     return -1, (
         f"{percent_text(share)} of {located:,} reads lie behind the last one (random: below"
         f" {percent_text(RANDOM_BELOW)}), {percent_text(blocked)} wait for storage (from {percent_text(WAITED_FROM)}):"
-        " sort the reads by offset, or say posix_fadvise(POSIX_FADV_RANDOM) so that nothing is read ahead in vain"
+        " sort the reads by offset, or say posix_fadvise(POSIX_FADV_RANDOM) so that no read-ahead is wasted"
     )
 
 

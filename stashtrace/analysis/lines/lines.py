@@ -90,7 +90,7 @@ def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
 
     The innermost function of the user counts: what it calls in torch, other packages, Python's own library or this
     recorder is its time. Calls of a millisecond and more that wait, move files or collect garbage are known exactly;
-    the rest of a kind is divided as the samples taken in it are. Its bounds are those that so many samples leave
+    the rest of a kind is divided as the samples taken in it are. Its bounds follow from the number of samples
     (Wilson's interval of the share). Time without a sample has an empty function. A wait for a lock or for the GIL is
     spent in the line of the thread that holds it, as far as that is known; the line that waits stands with it. Rows of
     steps come first, then those of workers, then those of the start. Columns: table ``lines`` of

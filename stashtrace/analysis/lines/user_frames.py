@@ -194,7 +194,7 @@ def owners(trace: Trace) -> Int64:
 def libraries(trace: Trace) -> tuple[re.Pattern[str], ...]:
     """Return what the files of libraries match; the group is the package.
 
-    Beside the usual folders it is the one that holds torch: all of it, unless the job's own script lies there, too.
+    Besides the usual folders, the one that holds torch: all of it, unless the job's script is in it, too.
     """
     frames = trace.frames
     paths = [trace.text(code) for code in np.unique(frames["path_code"]).tolist()]

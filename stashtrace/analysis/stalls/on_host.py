@@ -138,11 +138,11 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     works = _operators(index, thread)
     works = works if all_operators else works | stood.busy | stood.annotated
     explained = TimeSet.united(*(layer.time for layer in layers))
-    beside, waited_for = _outside_collectives(index, thread, works, explained)
+    more, waited_for = _outside_collectives(index, thread, works, explained)
     late = late if not len(waited_for.begin) else waited_for
-    explained, layers = _with_layers(explained, layers, beside)
-    beside = next_to_workers(index, thread, loads, works, explained)
-    explained, layers = _with_layers(explained, layers, beside)
+    explained, layers = _with_layers(explained, layers, more)
+    more = next_to_workers(index, thread, loads, works, explained)
+    explained, layers = _with_layers(explained, layers, more)
     if all_operators:
         layers += operator_layers(index, thread)
     else:
@@ -156,7 +156,7 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
         )
     if index.has_fact(DEVICE_WORK_NOT_READ, thread.process_id):
         layers = [_with_unread_device(layer) for layer in layers]
-    return RankLayers("host", layers, late, beside={"estimated": estimated})
+    return RankLayers("host", layers, late, marked={"estimated": estimated})
 
 
 def _with_layers(explained: TimeSet, layers: list[Layer], more: list[Layer]) -> tuple[TimeSet, list[Layer]]:

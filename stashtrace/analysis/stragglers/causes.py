@@ -256,7 +256,7 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     life = TimeSet.of([thread.begin_ns], [thread.end_ns])
     sets[OTHER] = sets[OTHER] | (life - TimeSet.of(time.begin, time.end))
     # Ranks that drain their devices equally differ in what their hosts do after it.
-    elsewhere = sets[SYNC] & made.beside.get("host_elsewhere", TimeSet.empty())
+    elsewhere = sets[SYNC] & made.marked.get("host_elsewhere", TimeSet.empty())
     sets[SYNC], sets[LAUNCH] = sets[SYNC] - elsewhere, sets[LAUNCH] | elsewhere
 
     spans, rows = index.trace.spans, index.spans.rows(thread.track_id)

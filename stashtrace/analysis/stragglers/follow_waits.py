@@ -224,7 +224,7 @@ def _level_by_waits(rank: Int64, late: Int64, begin: Int64, end: Int64) -> Int64
 WAITED = CAUSES.index("straggler")
 #: Kind of a root of which nothing is known to have taken longer.
 UNKNOWN = len(CAUSES)
-#: So many of the longest waits are followed; the others end at the rank that was waited for.
+#: This number of the longest waits is followed; the others end at the rank that was waited for.
 _FOLLOWED = 200_000
 #: A chain of waits is followed over this many ranks.
 _LINKS = 64

@@ -280,8 +280,8 @@ def _names(index: TraceIndex, why: Causes) -> list[Named]:
         if cause < 0:
             operations.append(Named())
             continue
-        beside = Window(why.times[other], other_begin, other_end) if other >= 0 else None
-        operations.append(namer.name(cause, Window(why.times[rank], begin, end), beside))
+        compared = Window(why.times[other], other_begin, other_end) if other >= 0 else None
+        operations.append(namer.name(cause, Window(why.times[rank], begin, end), compared))
     return operations
 
 

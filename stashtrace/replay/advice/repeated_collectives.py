@@ -155,7 +155,7 @@ def contention_ratio(scene: Scene) -> float:
         place = _places(kernels["name_code"][rows], step[inside])
         during = talking.within(begin, begin + length)
         known = (place >= 0) & (length > 0)
-        slow = _means(place, length, known & (during >= POLICY.beside_ratio * length))
+        slow = _means(place, length, known & (during >= POLICY.during_ratio * length))
         alone = _means(place, length, known & (during == 0))
         both = np.isfinite(slow) & np.isfinite(alone)
         ratios.append(np.maximum(slow[both] / alone[both], 1.0))

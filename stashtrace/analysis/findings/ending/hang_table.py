@@ -83,7 +83,7 @@ def hang(trace: Trace) -> Table:
 
 
 def ranks_to_look_at(trace: Trace) -> list[int]:
-    """Return the ranks whose processes tell why a job stands still; empty if it does not."""
+    """Return the ranks whose processes show why a job stands still; empty if it does not."""
     found = stuck_at_end(trace)
     if found is None:
         idle = find_idle(trace)

@@ -71,7 +71,7 @@ def step_track(trace: Trace, rank: int) -> tuple[int, int] | None:
             if thread.rank == rank:
                 return thread.process_id, thread.track_id
     except MissingDataError:
-        pass  # a job without a training loop: its collectives tell
+        pass  # a job without a training loop: its collectives show it
     rows = np.flatnonzero(trace.collectives["rank"] == rank)
     if not len(rows):
         return None

@@ -297,14 +297,14 @@ class _Waits:
             element = table["element_code"][typed]
             for sequence in types.values[types.min(element) < types.max(element)].tolist() if len(types) else ():
                 return self._told_apart(group, typed[table["sequence"][typed] == sequence], by_type=True)
-            alike = rows[np.isin(table["op_code"][rows], _ONE_SIZE) & (table["message_bytes"][rows] > 0)]
-            alike = alike[self._undone(alike)]
-            sizes = GroupBy(table["sequence"][alike])
+            one_size = rows[np.isin(table["op_code"][rows], _ONE_SIZE) & (table["message_bytes"][rows] > 0)]
+            one_size = one_size[self._undone(one_size)]
+            sizes = GroupBy(table["sequence"][one_size])
             if not len(sizes):
                 continue
-            differ = sizes.min(table["message_bytes"][alike]) < sizes.max(table["message_bytes"][alike])
+            differ = sizes.min(table["message_bytes"][one_size]) < sizes.max(table["message_bytes"][one_size])
             for sequence in sizes.values[differ].tolist():
-                return self._told_apart(group, alike[table["sequence"][alike] == sequence], by_size=True)
+                return self._told_apart(group, one_size[table["sequence"][one_size] == sequence], by_size=True)
         return None
 
     def _undone(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -1,8 +1,8 @@
 """Step threads that waited for a CPU, and who else wanted one: other programs, torch's threads, workers.
 
 ``contention`` is a verdict above 20 % of the step, else a note about the machine. ``rank`` waited longest,
-``share_ratio`` of its step. This time is part of other kinds in the budget (``counted_as``), since it cannot be told
-apart from computing. ``cause_kind`` says who held the CPUs: ``others``, ``threads``, ``workers``, ``ranks`` or
+``share_ratio`` of its step. This time is part of other kinds in the budget (``counted_as``), since it cannot be
+distinguished from computing. ``cause_kind`` says who held the CPUs: ``others``, ``threads``, ``workers``, ``ranks`` or
 ``limit``; it is empty if no sample shows it. That torch began with many threads is no reason while they sleep.
 """
 

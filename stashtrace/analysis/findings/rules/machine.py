@@ -4,7 +4,7 @@
 ``hosts`` one (``host``) for each host. ``thinned`` means that ``--event-budget`` left steps without timing events.
 
 ``steps_wanted``, ``steps_kept`` and ``window_steps`` name the steps that there are; ``still_recording`` counts
-processes. ``other_trainers`` are processes beside the ranks that made updates (``trainer``), as of a second job or of a
+processes. ``other_trainers`` are processes besides the ranks that made updates (``trainer``), as of a second job or a
 rank that was started again. ``gpu_of_another_job`` goes by the site's account of its GPUs (``gpu_job``); ``name`` is
 that job.
 
@@ -50,7 +50,7 @@ def uneven_claims(facts: RunFacts) -> list[Claim]:
 
 
 def _made_steps(facts: RunFacts) -> dict[int, int]:
-    """Return how many steps that train each rank made, warm-up included; what a cut file holds does not tell."""
+    """Return how many steps that train each rank made, warm-up included; a cut file does not show it."""
     table = facts.tables["step_kinds"]
     table = table.take((table["rank"] >= 0) & ~np.isin(table["kind"], QUIET_KINDS))
     made: dict[int, int] = {}

@@ -7,7 +7,7 @@ it. ``no_operator``, ``before_first``, ``launched_before``: a trace of another t
 
 ``dead_connection``: ``rank`` and its workers connected to ``name`` ``connects_count`` times in ``steps_count`` steps
 and got nothing. Its ``kind`` is ``refused``, by what ``connect()`` returned or ``getsockopt(SO_ERROR)`` said later, or
-``silent``, where the program was told neither.
+``silent``, where the program got neither.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bo
     return worth[: POLICY.names_count] or [fact("not_explained", untold, "idle_calls", rank=rank.rank)]
 
 
-#: Idle time of a device that its host did not cause (``RankLayers.beside``) -> its sentence.
+#: Idle time of a device that its host did not cause (``RankLayers.marked``) -> its sentence.
 _IDLE = {
     "before_first": (
         "{idle_ns:time}{a_step} lie before the first work of a device in the file: what ran there before the recording"
@@ -126,7 +126,7 @@ def idle_reasons(run: RunFacts, rank: RankFacts) -> list[Evidence]:
         return []
     made = rank_layers(index, known[0])
     idle = made.time_of(StallKind.OTHER, StallKind.LAUNCH) & TimeSet.of_rows(known[1])
-    spent = {name: (made.beside.get(name, TimeSet.empty()) & idle).total_ns for name in _IDLE}
+    spent = {name: (made.marked.get(name, TimeSet.empty()) & idle).total_ns for name in _IDLE}
     words = step_words(run.trace)
     rows = [
         fact(name, _IDLE[name], "stalls", phrases=words, rank=rank.rank, idle_ns=_per_step(ns, rank))
