@@ -264,7 +264,7 @@ class LiveAccounts:
         return min(left)
 
     def _recording_ranks(self, trace: Trace, at_ns: int) -> set[int]:
-        """Return the ranks whose process had not ended in the last round, and has written something lately.
+        """Return the ranks whose process had not ended in the last round, and has written something recently.
 
         Of a process that was killed the ring stays.
         """

@@ -324,7 +324,7 @@ class FollowedRun:
         return []
 
     def _end_period(self, idle: IdleRecording, begun: Window) -> None:
-        """Record no longer: the window lies there. The run itself is the last period."""
+        """Record no longer: the window is written. The run itself is the last period."""
         idle.end()
         if self.others.launchers():  # each of them reports its ranks
             update_host_facts(self.directory, self.state.host, self.accounts.window_facts())

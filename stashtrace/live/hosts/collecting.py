@@ -4,8 +4,8 @@
     host B                    ──► B.ranks ─┼──► files of all, then run.json: the window is whole
     host C, gone              ──► nothing ─┘    "without ranks 4-5 on node2 (no answer within 20 s)"
 
-A window is a run once its ``run.json`` lies there, which the collector writes last: a part that comes later is
-removed by its host. If the collector itself is gone, one of the others takes its place.
+A window is a run once its ``run.json`` exists, which the collector writes last: a part that comes later is removed by
+its host. If the collector itself is gone, one of the others takes its place.
 """
 
 from __future__ import annotations
