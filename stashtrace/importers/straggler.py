@@ -118,9 +118,9 @@ def _is_whole(numbers: Mapping[str, Floats]) -> Bools:
 
 def _sizes(path: Path) -> dict[str, int]:
     """Return the sizes of the job by dimension, from the file of metadata next to the trace; empty without one."""
-    beside = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml")
+    metadata = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml")
     try:
-        with open_binary(beside) as file:
+        with open_binary(metadata) as file:
             text = file.read(_MOST_META_BYTES).decode("utf-8", "replace")
     except OSError:
         return {}

@@ -164,7 +164,7 @@ class Compared:
 
 
 def few_rounds_paragraph(compared: Iterable[Compared | None]) -> Paragraph | None:
-    """Return what too few rounds cannot tell; None where all comparisons had enough."""
+    """Return what too few rounds cannot show; None where all comparisons had enough."""
     gates = [one.gate for one in compared if one is not None and one.gate is not None]
     if not any(change.source == "steps" and change.allowance_ns for gate in gates for change in gate.changes):
         return None

@@ -32,7 +32,7 @@ _WIDEST_RANGE = 2**31
 #: Keys of several columns are packed into integers below this.
 _LARGEST_CODE = 2**62
 #: Numbering takes a table of all codes, not sorting, if there are at most this many for each row, and this many more.
-_CODES_PER_ROW, _CODES_BESIDE = 4, 2048
+_CODES_PER_ROW, _CODES_IN_ADDITION = 4, 2048
 
 
 class GroupBy:
@@ -483,7 +483,7 @@ def _number(codes: Int64, span: int) -> tuple[Int64, Int64]:
     if _is_ascending(codes):
         new = _changes([codes])
         return np.cumsum(new) - 1, codes[new]
-    if span > _CODES_PER_ROW * len(codes) + _CODES_BESIDE:
+    if span > _CODES_PER_ROW * len(codes) + _CODES_IN_ADDITION:
         distinct, number = np.unique(codes, return_inverse=True)
         return number, distinct
     occurs = np.zeros(span, dtype=bool)

@@ -167,7 +167,7 @@ def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
 def gather(trace: Trace) -> RunFacts:
     """Gather the facts of a run; those of a run without steps have no ranks.
 
-    Steps of validation and inference have facts of their own.
+    Steps of validation and inference have separate facts.
     """
     world = int(trace.processes["world_size"].max(initial=-1))
     present = [int(r) for r in trace.ranks]

@@ -130,7 +130,7 @@ def work_by_line(index: TraceIndex, graph: Graph) -> WorkByLine:
 
 
 def kinds_of(graph: Graph) -> Int64:
-    """Return the kind of each node, with compilations and collectives of objects as kinds of their own."""
+    """Return the kind of each node, with compilations and collectives of objects as separate kinds."""
     if graph.facts is None:
         return graph.kind
     return np.where(graph.facts.compiles, COMPILE, np.where(graph.facts.pickles, OBJECTS, graph.kind))

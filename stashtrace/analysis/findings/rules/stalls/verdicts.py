@@ -162,7 +162,7 @@ def _stalls(facts: RunFacts) -> list[Claim]:
         hit = [r for r in whole if r.share(group) >= POLICY.worth_saying_ratio]
         hit.sort(key=lambda r: (-r.per_step_ns(*COLUMNS[group]), r.rank))
         while hit:
-            # Ranks that lose much less have a claim of their own: one figure cannot stand for both. So have ranks that
+            # Ranks that lose much less have a separate claim: one figure cannot stand for both. So have ranks that
             # other calls block.
             least = 0.0 if group == "late" else POLICY.like_ratio * hit[0].per_step_ns(*COLUMNS[group])
             same = [group != "other" or main_call(r) == main_call(hit[0]) for r in hit]

@@ -82,7 +82,7 @@ _Row = tuple[int, dict[str, Any]]
 def slow_claims(slow: Table, changes: Table, counted: Table, loading: Collection[int]) -> list[Claim]:
     """Return a claim about the slow steps of a run, or none.
 
-    ``slow``: rows of ``spikes``. ``changes``: rows of ``over_time``, whose shifts and periods have claims of their own.
+    ``slow``: rows of ``spikes``. ``changes``: rows of ``over_time``, whose shifts and periods have separate claims.
     ``counted``: the steps that the step time is made of. ``loading``: the ranks with a loader.
     """
     numbers = np.unique(counted["step"])
