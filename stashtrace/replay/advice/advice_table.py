@@ -279,7 +279,7 @@ def overlap_advice(trace: Trace, *, calibration: Calibration | str | os.PathLike
 
 def _cells(row: Row, communicator: str, step_ns: float) -> tuple[object, ...]:
     kind, size = row.kind, row.kind.message_bytes
-    own = {
+    columns = {
         "communicator": communicator,
         "op": CollectiveOp(kind.op).name.lower(),
         "position": POSITIONS[kind.position],
@@ -289,6 +289,6 @@ def _cells(row: Row, communicator: str, step_ns: float) -> tuple[object, ...]:
         "elements_count": kind.elements_count if size > 0 else -1,
         "ranks_count": row.group_size,
     }
-    others = {name: getattr(row, name) for name in OVERLAP_ADVICE.names if name not in own}
-    own |= {name: round(value) if name.endswith("_ns") else value for name, value in others.items()}
-    return tuple(own[name] for name in OVERLAP_ADVICE.names)
+    others = {name: getattr(row, name) for name in OVERLAP_ADVICE.names if name not in columns}
+    columns |= {name: round(value) if name.endswith("_ns") else value for name, value in others.items()}
+    return tuple(columns[name] for name in OVERLAP_ADVICE.names)

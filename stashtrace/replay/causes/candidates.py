@@ -105,7 +105,7 @@ class Candidate:
         return self.level, self.ranks, self.kind, self.by_workers, self.op, self.function, self.line
 
     @property
-    def told_ratio(self) -> float:
+    def about_ratio(self) -> float:
         """The time that it is about as a multiple of what goes."""
         return 2.0 if self.level == "half" else 1.0
 

@@ -358,10 +358,10 @@ def _worded_or_unsaid(trace: Trace, cause: Cause, found: _Found) -> Row:
         found.unsaid.append(line)
         return {}
 
-    return guarded("what a cause is", lambda: _told(trace, cause, found), none)
+    return guarded("what a cause is", lambda: _columns_of(trace, cause, found), none)
 
 
-def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
+def _columns_of(trace: Trace, cause: Cause, found: _Found) -> Row:
     """Return the columns of what a cause is."""
     run, work = found.run, found.work
     graph, one = run.graph, cause.candidate
@@ -382,7 +382,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
     place, place_ratio = guarded("the line behind a cause", lambda: _place(trace, cause, work), lambda line: ("", 0.0))
     stages = len(set(graph.stage_of.values()))
     # Of half of the work the words are about all of it; of what a stage does beyond the mean, about all beyond others.
-    of_work = one.told_ratio
+    of_work = one.about_ratio
     if one.level == "even" and one.ranks:
         of_work = stages / max(stages - 1, 1)
     file = _on_file(trace, run, work, one)

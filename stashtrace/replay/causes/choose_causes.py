@@ -141,7 +141,7 @@ def causes_by_time(
     mean step at most. For the other parameters see ``causes_of``.
     """
     everything = Candidates(run.graph, work, run.steps, run.measured_ns, left_out, needless).all()
-    most = {id(one): min(one.most_ns, exposed_ns(one) / one.told_ratio) for one in everything}
+    most = {id(one): min(one.most_ns, exposed_ns(one) / one.about_ratio) for one in everything}
     pool = [
         Cause(one, run.answer(()), most[id(one)], most[id(one)], 0.0, most[id(one)])
         for one in everything
@@ -189,14 +189,14 @@ def _part_in(one: Candidate, function: Candidate, work: WorkByLine) -> float:
     if one.level == "peers" and function.level != "peers":
         return 0.0
     if one.level != "usual" or function.level == "usual":
-        goes_ns = function.goes_ns(work) * one.told_ratio / function.told_ratio if one.level != "even" else 0.0
+        goes_ns = function.goes_ns(work) * one.about_ratio / function.about_ratio if one.level != "even" else 0.0
         if one.level == "even":  # it is the work of other functions that other stages have
-            own = np.isin(one.pieces, function.pieces)
-            goes_ns = float((work.ns[one.pieces] * one.parts[1])[own].sum())
+            in_function = np.isin(one.pieces, function.pieces)
+            goes_ns = float((work.ns[one.pieces] * one.parts[1])[in_function].sum())
         return goes_ns / max(one.goes_ns(work), 1.0)
     long = np.unique(one.step[one.parts[1] > 0])
-    own = np.isin(one.pieces, function.pieces)
-    ns, in_long = work.ns[one.pieces[own]], np.isin(one.step[own], long)
+    in_function = np.isin(one.pieces, function.pieces)
+    ns, in_long = work.ns[one.pieces[in_function]], np.isin(one.step[in_function], long)
     others = max(one.of_steps - len(long), 1)
     return float(ns[in_long].sum() - ns[~in_long].sum() * len(long) / others) / max(one.goes_ns(work), 1.0)
 
@@ -277,8 +277,8 @@ def _queued_ns(run: ReplayedRun) -> float:
     graph = run.graph
     if graph.facts is None:
         return 0.0
-    own = np.flatnonzero(graph.is_thread & np.isin(graph.step, run.steps))
-    queued = GroupBy(graph.rank[own]).sum(np.maximum(graph.facts.queued_ns[own], 0))
+    in_steps = np.flatnonzero(graph.is_thread & np.isin(graph.step, run.steps))
+    queued = GroupBy(graph.rank[in_steps]).sum(np.maximum(graph.facts.queued_ns[in_steps], 0))
     return float(queued.max(initial=0)) / len(run.steps)
 
 
@@ -398,7 +398,7 @@ def _is_same(cause: Cause, best: Cause, work: WorkByLine) -> bool:
     if one.level in ("peers", "even", "usual") and 2 * _taken_ns(one, other, work) > one.most_ns * one.of_steps:
         return True
     theirs = other.pieces[np.isin(work.rank[other.pieces], one.ranks)] if one.ranks else other.pieces
-    shared = [np.isin(own, them) for own, them in ((one.pieces, theirs), (theirs, one.pieces))]
+    shared = [np.isin(some, them) for some, them in ((one.pieces, theirs), (theirs, one.pieces))]
     own_ns, their_ns = work.ns[one.pieces], work.ns[theirs]
     within = 2 * own_ns[shared[0]].sum() > own_ns.sum()
     around = 2 * their_ns[shared[1]].sum() > their_ns.sum() and 2 * other.most_ns > one.most_ns
@@ -409,8 +409,8 @@ def _taken_ns(one: Candidate, other: Candidate, work: WorkByLine) -> float:
     """Return how much of the work of a candidate goes with another one, of the rank of which most goes."""
     goes = other.pieces[np.isin(other.pieces, one.pieces)]
     part = (other.parts[0] + other.parts[1])[np.isin(other.pieces, one.pieces)] / 2
-    own = np.isin(work.rank[goes], one.ranks) if one.ranks else np.ones(len(goes), dtype=bool)
-    return float(GroupBy(work.rank[goes[own]]).sum((work.ns[goes] * part)[own]).max(initial=0.0))
+    on_ranks = np.isin(work.rank[goes], one.ranks) if one.ranks else np.ones(len(goes), dtype=bool)
+    return float(GroupBy(work.rank[goes[on_ranks]]).sum((work.ns[goes] * part)[on_ranks]).max(initial=0.0))
 
 
 def waits_for(cause: Cause) -> str:
