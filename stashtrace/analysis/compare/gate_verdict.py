@@ -52,14 +52,14 @@ _PRIOR_DEGREES = 3
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What would decide a condition in four of five cases, if the growth is as far from the limit as ``told_ns``."""
+    """What would decide a condition in four of five cases, if the growth is as far from the limit as ``growth_ns``."""
 
     #: Steps of each run, on both sides; 0 if more steps would not decide.
     steps_count: int = 0
     #: Alternating runs a side, each as long as now; 0 if more runs would not.
     runs_count: int = 0
     #: Growth that is to be separated from the limit.
-    told_ns: float = 0.0
+    growth_ns: float = 0.0
     #: Steps and runs spread by too much for any reasonable number of them.
     hidden: bool = False
 

@@ -167,8 +167,8 @@ def claim(
     rows = (*(replace(row, text="") for row in parts), *evidence)
     known = {name: value for row in rows for name, value in row.facts.items()}
     known |= {"kind": kind, "parts": ", ".join(row.text for row in parts if row.text), **(phrases or {})}
-    own, more = by_column(facts)
-    return Claim(section, kind, text=filled(template, {**known, **facts}), facts=more, evidence=rows, **own)
+    columns, more = by_column(facts)
+    return Claim(section, kind, text=filled(template, {**known, **facts}), facts=more, evidence=rows, **columns)
 
 
 def by_column(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -278,7 +278,7 @@ class _Waits:
         if self.messages[row]:
             return (int(table["rank"][row]),)
         key = [(int(table["group_hash"][at]), int(table["sequence"][at])) for at in (row, *rows.values())]
-        return tuple(rank for rank, own in zip(rows, key[1:], strict=True) if own == key[0])
+        return tuple(rank for rank, operation in zip(rows, key[1:], strict=True) if operation == key[0])
 
     def mismatch(self) -> Mismatch | None:
         """Return the earliest operation of a stuck group that its members called differently."""
@@ -351,10 +351,10 @@ def _group_calls(trace: Trace) -> dict[int, _GroupCalls]:
         name = trace.text(int(trace.groups["name_code"][rows[0]])) if len(rows) else ""
         groups[value] = _GroupCalls(name, tuple(group.members.tolist()))
     for rows in GroupBy(table["group_hash"], table["rank"]):
-        own = rows[np.argsort(table["sequence"][rows], kind="stable")]
-        called, rank = groups[int(table["group_hash"][own[0]])], int(table["rank"][own[0]])
-        called.rows[rank] = own
-        called.first[rank], called.last[rank] = (int(table["sequence"][own[at]]) for at in (0, -1))
+        in_order = rows[np.argsort(table["sequence"][rows], kind="stable")]
+        called, rank = groups[int(table["group_hash"][in_order[0]])], int(table["rank"][in_order[0]])
+        called.rows[rank] = in_order
+        called.first[rank], called.last[rank] = (int(table["sequence"][in_order[at]]) for at in (0, -1))
     return groups
 
 

@@ -19,7 +19,7 @@ class Policy:
     exact_ratio: float = 0.05
     #: Without a stall, the stalls that are not said add up to less than the rest.
     compute_bound_ratio: float = 0.9
-    #: Ranks that lose less than this part of what the worst one loses have a claim of their own: one figure cannot
+    #: Ranks that lose less than this part of what the worst one loses have a separate claim: one figure cannot
     #: stand for both.
     like_ratio: float = 0.5
     #: What is more than half of a time is its cause, and what most steps have is said of them; from the second part on

@@ -267,7 +267,7 @@ class _Group:
         self._remember(step)
         if changed:
             for figure in (self._outside, self._computing):
-                figure.begin_anew()
+                figure.start_over()
             for ring in (self._parts, self._lengths, self._spent, self._sizes):
                 ring.keep_newest(POLICY.kept_steps)
             return None

@@ -155,8 +155,8 @@ def perhaps_host(run: RunFacts) -> list[Claim]:
     untold = "this recording cannot tell" if run.imported else untold
     said = "{devices} may stand idle for up to {high_ns:time}{a_step} ({least_ratio:percent}) because of the host: "
     # A stall that may be 0 comes after real ones: its share stays that of the point.
-    own: dict[str, Any] = {"confidence": "up_to", "cause_kind": "perhaps", "least_ratio": bound[hit[0].rank]}
-    return [verdict("host", said + untold, run, base, rows, **own)]
+    figures: dict[str, Any] = {"confidence": "up_to", "cause_kind": "perhaps", "least_ratio": bound[hit[0].rank]}
+    return [verdict("host", said + untold, run, base, rows, **figures)]
 
 
 def _host_evidence(run: RunFacts, worst: RankFacts, stall_ns: float) -> list[Evidence]:

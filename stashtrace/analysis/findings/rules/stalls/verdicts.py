@@ -48,8 +48,8 @@ def _save_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 def _checkpoints(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     phases, processes, steps = run.trace.phases, run.trace.processes, run.tables["steps"]
-    own = processes["process_id"][(processes["rank"] == rank.rank) & (processes["role_code"] == ProcessRole.RANK)]
-    mine = phases.take(np.isin(phases["phase_code"], CHECKPOINT_PHASES) & np.isin(phases["process_id"], own))
+    of_rank = processes["process_id"][(processes["rank"] == rank.rank) & (processes["role_code"] == ProcessRole.RANK)]
+    mine = phases.take(np.isin(phases["phase_code"], CHECKPOINT_PHASES) & np.isin(phases["process_id"], of_rank))
     mine = mine.take(inside(mine["begin_ns"], steps, rank.rank))
     if not len(mine):
         return []
