@@ -326,9 +326,9 @@ def _match_pairs(
     rows, peer = rows[known], members[peer[known]]
     if len(rows) == 0:
         return
-    own = table["rank"][rows]
+    rank = table["rank"][rows]
     sends = table["op_code"][rows] == CollectiveOp.SEND
-    source, target = np.where(sends, own, peer), np.where(sends, peer, own)
+    source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     order = order_by(source, target, ~sends)
     rows, source, target, sends = rows[order], source[order], target[order], sends[order]
     pairs = GroupBy.runs(source, target)

@@ -267,9 +267,9 @@ def io_advice(trace: Trace) -> Table:
     worth = np.flatnonzero((calls >= MIN_CALLS) & (spent >= MIN_RATIO_OF_TIME * spent.sum()))
     rows: list[tuple[str, str, int, str]] = []
     for place in worth.tolist():
-        own = {name: int(values[place]) for name, values in sums.items()}
+        figures = {name: int(values[place]) for name, values in sums.items()}
         for kind, rule in RULES.items():
-            advice = rule(own)
+            advice = rule(figures)
             if advice is not None:
                 rows.append((str(names[place]), kind, *advice))
     rows += _repeated_directories(trace, counters, names, files.number, used, spent)

@@ -241,10 +241,10 @@ def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tu
     An fsync or rename of the former belongs to the checkpoint, as their opens do if they are among the latter.
     """
     io = index.trace.notable_io
-    own = rows_of(io["track_id"], thread.track_id)
-    if own.start == own.stop:
+    rows = rows_of(io["track_id"], thread.track_id)
+    if rows.start == rows.stop:
         return int64([]), int64([])
-    op, path, begin = (io[name][own] for name in ("op_code", "path_code", "begin_ns"))
+    op, path, begin = (io[name][rows] for name in ("op_code", "path_code", "begin_ns"))
     writes = is_one_of(op, _WRITE_OPS) & (path != index.trace.strings.find(""))
     inside = intervals.locate(saving.begin, saving.end, begin[writes]) >= 0
     fetches = is_one_of(op, READ_OPS) & ~is_one_of(op, (IoOp.OPEN, IoOp.FOPEN))

@@ -152,8 +152,8 @@ class Namer:
         process = late.times.thread.process_id
         kernels = self._index.kernels.rows(process)
         if len(kernels):
-            own = self._kernels(late)
-            names, apart = own, self._kernels(other) if other is not None else {}
+            kernel_names = self._kernels(late)
+            names, apart = kernel_names, self._kernels(other) if other is not None else {}
         else:
             names, apart = self._phases(late), self._phases(other) if other is not None else {}
         more = {key: spent - apart.get(key, 0) for key, spent in names.items()}

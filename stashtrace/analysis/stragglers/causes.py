@@ -325,7 +325,9 @@ def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, Float
         return {}
     index = TraceIndex(trace)
     threads = {thread.rank: thread for thread in step_threads(trace)}
-    spent = [rank_times(index, threads[one]).within(own["begin_ns"], own["end_ns"]) for one, own in compared.items()]
+    spent = [
+        rank_times(index, threads[one]).within(table["begin_ns"], table["end_ns"]) for one, table in compared.items()
+    ]
     typical = np.median(np.stack(spent[1:]), axis=0)
     longer = spent[0] - typical
     # In single steps waits for a CPU are as chance has it: how long they are for each piece of work, the means say.
@@ -344,4 +346,4 @@ def compared_steps(trace: Trace, steps: Table, rank: int, peers: Sequence[int]) 
     common = reduce(np.intersect1d, (table["step"] for table in tables.values()))
     if not len(common):
         return {}
-    return {one: own.take(np.isin(own["step"], common)).sort_by("step") for one, own in tables.items()}
+    return {one: of_one.take(np.isin(of_one["step"], common)).sort_by("step") for one, of_one in tables.items()}

@@ -163,7 +163,7 @@ class _Waits:
         table = self.table
         group = self.groups[int(table["group_hash"][row])]
         sequence = int(table["sequence"][row])
-        rows = [own[table["sequence"][own] == sequence] for own in group.rows.values()]
+        rows = [of_rank[table["sequence"][of_rank] == sequence] for of_rank in group.rows.values()]
         same = np.concatenate(rows) if not self.messages[row] else np.array([row])
         return Operation(
             group.name,
