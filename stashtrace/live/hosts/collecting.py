@@ -241,7 +241,7 @@ class Collecting:
         said = []
         for host, why in missing.items():
             known = states[host].ranks if host in states else {}  # some are of other hosts: it waited for them
-            ranks = sorted(int(rank) for rank, own in known.items() if int(own.get("last_step", -1)) >= 0)
+            ranks = sorted(int(rank) for rank, state in known.items() if int(state.get("last_step", -1)) >= 0)
             who = f"{ranks_named(ranks)} on {host}" if ranks else f"the ranks of {host}"
             said.append(f"{who} ({why})")
         rest = "" if self._others is None else self._others.lacking(except_of=missing)
