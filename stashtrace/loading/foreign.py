@@ -560,11 +560,11 @@ def note_steps(context: ImportContext, parts: Sequence[EventTables], owner: Arra
         for process, number in zip(owner[marks["track_id"]].tolist(), marks["value"].tolist(), strict=True):
             numbers.setdefault(context.processes[process].rank, set()).add(number)
     numbers.pop(-1, None)
-    counts = Counter(number for own in numbers.values() for number in own)
+    counts = Counter(number for of_rank in numbers.values() for number in of_rank)
     if not counts:
         return
     usual = min(counts, key=lambda number: (-counts[number], number))
-    shared = set[int]().union(*(own for own in numbers.values() if usual in own))
+    shared = set[int]().union(*(of_rank for of_rank in numbers.values() if usual in of_rank))
     ranks = {p.rank for p in context.processes if p.rank >= 0 and p.role == ProcessRole.RANK}
     apart = sorted(rank for rank in ranks if not numbers.get(rank, set()) & shared)
     if not apart:

@@ -457,11 +457,11 @@ class _Packing:
         codes, span = np.zeros(0, dtype=np.int64), 1
         for column in columns:
             part, known = _Part(), None
-            own = part.fit(column)
+            part_codes = part.fit(column)
             if span * part.span > _LARGEST_CODE:
                 known, codes = np.unique(codes, return_inverse=True)
                 codes, span = codes.reshape(-1), len(known)
-            codes, span = codes * part.span + own if self._parts else own, span * part.span
+            codes, span = codes * part.span + part_codes if self._parts else part_codes, span * part.span
             self._parts.append((part, known))
         return codes, span
 
@@ -473,8 +473,8 @@ class _Packing:
         for (part, known), column in others:
             if known is not None:
                 codes = np.where(codes >= 0, _places(known, codes), -1)
-            own = part.of(column)
-            codes = np.where((codes >= 0) & (own >= 0), codes * part.span + own, -1)
+            part_codes = part.of(column)
+            codes = np.where((codes >= 0) & (part_codes >= 0), codes * part.span + part_codes, -1)
         return codes
 
 
