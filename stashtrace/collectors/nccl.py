@@ -2,10 +2,10 @@
 
 There is one row for each call. Its times on the device are the plugin's stamps of the kernel, else the events of the
 bracket whose correlation_id is the call (in a group: the bracket of its stream). Tasks of the plugin without a call
-have rows of their own. ``loading.join_collectives`` then joins the rows with torch's calls.
+have separate rows. ``loading.join_collectives`` then joins the rows with torch's calls.
 
 A row belongs to a communicator, or to a *subgroup* of it: messages of one pair of ranks, and replays of graphs, have
-numbers of their own, because other ranks do not take part in these.
+separate numbers, because other ranks do not take part in these.
 """
 
 from __future__ import annotations

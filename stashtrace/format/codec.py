@@ -71,7 +71,7 @@ def decode(codec: int, payload: bytes, row_count: int, dtype: np.dtype[np.void])
 
 
 class _Split(NamedTuple):
-    """(offset, size) of the texts of a row, and its other bytes as rows of their own."""
+    """(offset, size) of the texts of a row, and its other bytes as separate rows."""
 
     texts: list[tuple[int, int]]
     rest: npt.NDArray[np.intp]
@@ -165,7 +165,7 @@ def _text_fields(dtype: np.dtype[np.void]) -> list[tuple[int, int]]:
 
 
 def _number_fields(dtype: np.dtype[np.void]) -> list[tuple[int, int, bool]]:
-    """(offset, size, signed) of each field; bytes no field covers become fields of their own."""
+    """(offset, size, signed) of each field; bytes no field covers become separate fields."""
     assert dtype.fields is not None
     known = sorted((dtype.fields[n][1], dtype[n].itemsize, dtype[n].kind == "i") for n in dtype.names or ())
     fields: list[tuple[int, int, bool]] = []

@@ -1,7 +1,7 @@
 """Record two jobs alternately (before, after, after, before, ...), and compare them by as many runs as the gate needs.
 
 What slows a machine down for some minutes (heat, neighbours, another job) then slows both jobs equally, and the order
-within a round changes, so that a steady drift cancels. Each run is a process of ``stashtrace run`` of its own.
+within a round changes, so that a steady drift cancels. Each run is a separate process of ``stashtrace run``.
 """
 
 from __future__ import annotations

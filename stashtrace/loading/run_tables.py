@@ -293,7 +293,7 @@ class Window:
 
         rows that are there   |-------------------------------------------------------------|
         steps                     K        K+1   ...                     n        n+1
-                            ranks begin K at times of their own; what their loops did before it is of no whole step
+                            ranks begin K at different times; what their loops did before it is of no whole step
 
     Followed runs have such a beginning, as do the windows that they seal and runs of which only the last steps are
     kept. The fact ``window`` of the run says it: ``K RANK:NS RANK:NS ...``, or ``K-N`` in place of ``K`` where it ends

@@ -70,7 +70,7 @@ def device_groups(rows: RankRows, tree: TrackTree, root: int) -> dict[tuple[int,
 
 
 def _devices_without_rows(rows: RankRows, known: Groups) -> list[tuple[int, int]]:
-    """Return the devices with work in the trace but no row of their own."""
+    """Return the devices with work in the trace but no separate row."""
     used: set[tuple[int, int]] = set()
     for name in ("device_brackets", "kernels"):
         table = rows.table(name)

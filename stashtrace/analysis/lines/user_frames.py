@@ -45,7 +45,7 @@ _IN_LOOP_RATIO = 0.9
 #: Deeper calls of the user's functions are not followed.
 _MOST_CALLS = 64
 
-#: What Python names expressions with a frame of their own, behind the function that they stand in.
+#: What Python names expressions with a separate frame, behind the function that they stand in.
 _EXPRESSION = re.compile(r"(?:\.<locals>)?\.<(?:listcomp|setcomp|dictcomp|genexpr)>.*$")
 
 

@@ -45,7 +45,7 @@ class Standing:
     saving: TimeSet
     #: Blocked in reads of files.
     reading: TimeSet
-    #: Blocked for a cause without a kind of its own: at any place; only outside phases and annotations.
+    #: Blocked for a cause without a separate kind: at any place; only outside phases and annotations.
     foreign: TimeSet
     local: TimeSet
     #: Inside calls that wait for the device.
@@ -296,7 +296,7 @@ def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
 def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits, compiling: TimeSet) -> Gaps:
     """Return the thread's gaps. Its CPU time began at 0, so the first gap is timed as well; the last is not.
 
-    What batch waits and compilations ran has kinds of its own.
+    What batch waits and compilations ran has separate kinds.
     """
     phases = index.trace.phases
     rows = outer_phase_rows(index, thread)

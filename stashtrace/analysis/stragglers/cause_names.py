@@ -237,7 +237,7 @@ class Namer:
         return Named(process, -1, called[best], spent) if best >= 0 else Named(process)
 
     def _other(self, late: Window, other: Window | None, time: TimeSet) -> Named:
-        """Name a blocking call of the step thread that has no kind of its own."""
+        """Name a blocking call of the step thread that has no separate kind."""
         thread, index = late.times.thread, self._index
         waits, rows = index.trace.waits, index.waits.rows(thread.track_id)
         code, spent = _longest(waits["wait_code"][rows], time.within(waits["begin_ns"][rows], waits["end_ns"][rows]))

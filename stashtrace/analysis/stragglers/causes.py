@@ -163,7 +163,7 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
     out.other[where], out.other_begin_ns[where], out.other_end_ns[where] = rank[middle], begin[middle], end[middle]
 
 
-# Time of ranks by kind inside given windows: the stall kinds, with hidden times inside them as kinds of their own.
+# Time of ranks by kind inside given windows: the stall kinds, with hidden times inside them as separate kinds.
 #
 #     compute, python: + gc + cpu_contention   python: + compile   other: + sleep   launch: + gc + compile + sleep
 #
@@ -222,7 +222,7 @@ def queue_as_work(longer_ns: Floats, peers_ns: Floats, usual: Floats) -> Floats:
     """Count a longer wait for a CPU as work, as far as the peers wait as long for each nanosecond that they run.
 
     Who has more to do waits more often for a CPU where these are scarce. That is the host's way, and the work is what
-    differs; only what a rank waits beyond it is a wait of its own.
+    differs; only what a rank waits beyond it is a separate wait.
 
     ``longer_ns``, ``peers_ns``: by kind of time in the last axis: what the rank does longer, and what its peers do.
     ``usual``: how long the peers wait for each nanosecond that they run, over their recording: in a short window they

@@ -240,7 +240,7 @@ def _messages(collectives: Table, rows: Int64, groups: Mapping[int, Group]) -> t
     return source, target, tag, int(np.count_nonzero(messages.sizes == 1))
 
 
-#: Workers' batches: as waits, as measured, or as nodes of their own.
+#: Workers' batches: as waits, as measured, or as separate nodes.
 LOADERS = ("waits", "nodes")
 #: Collectives of Chakra by ours, and those that ASTRA-sim simulates.
 _COMM_TYPES = {op: kind for kind, op in reversed(chakra.COLLECTIVE_OPS.items())}

@@ -316,7 +316,7 @@ def _first_type_bytes(types: str) -> int:
 # Torch records one event for each, on the backend's thread, from the begin of the work to its end. It records neither
 # the caller nor the group. All are taken as of one group: the only one of ``pg_config``, else that of all ranks. A send
 # or a receive is between two ranks: who the other one is stands in the operator that it was called by, if shapes were
-# recorded, and follows from the group if that has two members. The pair is a group of its own, as in our recordings.
+# recorded, and follows from the group if that has two members. The pair is a separate group, as in our recordings.
 
 _ON_HOST = re.compile(r"^(gloo|mpi|ucc):")
 _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)

@@ -97,7 +97,7 @@ class Messages:
     communicator: npt.NDArray[np.str_]
     op: npt.NDArray[np.str_]
     backend: npt.NDArray[np.str_]
-    #: Number of the communicator, which is a link of its own; several may have one name.
+    #: Number of the communicator, which is a separate link; several may have one name.
     lane: Int64
     #: Members of the group, and payload.
     ranks_count: Int64
