@@ -193,10 +193,8 @@ def _number(
     """
     devices = GroupBy(timed.group_hash, timed.device)
     places = zip(*(column.tolist() for column in devices.keys), strict=True)
-    rank_of_device = np.array([groups[value].rank_on(device) for value, device in places], dtype=np.int64)[
-        devices.number
-    ]
-    communicators = GroupBy(timed.group_hash, rank_of_device)
+    ranks = np.array([groups[value].rank_on(device) for value, device in places], dtype=np.int64)[devices.number]
+    communicators = GroupBy(timed.group_hash, ranks)
     hashes, comm = communicators.keys[0], communicators.number
     # Puts and signals (OTHER) go to one rank, too, and wake whoever waits for them.
     message = np.isin(timed.op, (*_MESSAGES, kinds.CollectiveOp.OTHER))
@@ -210,9 +208,9 @@ def _number(
     # 3 one-sided operations, from 4 on the pairs of ranks that exchange messages.
     has_calls = communicators.any(timed.called)
     replayed = (timed.flags & kinds.NcclFlag.REPLAYED) != 0
-    pair = np.isin(timed.op, _MESSAGES) & timed.called & (rank_of_device >= 0) & (timed.peer >= 0)
+    pair = np.isin(timed.op, _MESSAGES) & timed.called & (ranks >= 0) & (timed.peer >= 0)
     sends = timed.op == kinds.CollectiveOp.SEND
-    source, target = np.where(sends, rank_of_device, timed.peer), np.where(sends, timed.peer, rank_of_device)
+    source, target = np.where(sends, ranks, timed.peer), np.where(sends, timed.peer, ranks)
     subgroup = np.where(pair, 4 + 2 * timed.peer + sends, np.where(replayed, 1, 0))
     subgroup = np.where(timed.called & (timed.op == kinds.CollectiveOp.OTHER), 3, subgroup)
     subgroup = np.where(~timed.called & ~replayed & (has_calls[comm] | message), 2, subgroup)

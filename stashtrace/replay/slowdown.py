@@ -310,7 +310,7 @@ def causes(whole: Ideal) -> list[Cause]:
         members = [[rank for rank, place in number_of.items() if place == number] for number in numbers]
         all_causes += _largest(
             whole,
-            ((kind, str(n), np.isin(graph.rank, ranks_there)) for n, ranks_there in zip(numbers, members, strict=True)),
+            ((kind, str(n), np.isin(graph.rank, them)) for n, them in zip(numbers, members, strict=True)),
         )
     return all_causes + _largest(whole, (("operation", name, chosen) for name, chosen in _operations(graph)))
 

@@ -325,9 +325,7 @@ def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, Float
         return {}
     index = TraceIndex(trace)
     threads = {thread.rank: thread for thread in step_threads(trace)}
-    spent = [
-        rank_times(index, threads[one]).within(table["begin_ns"], table["end_ns"]) for one, table in compared.items()
-    ]
+    spent = [rank_times(index, threads[one]).within(rows["begin_ns"], rows["end_ns"]) for one, rows in compared.items()]
     typical = np.median(np.stack(spent[1:]), axis=0)
     longer = spent[0] - typical
     # In single steps waits for a CPU are as chance has it: how long they are for each piece of work, the means say.

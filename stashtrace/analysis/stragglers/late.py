@@ -291,9 +291,7 @@ def _waiting(operations: Instances, rows: Int64) -> list[str]:
     waits = (operations.wait_ns > 0) | ((late_rank >= 0) & (operations.rank != late_rank))
     bounds = operations.each.bounds
     members = [slice(begin, end) for begin, end in zip(bounds[rows].tolist(), bounds[rows + 1].tolist(), strict=True)]
-    return [
-        ranks_text(sorted(set(operations.rank[rows_of_one][waits[rows_of_one]].tolist()))) for rows_of_one in members
-    ]
+    return [ranks_text(sorted(set(operations.rank[at][waits[at]].tolist()))) for at in members]
 
 
 def _steps(index: TraceIndex, operations: Instances) -> Int64:

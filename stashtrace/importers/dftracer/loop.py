@@ -58,12 +58,8 @@ class Functions:
             if name:
                 at = np.flatnonzero(role == number)
                 at = at[np.argsort(events["begin_us"][at], kind="stable")]
-                begin = events["begin_us"][at] * 1000
-                rows[name] = {
-                    "begin_ns": begin,
-                    "end_ns": begin + events["length_us"][at] * 1000,
-                    "tid": events["tid"][at],
-                }
+                begin, length = events["begin_us"][at] * 1000, events["length_us"][at] * 1000
+                rows[name] = {"begin_ns": begin, "end_ns": begin + length, "tid": events["tid"][at]}
         used = {names[n] for n in np.unique(events["function"]).tolist()}
         benchmark = any(category.lower() == "dlio_benchmark" for category, _ in used)
         sleeps = sorted(n for c, n in used if _role(c, n) == "compute" and (benchmark or c.lower() == "ai_framework"))
@@ -207,28 +203,20 @@ def _made_by_workers(loop: Loop, items: _Rows, turns: int) -> None:
     batch ends where its thread pauses. The file does not show which turn got which batch.
     """
     threads = [_outermost(_where(items, items["tid"] == tid)) for tid in np.unique(items["tid"]).tolist()]
-    counts = [len(items_of_thread["begin_ns"]) for items_of_thread in threads]
+    counts = [len(thread["begin_ns"]) for thread in threads]
     count = sum(counts)
     size = count // turns if turns and count % turns == 0 else 0
     if size and any(of_thread % size for of_thread in counts):
         size = 0
-    for worker, items_of_thread in enumerate(threads):
+    for worker, thread in enumerate(threads):
         if size:
-            by_batch = np.arange(len(items_of_thread["end_ns"])) // size
-            made = {
-                "begin_ns": items_of_thread["begin_ns"][::size],
-                "end_ns": GroupBy(by_batch).max(items_of_thread["end_ns"]),
-            }
+            by_batch = np.arange(len(thread["end_ns"])) // size
+            made = {"begin_ns": thread["begin_ns"][::size], "end_ns": GroupBy(by_batch).max(thread["end_ns"])}
         else:
-            made = _hulls(items_of_thread, np.empty(0, dtype=np.int64))
+            made = _hulls(thread, np.empty(0, dtype=np.int64))
         made_count = len(made["begin_ns"])
         unknown, maker = np.full(made_count, -1), np.full(made_count, worker)
-        rows = {
-            **made,
-            "batch_index": unknown,
-            "worker_id": maker,
-            "tid": np.full(made_count, items_of_thread["tid"][0]),
-        }
+        rows = {**made, "batch_index": unknown, "worker_id": maker, "tid": np.full(made_count, thread["tid"][0])}
         loop.batches.append((BatchPhase.FETCH, rows))
     if count:
         loop.facts["batches_of_workers"] = f"{size} items each" if size else "by pauses between items"

@@ -215,16 +215,15 @@ def _add_phases(rows: FileRows, notes: EventRows, track: Int64, code: Int64, asi
     if not len(notes):
         return
     order = np.lexsort((-notes.end_ns, notes.begin_ns, track))
-    begin, end, track_of_note = notes.begin_ns[order], notes.end_ns[order], track[order]
+    begin, end, tracks = notes.begin_ns[order], notes.end_ns[order], track[order]
     rows.context.add(
         "phases",
         begin_ns=begin,
         end_ns=end,
-        track_id=track_of_note,
+        track_id=tracks,
         process_id=np.full(len(order), rows.process_id),
         phase_code=code[order],
-        phase_flags=is_nested(track_of_note, begin, end) * int(PhaseFlag.NESTED)
-        | aside[order] * int(PhaseFlag.BACKGROUND),
+        phase_flags=is_nested(tracks, begin, end) * int(PhaseFlag.NESTED) | aside[order] * int(PhaseFlag.BACKGROUND),
         name_code=rows.codes(notes.name[order], _class_name),
     )
 

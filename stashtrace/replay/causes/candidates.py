@@ -191,10 +191,8 @@ class Candidates:
     def _comparisons(self) -> int:
         """How many groups of work are compared between ranks: kinds of time, and places in them."""
         rows = np.flatnonzero(self._own)
-        of_kinds = [rows[of_kind] for of_kind in GroupBy(self._is_batch[rows], self._kind[rows])]
-        groups = sum(
-            self._is_worth(self._work.ns[of_kind].sum()) + len(list(self._places(of_kind))) for of_kind in of_kinds
-        )
+        of_kinds = [rows[at] for at in GroupBy(self._is_batch[rows], self._kind[rows])]
+        groups = sum(self._is_worth(self._work.ns[at].sum()) + len(list(self._places(at))) for at in of_kinds)
         return max(groups, 1)
 
     def all(self) -> list[Candidate]:
@@ -446,11 +444,9 @@ class Candidates:
         number = np.zeros(len(nodes), dtype=np.int64)
         number[order] = np.arange(len(nodes)) - cells.first[cells.number]
         for half in (0, 1):
-            chosen = pieces[number[of_piece] % 2 == half]
+            at = pieces[number[of_piece] % 2 == half]
             yield np.asarray(
-                GroupBy.cells((self._row[chosen], self._step[chosen]), shape).sum(
-                    self._work.ns[chosen] * self._ran[chosen]
-                )
+                GroupBy.cells((self._row[at], self._step[at]), shape).sum(self._work.ns[at] * self._ran[at])
             )
 
     def _candidate(

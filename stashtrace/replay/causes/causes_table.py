@@ -178,10 +178,8 @@ def _exposed_ns(trace: Trace, one: Candidate) -> float:
     """Return how much time of the kind of a candidate the budget has in a mean step, of the rank with most."""
     budgets = summarize(trace).budgets
     column = "link" if one.op >= 0 else COLUMN_OF.get(kind_word(one.kind), "")
-    of_column = budgets.take((budgets["column"] == column) & (budgets["step_kind"] == ""))
-    return (
-        float((of_column["stall_ns"] / np.maximum(of_column["steps_count"], 1)).max()) if len(of_column) else math.inf
-    )
+    rows = budgets.take((budgets["column"] == column) & (budgets["step_kind"] == ""))
+    return float((rows["stall_ns"] / np.maximum(rows["steps_count"], 1)).max()) if len(rows) else math.inf
 
 
 def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Cause]]]:
@@ -539,14 +537,12 @@ def _who_waits(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:
 def _awaited(trace: Trace, cause: Cause) -> Row:
     """Return the mean wait of a step that a setting is about, of the rank that waits longest, and who else waits."""
     budgets = summarize(trace).budgets
-    of_column = budgets.take((budgets["column"] == _column(cause)) & (budgets["step_kind"] == ""))
-    waits_ns = of_column["stall_ns"] / np.maximum(of_column["steps_count"], 1)
-    if not len(of_column):
+    rows = budgets.take((budgets["column"] == _column(cause)) & (budgets["step_kind"] == ""))
+    waits_ns = rows["stall_ns"] / np.maximum(rows["steps_count"], 1)
+    if not len(rows):
         return {"work_ns": round(cause.saved_ns)}
-    long = waits_ns >= np.minimum(POLICY.worth_ratio * of_column["step_ns"], waits_ns.max())
-    ranks = (
-        {} if long.all() or cause.setting == "slow_worker" else {"ranks": ranks_of(of_column["rank"][long].tolist())}
-    )
+    long = waits_ns >= np.minimum(POLICY.worth_ratio * rows["step_ns"], waits_ns.max())
+    ranks = {} if long.all() or cause.setting == "slow_worker" else {"ranks": ranks_of(rows["rank"][long].tolist())}
     return {"work_ns": round(waits_ns.max()), **ranks}
 
 

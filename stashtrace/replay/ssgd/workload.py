@@ -143,13 +143,11 @@ def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:
     rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows]))]
     passes = np.split(rows, np.flatnonzero(np.diff(messages.backward[rows])) + 1)
     # Passes of other sizes are from steps before the buckets were rebuilt, or of another model.
-    sizes = [tuple(messages.bytes[of_pass].tolist()) for of_pass in passes]
+    sizes = [tuple(messages.bytes[one].tolist()) for one in passes]
     usual = Counter(sizes).most_common(1)[0][0]
     forwards = _forwards(trace, rank)
     workloads = [
-        _workload(messages, of_pass, known, forwards)
-        for of_pass, size in zip(passes, sizes, strict=True)
-        if size == usual
+        _workload(messages, one, known, forwards) for one, size in zip(passes, sizes, strict=True) if size == usual
     ]
     return workloads, int(messages.ranks_count[rows[0]])
 

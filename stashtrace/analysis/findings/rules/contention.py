@@ -175,10 +175,8 @@ def _fact(facts: RunFacts, rank: int, key: str) -> str:
     """Return what the process of a rank recorded of itself, last; empty if it did not."""
     trace = facts.trace
     processes, metadata = trace.processes, trace.metadata
-    of_rank = processes["process_id"][(processes["role_code"] == ProcessRole.RANK) & (processes["rank"] == rank)]
-    rows = np.flatnonzero(
-        (metadata["key_code"] == trace.strings.find(key)) & np.isin(metadata["process_id"], of_rank[:1])
-    )
+    ids = processes["process_id"][(processes["role_code"] == ProcessRole.RANK) & (processes["rank"] == rank)]
+    rows = np.flatnonzero((metadata["key_code"] == trace.strings.find(key)) & np.isin(metadata["process_id"], ids[:1]))
     return trace.text(int(metadata["value_code"][rows[-1]])) if len(rows) else ""
 
 

@@ -125,10 +125,8 @@ def _by_name(
     rows: Table, codes: Int64, windows: tuple[Int64, Int64], trace: Trace, time: TimeSet | None
 ) -> list[tuple[str, Floats]]:
     found = []
-    for code, of_code in GroupBy(codes).items():
-        found.append(
-            (trace.text(int(code)), _per_step(rows["begin_ns"][of_code], rows["end_ns"][of_code], windows, time))
-        )
+    for code, at in GroupBy(codes).items():
+        found.append((trace.text(int(code)), _per_step(rows["begin_ns"][at], rows["end_ns"][at], windows, time)))
     return found
 
 
@@ -141,8 +139,8 @@ def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64,
     yield "gc", [("", _per_step(collections["begin_ns"], collections["end_ns"], windows, time))]
     compiled = mine.take(mine["kind_code"] == SpanKind.COMPILE)
     yield "compile", _by_name(compiled, compiled["name_code"], windows, trace, time)
-    on_thread = phases.take((phases["track_id"] == track) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0))
-    saves = on_thread.take(on_thread["phase_code"] == Phase.CHECKPOINT)
+    rows = phases.take((phases["track_id"] == track) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0))
+    saves = rows.take(rows["phase_code"] == Phase.CHECKPOINT)
     yield "checkpoint", [("", _per_step(saves["begin_ns"], saves["end_ns"], windows, time))]
     named = mine.take(np.isin(mine["kind_code"], NAMED_SPANS))
     yield "annotation", _by_name(named, named["name_code"], windows, trace, time)
@@ -150,10 +148,8 @@ def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64,
     blocked = waits.take(waits["track_id"] == track)
     ops = {op.name.lower(): blocked["wait_code"] == op for op in WaitOp}
     yield "wait", [(name, _rows_per_step(blocked, chosen, windows, time)) for name, chosen in ops.items()]
-    parts = {
-        part.name.lower(): on_thread["phase_code"] == part for part in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-    }
-    yield "phase", [(name, _rows_per_step(on_thread, chosen, windows, time)) for name, chosen in parts.items()]
+    parts = {part.name.lower(): rows["phase_code"] == part for part in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
+    yield "phase", [(name, _rows_per_step(rows, chosen, windows, time)) for name, chosen in parts.items()]
 
 
 def _files(

@@ -118,22 +118,20 @@ def _runs(totals: RunTotals) -> list[_Run]:
     several = np.flatnonzero(totals.hosts_count > 1)
     found = []
     for number in several.tolist():
-        rows_of_run = slice(int(bounds[number]), int(bounds[number + 1]))
-        if totals.step_ns[number] <= 0 or not wait[rows_of_run].any():
+        part = slice(int(bounds[number]), int(bounds[number + 1]))
+        if totals.step_ns[number] <= 0 or not wait[part].any():
             continue
         ranks: dict[str, list[int]] = defaultdict(list)
         waits: dict[str, float] = defaultdict(float)
-        for one, name, ns in zip(
-            rank[rows_of_run].tolist(), host[rows_of_run].tolist(), wait[rows_of_run].tolist(), strict=True
-        ):
+        for one, name, ns in zip(rank[part].tolist(), host[part].tolist(), wait[part].tolist(), strict=True):
             ranks[name].append(one)
             waits[name] += ns
         worst = max(waits, key=lambda name: (waits[name], name))
-        facts = number, int(totals.series[number]), dict(ranks), dict(waits), rows_of_run.stop - rows_of_run.start
+        facts = number, int(totals.series[number]), dict(ranks), dict(waits), part.stop - part.start
         if waits[worst] < POLICY.worth_saying_ratio * totals.step_ns[number]:
             found.append(_Run(*facts))
             continue
-        at = max(range(rows_of_run.start, rows_of_run.stop), key=lambda row: (host[row] == worst, wait[row]))
+        at = max(range(part.start, part.stop), key=lambda row: (host[row] == worst, wait[row]))
         found.append(_Run(*facts, worst, int(rank[at]), str(cause[at])))
     return found
 
