@@ -22,7 +22,7 @@ constexpr int kMostErrorsInARow = 64;
 constexpr const char* kNames[] = {"libcuda.so.1", "libcuda.so"};
 constinit std::atomic<int> g_errors_in_a_row{0};
 constinit std::atomic<unsigned long long> g_absent_at{
-    0};  // libraries_added() when the driver was last looked for in vain
+    0};  // libraries_added() when the driver was last looked for and not found
 
 std::uint16_t cuda_collector() noexcept {
   for (const auto& collector : schema::kCollectors)

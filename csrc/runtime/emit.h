@@ -2,7 +2,7 @@
 //
 // Callers: hooks, collectors, capi.cpp. noexcept, no lock, no allocation and no system call but for the first row
 // of a type on a thread and once per quarter of a ring; safe in signal handlers. In a process that is not traced
-// both do nothing. A hook asks recording() first, so that it takes no time stamps in vain.
+// both do nothing. A hook asks recording() first, so that it takes no time stamps for nothing.
 #pragma once
 
 #include <atomic>

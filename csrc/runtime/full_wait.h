@@ -2,10 +2,10 @@
 //
 // It waits because a busy machine may give the drainer no processor for tens of ms; rows need not be lost to that.
 // It waits for 50 ms at most, since the job's thread is blocked meanwhile; a training step that is late by that much
-// can be noticed but does no harm. After a wait in vain (the disk of the run directory hangs) the next one is allowed
-// after a second, then after two, four, ... up to a minute: waits of ranks at different moments add up, as each keeps
-// all others waiting in their collectives. So a hang of eight seconds costs a thread 0.2 s, one of an hour 3.3 s. Rings
-// that are full meanwhile drop rows and count them; when the disk is back no thread has to wait.
+// can be noticed but does no harm. After a wait without effect (the disk of the run directory hangs) the next one is
+// allowed after a second, then after two, four, ... up to a minute: waits of ranks at different moments add up, as each
+// keeps all others waiting in their collectives. So a hang of eight seconds costs a thread 0.2 s, one of an hour 3.3 s.
+// Rings that are full meanwhile drop rows and count them; when the disk is back no thread has to wait.
 //
 // This does not bound a thread that drains its own ring (in a process without a thread of ours): it is blocked for as
 // long as its own write takes. docs/concepts/overhead.md has measurements of both.
@@ -27,7 +27,7 @@ class FullWait {
   std::int64_t allowed_ns(std::int64_t now_ns) const noexcept {
     return now_ns < until_ns_.load(std::memory_order_relaxed) ? 0 : kLongestNs;
   }
-  // Call after an allowed wait that was in vain. Threads that waited at the same time count as one.
+  // Call after an allowed wait without effect. Threads that waited at the same time count as one.
   void was_in_vain(std::int64_t now_ns) noexcept {
     std::int64_t until_ns = until_ns_.load(std::memory_order_relaxed);
     if (now_ns < until_ns) return;

@@ -106,7 +106,7 @@ class Sampler {
   Look look(const Watched& thread) noexcept;
   // A thread that is not watched, by its state; false if it ended.
   bool find_thread(Address state, Watched& out) noexcept;
-  // The other threads of an interpreter, by turns if they are too many.
+  // The other threads of an interpreter, alternately if they are too many.
   struct Others {
     std::size_t count;
     bool all, too_many;

@@ -126,15 +126,15 @@ class Fit:
         index = self.piece_of(size)
         time, variance = np.zeros(size.shape), np.zeros(size.shape)
         for number, piece in enumerate(self.pieces):
-            own = index == number
-            x = size[own]
+            of_piece = index == number
+            x = size[of_piece]
             line = piece.alpha_ns + piece.beta_ns_per_byte * x
             # A later piece's line may begin below zero; far below its sizes the latency is the better answer.
             line = np.maximum(line, min(self.alpha_ns, line.max(initial=self.alpha_ns)))
             a, b = piece.alpha_error_ns, piece.beta_error_ns_per_byte
-            time[own] = line
+            time[of_piece] = line
             known = a**2 + (b * x) ** 2 + 2 * piece.correlation_ratio * a * b * x
-            variance[own] = np.maximum(known, 0.0) + (piece.residual_ratio * line) ** 2
+            variance[of_piece] = np.maximum(known, 0.0) + (piece.residual_ratio * line) ** 2
         return time, np.sqrt(variance)
 
     def residuals(self, sizes: Any, times: Any) -> Floats:

@@ -1,6 +1,6 @@
 """Decodes the work on devices that CUPTI recorded in deep mode.
 
-CUPTI has stream numbers of its own. Work that a thread launched inside a bracketed call ran on the stream of that
+CUPTI has separate stream numbers. Work that a thread launched inside a bracketed call ran on the stream of that
 bracket, which maps the number to the stream. A stream that carries compute and was never bracketed gets the busiest
 number that is left.
 """

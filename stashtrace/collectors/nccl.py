@@ -2,10 +2,10 @@
 
 There is one row for each call. Its times on the device are the plugin's stamps of the kernel, else the events of the
 bracket whose correlation_id is the call (in a group: the bracket of its stream). Tasks of the plugin without a call
-have rows of their own. ``loading.join_collectives`` then joins the rows with torch's calls.
+have separate rows. ``loading.join_collectives`` then joins the rows with torch's calls.
 
 A row belongs to a communicator, or to a *subgroup* of it: messages of one pair of ranks, and replays of graphs, have
-numbers of their own, because other ranks do not take part in these.
+separate numbers, because other ranks do not take part in these.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class _Communicator:
 
     def rank_on(self, device: int) -> int:
         """Return the rank of work on a device; where that is unknown, the only one there is."""
-        own = self.own_ranks()
-        return self.ranks.get(device, own[0] if len(own) == 1 else -1)
+        ranks = self.own_ranks()
+        return self.ranks.get(device, ranks[0] if len(ranks) == 1 else -1)
 
     def locality(self) -> tuple[int, str]:
         """Whether its traffic leaves a host, as ``crosses_hosts`` has it, and the evidence."""
@@ -193,8 +193,8 @@ def _number(
     """
     devices = GroupBy(timed.group_hash, timed.device)
     places = zip(*(column.tolist() for column in devices.keys), strict=True)
-    own = np.array([groups[value].rank_on(device) for value, device in places], dtype=np.int64)[devices.number]
-    communicators = GroupBy(timed.group_hash, own)
+    ranks = np.array([groups[value].rank_on(device) for value, device in places], dtype=np.int64)[devices.number]
+    communicators = GroupBy(timed.group_hash, ranks)
     hashes, comm = communicators.keys[0], communicators.number
     # Puts and signals (OTHER) go to one rank, too, and wake whoever waits for them.
     message = np.isin(timed.op, (*_MESSAGES, kinds.CollectiveOp.OTHER))
@@ -208,9 +208,9 @@ def _number(
     # 3 one-sided operations, from 4 on the pairs of ranks that exchange messages.
     has_calls = communicators.any(timed.called)
     replayed = (timed.flags & kinds.NcclFlag.REPLAYED) != 0
-    pair = np.isin(timed.op, _MESSAGES) & timed.called & (own >= 0) & (timed.peer >= 0)
+    pair = np.isin(timed.op, _MESSAGES) & timed.called & (ranks >= 0) & (timed.peer >= 0)
     sends = timed.op == kinds.CollectiveOp.SEND
-    source, target = np.where(sends, own, timed.peer), np.where(sends, timed.peer, own)
+    source, target = np.where(sends, ranks, timed.peer), np.where(sends, timed.peer, ranks)
     subgroup = np.where(pair, 4 + 2 * timed.peer + sends, np.where(replayed, 1, 0))
     subgroup = np.where(timed.called & (timed.op == kinds.CollectiveOp.OTHER), 3, subgroup)
     subgroup = np.where(~timed.called & ~replayed & (has_calls[comm] | message), 2, subgroup)
@@ -510,5 +510,5 @@ def union_lengths(key: Int64, begin: Int64, end: Int64) -> Int64:
     shift = np.repeat(np.cumsum(span) - span - low, sizes)
     begin, end = begin + shift, end + shift
     covered = np.maximum.accumulate(np.append(np.int64(0), end))[:-1]
-    own = np.maximum(end - np.maximum(begin, covered), 0)
-    return np.add.reduceat(own, first)
+    uncovered = np.maximum(end - np.maximum(begin, covered), 0)
+    return np.add.reduceat(uncovered, first)

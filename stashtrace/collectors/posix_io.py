@@ -20,7 +20,7 @@ def decode(raw: RawProcess, context: DecodeContext) -> EventTables:
     """Fill ``io``, sorted by track, then begin.
 
     A thread writes a row when its call returns; a signal handler's row therefore lies before that of the call it
-    interrupted, and calls that did not fit ``io_op`` come from a ring of their own.
+    interrupted, and calls that did not fit ``io_op`` come from a separate ring.
     """
     if not context.wants("io"):
         return context.tables()

@@ -71,7 +71,7 @@ def decode(codec: int, payload: bytes, row_count: int, dtype: np.dtype[np.void])
 
 
 class _Split(NamedTuple):
-    """(offset, size) of the texts of a row, and its other bytes as rows of their own."""
+    """(offset, size) of the texts of a row, and its other bytes as separate rows."""
 
     texts: list[tuple[int, int]]
     rest: npt.NDArray[np.intp]
@@ -129,10 +129,10 @@ def _unpack_texts(payload: bytes, row_count: int, dtype: np.dtype[np.void]) -> B
     if len(texts) != len(split.texts) * row_count + 1 or texts[-1]:
         raise FormatError("segment does not hold one text a row")
     for n, (offset, size) in enumerate(split.texts):
-        own = texts[n * row_count : (n + 1) * row_count]
-        if max(map(len, own), default=0) > size:
+        texts_of_column = texts[n * row_count : (n + 1) * row_count]
+        if max(map(len, texts_of_column), default=0) > size:
             raise FormatError("segment holds a text that is too long")
-        column = np.array(own, dtype=f"S{size}")
+        column = np.array(texts_of_column, dtype=f"S{size}")
         out[:, offset : offset + size] = np.frombuffer(column.tobytes(), dtype=np.uint8).reshape(row_count, size)
     return out.reshape(-1)
 
@@ -165,7 +165,7 @@ def _text_fields(dtype: np.dtype[np.void]) -> list[tuple[int, int]]:
 
 
 def _number_fields(dtype: np.dtype[np.void]) -> list[tuple[int, int, bool]]:
-    """(offset, size, signed) of each field; bytes no field covers become fields of their own."""
+    """(offset, size, signed) of each field; bytes no field covers become separate fields."""
     assert dtype.fields is not None
     known = sorted((dtype.fields[n][1], dtype[n].itemsize, dtype[n].kind == "i") for n in dtype.names or ())
     fields: list[tuple[int, int, bool]] = []

@@ -1,4 +1,4 @@
-"""Tell whether the process that writes a file still lives. The merge and `stashtrace live` ask.
+"""Check whether the process that writes a file still lives. The merge and `stashtrace live` ask.
 
 A recorder keeps its ring mapped as long as it lives, so on this host the ring's inode is in /proc/*/maps, also
 through containers and pid namespaces. For another host only the age of the file is known.

@@ -118,9 +118,9 @@ def _is_whole(numbers: Mapping[str, Floats]) -> Bools:
 
 def _sizes(path: Path) -> dict[str, int]:
     """Return the sizes of the job by dimension, from the file of metadata next to the trace; empty without one."""
-    beside = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml")
+    metadata = path.with_name(f"meta-{path.stem.removeprefix('trace-')}.yaml")
     try:
-        with open_binary(beside) as file:
+        with open_binary(metadata) as file:
             text = file.read(_MOST_META_BYTES).decode("utf-8", "replace")
     except OSError:
         return {}
@@ -180,14 +180,15 @@ class _Job:
             streams = {name: context.tracks.stream(process, at, name) for at, name in enumerate(_STREAMS)}
             streams |= dict.fromkeys(_COMPUTE, streams["compute"])
             used = {name: rows[self._op[rows] == number] for number, name in enumerate(self._names)}
-            for name, own in used.items():
-                if len(own) and name in streams:
-                    self._add_operations(own, name, process, thread, streams[name])
+            for name, at_rows in used.items():
+                if len(at_rows) and name in streams:
+                    self._add_operations(at_rows, name, process, thread, streams[name])
             context.say(HOST_NOT_RECORDED, "operations of the device alone", process)
             context.say(PIPELINE_STAGE, str(self._stage[rows[0]]), process)
             context.say(DATA_PARALLEL_RANK, str(self._dp[rows[0]]), process)
             self._add_device(
-                process, {streams[name]: name in _COMPUTE for name, own in used.items() if name in streams and len(own)}
+                process,
+                {streams[name]: name in _COMPUTE for name, at_rows in used.items() if name in streams and len(at_rows)},
             )
         unknown = [n for n, name in enumerate(self._names) if name not in (*_STREAMS, *_COMPUTE, _NOT_TIMED)]
         if count := int(np.count_nonzero(np.isin(self._op, unknown))):

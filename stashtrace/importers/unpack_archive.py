@@ -79,9 +79,9 @@ def unpack(archive: Path, kind: str, folder: Path, is_wanted: Wanted) -> int:
     try:
         (_unpack_tar if kind == "tar" else _unpack_zip)(archive, writer, is_wanted)
     except _DAMAGE as error:
-        told = str(error) or type(error).__name__
+        said = str(error) or type(error).__name__
         raise ImporterError(
-            f"{archive} is a damaged {kind} archive: {told}", hint="copy it again from where it was written"
+            f"{archive} is a damaged {kind} archive: {said}", hint="copy it again from where it was written"
         ) from error
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         name = os.path.relpath(error.filename, folder).partition("/")[0]

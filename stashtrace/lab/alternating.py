@@ -1,7 +1,7 @@
 """Record two jobs alternately (before, after, after, before, ...), and compare them by as many runs as the gate needs.
 
 What slows a machine down for some minutes (heat, neighbours, another job) then slows both jobs equally, and the order
-within a round changes, so that a steady drift cancels. Each run is a process of ``stashtrace run`` of its own.
+within a round changes, so that a steady drift cancels. Each run is a separate process of ``stashtrace run``.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class Compared:
 
 
 def few_rounds_paragraph(compared: Iterable[Compared | None]) -> Paragraph | None:
-    """Return what too few rounds cannot tell; None where all comparisons had enough."""
+    """Return what too few rounds cannot show; None where all comparisons had enough."""
     gates = [one.gate for one in compared if one is not None and one.gate is not None]
     if not any(change.source == "steps" and change.allowance_ns for gate in gates for change in gate.changes):
         return None

@@ -72,7 +72,7 @@ def _left_in(group: Path, limit_name: str, used_name: str) -> list[int]:
         return []
     if not limit.isdecimal():
         return []
-    # Pages of files that nobody used lately are given back first.
+    # Pages of files that nobody used recently are given back first.
     cached = re.search(r"^(?:total_)?inactive_file (\d+)", details, re.MULTILINE)
     return [max(int(limit) - int(used) + (int(cached[1]) if cached else 0), 0)]
 

@@ -146,7 +146,7 @@ def place_names(figure: Any, axes: Any, names: Sequence[Name], lines: Sequence[t
 
 def _pixels(axes: Any, xs: Any, ys: Any) -> Floats:
     table = np.stack([np.asarray(xs, dtype=np.float64), np.asarray(ys, dtype=np.float64)], axis=1)
-    # A logarithmic axis has no place for zero: what lies there is no line to avoid.
+    # A logarithmic axis has no place for zero: what would be at zero is no line to avoid.
     with np.errstate(divide="ignore", invalid="ignore"):
         pixels: Floats = np.asarray(axes.transData.transform(table), dtype=np.float64)
     return pixels

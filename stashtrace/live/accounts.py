@@ -264,7 +264,7 @@ class LiveAccounts:
         return min(left)
 
     def _recording_ranks(self, trace: Trace, at_ns: int) -> set[int]:
-        """Return the ranks whose process had not ended in the last round, and has written something lately.
+        """Return the ranks whose process had not ended in the last round, and has written something recently.
 
         Of a process that was killed the ring stays.
         """
@@ -306,8 +306,8 @@ class LiveAccounts:
         if not self.windows:  # the rows that are let go of first can be read again, too
             self.windows.append(self.window or _window_from(table, int(by_step.values[0]), ours))
         first = int(by_step.values[fitting[-1]])
-        own = table.take(table["step"] == first)
-        own_begin_ns = int(own["begin_ns"].min()) + self.origin_ns
+        at_first = table.take(table["step"] == first)
+        own_begin_ns = int(at_first["begin_ns"].min()) + self.origin_ns
         self.window = _window_from(table, first, ours)
         self.windows.append(self.window)
         oldest_ns = own_begin_ns - RECALLED_NS
@@ -319,7 +319,7 @@ class LiveAccounts:
         boots = {p.identity.rank: p.clock for p in opened.processes if p.identity.role is ProcessRole.RANK}
         self._begins = {
             rank: (boots[rank].boot_id, boots[rank].monotonic_ns(at))
-            for rank, at in zip(own["rank"].tolist(), own["begin_ns"].tolist(), strict=True)
+            for rank, at in zip(at_first["rank"].tolist(), at_first["begin_ns"].tolist(), strict=True)
             if rank not in ours
         }
         # Starts of an elastic job are counted by its ranks, also by those that have ended.

@@ -1,4 +1,4 @@
-"""What follows from a trigger: its line, its window, and the call of the user's command once the window lies there.
+"""What follows from a trigger: its line, its window, and the call of the user's command once the window is written.
 
 trigger ──► line and event, with the path of the window ──► window sealed ──► command called
                    no window ─────────────────────────────────────────────►

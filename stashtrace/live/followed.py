@@ -122,7 +122,7 @@ class FollowedRun:
         ranks, _ = self.accounts.own_files()
         live = LiveRings.now()
         found = {rank: (live.pid_of(file), int(file.metadata.get("pid", -1))) for rank, file in ranks.items()}
-        return {rank: (pid, own) for rank, (pid, own) in found.items() if pid >= 0}
+        return {rank: (pid, recorded_pid) for rank, (pid, recorded_pid) in found.items() if pid >= 0}
 
     def ask(self) -> None:
         """Let the next round open a window."""
@@ -250,7 +250,7 @@ class FollowedRun:
             self.alarms.add(event, growth.kind, at_ns)
         if self.idle is not None:  # its ranks are seen at work only now and then
             return
-        last_ns = max((own.last_end_ns for own in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
+        last_ns = max((sums.last_end_ns for sums in self.totals.ranks.values()), default=-1) + self.accounts.origin_ns
         joint = found.window if found.joint is None else found.joint
         if not ended and self.stuck.round(
             joint, at_ns, last_ns, self.others.spoken_for(at_ns), self.others.known, in_part=in_part
@@ -324,7 +324,7 @@ class FollowedRun:
         return []
 
     def _end_period(self, idle: IdleRecording, begun: Window) -> None:
-        """Record no longer: the window lies there. The run itself is the last period."""
+        """Record no longer: the window is written. The run itself is the last period."""
         idle.end()
         if self.others.launchers():  # each of them reports its ranks
             update_host_facts(self.directory, self.state.host, self.accounts.window_facts())

@@ -93,8 +93,8 @@ def losses_by_process(window: Trace) -> dict[Hashable, int]:
 def recorder_cpu_ns(window: Trace) -> dict[Hashable, int]:
     """Return the CPU time of each thread of the recorder."""
     tracks = window.tracks
-    own = tracks.take((tracks["kind_code"] == TrackKind.THREAD) & (tracks["role_code"] == ThreadRole.TRACER))
-    threads = set(zip(own["process_id"].tolist(), own["native_id"].tolist(), strict=True))
+    tracers = tracks.take((tracks["kind_code"] == TrackKind.THREAD) & (tracks["role_code"] == ThreadRole.TRACER))
+    threads = set(zip(tracers["process_id"].tolist(), tracers["native_id"].tolist(), strict=True))
     run_ns = last_values(window, "thread_run_ns_total")
     return {(_process_key(window, key[0]), key[1]): int(value) for key, value in run_ns.items() if key in threads}
 
@@ -118,9 +118,9 @@ def gpus_of(window: Trace) -> dict[str, str]:
     """Return the UUID of the GPU that each rank uses, of several with commas between; of a MIG instance its GPU's."""
     processes, devices = window.processes, window.devices
     ranks = processes["process_id"][processes["role_code"] == ProcessRole.RANK]
-    own = devices.take(np.isin(devices["process_id"], ranks)).sort_by("rank", "device_index")
+    of_ranks = devices.take(np.isin(devices["process_id"], ranks)).sort_by("rank", "device_index")
     found: dict[str, list[str]] = {}
-    for row in own.rows():
+    for row in of_ranks.rows():
         uuid = window.text(row["gpu_uuid_code"]) or window.text(row["uuid_code"])
         known = found.setdefault(str(row["rank"]), [])
         if uuid and uuid not in known:

@@ -128,15 +128,15 @@ class LiveState:
     def take_totals(self, totals: LiveTotals, realtime_of_zero_ns: int) -> None:
         """Take over the sums of each rank; the common clock's zero is at ``realtime_of_zero_ns``."""
         self.ranks = {}
-        for rank, own in sorted(totals.ranks.items()):
-            facts = dataclasses.asdict(own)
+        for rank, of_rank in sorted(totals.ranks.items()):
+            facts = dataclasses.asdict(of_rank)
             newest, _ = facts.pop("newest"), facts.pop("lengths_ns")
             facts["newest_count"] = len(newest)
             facts["newest_ns"] = sum(length for length, _ in newest)
-            earlier = own.earlier_ns()
+            earlier = of_rank.earlier_ns()
             facts["earlier_count"], facts["earlier_ns"] = len(earlier), sum(earlier)
-            facts["newest_stall_ns"] = {kind: sum(spent[kind] for _, spent in newest) for kind in own.stall_ns}
-            facts["last_end_realtime_ns"] = own.last_end_ns + realtime_of_zero_ns if own.last_end_ns >= 0 else 0
+            facts["newest_stall_ns"] = {kind: sum(spent[kind] for _, spent in newest) for kind in of_rank.stall_ns}
+            facts["last_end_realtime_ns"] = of_rank.last_end_ns + realtime_of_zero_ns if of_rank.last_end_ns >= 0 else 0
             self.ranks[str(rank)] = facts
 
     def follower_lives(self) -> bool | None:

@@ -25,7 +25,7 @@ LEAST_CONTEXT_NS = 2 * SECOND_NS
 #: Samplers write several times a second while a process lives: steps close without one that is silent for this time.
 PROCESS_SILENT_NS = ROUND_NS
 #: A process that lives and is silent for the first time has stopped recording, if others wrote within the second.
-STOPPED_NS, LATELY_NS = 15 * SECOND_NS, 5 * SECOND_NS
+STOPPED_NS, RECENT_NS = 15 * SECOND_NS, 5 * SECOND_NS
 #: How long others make steps without a rank that has ended in order, before it counts as lost.
 ENDED_EARLY_NS = ROUND_NS
 #: Time without the end of a step before processes are examined, and between two such examinations.

@@ -333,20 +333,20 @@ class GrowthTrigger:
         at = int(total.argmax())
         chosen = tuple(rank for rank in ranks if self._ranks[rank].usual and self._ranks[rank].has_risen(at))
         them = [self._ranks[rank] for rank in chosen]
-        before = float(np.mean([block[at] for own in them for block in own.usual]))
+        before = float(np.mean([block[at] for one in them for block in one.usual]))
         # The oldest of the three blocks may lie before the change in part.
-        now = float(np.mean([np.median([block[at] for block in own.newest]) for own in them]))
-        usual_step = float(np.mean([block[-1] for own in them for block in own.usual]))
+        now = float(np.mean([np.median([block[at] for block in one.newest]) for one in them]))
+        usual_step = float(np.mean([block[-1] for one in them for block in one.usual]))
         cause = _cause(them) if _KINDS[at] == _STRAGGLER else -1
-        since = min(own.first_steps[0] for own in them)
-        for own in self._ranks.values():
-            own.start_again()
+        since = min(one.first_steps[0] for one in them)
+        for one in self._ranks.values():
+            one.start_again()
         return Growth(_KINDS[at], since, step, chosen, before, now, usual_step, cause)
 
 
 def _cause(ranks: list[_Rank]) -> int:
     """Return the rank that most of the newest steps waited for, -1 if none is it in half of them."""
-    causes = sum((one for own in ranks for one in own.causes), Counter[int]())
+    causes = sum((one for rank in ranks for one in rank.causes), Counter[int]())
     [(rank, count)] = causes.most_common(1)
     return rank if 2 * count >= causes.total() else -1
 
@@ -385,13 +385,13 @@ class LostRankTrigger:
         ``at_ns``: CLOCK_MONOTONIC now. ``last_steps``: rank -> its last closed step. ``awaited``: ranks of which it is
         said already that the job is stuck for them.
         """
-        own = _files_of_ranks(window, files)
-        going = {rank for rank, file in own.items() if file.is_open and at_ns - file.newest_ns < times.LATELY_NS}
+        file_of = _files_of_ranks(window, files)
+        going = {rank for rank, file in file_of.items() if file.is_open and at_ns - file.newest_ns < times.RECENT_NS}
         self.lost -= going
         for rank in going:
             self._ended_ns.pop(rank, None)
         found = []
-        for rank, file in sorted(own.items()):
+        for rank, file in sorted(file_of.items()):
             others = going - {rank}
             if rank in going or rank in self.lost or rank in awaited or not others:
                 continue
@@ -417,7 +417,7 @@ class LostRankTrigger:
             return f"its process {pid} has ended, and the others have made {ahead} steps without it"
         silent_ns = at_ns - file.newest_ns
         if not LiveRings.now().holds(file):
-            return f"its process {pid} has died without ending its recording" if silent_ns >= times.LATELY_NS else ""
+            return f"its process {pid} has died without ending its recording" if silent_ns >= times.RECENT_NS else ""
         if silent_ns < times.STOPPED_NS:
             return ""
         return f"its process {pid} runs but has recorded nothing for {duration_text(silent_ns)}"

@@ -178,7 +178,7 @@ class Imported:
                     chosen = stamps[seen & (processes == process_id)]
                     firsts[process_id] = min(firsts.get(process_id, int(chosen.min())), int(chosen.min()))
                     lasts[process_id] = max(lasts.get(process_id, int(chosen.max())), int(chosen.max()))
-        _number_anew(parts, self.context.renumbered)
+        _renumber(parts, self.context.renumbered)
         known = self.context.processes
         refuse_several_jobs(self.context, self.paths, {p: (firsts[p], lasts[p]) for p in firsts})
         note_steps(self.context, parts, owner)
@@ -257,10 +257,10 @@ def _fill(context: ImportContext, source: Source, name: str, importer: Importer)
         raise ImporterError(f"{source.path} does not fit into memory", hint=HINT) from error
     except Exception as error:
         # A file can be broken in more ways than an importer can name; the load goes on without this file.
-        told = f"{type(error).__name__}: {error}"[:200]
+        said = f"{type(error).__name__}: {error}"[:200]
         package = plugins()[name].package if name in plugins() else "stashtrace"
         raise ImporterError(
-            f"{source.path} holds what no {name} file holds ({told})",
+            f"{source.path} holds what no {name} file holds ({said})",
             hint=f"write it again with the tool it comes from, and tell the authors of {package} if that opens it",
         ) from error
 
@@ -334,7 +334,7 @@ def _add_bases(parts: Sequence[EventTables], bases_ns: Mapping[int, int | None],
                 part.put(table.replace(**moved))
 
 
-def _number_anew(parts: Sequence[EventTables], hashes: Collection[int]) -> None:
+def _renumber(parts: Sequence[EventTables], hashes: Collection[int]) -> None:
     """Renumber the collectives of these groups from 0; order and matching across ranks stay as they were."""
     for value in hashes:
         chosen = [part.collectives["group_hash"] == np.uint64(value) for part in parts]
@@ -560,11 +560,11 @@ def note_steps(context: ImportContext, parts: Sequence[EventTables], owner: Arra
         for process, number in zip(owner[marks["track_id"]].tolist(), marks["value"].tolist(), strict=True):
             numbers.setdefault(context.processes[process].rank, set()).add(number)
     numbers.pop(-1, None)
-    counts = Counter(number for own in numbers.values() for number in own)
+    counts = Counter(number for of_rank in numbers.values() for number in of_rank)
     if not counts:
         return
     usual = min(counts, key=lambda number: (-counts[number], number))
-    shared = set[int]().union(*(own for own in numbers.values() if usual in own))
+    shared = set[int]().union(*(of_rank for of_rank in numbers.values() if usual in of_rank))
     ranks = {p.rank for p in context.processes if p.rank >= 0 and p.role == ProcessRole.RANK}
     apart = sorted(rank for rank in ranks if not numbers.get(rank, set()) & shared)
     if not apart:

@@ -186,11 +186,11 @@ def _ended_well_ns(run: RawRun) -> int | None:
     return max(known) if known and len(known) == len(said or [run.run]) else None
 
 
-def _refuse_twins(runs: Sequence[RawRun], told: Sequence[Sequence[Place]], same_id: bool, hint: str) -> None:
+def _refuse_twins(runs: Sequence[RawRun], known: Sequence[Sequence[Place]], same_id: bool, hint: str) -> None:
     """Raise if two parts hold one rank, unless the file is the same or an elastic job restarted the rank elsewhere."""
     first: dict[int, tuple[RawRun, set[tuple[Any, ...]]]] = {}
     twice: dict[tuple[str, str], list[int]] = {}
-    for run, part in zip(runs, told, strict=True):
+    for run, part in zip(runs, known, strict=True):
         mine: dict[int, set[tuple[Any, ...]]] = {}
         for file, place in zip(run.processes, part, strict=True):
             if place.rank >= 0 and not (place.elastic and same_id):

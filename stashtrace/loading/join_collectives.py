@@ -142,7 +142,7 @@ def _parts_of_other_calls(host: Table, device: Table, inside: Int64) -> Bools:
 
 
 def _vote(host: Table, device: Table, inside: Int64, notes: GroupNotes) -> None:
-    """Count the calls of each group by the communicator that carried them out. Messages have groups of their own."""
+    """Count the calls of each group by the communicator that carried them out. Messages have separate groups."""
     chosen = np.flatnonzero(inside >= 0)
     chosen = chosen[~np.isin(host["op_code"][inside[chosen]], _MESSAGES)]
     pairs = np.stack([device["group_hash"][chosen], host["group_hash"][inside[chosen]]], axis=1)

@@ -217,10 +217,10 @@ def identify_run(
     core = [file.load(_CORE_RECORDS) for file in files]
     clocks = host_clocks(runs[0].path, core)
     everyone = process_identity.identify_processes(files, core, clocks, start, runs[0].run_id)
-    own = everyone[: len(own_files)]
-    clocks.refer_to(process_identity.leader(own).clock)
+    of_host = everyone[: len(own_files)]
+    clocks.refer_to(process_identity.leader(of_host).clock)
     clock_losses = _align(runs, everyone, clocks) if len(clocks.of_boots()) > 1 else []
-    clocks.count_from(_first_ns(runs, own, clocks))
+    clocks.count_from(_first_ns(runs, of_host, clocks))
     processes = process_identity.own_first(process_identity.choose_processes(everyone, ranks, path), others)
     shown, starts = process_identity.generations([process.identity for process in everyone])
     tracks = thread_tracks(processes)
@@ -293,7 +293,7 @@ def _with_device_clocks(
 ) -> tuple[list[process_identity.Process], list[tuple[int, LossRow]]]:
     """Return the processes with their device clocks, and losses; a host's processes share readings of one device."""
     times, losses = device_clock.device_times((p.core, p.clock, p.clock.boot_id) for p in processes)
-    return [replace(p, device_times=own) for p, own in zip(processes, times, strict=True)], losses
+    return [replace(p, device_times=device_times) for p, device_times in zip(processes, times, strict=True)], losses
 
 
 # What is in memory of a run that still records, and what other hosts report of their ranks.
@@ -390,10 +390,10 @@ class CallsOfStore:
         listed = sorted(set(ranks.tolist()), key=lambda rank: (rank == NO_RANK, rank))
         waiting: list[Table] = []
         for part in read_partitions(self._path, "io", listed, self._strings):
-            own = self._of_trace(part)
+            rows = self._of_trace(part)
             if process_ids is not None:
-                own = own.take(np.isin(self._process_of_track[own["track_id"]], list(process_ids)))
-            waiting += [own] if len(own) else []
+                rows = rows.take(np.isin(self._process_of_track[rows["track_id"]], list(process_ids)))
+            waiting += [rows] if len(rows) else []
             if sum(map(len, waiting)) >= _PIECE_ROWS:
                 yield from _cut_pieces(waiting)
                 waiting = []

@@ -120,14 +120,14 @@ def identify_processes(
     ``files``, ``core``: each file, and the records read from it. ``generation``: as in :func:`identify`. ``run_id``:
     for the message. Raises UsageError if the job has no start with that number.
     """
-    own = [clocks.of(raw) for raw in core]
-    facts = [_facts(raw, file, clock) for raw, file, clock in zip(core, files, own, strict=True)]
+    clocks_of = [clocks.of(raw) for raw in core]
+    facts = [_facts(raw, file, clock) for raw, file, clock in zip(core, files, clocks_of, strict=True)]
     identities = identify(facts, generation)
     _, known = generations(identities)
     if generation is not None and generation not in known:
         count = f"{len(known)} start{'s' if len(known) > 1 else ''}" if known else "no second start"
         raise UsageError(f"run {run_id[:8]} has no start {generation}", hint=f"it has {count}, counted from 0")
-    return [Process(*one) for one in zip(files, core, own, facts, identities, strict=True)]
+    return [Process(*one) for one in zip(files, core, clocks_of, facts, identities, strict=True)]
 
 
 def leader(processes: Sequence[Process]) -> Process:
@@ -214,13 +214,13 @@ def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -
     identities = [Identity(parent=p) for p in _parents(processes)]
     workers = {i for i, p in enumerate(processes) if _is_worker(i, processes, identities)}
     known = places([p.environment for p in processes], workers)
-    own = [p.said("rank", place.rank) for p, place in zip(processes, known, strict=True)]
-    _count_generations(processes, identities, own, known, workers)
+    ranks = [p.said("rank", place.rank) for p, place in zip(processes, known, strict=True)]
+    _count_generations(processes, identities, ranks, known, workers)
     chosen = generation if generation is not None else _main_generation(processes, identities)
     for index, identity in enumerate(identities):
         if identity.generation not in (-1, chosen):
-            own[index] = -1
-    leaders = _leaders(processes, identities, own, workers, chosen)
+            ranks[index] = -1
+    leaders = _leaders(processes, identities, ranks, workers, chosen)
     for rank, index in leaders.items():
         facts, identity = processes[index], identities[index]
         identity.role = ProcessRole.RANK
@@ -229,7 +229,7 @@ def identify(processes: Sequence[ProcessFacts], generation: int | None = None) -
         identity.world_size = facts.said("world_size", known[index].world_size)
     for index, identity in enumerate(identities):
         if identity.role is not ProcessRole.RANK:
-            _serve(index, identities, processes, own, leaders, workers)
+            _serve(index, identities, processes, ranks, leaders, workers)
     for index in leaders.values():
         for ancestor in _ancestors(index, identities):
             if identities[ancestor].rank < 0:
@@ -278,23 +278,23 @@ def _parents(processes: Sequence[ProcessFacts]) -> list[int]:
 def _count_generations(
     processes: Sequence[ProcessFacts],
     identities: Sequence[Identity],
-    own: Sequence[int],
-    told: Sequence[Place],
+    ranks: Sequence[int],
+    known: Sequence[Place],
     workers: set[int],
 ) -> None:
     """Number the starts of an elastic job: when one rank begins a second time, the next start begins for all ranks.
 
-    torchrun stops all ranks before it starts any again, so the starts do not overlap in time. Its own count of restarts
+    torchrun stops all ranks before it starts any again, so the starts do not overlap in time. Its count of restarts
     is not usable: agents that joined later have another count, and it misses changes of membership.
     """
-    elastic = [i for i in range(len(processes)) if told[i].elastic and own[i] >= 0 and i not in workers]
-    begun_by_torchrun = [i for i in elastic if not any(told[a].elastic for a in _ancestors(i, identities))]
+    elastic = [i for i in range(len(processes)) if known[i].elastic and ranks[i] >= 0 and i not in workers]
+    begun_by_torchrun = [i for i in elastic if not any(known[a].elastic for a in _ancestors(i, identities))]
     current, restarts, seen = 0, "", set[tuple[object, ...]]()
     for index in sorted(begun_by_torchrun, key=lambda i: (processes[i].begin_ns, i)):
         metadata = processes[index].metadata
         names: set[tuple[object, ...]] = {
-            ("rank", own[index]),
-            (metadata.get("host"), metadata.get("ppid"), told[index].local_rank),
+            ("rank", ranks[index]),
+            (metadata.get("host"), metadata.get("ppid"), known[index].local_rank),
         }
         count = str(processes[index].environment.get("TORCHELASTIC_RESTART_COUNT", ""))
         # A child inherits the variables of a rank without a file, but does not train and does not raise the count.
@@ -337,13 +337,13 @@ def _is_worker(index: int, processes: Sequence[ProcessFacts], identities: Sequen
 def _leaders(
     processes: Sequence[ProcessFacts],
     identities: Sequence[Identity],
-    own: Sequence[int],
+    ranks: Sequence[int],
     workers: set[int],
     generation: int,
 ) -> dict[int, int]:
     """Map each rank to its process: the one that trains, else the topmost one with the rank in its environment."""
     candidates: dict[int, list[int]] = {}
-    for index, rank in enumerate(own):
+    for index, rank in enumerate(ranks):
         if rank >= 0 and index not in workers:
             candidates.setdefault(rank, []).append(index)
     leaders: dict[int, int] = {}
@@ -380,15 +380,15 @@ def _serve(
     index: int,
     identities: Sequence[Identity],
     processes: Sequence[ProcessFacts],
-    own: Sequence[int],
+    ranks: Sequence[int],
     leaders: Mapping[int, int],
     workers: set[int],
 ) -> None:
-    """Set the rank that a process without a rank of its own works for."""
+    """Set the rank that a process without a rank works for."""
     identity = identities[index]
     master = next((a for a in _ancestors(index, identities) if identities[a].role is ProcessRole.RANK), -1)
     if master < 0 and index in workers:  # its parent left no file, but the environment was inherited
-        master = leaders.get(own[index], -1)
+        master = leaders.get(ranks[index], -1)
     if master >= 0:
         served = identities[master]
         identity.rank, identity.local_rank = served.rank, served.local_rank

@@ -116,14 +116,14 @@ def _metadata_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
             if key in ("parts", GPU_INVENTORY, PEEKS):  # of each host; `stashtrace info` shows them
                 continue
             facts.setdefault(key, " ".join(map(str, value)) if isinstance(value, list) else str(value))
-    own = {
+    of_run = {
         "process_id": np.full(len(facts), -1, dtype=np.int64),
         "key_code": run.strings.codes(facts),
         "value_code": run.strings.codes(facts.values()),
     }
     schema = TABLES["metadata"]
     peeks = Table.from_rows(schema, list(_peeks(run)))
-    return Table.concat(schema, [Table(schema, own), *(d.tables.metadata for d in decoded), peeks])
+    return Table.concat(schema, [Table(schema, of_run), *(d.tables.metadata for d in decoded), peeks])
 
 
 def _peeks(run: OpenedRun) -> Iterator[tuple[int, int, int]]:
@@ -179,8 +179,8 @@ def _loss_table(run: OpenedRun, decoded: Sequence[Decoded]) -> Table:
         of_process[key] = of_process.get(key, 0) + count
     tables = [d.tables.losses for d in decoded]
     for process_id in sorted(merged):
-        own = [(c, r, s, n, a) for (c, r, s, a), n in merged[process_id].items()]
-        tables.append(Table(TABLES["losses"], losses_columns(process_id, own, run.strings)))
+        rows = [(c, r, s, n, a) for (c, r, s, a), n in merged[process_id].items()]
+        tables.append(Table(TABLES["losses"], losses_columns(process_id, rows, run.strings)))
     return Table.concat(TABLES["losses"], tables)
 
 
@@ -293,7 +293,7 @@ class Window:
 
         rows that are there   |-------------------------------------------------------------|
         steps                     K        K+1   ...                     n        n+1
-                            ranks begin K at times of their own; what their loops did before it is of no whole step
+                            ranks begin K at different times; what their loops did before it is of no whole step
 
     Followed runs have such a beginning, as do the windows that they seal and runs of which only the last steps are
     kept. The fact ``window`` of the run says it: ``K RANK:NS RANK:NS ...``, or ``K-N`` in place of ``K`` where it ends
@@ -365,8 +365,8 @@ def without_torn_collectives(trace: Trace, window: Window) -> Trace:
     if not len(table) or not window.begins_ns:
         return trace
     begin = np.full(len(table), min(window.begins_ns.values()))
-    for rank, own in window.begins_ns.items():
-        begin[table["rank"] == rank] = own
+    for rank, begin_ns in window.begins_ns.items():
+        begin[table["rank"] == rank] = begin_ns
     open_ = (table["end_ns"] < 0) & (table["return_ns"] < 0) & (table["device_end_ns"] < 0)
     kept = ~(open_ & (table["call_ns"] < begin))
     if kept.all():

@@ -2,7 +2,7 @@
 
 They are built-in functions that ``libstashtrace.so`` makes for the interpreter that asks (``csrc/python``), by the
 stable ABI of CPython: one file serves each version from 3.10 on, with and without a GIL, and the tracer's own Python
-may be another one. ctypes is used once, to ask for them: a call through it costs four times as much. No probe loads
+may be another one. ctypes is used once, to ask for them: a call through it costs four times more time. No probe loads
 the extension ``stashtrace._native``, which is built for one version and would switch on the GIL of an interpreter
 without one.
 

@@ -29,8 +29,8 @@ class DeeperSteps:
     """Deep mode for steps that the launcher's side asks for while the job runs.
 
     It asks by the file that the processes of a run map (``record.follower``). The first step is the same on all ranks;
-    one that has come further begins with its next step, so that each records as many. A rank ends deep mode by itself
-    when its steps have taken as much longer than usual as they may. ``control``: the file.
+    one that has come further begins with its next step, so that each records the same number. A rank ends deep mode by
+    itself when its steps have used up the time that they may take longer than usual. ``control``: the file.
     """
 
     def __init__(self, control: mmap.mmap) -> None:
@@ -60,7 +60,7 @@ class DeeperSteps:
                 self._ends = False
 
     def _is_used_up(self, step: int) -> bool:
-        """Return whether the steps have taken as much longer than usual as they may."""
+        """Return whether the steps have used up the time that they may take longer than usual."""
         if step < self._first - 1:
             return False
         now_ns = time.monotonic_ns()

@@ -1,7 +1,7 @@
 """Recording from Python: rows packed as the schema says, failures of probes, and what the probes cost.
 
 Nothing here may raise into the user's code. The ids of strings are not cached, since a forked
-child has a string table of its own.
+child has a separate string table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The checks of ``stashtrace doctor`` of GPUs: what is there, what is seen of it, and which hazards are known.
 
-``gpu.probe`` and ``gpu.nvml`` ask the libraries, in processes of their own. What is installed is read from package
+``gpu.probe`` and ``gpu.nvml`` ask the libraries, in separate processes. What is installed is read from package
 metadata, so that neither torch nor CuPy is imported. Each hazard here has caused a crash or a wrong number.
 """
 

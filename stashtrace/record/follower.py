@@ -1,6 +1,6 @@
 """Start the process that follows a run while it records, and end it with the run.
 
-It is a program of its own (``stashtrace.live.follower``): the launcher does not load numpy, and a fault there costs
+It is a separate program (``stashtrace.live.follower``): the launcher does not load numpy, and a fault there costs
 nothing here.
 
 The processes of the job learn what it wants by a file that each of them maps, since to look at it is no system call:

@@ -3,7 +3,7 @@
 Several ``stashtrace run`` may start one job together. They need one run id but do not talk to each other, so the id is
 a hash of a name that all of them know.
 
-Each ``stashtrace run`` of the job has a file of its own, ``launch.HOST.PID.json``, which no other writes. None waits
+Each ``stashtrace run`` of the job has a separate file, ``launch.HOST.PID.json``, which no other writes. None waits
 for another. The last one to end merges. One that ends with an error merges what is there, since the others may never
 end; one that ends later merges again. Of the file system this needs exclusive creation of a file, and nothing else.
 """

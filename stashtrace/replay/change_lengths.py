@@ -315,8 +315,8 @@ def with_ranks(scenario: Scenario, change: Change) -> Scenario:
     """Change the number of ranks; each does what the present ones do.
 
     Collectives of all ranks grow with their algorithm (ring, tree, or ring of hosts); those of smaller groups stay.
-    Where the algorithm is unknown, ``luck`` chooses. The work of new ranks is drawn from that of the present ones: of
-    more ranks the last comes later, at most by as much as independent draws make it.
+    Where the algorithm is unknown, ``luck`` chooses. The work of new ranks is drawn from that of the present ones:
+    the last of more ranks comes later, at most by what independent draws make it.
     """
     graph, facts, luck = scenario.graph, scenario.graph.facts, scenario.unknowns.luck
     present = len(np.unique(graph.ends_rank))

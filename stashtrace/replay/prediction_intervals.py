@@ -84,7 +84,7 @@ class Contention:
     def bounds_ns(self, shared_ns: float, free_ns: float) -> tuple[float, float]:
         """Return the least and the largest mean step with a change.
 
-        The replay with shared CPUs is taken to have the error that it has for the run: as much as before, or in
+        The replay with shared CPUs is taken to have the error that it has for the run: the same as before, or in
         proportion to how long work waits for CPUs then and now. The run shows less about contention that it did not
         have, so the error never doubles. A part of the contention that the change adds or takes away is in doubt.
 

@@ -208,13 +208,13 @@ def places_in_step(graph: Graph, chosen: Int64) -> Int64:
     steps = GroupBy(each.keys[0])
     similar = steps.values[steps.min(each.sizes) == steps.max(each.sizes)]
     source = source[np.isin(graph.step[source], similar)]
-    own = GroupBy(graph.rank[source], graph.step[source])
-    at, first = own.find(graph.rank[chosen], graph.step[chosen]), graph.begin_ns.min()
+    entries = GroupBy(graph.rank[source], graph.step[source])
+    at, first = entries.find(graph.rank[chosen], graph.step[chosen]), graph.begin_ns.min()
     span = int(graph.end_ns.max() - first) + 1
-    # One ascending series of all ranks and steps, each in a span of its own.
-    entered = np.sort(own.number * span + graph.end_ns[source] - first)
+    # One ascending series of all ranks and steps, each in a separate span.
+    entered = np.sort(entries.number * span + graph.end_ns[source] - first)
     before = np.searchsorted(entered, at * span + graph.end_ns[chosen] - first, side="left")
-    return np.where(at >= 0, before - np.append(own.bounds, 0)[at], 0)
+    return np.where(at >= 0, before - np.append(entries.bounds, 0)[at], 0)
 
 
 def _equal_steps(
@@ -236,7 +236,7 @@ def _equal_steps(
     if luck > 0:
         mean = spent.mean(axis=2, keepdims=True)
         general = np.maximum(mean - np.array([_of_others(of_kind) for of_kind in mean]), 0.0)
-        # Of its excess in all steps that part which is more than the others have by turns.
+        # The part of its excess in all steps beyond what the others have, each in other steps.
         part = np.divide(general, excess.mean(axis=2, keepdims=True), out=np.zeros_like(general), where=general > 0)
         excess = (1 - luck) * excess + luck * np.minimum(part, 1.0) * excess
     late = _late_ns(graph, ranks.values, steps.values)

@@ -133,7 +133,7 @@ class Links:
         several = (by_port.min(queue) < by_port.max(queue))[by_port.number]
         if not several.any():
             return None
-        node, port = _merge_alike(node[several], port[several])
+        node, port = _merge_equal(node[several], port[several])
         order = np.lexsort((port, node))
         count = np.bincount(node, minlength=len(graph))
         first = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
@@ -159,7 +159,7 @@ class Links:
         return bool((self.alone_ns(begin_ns, begin_ns + length) != length).any())
 
 
-def _merge_alike(node: Int64, port: Int64) -> tuple[Int64, Int64]:
+def _merge_equal(node: Int64, port: Int64) -> tuple[Int64, Int64]:
     """Drop ports that serve the same nodes as another port: together they are one link."""
     mixed = np.random.default_rng(0).integers(1, 1 << 62, int(node.max()) + 1)
     signature = np.zeros(int(port.max()) + 1, dtype=np.int64)

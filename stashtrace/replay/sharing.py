@@ -122,16 +122,16 @@ def _slower_by(took: Floats, slower: Floats, company: Floats) -> tuple[float, fl
     """Return how much slower transfers of one sort were in company, relative to a shared link, and its error."""
     low, high = float(company.min()), float(company.max())
     away = _ENDS_RATIO * (high - low)
-    beside, apart = company >= high - away, company <= low + away
-    if min(beside.sum(), apart.sum()) < _FEW:
+    among, apart = company >= high - away, company <= low + away
+    if min(among.sum(), apart.sum()) < _FEW:
         return None
-    expected = float(np.median(slower[beside]) - np.median(slower[apart]))
+    expected = float(np.median(slower[among]) - np.median(slower[apart]))
     if expected < _LEAST_SLOWER:
         return None
     variance = _CHANCE**2
-    for chosen in (beside, apart):
+    for chosen in (among, apart):
         variance += (OF_MEAN * deviation(took[chosen])) ** 2 / int(chosen.sum())
-    return float(np.median(took[beside]) - np.median(took[apart])) / expected, math.sqrt(variance) / expected
+    return float(np.median(took[among]) - np.median(took[apart])) / expected, math.sqrt(variance) / expected
 
 
 def _company(graph: Graph, links: Links, nodes: Int64, fixed: Int64, usual_ns: Floats) -> Floats:
@@ -222,7 +222,7 @@ def crowded_hosts(
 
     ``workers``: maps the recorded number of workers of a rank to the number that counts. ``transfers``: count the
     thread of each rank that moves its messages as well. ``pace``: steps in the time of one: what the job does in each
-    step outside the nodes of the graph takes this many times as much of the CPUs. ``apart``: as of
+    step outside the nodes of the graph takes this many times the CPUs. ``apart``: as in
     :func:`cpus_left`.
     """
     facts = graph.facts
@@ -231,7 +231,10 @@ def crowded_hosts(
     wanted: dict[str, float] = {}
     for (host, present), ranks in graph.ranks_by_workers.items():
         wanted[host] = wanted.get(host, 0.0) + ranks * (1 + transfers + workers(present))
-    left = {host: cpus - (pace - 1) * facts.beside.get(host, 0.0) for host, cpus in cpus_left(graph, apart).items()}
+    left = {
+        host: cpus - (pace - 1) * facts.cpus_outside_nodes.get(host, 0.0)
+        for host, cpus in cpus_left(graph, apart).items()
+    }
     left = {host: max(cpus, _LEAST_LEFT * facts.cpus[host]) for host, cpus in left.items()}
     return {host: cpus for host, cpus in left.items() if 0 < cpus < wanted.get(host, 0.0) - _USED_BY_OTHERS}
 
@@ -244,7 +247,9 @@ def cpus_left(graph: Graph, apart: float) -> dict[str, float]:
     """
     if graph.facts is None:
         return {}
-    return {host: cpus + apart * graph.facts.beside.get(host, 0.0) for host, cpus in graph.facts.cpus.items()}
+    return {
+        host: cpus + apart * graph.facts.cpus_outside_nodes.get(host, 0.0) for host, cpus in graph.facts.cpus.items()
+    }
 
 
 def replayed(scenario: Scenario) -> Replayed:

@@ -307,9 +307,10 @@ def causes(whole: Ideal) -> list[Cause]:
     places = (("stage", graph.stage_of), ("replica", graph.replica_of)) if isinstance(graph, PipelineGraph) else ()
     for kind, number_of in places:
         numbers = sorted(set(number_of.values()))
-        members = [[rank for rank, own in number_of.items() if own == number] for number in numbers]
+        members = [[rank for rank, place in number_of.items() if place == number] for number in numbers]
         all_causes += _largest(
-            whole, ((kind, str(n), np.isin(graph.rank, own)) for n, own in zip(numbers, members, strict=True))
+            whole,
+            ((kind, str(n), np.isin(graph.rank, them)) for n, them in zip(numbers, members, strict=True)),
         )
     return all_causes + _largest(whole, (("operation", name, chosen) for name, chosen in _operations(graph)))
 

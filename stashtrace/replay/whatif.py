@@ -556,7 +556,7 @@ class ReplayedRun:
         scenarios = []
         # The latency of a transfer does not grow where others share its link.
         corners = [(kinds, (0.0, 1.0) if kinds else latencies) for kinds in self._shared_kinds]
-        all_corners = [(kinds, latency) for kinds, own in corners for latency in own]
+        all_corners = [(kinds, latency) for kinds, latencies in corners for latency in latencies]
         for (kinds, latency), luck, speed in itertools.product(all_corners, lucks, speeds):
             unknowns = Unknowns(latency, luck, speed)
             run = self._alone_on(kinds, unknowns)

@@ -333,11 +333,11 @@ def usual_order(path: CriticalPath, found: list[Group]) -> list[int] | None:
     table = path.divided.take(np.isin(path.divided["step"], path.counted_steps))
     begins: list[dict[int, tuple[int, bool]]] = []
     for each in found:
-        own = table.take(each.rows(table))
-        longest = np.lexsort((own["held_ns"], own["step"]))  # of a step the last one
+        rows = table.take(each.rows(table))
+        longest = np.lexsort((rows["held_ns"], rows["step"]))  # of a step the last one
         # The reads of a batch come before its preparation.
-        moments = [(int(own["begin_ns"][at]), each.kind != "fetch") for at in longest.tolist()]
-        begins.append(dict(zip(own["step"][longest].tolist(), moments, strict=True)))
+        moments = [(int(rows["begin_ns"][at]), each.kind != "fetch") for at in longest.tolist()]
+        begins.append(dict(zip(rows["step"][longest].tolist(), moments, strict=True)))
     seen: Counter[tuple[int, ...]] = Counter()
     for step in path.counted_steps.tolist():
         present = [at for at in range(len(found)) if step in begins[at]]

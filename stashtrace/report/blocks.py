@@ -45,8 +45,8 @@ def text_lines(blocks: Blocks, width: int = 96) -> list[str]:
     """Return the lines for a terminal, with an empty line between blocks."""
     lines: list[str] = []
     for block in blocks:
-        own = block.lines(width) if block else []
-        lines += ["", *own] if lines and own else own
+        shown = block.lines(width) if block else []
+        lines += ["", *shown] if lines and shown else shown
     return lines
 
 

@@ -44,9 +44,9 @@ def ranks_apart(groups: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def _of_kind(budgets: Table, step_kind: str) -> list[dict[str, Any]]:
-    own = budgets.take(budgets["step_kind"] == step_kind)
-    ranks, sums = _matrices(own)
-    steps = GroupBy(own["rank"]).max(own["steps_count"])
+    of_kind = budgets.take(budgets["step_kind"] == step_kind)
+    ranks, sums = _matrices(of_kind)
+    steps = GroupBy(of_kind["rank"]).max(of_kind["steps_count"])
     wall = sums["stall_ns"].sum(axis=1)
     step_ns = wall / np.maximum(steps, 1)
     shares = sums["stall_ns"] / np.maximum(wall, 1)[:, None]
@@ -77,12 +77,12 @@ def _of_kind(budgets: Table, step_kind: str) -> list[dict[str, Any]]:
     return made
 
 
-def _matrices(own: Table) -> tuple[Ints, dict[str, Ints]]:
+def _matrices(budgets: Table) -> tuple[Ints, dict[str, Ints]]:
     """Return the ranks, and per quantity an array (ranks, columns)."""
-    by_rank = GroupBy(own["rank"])
-    place = np.argmax(own["column"][:, None] == np.array(list(COLUMNS))[None, :], axis=1)
+    by_rank = GroupBy(budgets["rank"])
+    place = np.argmax(budgets["column"][:, None] == np.array(list(COLUMNS))[None, :], axis=1)
     cells = GroupBy.cells((by_rank.number, place), (len(by_rank), len(COLUMNS)))
-    return by_rank.values, {name: cells.sum(own[name]) for name in ("stall_ns", "low_ns", "high_ns")}
+    return by_rank.values, {name: cells.sum(budgets[name]) for name in ("stall_ns", "low_ns", "high_ns")}
 
 
 def similar_rows(values: Floats) -> list[tuple[Ints, bool]]:
@@ -133,16 +133,16 @@ def rank_columns(budgets: Table) -> dict[str, Any] | None:
     """
     if not len(budgets):
         return None
-    own = budgets.take(budgets["step_kind"] == budgets["step_kind"][0])
-    ranks, sums = _matrices(own)
+    of_kind = budgets.take(budgets["step_kind"] == budgets["step_kind"][0])
+    ranks, sums = _matrices(of_kind)
     if len(ranks) > RANKS_AT_MOST:
         return None
-    by_rank = GroupBy(own["rank"])
-    steps = by_rank.max(own["steps_count"])
+    by_rank = GroupBy(of_kind["rank"])
+    steps = by_rank.max(of_kind["steps_count"])
     per_step = np.rint(sums["stall_ns"] / np.maximum(steps, 1)[:, None]).astype(np.int64)
     return {
         "rank": ranks.tolist(),
-        "step_ns": by_rank.max(own["step_ns"]).tolist(),
-        "median_step_ns": by_rank.max(own["median_step_ns"]).tolist(),
+        "step_ns": by_rank.max(of_kind["step_ns"]).tolist(),
+        "median_step_ns": by_rank.max(of_kind["median_step_ns"]).tolist(),
         **{f"{column}_ns": per_step[:, at].tolist() for at, column in enumerate(COLUMNS) if per_step[:, at].any()},
     }

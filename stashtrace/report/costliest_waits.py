@@ -126,15 +126,15 @@ def _collective_cut_out(run: _Run, row: dict[str, Any], times: Table, keys: Tabl
     Arrows have ``from_lane``, ``from_ns``, ``to_lane``, ``to_ns`` and ``text``; moments of lanes and arrows are ns from
     the begin of the cut-out.
     """
-    own = _instance(row, times, keys)
-    if not len(own):
+    of_all = _instance(row, times, keys)
+    if not len(of_all):
         return None
-    own = own.take(np.lexsort((own["rank"], -own["wait_ns"])))
-    late_rank, wait = row["late_rank"], max(int(own["wait_ns"].max()), 1)
-    entered = {rank: (begin, end) for rank, begin, end in zip(*(own[c].tolist() for c in _TIMES), strict=True)}
+    of_all = of_all.take(np.lexsort((of_all["rank"], -of_all["wait_ns"])))
+    late_rank, wait = row["late_rank"], max(int(of_all["wait_ns"].max()), 1)
+    entered = {rank: (begin, end) for rank, begin, end in zip(*(of_all[c].tolist() for c in _TIMES), strict=True)}
     others = (set(ranks_in(row["waiting_ranks"])) & set(run.threads)) - {late_rank}
-    waiting = [rank for rank in own["rank"].tolist() if rank in others][:VICTIMS]
-    first = int(own["begin_ns"].min())
+    waiting = [rank for rank in of_all["rank"].tolist() if rank in others][:VICTIMS]
+    first = int(of_all["begin_ns"].min())
     came = entered[late_rank][0] if late_rank in entered else first + wait
     step = run.step(late_rank, row["step"])
     # The step of the late rank, all of the wait, and what the late rank did longer, but not so much that the wait is
@@ -188,9 +188,9 @@ def _instance(row: dict[str, Any], times: Table, keys: Table) -> Table:
         & (times["op"] == row["op"])
     )
     for members in GroupBy(keys["group_hash"][same]):
-        own = times.take(same[members])
-        if int(own["begin_ns"].min()) == row["begin_ns"]:
-            return own
+        of_one = times.take(same[members])
+        if int(of_one["begin_ns"].min()) == row["begin_ns"]:
+            return of_one
     return times.take(same[:0])
 
 
@@ -247,11 +247,11 @@ def _batch_cut_out(run: _Run, stalls: Table, shown: set[tuple[int, int]], costli
     """
     counted = GroupBy(run.steps["rank"], run.steps["step"])
     step = counted.row_of(stalls["rank"], stalls["step"])
-    own = stalls.take((step >= 0) & np.isin(stalls["kind"], _DATA_KINDS))
-    if not len(own):
+    waited = stalls.take((step >= 0) & np.isin(stalls["kind"], _DATA_KINDS))
+    if not len(waited):
         return None
-    each = GroupBy(own["rank"], own["step"])
-    spent = each.sum(own["stall_ns"])
+    each = GroupBy(waited["rank"], waited["step"])
+    spent = each.sum(waited["stall_ns"])
     worst = int(spent.argmax())
     rank, number = int(each.keys[0][worst]), int(each.keys[1][worst])
     whole = run.step(rank, number)
@@ -281,7 +281,7 @@ def _batch_cut_out(run: _Run, stalls: Table, shown: set[tuple[int, int]], costli
     arrows = _handed_over(run, waits, process, window, places["worker"], len(known) - 1) if "worker" in places else []
     share = percent_text(spent[worst] / (whole[1] - whole[0]))
     text = f"rank {rank} waited {duration_text(spent[worst])} ({share}) of step {number} for batches"
-    low, high = (int(own[name][each.number == worst].sum()) for name in ("low_ns", "high_ns"))
+    low, high = (int(waited[name][each.number == worst].sum()) for name in ("low_ns", "high_ns"))
     return {
         "what": "batch",
         "text": text,
@@ -360,13 +360,13 @@ def rank_lane(index: TraceIndex, thread: StepThread, window: Window, role: str) 
 def worker_lane(index: TraceIndex, process_id: int, worker_id: int, rank: int, window: Window) -> dict[str, Any] | None:
     """Return the lane of a loader worker: the batches that it made; None if it made none in the window."""
     fetches = index.batches_of_phase(BatchPhase.FETCH)
-    own = fetches.take(index.fetches_by_process.rows(process_id))
-    own = _rows_in_window(own, window)
-    if not len(own):
+    made = fetches.take(index.fetches_by_process.rows(process_id))
+    made = _rows_in_window(made, window)
+    if not len(made):
         return None
-    batches = own["batch_index"].tolist()
-    numbers = np.arange(len(own), dtype=np.int64)
-    pieces = _Pieces(own["begin_ns"], own["end_ns"], numbers, np.ones(len(own), dtype=np.int64))
+    batches = made["batch_index"].tolist()
+    numbers = np.arange(len(made), dtype=np.int64)
+    pieces = _Pieces(made["begin_ns"], made["end_ns"], numbers, np.ones(len(made), dtype=np.int64))
     names = [f"batch {batch}" if batch >= 0 else "a batch" for batch in batches]
     label = f"worker {worker_id} of rank {rank}" if worker_id >= 0 else f"a worker of rank {rank}"
     lane = _lane("worker", label, "", pieces, names, window)

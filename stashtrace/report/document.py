@@ -273,8 +273,8 @@ def _commands(made: dict[str, Any], facts: RunFacts, commands: Commands) -> dict
 def _worst(facts: RunFacts) -> tuple[int, int]:
     """Return begin and end of the counted step with most stalled time over all ranks."""
     steps, stalls = facts.tables["steps"], facts.tables["stalls"]
-    own = stalls.take(np.isin(stalls["step"], steps["step"]) & (stalls["kind"] != "compute"))
-    lost = np.bincount(own["step"], own["stall_ns"]) if len(own) else np.zeros(1)
+    lost_to = stalls.take(np.isin(stalls["step"], steps["step"]) & (stalls["kind"] != "compute"))
+    lost = np.bincount(lost_to["step"], lost_to["stall_ns"]) if len(lost_to) else np.zeros(1)
     step = int(lost.argmax())
     at = steps["step"] == step
     if not at.any():

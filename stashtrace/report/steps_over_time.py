@@ -60,8 +60,8 @@ def heat_maps(stalls: Table, steps: Table, apart: Sequence[int] = ()) -> dict[st
     kinds: list[dict[str, Any]] = []
     small: list[str] = []
     for kind in (k.name.lower() for k in StallKind):
-        own = inside["kind"] == kind
-        spent = np.bincount(cell[own], inside["stall_ns"][own], len(wall))
+        of_kind = inside["kind"] == kind
+        spent = np.bincount(cell[of_kind], inside["stall_ns"][of_kind], len(wall))
         if not spent.any():
             continue
         share = np.where(wall > 0, spent / np.maximum(wall, 1), 0.0)

@@ -21,7 +21,7 @@ Role: TypeAlias = Literal[
     "path",  # the same, of a file's path: scrubbed as one
     "host",  # the same, of a host's name: scrubbed as one
     "position",  # where in a file; a program may pass any number to a call
-    "factor",  # how many times as much
+    "factor",  # a multiple
     "cost",  # money, in the currency of the prices
     "kind",  # name of a kind of time, as text in place
     "commit",  # the same, of a commit

@@ -32,7 +32,7 @@ _WIDEST_RANGE = 2**31
 #: Keys of several columns are packed into integers below this.
 _LARGEST_CODE = 2**62
 #: Numbering takes a table of all codes, not sorting, if there are at most this many for each row, and this many more.
-_CODES_PER_ROW, _CODES_BESIDE = 4, 2048
+_CODES_PER_ROW, _CODES_IN_ADDITION = 4, 2048
 
 
 class GroupBy:
@@ -457,11 +457,11 @@ class _Packing:
         codes, span = np.zeros(0, dtype=np.int64), 1
         for column in columns:
             part, known = _Part(), None
-            own = part.fit(column)
+            part_codes = part.fit(column)
             if span * part.span > _LARGEST_CODE:
                 known, codes = np.unique(codes, return_inverse=True)
                 codes, span = codes.reshape(-1), len(known)
-            codes, span = codes * part.span + own if self._parts else own, span * part.span
+            codes, span = codes * part.span + part_codes if self._parts else part_codes, span * part.span
             self._parts.append((part, known))
         return codes, span
 
@@ -473,8 +473,8 @@ class _Packing:
         for (part, known), column in others:
             if known is not None:
                 codes = np.where(codes >= 0, _places(known, codes), -1)
-            own = part.of(column)
-            codes = np.where((codes >= 0) & (own >= 0), codes * part.span + own, -1)
+            part_codes = part.of(column)
+            codes = np.where((codes >= 0) & (part_codes >= 0), codes * part.span + part_codes, -1)
         return codes
 
 
@@ -483,7 +483,7 @@ def _number(codes: Int64, span: int) -> tuple[Int64, Int64]:
     if _is_ascending(codes):
         new = _changes([codes])
         return np.cumsum(new) - 1, codes[new]
-    if span > _CODES_PER_ROW * len(codes) + _CODES_BESIDE:
+    if span > _CODES_PER_ROW * len(codes) + _CODES_IN_ADDITION:
         distinct, number = np.unique(codes, return_inverse=True)
         return number, distinct
     occurs = np.zeros(span, dtype=bool)

@@ -1,4 +1,4 @@
-"""Tell by its name whether a kernel moves bytes between ranks. Importers and the decoder of deep mode use it.
+"""Decide by its name whether a kernel moves bytes between ranks. Importers and the decoder of deep mode use it.
 
 Kernels of NCCL, RCCL and MSCCL follow a naming scheme. The others are listed by name: torch's symmetric memory
 (``multimem_all_reduce_kernel`` and similar ones, NVSHMEM), the all-reduces of vLLM, SGLang, AITER, FlashInfer and

@@ -182,11 +182,11 @@ def hint_for(word: str, more: Iterable[str] = ()) -> str:
 
     ``word``: as it was typed. ``more``: words that are neither a column nor a kind.
     """
-    beside = list(more)
-    near = nearest_word(word, [*beside, *COLUMNS, *KIND_NAMES])
+    others = list(more)
+    near = nearest_word(word, [*others, *COLUMNS, *KIND_NAMES])
     columns = ", ".join(_with_id(name, kinds[0] if len(kinds) == 1 else name) for name, kinds in COLUMNS.items())
     parts = ", ".join(_with_id(OPTION_WORDS[kind.name], kind.name) for kind in STALL_KINDS if kind.part)
-    listed = "; ".join(filter(None, [", ".join(beside), f"columns of the summary: {columns}", f"their parts: {parts}"]))
+    listed = "; ".join(filter(None, [", ".join(others), f"columns of the summary: {columns}", f"their parts: {parts}"]))
     return f"did you mean {word_text(near)}? Choose from {listed}" if near else f"choose from {listed}"
 
 

@@ -606,7 +606,7 @@ def _skip_blanks(text: str, at: int) -> int:
 def _end_of_url(text: str, at: int, before: str) -> int:
     """Where a URL ends: at the quote that closes the one before it, else with the text.
 
-    A query may hold quotes of its own: the closing one is followed by nothing that goes on with the URL.
+    A query may itself hold quotes: the closing one is followed by nothing that goes on with the URL.
     """
     if not before or before not in _QUOTES:
         return len(text)

@@ -77,12 +77,12 @@ def listing() -> pyarrow.Table:
 
 
 def _listed() -> Iterator[tuple[str, str, str]]:
-    own = {name: text for name, _, text in ANALYSES}
+    analyses = {name: text for name, _, text in ANALYSES}
     for named in catalog().values():
         if not named.is_analysis:
             yield named.name, "recorded", TABLES[named.source].doc
-        elif named.source in own:
-            yield named.name, "analysis", own[named.source]
+        elif named.source in analyses:
+            yield named.name, "analysis", analyses[named.source]
         elif _of_plugin(named.source):
             yield named.name, "analysis", f"from the package {plugins()[named.source].package}"
 

@@ -77,8 +77,8 @@ def _about(row: Row, found: Sequence[Finding]) -> Iterator[Finding]:
     ranks = {int(rank) for rank in row["ranks"].split(",") if rank}
     column = column_of_cause(row)
     for finding in found:
-        own = finding.row["kind"] == column and (not ranks or finding.row["rank"] in ranks)
-        if own or (finding.row["kind"] == "late" and finding.row["cause_rank"] in ranks):
+        matches = finding.row["kind"] == column and (not ranks or finding.row["rank"] in ranks)
+        if matches or (finding.row["kind"] == "late" and finding.row["cause_rank"] in ranks):
             yield finding
 
 

@@ -213,7 +213,7 @@ def document(gate: Gate, command: Command | None = None) -> dict[str, Any]:
                 "rank_growth_ns": one.rank_growth_ns,
                 "steps_that_would_decide": one.needs.steps_count or None,
                 "runs_that_would_decide": one.needs.runs_count or None,
-                "told_growth_ns": one.needs.told_ns if one.needs.steps_count or one.needs.runs_count else None,
+                "told_growth_ns": one.needs.growth_ns if one.needs.steps_count or one.needs.runs_count else None,
             }
             for one in gate.judged
         ],
@@ -294,8 +294,8 @@ def _decided_by(judged: Judged, step_ns: float) -> str:
         ways.append(f"{needs.runs_count} alternating runs a side")
     if not ways:
         return "the growth is too near to the limit for any reasonable number of runs"
-    limit, growth = (_percent(ns, step_ns) for ns in (judged.limit_ns, needs.told_ns))
-    growth = "no growth" if not needs.told_ns else growth
+    limit, growth = (_percent(ns, step_ns) for ns in (judged.limit_ns, needs.growth_ns))
+    growth = "no growth" if not needs.growth_ns else growth
     return f"about {' or '.join(ways)} would separate {growth} from {limit}"
 
 

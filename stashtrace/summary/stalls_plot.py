@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-#: Inches; more ranks than this share the height of so many.
+#: Inches; more ranks than this share the height of this number.
 _WIDTH, _RANK_HEIGHT, _TALL_RANKS = 9.0, 0.32, 16
 #: Of more ranks than this, bars touch each other.
 _APART_RANKS = 32

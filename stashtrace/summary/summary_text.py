@@ -180,8 +180,8 @@ def _budgets(table: Table) -> list[Budget]:
     ranks: dict[tuple[str, int], Budget] = {}
     for row in table.rows():
         key = (row["step_kind"], row["rank"])
-        own = ranks.setdefault(key, Budget(row["rank"], row["step_kind"], row["step_ns"], {}))
-        own.shares[row["column"]] = row["share_ratio"]
+        budget = ranks.setdefault(key, Budget(row["rank"], row["step_kind"], row["step_ns"], {}))
+        budget.shares[row["column"]] = row["share_ratio"]
     return list(ranks.values())
 
 

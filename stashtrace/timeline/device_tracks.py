@@ -70,7 +70,7 @@ def device_groups(rows: RankRows, tree: TrackTree, root: int) -> dict[tuple[int,
 
 
 def _devices_without_rows(rows: RankRows, known: Groups) -> list[tuple[int, int]]:
-    """Return the devices with work in the trace but no row of their own."""
+    """Return the devices with work in the trace but no separate row."""
     used: set[tuple[int, int]] = set()
     for name in ("device_brackets", "kernels"):
         table = rows.table(name)
@@ -135,11 +135,11 @@ def device_layer(
             _part(on_kernels, on_device(kernels, process, device)),
         ]
         slices += tree.add(group, lines, pieces if bins is None else [_sums(piece, bins) for piece in pieces])
-        own = brackets.take(on_device(brackets, process, device))
-        slices += tree.add(group, _STEP_LINES, [_steps(own)])
+        of_device = brackets.take(on_device(brackets, process, device))
+        slices += tree.add(group, _STEP_LINES, [_steps(of_device)])
         if bins is None:
             waits = {0: Line(f"compute waits · rank {rows.rank:03d}", 1, _ABOUT_WAITS)}
-            slices += tree.add(group, waits, [_exposed_waits(rows, own)])
+            slices += tree.add(group, waits, [_exposed_waits(rows, of_device)])
     about = "Calls of the CUDA driver or runtime and of NCCL on {}; arrows lead to the work on the device"
     threads = rows.thread_lines(Order.DEVICE_CALLS, "device calls · {}", about)
     # A call of an unknown thread has no line; the work on the device is shown all the same.
@@ -259,16 +259,16 @@ def _call_piece(calls: Table) -> Piece:
 def _collective_calls(rows: RankRows, launches: Ints) -> Piece:
     """Return the calls of the collectives that are shown on the device, with the arrows that lead there."""
     table = rows.trace.collectives
-    own = np.flatnonzero((table["rank"] == rows.rank) & (launches != 0)) if len(launches) else launches
-    chosen = table.take(own)
+    of_rank = np.flatnonzero((table["rank"] == rows.rank) & (launches != 0)) if len(launches) else launches
+    chosen = table.take(of_rank)
     codes, names = numbered(
         [*OPS, "collective"], coded(chosen["op_code"], list(kinds.CollectiveOp)), chosen["sequence"]
     )
     end = np.maximum(chosen["return_ns"], chosen["call_ns"])
     piece = Piece(chosen["track_id"], chosen["call_ns"], end, codes, names)
     piece.ints["bytes"] = chosen["message_bytes"]
-    joined = np.flatnonzero(launches[own] > 0)
-    piece.flows.append((joined, launches[own][joined]))
+    joined = np.flatnonzero(launches[of_rank] > 0)
+    piece.flows.append((joined, launches[of_rank][joined]))
     return piece
 
 

@@ -162,9 +162,9 @@ class RankRows:
     @cached_property
     def processes(self) -> Table:
         """Processes of this rank: the rank first, then workers."""
-        own = self.trace.processes.take(self.trace.processes["rank"] == self.rank)
-        order = np.lexsort((own["process_id"], own["role_code"] != ProcessRole.RANK))
-        return own.take(order)
+        processes = self.trace.processes.take(self.trace.processes["rank"] == self.rank)
+        order = np.lexsort((processes["process_id"], processes["role_code"] != ProcessRole.RANK))
+        return processes.take(order)
 
     @cached_property
     def threads(self) -> dict[int, Thread]:

@@ -186,8 +186,8 @@ def device_queues(rows: RankRows, process: int, device: int) -> Iterator[Series]
 
 def _bytes_under_way(rows: RankRows, process: int, device: int) -> tuple[Ints, Ints] | None:
     table, streams = rows.table("collectives"), rows.table("streams")
-    own = streams["track_id"][on_device(streams, process, device)]
-    is_own = (table["process_id"] == process) & np.isin(table["stream_track_id"], own)
+    of_device = streams["track_id"][on_device(streams, process, device)]
+    is_own = (table["process_id"] == process) & np.isin(table["stream_track_id"], of_device)
     chosen = np.flatnonzero(is_own & (table["device_end_ns"] >= 0) & (table["message_bytes"] > 0))
     if not len(chosen):
         return None
@@ -277,10 +277,10 @@ class Functions:
         self._places = places(rows.trace)
         self.found: dict[int, list[tuple[Thread, _Functions]]] = {}
         for rank in chosen:
-            own = RankRows(rows, rank)
-            samples, spans = own.table("stack_samples"), own.table("stack_spans")
+            rank_rows = RankRows(rows, rank)
+            samples, spans = rank_rows.table("stack_samples"), rank_rows.table("stack_spans")
             by_thread, spans_by_thread = RowsBy(samples["track_id"]), RowsBy(spans["track_id"])
-            for thread in own.threads.values():
+            for thread in rank_rows.threads.values():
                 if thread.is_step:
                     mine = samples.take(by_thread.rows(thread.track_id)).sort_by("ts_ns")
                     calls = spans.take(spans_by_thread.rows(thread.track_id))

@@ -86,9 +86,9 @@ class Budget:
         """Return the slices on the step track of one rank."""
         if self.steps is None or self.intervals is None:
             return []
-        own = rows.cut(self.steps.take(self.steps["rank"] == rank))
-        parts = _parts_of(self.intervals, rank, own["step"])
-        pieces = [_step_piece(own, parts), _part_piece(parts)]
+        of_rank = rows.cut(self.steps.take(self.steps["rank"] == rank))
+        parts = _parts_of(self.intervals, rank, of_rank["step"])
+        pieces = [_step_piece(of_rank, parts), _part_piece(parts)]
         return [piece.slices(np.full(len(piece), trunk)) for piece in pieces if len(piece)]
 
 
@@ -103,10 +103,10 @@ class _Parts(NamedTuple):
 
 
 def _parts_of(intervals: dict[str, Ints], rank: int, steps: Ints) -> _Parts:
-    own = slice(*np.searchsorted(intervals["rank"], [rank, rank + 1]).tolist())
-    inside = np.isin(intervals["step"][own], steps)
+    of_rank = slice(*np.searchsorted(intervals["rank"], [rank, rank + 1]).tolist())
+    inside = np.isin(intervals["step"][of_rank], steps)
     step, begin, end, kind, cause = (
-        intervals[name][own][inside] for name in ("step", "begin_ns", "end_ns", "kind", "cause_rank")
+        intervals[name][of_rank][inside] for name in ("step", "begin_ns", "end_ns", "kind", "cause_rank")
     )
     return _Parts(step, begin, end, coded(kind, list(StallKind)), cause)
 

@@ -111,15 +111,15 @@ def export_perfetto(
             if sums is not None:
                 notes.append(f"{work} and {duration_text(sums.width_ns)}: more than {budget_slices} slices")
         for order, (rank, root) in enumerate(roots.items()):
-            own = RankRows(rows, rank)
+            rank_rows = RankRows(rows, rank)
             layers = overlay.slices(rows, root, rank)
-            layers += thread_layers(own, tree, root)
-            layers += functions.slices(own, tree, root)
-            layers += device_layer(own, tree, root, devices[rank], launches, device_bins)
-            layers += file_layer(own, tree, root, bins)
+            layers += thread_layers(rank_rows, tree, root)
+            layers += functions.slices(rank_rows, tree, root)
+            layers += device_layer(rank_rows, tree, root, devices[rank], launches, device_bins)
+            layers += file_layer(rank_rows, tree, root, bins)
             encoder.slices(_FIRST_RANK_SEQUENCE + 2 * order, layers)
-            counter_layer(own, tree, encoder, root, devices[rank], _FIRST_RANK_SEQUENCE + 2 * order + 1)
-            stacks.write(own, tree, _FIRST_PID + order, sequences)
+            counter_layer(rank_rows, tree, encoder, root, devices[rank], _FIRST_RANK_SEQUENCE + 2 * order + 1)
+            stacks.write(rank_rows, tree, _FIRST_PID + order, sequences)
         encoder.flush()
     return Exported(path, path.stat().st_size, encoder.slice_count, tuple(notes))
 
@@ -180,17 +180,17 @@ def _first_view(
     encoder.view(max(begin, low), min(end, high), _name(trace, rank) if len(ranks) > 1 else "")
 
 
-def _process(tree: TrackTree, own: RankRows, order: int) -> int:
+def _process(tree: TrackTree, rows: RankRows, order: int) -> int:
     """Add the track of a rank. Its pid is made up, the real ones are labels."""
-    pids = [str(p["pid"]) for p in own.processes.rows() if p["role_code"] != ProcessRole.WORKER]
+    pids = [str(p["pid"]) for p in rows.processes.rows() if p["role_code"] != ProcessRole.WORKER]
     labels = [f"pid {', '.join(pids[:3])}{' ...' if len(pids) > 3 else ''}"] if pids else []
-    losses = own.trace.losses
+    losses = rows.trace.losses
     lost = losses.take(
-        np.isin(losses["process_id"], own.processes["process_id"]) & (losses["severity_code"] == Severity.DATA_LOSS)
+        np.isin(losses["process_id"], rows.processes["process_id"]) & (losses["severity_code"] == Severity.DATA_LOSS)
     )
     if lost["lost_count"].sum() > 0:
         labels.append(f"{int(lost['lost_count'].sum())} records lost")
-    return tree.process(_FIRST_PID + order, _name(own.trace, own.rank), labels, order)
+    return tree.process(_FIRST_PID + order, _name(rows.trace, rows.rank), labels, order)
 
 
 def _name(trace: Trace, rank: int) -> str:
@@ -198,8 +198,8 @@ def _name(trace: Trace, rank: int) -> str:
 
     The rank is zero padded, because some viewers sort by text; the host is last, because they append a number.
     """
-    own = trace.processes.take(trace.processes["rank"] == rank)
-    hosts = sorted({trace.text(code) for code in own["host_code"].tolist()})
+    processes = trace.processes.take(trace.processes["rank"] == rank)
+    hosts = sorted({trace.text(code) for code in processes["host_code"].tolist()})
     place = "+".join(hosts) if len(hosts) < 3 else f"{len(hosts)} hosts"
     return f"{'without rank' if rank == UNRANKED else f'rank {rank:03d}'} · {place}"
 
@@ -207,17 +207,17 @@ def _name(trace: Trace, rank: int) -> str:
 def _unsummed_count(owned: list[RankRows]) -> int:
     """Return the number of slices of these ranks that are never summed."""
     names = ("phases", "batches", "collective_waits", "waits", "spans")
-    return sum(len(own.table(name)) for own in owned for name in names)
+    return sum(len(rows_of_rank.table(name)) for rows_of_rank in owned for name in names)
 
 
 def _device_bins(owned: list[RankRows], left: int) -> tuple[Bins | None, int]:
     """Return the bins for work on devices, None if it fits into the slices that are left; and the slices it takes."""
-    count = sum(device_slices_count(own) for own in owned)
+    count = sum(device_slices_count(rows_of_rank) for rows_of_rank in owned)
     if count <= left:
         return None, count
     lines, begin, end = 0, np.iinfo(np.int64).max, np.iinfo(np.int64).min
-    for own in owned:
-        for table in (own.table("device_brackets"), own.table("kernels")):
+    for rows_of_rank in owned:
+        for table in (rows_of_rank.table("device_brackets"), rows_of_rank.table("kernels")):
             timed = table.take(table["begin_ns"] >= 0)
             lines += len(np.unique(timed["track_id"]))
             begin, end = min(begin, timed["begin_ns"].min(initial=begin)), max(end, timed["end_ns"].max(initial=end))
@@ -228,10 +228,10 @@ def _device_bins(owned: list[RankRows], left: int) -> tuple[Bins | None, int]:
 
 def _bins(rows: TraceRows, owned: list[RankRows], allowed: int) -> Bins | None:
     """Return the bins for I/O, None if it fits into the allowed slices."""
-    if sum(sum(own.io_counts()) for own in owned) <= allowed:
+    if sum(sum(rows_of_rank.io_counts()) for rows_of_rank in owned) <= allowed:
         return None
     # Calls in a window must be read to be counted.
-    counts = [count for own in owned for count in own.io_counts_in_window()]
+    counts = [count for rows_of_rank in owned for count in rows_of_rank.io_counts_in_window()]
     if not counts:
         return None
     begin, end = rows.trace.io_span_ns

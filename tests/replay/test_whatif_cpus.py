@@ -177,7 +177,7 @@ def test_the_step_without_the_straggler_is_in_the_interval(options: dict[str, fl
 def test_what_messages_need_of_the_cpus_is_needed_in_each_step() -> None:
     """Nothing but the messages, of 8 ms on both sides, is on the CPUs beside the nodes."""
     graph = build(Shared(3.0, 4.0, 8.0, 80.0).run().trace())
-    assert graph.facts.beside["node00"] == pytest.approx(16 / 92, rel=0.1)
+    assert graph.facts.cpus_outside_nodes["node00"] == pytest.approx(16 / 92, rel=0.1)
 
 
 @pytest.mark.parametrize("every", [2, 5, 10])

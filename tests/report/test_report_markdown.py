@@ -82,8 +82,8 @@ def test_only_of_several_ranks_one_is_hit_hardest() -> None:
         )
     )
     assert "counted steps on rank 0 (" in one
-    assert "hit hardest" not in one
-    assert "on rank 1, the one hit hardest (" in several
+    assert "most affected" not in one
+    assert "on rank 1, the most affected (" in several
 
 
 @pytest.mark.parametrize(

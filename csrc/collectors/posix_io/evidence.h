@@ -26,7 +26,7 @@ struct Evidence {
   std::int64_t voluntary_count = 0;
   std::int64_t involuntary_count = 0;
   std::int64_t block_input_count = 0;
-  int armed_calls = 0;  // calls left that take a baseline because one was slow lately
+  int armed_calls = 0;  // calls left that take a baseline because one was slow recently
 };
 
 [[gnu::visibility("hidden")]] extern constinit thread_local Evidence evidence;

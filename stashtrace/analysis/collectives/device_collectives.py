@@ -104,11 +104,11 @@ def _from_kernels(trace: Trace, begin: Int64, end: Int64, wanted: Bools) -> Bool
     rows = np.flatnonzero((kernels["work_code"] == DeviceWork.COMMUNICATION) & (kernels["launch_ns"] >= 0))
     if not len(rows) or not wanted.any():
         return timed
-    by_process, own = RowsBy(kernels["process_id"][rows]), RowsBy(table["process_id"])
+    by_process, rows_by_process = RowsBy(kernels["process_id"][rows]), RowsBy(table["process_id"])
     for process in by_process.values.tolist():
         launches = rows[by_process.rows(process)]
         launches = launches[np.argsort(kernels["launch_ns"][launches], kind="stable")]
-        mine = own.rows(process)
+        mine = rows_by_process.rows(process)
         mine = mine[wanted[mine]]
         at = np.searchsorted(kernels["launch_ns"][launches], table["call_ns"][mine])
         hit = launches[np.minimum(at, len(launches) - 1)]

@@ -216,7 +216,7 @@ def _trusted(trace: Trace, end: Int64, device_error_ns: Int64 | None) -> tuple[B
     boot = process_values(trace, table["process_id"], "boot_code")
     error = GroupBy(boot).map(lambda code: error_of.get(code, 0))
     each = operations(table)
-    if device_error_ns is not None:  # a device has a clock of its own, whatever the host's
+    if device_error_ns is not None:  # a device has a separate clock, whatever the host's
         boot, error = np.where(device_error_ns > 0, -1 - int64(table["process_id"]), boot), error + device_error_ns
     one_clock, worst = each.min(boot) == each.max(boot), np.maximum(each.max(error), 0)
     trusted = one_clock[each.number] | (2 * worst[each.number] <= _shortest(table, end)[0])
@@ -316,7 +316,7 @@ def _match_pairs(
 
     A send waits for its receiver only where it ended after the receiver had entered: others leave their bytes and go.
 
-    A pair with a group of its own may number its messages the same way on both sides, also those that were not
+    A pair with a separate group may number its messages the same way on both sides, also those that were not
     recorded.
     """
     partial[rows] = table["end_ns"][rows] >= 0  # until the other side of the pair is found
@@ -326,9 +326,9 @@ def _match_pairs(
     rows, peer = rows[known], members[peer[known]]
     if len(rows) == 0:
         return
-    own = table["rank"][rows]
+    rank = table["rank"][rows]
     sends = table["op_code"][rows] == CollectiveOp.SEND
-    source, target = np.where(sends, own, peer), np.where(sends, peer, own)
+    source, target = np.where(sends, rank, peer), np.where(sends, peer, rank)
     order = order_by(source, target, ~sends)
     rows, source, target, sends = rows[order], source[order], target[order], sends[order]
     pairs = GroupBy.runs(source, target)

@@ -114,7 +114,7 @@ class Change:
     #: What the run-to-run allowance contributes; 0 where the runs show their spread themselves.
     allowance_ns: float
     #: {"steps", "runs", "rounds"}; Where the interval comes from: the steps of one or two runs a side, the means of
-    #: several runs, or the differences of runs that were made by turns.
+    #: several runs, or the differences of alternating runs.
     source: Source
 
     @property
@@ -141,7 +141,7 @@ def change_of(
 
     ``kind``: ``step``, a kind of stall, or a column of the summary, which sums its kinds. ``statistic``: over the steps
     of a run. ``allowance_ratio``: run-to-run allowance between two single runs, as part of the step before.
-    ``by_turns``: the runs of both sides were made by turns, one of each a round, and stand in that order: what slows
+    ``by_turns``: the runs of both sides alternated, one of each a round, and stand in that order: what slows
     the machine down for a while slows both runs of a round, and cancels.
     """
     if not occurs((before, after), kind):  # what takes no time in either job does not vary
@@ -159,9 +159,9 @@ def change_of(
         spread = float((second[:rounds] - first[:rounds]).std(ddof=1))
         steps_ns, source = student(rounds - 1) * spread / math.sqrt(rounds), "rounds"
     elif max(counts) >= RUNS_THAT_TELL:
-        telling = [values for values in (first, second) if len(values) >= RUNS_THAT_TELL]
-        degrees = sum(len(values) - 1 for values in telling)
-        variance = sum(float(((values - values.mean()) ** 2).sum()) for values in telling) / degrees
+        enough = [values for values in (first, second) if len(values) >= RUNS_THAT_TELL]
+        degrees = sum(len(values) - 1 for values in enough)
+        variance = sum(float(((values - values.mean()) ** 2).sum()) for values in enough) / degrees
         between_ns = student(degrees) * math.sqrt(variance * sum(1 / count for count in counts))
         # A single run of few steps may be less certain than the runs that show the spread.
         steps_ns, source = max(between_ns, error_of_steps_ns() if min(counts) < RUNS_THAT_TELL else 0.0), "runs"

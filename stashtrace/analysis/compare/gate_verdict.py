@@ -52,14 +52,14 @@ _PRIOR_DEGREES = 3
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What would decide a condition in four of five cases, if the growth is as far from the limit as ``told_ns``."""
+    """What would decide a condition in four of five cases, if the growth is as far from the limit as ``growth_ns``."""
 
     #: Steps of each run, on both sides; 0 if more steps would not decide.
     steps_count: int = 0
-    #: Runs a side, made by turns, each as long as now; 0 if more runs would not.
+    #: Alternating runs a side, each as long as now; 0 if more runs would not.
     runs_count: int = 0
     #: Growth that is to be separated from the limit.
-    told_ns: float = 0.0
+    growth_ns: float = 0.0
     #: Steps and runs spread by too much for any reasonable number of them.
     hidden: bool = False
 
@@ -94,7 +94,7 @@ def needs_of(before: Side, after: Side, change: Change, limit_ns: float, step_ns
 
 
 def runs_without_other_work(before: Side, after: Side) -> Needs:
-    """Return the runs by turns that separate a change from other work on the machine."""
+    """Return the alternating runs that separate a change from other work on the machine."""
     now = min(len(before.runs), len(after.runs))
     return Needs(runs_count=next((runs for runs in _RUNS if runs > max(now, RUNS_THAT_TELL)), 0))
 
@@ -303,7 +303,7 @@ def judge(
             "the steps before have no length, and growth is judged as a part of them",
             hint="`stashtrace analyze steps` shows when each began and ended",
         )
-    # By turns, what slows the machine down slows both sides.
+    # In alternating runs, what slows the machine down slows both sides.
     other = OtherWork() if by_turns else other_work(before, after)
     run_ns = allowance_ratio * step_ns
     judged = tuple(

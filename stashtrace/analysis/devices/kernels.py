@@ -51,7 +51,7 @@ def kernel_times(
     owner = rank if by == "rank" else np.full(len(rows), -1)
     similar, of_ranks = GroupBy(owner, name, work), GroupBy(owner, name, work, rank)
     total, total_of_rank = similar.sum(lengths), of_ranks.sum(lengths)
-    ranks = GroupBy(*of_ranks.keys[:3])  # the sums of ranks, numbered as ``alike``; in each the lowest rank comes first
+    ranks = GroupBy(*of_ranks.keys[:3])  # sums of ranks, numbered as ``similar``; in each the lowest rank comes first
     slowest = ranks.argmax(total_of_rank)
     owner, name, work = similar.keys
     owners = GroupBy(owner)

@@ -61,8 +61,8 @@ def launches(trace: Trace, *, by: work.By = "rank", last_step: work.Keep = "keep
     pieces = []
     for device, windows in zip(devices, work.windows_of(devices, by, last_step), strict=True):
         for stream, rows in GroupBy(device["track_id"]).items():
-            own = replace(device, rows=device.rows[rows])
-            pieces.append(_columns(own, windows, names.get(stream, 0)))
+            chosen = replace(device, rows=device.rows[rows])
+            pieces.append(_columns(chosen, windows, names.get(stream, 0)))
     return work.joined_columns(LAUNCHES, pieces)
 
 

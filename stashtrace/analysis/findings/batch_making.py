@@ -52,16 +52,16 @@ def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
     Batches of loaders for which the counted steps do not wait, such as validation, are left out. So are batches made
     before the counted steps, when a cache was cold or workers had just begun.
     """
-    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
+    of_rank = steps.take(steps["rank"] == rank).sort_by("begin_ns")
     batches = trace.batches.take(trace.batches["rank"] == rank)
     made = batches.take(batches["phase_code"] == BatchPhase.FETCH)
-    if not len(made) or not len(own):
+    if not len(made) or not len(of_rank):
         return None
-    waits = waits_of_steps(batches, own)
+    waits = waits_of_steps(batches, of_rank)
     waits = waits.take(inside(waits["begin_ns"], steps, rank))
     served = made.take(np.isin(made["loader_id"], waits["loader_id"]))
     made = served if len(served) else made
-    during = made.take((made["end_ns"] > own["begin_ns"].min()) & (made["begin_ns"] < own["end_ns"].max()))
+    during = made.take((made["end_ns"] > of_rank["begin_ns"].min()) & (made["begin_ns"] < of_rank["end_ns"].max()))
     made = during if len(during) else made
     wall = made["end_ns"] - made["begin_ns"]
     makers = GroupBy(made["worker_id"])
@@ -71,9 +71,9 @@ def making_of(trace: Trace, rank: int, steps: Table) -> Making | None:
         workers_count(made["worker_id"]),
         float(wall.mean()),
         _parts(trace, made),
-        max(len(waits) / max(len(own), 1), 1.0),
+        max(len(waits) / max(len(of_rank), 1), 1.0),
         {worker: ns for worker, ns in zip(makers.values.tolist(), mean_ns.tolist(), strict=True) if worker >= 0},
-        _idle_workers(served, waits_of_steps(batches, own)),
+        _idle_workers(served, waits_of_steps(batches, of_rank)),
     )
 
 
@@ -87,11 +87,11 @@ def _idle_workers(served: Table, taken: Table) -> tuple[int, ...]:
 
 def inside(moments: Int64, steps: Table, rank: int) -> npt.NDArray[np.bool_]:
     """Return which moments lie in the steps of a rank."""
-    own = steps.take(steps["rank"] == rank).sort_by("begin_ns")
-    if not len(own):
+    of_rank = steps.take(steps["rank"] == rank).sort_by("begin_ns")
+    if not len(of_rank):
         return np.zeros(len(moments), dtype=bool)
-    at = np.searchsorted(own["begin_ns"], moments, side="right") - 1
-    inside_step: npt.NDArray[np.bool_] = (at >= 0) & (moments < own["end_ns"][np.maximum(at, 0)])
+    at = np.searchsorted(of_rank["begin_ns"], moments, side="right") - 1
+    inside_step: npt.NDArray[np.bool_] = (at >= 0) & (moments < of_rank["end_ns"][np.maximum(at, 0)])
     return inside_step
 
 

@@ -80,11 +80,11 @@ def blocked_in(index: TraceIndex, track: int, free: TimeSet) -> dict[str, int]:
         time = free & TimeSet.of(begin[chosen], end[chosen])
         blocked_ns[name] = time.total_ns
         free -= time
-    io, own = index.io, index.io_by_track.rows(track)
+    io, calls = index.io, index.io_by_track.rows(track)
     of_flag = {_SOCKET: IoFlag.SOCKET, _PIPE: IoFlag.PIPE}
-    of_io = {name: io.is_blocked[own] & ((io.flags[own] & int(flag)) != 0) for name, flag in of_flag.items()}
-    for name, chosen in ((_FILE, io.is_storage[own]), *of_io.items(), (_IO, io.is_blocked[own])):
-        time = free & TimeSet.of(io.begin[own[chosen]], io.end[own[chosen]])
+    of_io = {name: io.is_blocked[calls] & ((io.flags[calls] & int(flag)) != 0) for name, flag in of_flag.items()}
+    for name, chosen in ((_FILE, io.is_storage[calls]), *of_io.items(), (_IO, io.is_blocked[calls])):
+        time = free & TimeSet.of(io.begin[calls[chosen]], io.end[calls[chosen]])
         blocked_ns[name] = time.total_ns
         free -= time
     return {name: ns for name, ns in blocked_ns.items() if ns > 0}

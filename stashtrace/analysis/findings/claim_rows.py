@@ -31,7 +31,7 @@ FINDINGS = schema(
     col.word("kind", "what is claimed: a column of the budget, compute_bound, steps, loss, ...", width=24),
     col.word("name", "what it is about where the kind alone does not say: a host, a kind of step, a reason", detail=3),
     col.word("ranks", "ranks that it holds for, as 0-3,7; empty if for the run", detail=2),
-    col.rank("rank", "the rank whose figures these are, the one hit hardest; -1 for the run", missing=-1),
+    col.rank("rank", "the rank whose figures these are, the most affected one; -1 for the run", missing=-1),
     col.number(
         "items_count", "how many: steps, ranks, lost records; -1 where there is nothing to count", missing=-1, detail=4
     ),
@@ -167,8 +167,8 @@ def claim(
     rows = (*(replace(row, text="") for row in parts), *evidence)
     known = {name: value for row in rows for name, value in row.facts.items()}
     known |= {"kind": kind, "parts": ", ".join(row.text for row in parts if row.text), **(phrases or {})}
-    own, more = by_column(facts)
-    return Claim(section, kind, text=filled(template, {**known, **facts}), facts=more, evidence=rows, **own)
+    columns, more = by_column(facts)
+    return Claim(section, kind, text=filled(template, {**known, **facts}), facts=more, evidence=rows, **columns)
 
 
 def by_column(facts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -76,10 +76,10 @@ def verdict(
     """Return a claim about a stall whose sentence is a template filled with its fields, phrases and named facts.
 
     ``base``: its figures. ``short``: the template of a sentence for the first line of a summary. ``phrases``: what the
-    templates name beside facts and ``phrases_of``.
+    templates name besides facts and ``phrases_of``.
     """
-    own, more = by_column(facts)
-    made = replace(base, kind=kind, evidence=tuple(evidence), **own)
+    columns, more = by_column(facts)
+    made = replace(base, kind=kind, evidence=tuple(evidence), **columns)
     known = {**phrases_of(made, step_words(run.trace)), **(phrases or {}), **facts}
     more |= {"short": filled(short, known)} if short else {}
     return replace(made, text=filled(template, known), facts=more)

@@ -167,7 +167,7 @@ def ranks_of_hosts(trace: Trace) -> dict[str, list[int]]:
 def gather(trace: Trace) -> RunFacts:
     """Gather the facts of a run; those of a run without steps have no ranks.
 
-    Steps of validation and inference have facts of their own.
+    Steps of validation and inference have separate facts.
     """
     world = int(trace.processes["world_size"].max(initial=-1))
     present = [int(r) for r in trace.ranks]
@@ -183,8 +183,8 @@ def gather(trace: Trace) -> RunFacts:
     counted, kinds = tables["steps"], kinds_that_count(steps)
     quiet = [kind for kind in QUIET_KINDS if (steps["kind"] == kind).any() and kind not in kinds]
     first = steps.take(np.isin(steps["kind"], kinds) & (steps["rank"] == counted["rank"][0]))
-    own = np.count_nonzero(counted["rank"] == first["rank"][0])
-    left_out = first["warmup"] if own < len(first) else np.zeros(len(first), dtype=np.int64)
+    counted_count = np.count_nonzero(counted["rank"] == first["rank"][0])
+    left_out = first["warmup"] if counted_count < len(first) else np.zeros(len(first), dtype=np.int64)
     # The last step of a recording may be cut, and is left out then as well.
     is_cut = int(len(first) > 1 and left_out[first["step"].argmax()] == 1)
     warm = int(np.count_nonzero(left_out))
@@ -194,9 +194,9 @@ def gather(trace: Trace) -> RunFacts:
         _ranks(trace, tables, unsaid),
         len(present),
         hosts,
-        int(own),
+        int(counted_count),
         warm,
-        len(first) - warm - int(own),
+        len(first) - warm - int(counted_count),
         missing,
         known,
         tables,
@@ -204,11 +204,11 @@ def gather(trace: Trace) -> RunFacts:
     )
     others = []
     for kind in quiet:
-        beside = {**tables, "steps": counted_of_kinds(steps, [kind])}
-        beside.pop("agreement", None)
-        count = int(np.count_nonzero(beside["steps"]["rank"] == beside["steps"]["rank"][0]))
+        of_kind = {**tables, "steps": counted_of_kinds(steps, [kind])}
+        of_kind.pop("agreement", None)
+        count = int(np.count_nonzero(of_kind["steps"]["rank"] == of_kind["steps"]["rank"][0]))
         others.append(
-            replace(facts, ranks=_ranks(trace, beside, unsaid), steps_count=count, tables=beside, step_kind=kind)
+            replace(facts, ranks=_ranks(trace, of_kind, unsaid), steps_count=count, tables=of_kind, step_kind=kind)
         )
     return replace(facts, others=tuple(others), not_said=tuple(dict.fromkeys(unsaid)))
 
@@ -307,14 +307,14 @@ def _by_rank(table: Table, chosen: npt.NDArray[np.bool_] | None = None) -> Calla
 
 
 def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) -> RankFacts:
-    own, beside, held = known.steps(rank), known.hidden(rank), known.held(rank)
+    steps, hidden_rows, held = known.steps(rank), known.hidden(rank), known.held(rank)
     kinds, low, high = known.sums(rank)
-    wall = own["end_ns"] - own["begin_ns"]
-    sampled = beside.take(beside["cpu_contention_ns"] >= 0)
+    wall = steps["end_ns"] - steps["begin_ns"]
+    sampled = hidden_rows.take(hidden_rows["cpu_contention_ns"] >= 0)
     return RankFacts(
         rank,
         known.hosts.get(rank, ""),
-        len(own),
+        len(steps),
         round(wall.mean()),
         int(np.median(wall)),
         int(wall.sum()),
@@ -322,9 +322,9 @@ def _rank_facts(known: _Known, rank: int, bounds: dict[str, tuple[int, int]]) ->
         low,
         high,
         float(sampled["cpu_contention_ns"].sum()) / max(int(sampled["wall_ns"].sum()), 1),
-        int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(own["begin_ns"], own["end_ns"]).sum()),
-        *_unseen(known.timed(rank), beside),
-        host_timed=rank in known.on_device and bool((own["clock_code"] == 0).all()),
+        int(TimeSet.of(held["begin_ns"], held["end_ns"]).within(steps["begin_ns"], steps["end_ns"]).sum()),
+        *_unseen(known.timed(rank), hidden_rows),
+        host_timed=rank in known.on_device and bool((steps["clock_code"] == 0).all()),
         exact={frozenset(COLUMNS[name]): of_name for name, of_name in bounds.items()},
         method=known.method(rank),
     )

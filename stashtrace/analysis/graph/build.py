@@ -1,7 +1,7 @@
 """Build the graph of a run.
 
 A rank's time is cut as its budget is: what its thread or its streams did is a node, what it waited for is an edge.
-Batches and transfers are nodes of their own. Loops run over ranks, workers, streams and groups, never over events.
+Batches and transfers are separate nodes. Loops run over ranks, workers, streams and groups, never over events.
 
 Of a rank whose device was timed by events, without its kernels, the compute streams are the timeline:
 

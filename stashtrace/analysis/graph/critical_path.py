@@ -188,10 +188,10 @@ class Pieces:
 def rivals(course: Course, pieces: Pieces, clocks: Clocks) -> Overlaps:
     """Find work next to the path that the run may have waited for: its slack is within the error of the clocks."""
     graph, slack = course.graph, course.slack_ns
-    beside = np.ones(len(graph), dtype=bool)
-    beside[course.path] = False
-    beside &= (slack >= 0) & (slack <= clocks.widest_ns)
-    nodes = np.flatnonzero(beside & (graph.end_ns > graph.begin_ns))
+    chosen = np.ones(len(graph), dtype=bool)
+    chosen[course.path] = False
+    chosen &= (slack >= 0) & (slack <= clocks.widest_ns)
+    nodes = np.flatnonzero(chosen & (graph.end_ns > graph.begin_ns))
     begin, end = course.begin_ns[nodes], course.end_ns[nodes]
     first = np.searchsorted(pieces.end_ns, begin, side="right")
     count = np.maximum(np.searchsorted(pieces.begin_ns, end, side="left") - first, 0)

@@ -117,9 +117,9 @@ class CriticalPath:
 def critical_path(trace: Trace) -> Table:
     """Follow the run from its end back along what each piece of work waited for last.
 
-    Times are those of the timeline. Only shorter work on this path makes the run shorter. Beside ``ambiguous``
-    stretches ran work of another path that is as long within the error of the clocks. Columns: table ``critical_path``
-    of ``docs/reference/tables.md``.
+    Times are those of the timeline. Only shorter work on this path makes the run shorter. During
+    ``ambiguous`` stretches another path ran that is equally long within the error of the clocks. Columns: table
+    ``critical_path`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -214,8 +214,8 @@ def _stretches(index: TraceIndex, course: Course) -> Table:
     rank = graph.rank[pieces.node]
     resource = np.where(whole.occupies[former], graph.resource[pieces.node], _NOTHING)
     step = _step_at(course, pieces.begin_ns)
-    beside = rivals(course, pieces, clocks_of(index, graph))
-    ambiguous = beside.ambiguous(pieces)
+    overlaps = rivals(course, pieces, clocks_of(index, graph))
+    ambiguous = overlaps.ambiguous(pieces)
     rows = GroupBy.runs(step, rank, resource, kind, name, ambiguous)
     first = rows.first
     begin, end = pieces.begin_ns[first], np.append(pieces.begin_ns[first[1:]], pieces.end_ns[-1:])
@@ -225,9 +225,9 @@ def _stretches(index: TraceIndex, course: Course) -> Table:
 
     count = len(first)
     rival_rank, rival_kind, rival_slack = (np.full(count, -1, dtype=np.int64) for _ in range(3))
-    mine = ambiguous[beside.piece]
-    node, shared = beside.node[mine], beside.shared_ns[mine]
-    rivals_of_row = GroupBy(rows.number[beside.piece[mine]], graph.rank[node], graph.kind[node])
+    mine = ambiguous[overlaps.piece]
+    node, shared = overlaps.node[mine], overlaps.shared_ns[mine]
+    rivals_of_row = GroupBy(rows.number[overlaps.piece[mine]], graph.rank[node], graph.kind[node])
     row, other_rank, other_kind = rivals_of_row.keys
     chosen = GroupBy(row).argmax(rivals_of_row.sum(shared))  # the one that ran at the same time longest
     rival_rank[row[chosen]], rival_kind[row[chosen]] = other_rank[chosen], other_kind[chosen]

@@ -452,7 +452,7 @@ def _collective_of(index: TraceIndex, thread: StepThread, rows: Int64) -> Int64:
         middle = (kernels["begin_ns"][rows[mine]] + kernels["end_ns"][rows[mine]]) // 2
         at = np.searchsorted(seen.begin_ns[given], middle, side="right") - 1
         fits = (at >= 0) & (middle <= seen.end_ns[given[at]])
-        # An operation of several kernels is entered with the first; the others are work of their own.
+        # An operation of several kernels is entered with the first; the others are separate work.
         _, first = np.unique(at[fits], return_index=True)
         chosen = np.flatnonzero(fits)[first]
         collective[mine[chosen]] = given[at[chosen]]

@@ -65,8 +65,8 @@ class Parts:
         """Append ends of steps; the columns are those of ``Graph.ends_*`` in their order."""
         known = nodes >= 0
         given = zip(_END_COLUMNS, (nodes, *columns), strict=True)
-        own = {name: values[known] if isinstance(values, np.ndarray) else values for name, values in given}
-        self.ends.append((int(np.count_nonzero(known)), own))
+        columns_known = {name: values[known] if isinstance(values, np.ndarray) else values for name, values in given}
+        self.ends.append((int(np.count_nonzero(known)), columns_known))
 
     def graph(self) -> Graph:
         """Return the graph. Time before a node that no edge explains is its gap.

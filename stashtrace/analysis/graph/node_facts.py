@@ -91,7 +91,7 @@ def facts_of(
     operations = trace.collectives.take(graph.row[moved])
     queues = GroupBy(operations["group_hash"])
     members, hosts, ring = (column[queues.number] for column in _groups(index, queues.values))
-    cpus, beside = _free_cpus(index, ranks, graph, cpu, host_of)
+    cpus, cpus_outside_nodes = _free_cpus(index, ranks, graph, cpu, host_of)
     memory = np.zeros(count), np.full(count, np.inf)
     if reads:
         bounds = memory_bounds_ns(index, graph.process_id[made], graph.begin_ns[made], graph.end_ns[made])
@@ -116,7 +116,7 @@ def facts_of(
         queue=_column(count, moved, queues.number),
         host_of=host_of,
         cpus=cpus,
-        beside=beside,
+        cpus_outside_nodes=cpus_outside_nodes,
         memory_low_ns=memory[0],
         memory_high_ns=memory[1],
         samples=_samples(index, ranks, graph, recorded),
@@ -138,12 +138,12 @@ def _own_batches(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int
     What a loader does around that, such as asking a sampler for the next indices, its main process does with workers,
     too.
     """
-    fetches, own = index.batches_of_phase(BatchPhase.FETCH), own_fetches(index, thread)
-    if not len(own) or not len(nodes):
+    fetches, rows = index.batches_of_phase(BatchPhase.FETCH), own_fetches(index, thread)
+    if not len(rows) or not len(nodes):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-    at = np.searchsorted(fetches["begin_ns"][own], graph.begin_ns[nodes], side="right") - 1
-    inside = (at >= 0) & (graph.begin_ns[nodes] < fetches["end_ns"][own][at])
-    return nodes[inside], own[at[inside]]
+    at = np.searchsorted(fetches["begin_ns"][rows], graph.begin_ns[nodes], side="right") - 1
+    inside = (at >= 0) & (graph.begin_ns[nodes] < fetches["end_ns"][rows][at])
+    return nodes[inside], rows[at[inside]]
 
 
 def _starting(
@@ -185,8 +185,8 @@ def _share_out(graph: Graph, nodes: Int64, batches: Table, of: GroupBy, cpu_ns: 
 def _wait_for_cpus(handed: Handoffs, graph: Graph, nodes: Int64, queued_ns: Int64) -> None:
     """Fill in how long the hand-offs that some nodes are waited for a CPU.
 
-    A node may be only the end of one, when the thread was no longer blocked: the own wait of the thread is part of
-    it.
+    A node may be only the end of one, when the thread was no longer blocked: the wait of the thread itself is
+    part of it.
     """
     at = np.searchsorted(handed.begin, graph.begin_ns[nodes], side="right") - 1
     inside = (at >= 0) & (graph.begin_ns[nodes] < np.append(handed.end, -1)[at])
@@ -220,7 +220,7 @@ def _free_cpus(
     spent = dict(zip(ranks_inside.values.tolist(), ranks_inside.sum(cpu_ns[inside]).tolist(), strict=True))
     for rank, host in host_of.items():
         known[host] = known.get(host, 0.0) + float(spent.get(rank, 0)) / max(end - begin, 1)
-    free, beside = {}, {}
+    free, cpus_outside_nodes = {}, {}
     for host, cpu in host_cpus(index.trace, (begin, end)).items():
         busy = cpu.count * cpu.busy_ratio
         of_nodes = min(known.get(host, 0.0), busy)
@@ -228,8 +228,8 @@ def _free_cpus(
         others = math.ceil(cpu.others_count) if cpu.others_count > _NOTABLE_OTHERS * cpu.count else 0
         share = min(cpu.count / (1 + others), 1.0) if others else 0.0
         free[host] = max(cpu.count - busy + of_nodes, share, 0.0)
-        beside[host] = max(busy - cpu.others_count - of_nodes, 0.0)
-    return free, beside
+        cpus_outside_nodes[host] = max(busy - cpu.others_count - of_nodes, 0.0)
+    return free, cpus_outside_nodes
 
 
 def _run(index: TraceIndex, thread: StepThread, graph: Graph, nodes: Int64, cpu: Int64, queued: Int64) -> None:
@@ -275,7 +275,7 @@ def _groups(index: TraceIndex, groups: npt.NDArray[np.uint64]) -> tuple[Int64, I
 
 
 def _samples(
-    index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph, told: dict[int, LoaderSamples]
+    index: TraceIndex, ranks: Sequence[tuple[StepThread, Table]], graph: Graph, by_loader: dict[int, LoaderSamples]
 ) -> np.ndarray:
     waits = index.batches_of_phase(BatchPhase.WAIT)
     column, by_rank = np.zeros(len(graph.ends)), RowsBy(graph.ends_rank)
@@ -283,7 +283,7 @@ def _samples(
         mine = index.batch_waits.rows(thread.track_id)
         mine = mine[waits["batch_index"][mine] >= 0]
         rank_steps = steps.sort_by("begin_ns")
-        samples, _ = step_samples(rank_steps, waits.take(mine), told)
+        samples, _ = step_samples(rank_steps, waits.take(mine), by_loader)
         if not len(samples):
             continue
         ends = by_rank.rows(thread.rank)
@@ -337,11 +337,11 @@ def _waiting_reads(index: TraceIndex, process: Int64, begin: Int64, end: Int64) 
 def _by_size(index: TraceIndex, size: Int64, tracks: npt.NDArray[np.int32]) -> tuple[Floats, Floats]:
     """Return the least and largest time in ns that a byte of each read takes from memory."""
     octaves = GroupBy(_octave(size))
-    read_octave, per_byte, own = _quiet_reads(index, octaves.values, tracks)
+    read_octave, per_byte, by_threads = _quiet_reads(index, octaves.values, tracks)
     quick, slow = np.zeros(len(octaves)), np.full(len(octaves), np.inf)
     for number, octave in enumerate(octaves.values.tolist()):
         similar = np.abs(read_octave - octave) <= _OCTAVES
-        chosen = similar & own if np.count_nonzero(similar & own) >= _ENOUGH else similar
+        chosen = similar & by_threads if np.count_nonzero(similar & by_threads) >= _ENOUGH else similar
         if np.count_nonzero(chosen) >= _ENOUGH:
             quick[number], slow[number] = np.quantile(per_byte[chosen], (_QUICK_RATIO, _SLOW_RATIO))
     return quick[octaves.number], slow[octaves.number]
@@ -362,8 +362,8 @@ def _quiet_reads(index: TraceIndex, octaves: Int64, tracks: npt.NDArray[np.int32
         looked += len(piece)
         if looked >= _MOST_ROWS:
             break
-    octave, took, own = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-    return octave, took, own
+    octave, took, by_threads = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+    return octave, took, by_threads
 
 
 def _octave(size: Int64) -> Int64:

@@ -270,8 +270,8 @@ def _rank(work: _Work, rank: int, steps: _Steps, meetings: _Meetings, parts: Par
     _cross_borders(chain, steps, process, parts)
 
     receives = np.array([name.endswith("-recv") for name in work.names])[operation]
-    beside = np.flatnonzero(~item & ~(receives & overlapped))
-    _post(chain, steps, begin[beside], step[beside], node[beside], parts)
+    posted = np.flatnonzero(~item & ~(receives & overlapped))
+    _post(chain, steps, begin[posted], step[posted], node[posted], parts)
     # Each kind of message and collective has a stream: the next one begins when the last one has ended.
     entries = np.flatnonzero(entry)
     order = entries[np.argsort(operation[entries], kind="stable")]
@@ -320,13 +320,13 @@ def _cross_borders(chain: _Chain, steps: _Steps, process: int, parts: Parts) -> 
 def _holds_up(begin: Int64, end: Int64, entry: Bools, talks: Bools) -> Bools:
     """Return which operations hold up a rank's compute stream: computation, and collectives during no computation."""
     rows = np.flatnonzero(~talks)
-    own_begin, own_end, enters = begin[rows], end[rows], entry[rows]
-    computed = np.maximum.accumulate(np.where(enters, 0, own_end))
+    row_begin, row_end, enters = begin[rows], end[rows], entry[rows]
+    computed = np.maximum.accumulate(np.where(enters, 0, row_end))
     before = np.concatenate([[0], computed[:-1]])
-    after = np.append(own_begin[1:], np.iinfo(np.int64).max)
-    beside = enters & ((before > own_begin + _SAME_MOMENT_NS) | (after < own_end - _SAME_MOMENT_NS))
+    after = np.append(row_begin[1:], np.iinfo(np.int64).max)
+    during_computation = enters & ((before > row_begin + _SAME_MOMENT_NS) | (after < row_end - _SAME_MOMENT_NS))
     holds = np.zeros(len(begin), dtype=bool)
-    holds[rows] = ~beside
+    holds[rows] = ~during_computation
     return holds
 
 
@@ -386,7 +386,7 @@ def _let_go(
     step: Int64,
     end: Int64,
     leg: Int64,
-    beside: Int64,
+    collectives: Int64,
     parts: Parts,
 ) -> None:
     """A collective outside the compute stream is awaited by what uses its result.
@@ -394,14 +394,14 @@ def _let_go(
     Gathered parameters are used by the next forward computation, reduced gradients by what follows the last
     micro-batch.
     """
-    if not len(beside):
+    if not len(collectives):
         return
     gathers = np.array([name.endswith("all-gather") for name in names])
     micro_batch = np.array([name in ("forward-compute", "backward-compute") for name in names])
     forward = np.array([name == "forward-compute" for name in names])
     for chosen, users in (
-        (beside[gathers[operation[beside]]], np.flatnonzero(forward[chain.operation])),
-        (beside[~gathers[operation[beside]]], np.flatnonzero(~micro_batch[chain.operation])),
+        (collectives[gathers[operation[collectives]]], np.flatnonzero(forward[chain.operation])),
+        (collectives[~gathers[operation[collectives]]], np.flatnonzero(~micro_batch[chain.operation])),
     ):
         if not len(users):
             continue

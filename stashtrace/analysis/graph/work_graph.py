@@ -290,7 +290,7 @@ class Facts:
     #: messages and batches, and of the recorder.
     cpus: dict[str, float]
     #: By host, CPUs that the processes of the job used for anything but nodes: with shorter steps they use more.
-    beside: dict[str, float]
+    cpus_outside_nodes: dict[str, float]
     #: For batches: bounds of the time that their reads that waited for storage would have taken from memory; 0 and
     #: infinity if unknown.
     memory_low_ns: np.ndarray

@@ -57,7 +57,7 @@ def io_cache(
     files: Files = "data",
     importance: Importance | None = None,
 ) -> Table:
-    """Tell what share of the bytes read a cache would have served, for each size, beginning empty.
+    """Return what share of the bytes read a cache of each size would have served, beginning empty.
 
     Two caches: LRU drops the least recently used block, as a page cache roughly does; the other keeps the first blocks
     and drops none, as MinIO of CoorDL does. Both are computed from the order in which the processes of a host read

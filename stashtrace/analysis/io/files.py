@@ -267,9 +267,9 @@ def io_advice(trace: Trace) -> Table:
     worth = np.flatnonzero((calls >= MIN_CALLS) & (spent >= MIN_RATIO_OF_TIME * spent.sum()))
     rows: list[tuple[str, str, int, str]] = []
     for place in worth.tolist():
-        own = {name: int(values[place]) for name, values in sums.items()}
+        figures = {name: int(values[place]) for name, values in sums.items()}
         for kind, rule in RULES.items():
-            advice = rule(own)
+            advice = rule(figures)
             if advice is not None:
                 rows.append((str(names[place]), kind, *advice))
     rows += _repeated_directories(trace, counters, names, files.number, used, spent)
@@ -351,7 +351,7 @@ def _random_reads(sums: _Sums) -> _Found:
     return -1, (
         f"{percent_text(share)} of {located:,} reads lie behind the last one (random: below"
         f" {percent_text(RANDOM_BELOW)}), {percent_text(blocked)} wait for storage (from {percent_text(WAITED_FROM)}):"
-        " sort the reads by offset, or say posix_fadvise(POSIX_FADV_RANDOM) so that nothing is read ahead in vain"
+        " sort the reads by offset, or say posix_fadvise(POSIX_FADV_RANDOM) so that no read-ahead is wasted"
     )
 
 

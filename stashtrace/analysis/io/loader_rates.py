@@ -127,16 +127,16 @@ class _Batches:
     calls_bytes: Int64
 
 
-def _batches(trace: Trace, own: Table, wanted: Bools) -> _Batches | None:
+def _batches(trace: Trace, steps: Table, wanted: Bools) -> _Batches | None:
     """Return the batches begun after the first counted step began and made before the last one ended."""
     table = trace.batches
-    first, last = int(own["begin_ns"].min()), int(own["end_ns"].max())
-    waits = (table["phase_code"] == BatchPhase.WAIT) & np.isin(table["track_id"], own["track_id"])
+    first, last = int(steps["begin_ns"].min()), int(steps["end_ns"].max())
+    waits = (table["phase_code"] == BatchPhase.WAIT) & np.isin(table["track_id"], steps["track_id"])
     waits &= (table["begin_ns"] >= first) & (table["begin_ns"] < last) & (table["batch_index"] >= 0)
     # Only waits inside training steps; those of a validation loader lie in its own steps.
-    waits &= window_at(table["begin_ns"], own["begin_ns"], own["end_ns"]) >= 0
+    waits &= window_at(table["begin_ns"], steps["begin_ns"], steps["end_ns"]) >= 0
     loaders = np.unique(table["loader_id"][waits])
-    chosen = (table["phase_code"] == BatchPhase.FETCH) & (table["rank"] == own["rank"][0])
+    chosen = (table["phase_code"] == BatchPhase.FETCH) & (table["rank"] == steps["rank"][0])
     chosen &= np.isin(table["loader_id"], loaders) & (table["begin_ns"] >= first) & (table["end_ns"] <= last)
     made = table.take(np.flatnonzero(chosen))
     if len(made) == 0:
@@ -219,15 +219,15 @@ def _begins_a_range(batch: Int64, path: Int64, offset: Int64, size: Int64) -> Bo
     return new
 
 
-def _rank_rows(trace: Trace, rank: int, own: Table, stalls: Table, made: _Batches) -> list[Row]:
-    length = own["end_ns"] - own["begin_ns"]
+def _rank_rows(trace: Trace, rank: int, steps: Table, stalls: Table, made: _Batches) -> list[Row]:
+    length = steps["end_ns"] - steps["begin_ns"]
     data = stalls.take(np.isin(stalls["kind"], _DATA_STALLS))
-    lost = GroupBy.numbered(GroupBy(own["step"]).row_of(data["step"]), len(own)).sum(data["stall_ns"])
+    lost = GroupBy.numbered(GroupBy(steps["step"]).row_of(data["step"]), len(steps)).sum(data["stall_ns"])
     table = trace.batches
-    receives = table.take((table["phase_code"] == BatchPhase.RECEIVE) & np.isin(table["track_id"], own["track_id"]))
-    at = np.searchsorted(own["begin_ns"], receives["begin_ns"], side="right") - 1
-    at = np.where(receives["end_ns"] <= np.append(own["end_ns"], -1)[at], at, -1)
-    received = GroupBy.numbered(at, len(own)).sum(receives["end_ns"] - receives["begin_ns"])
+    receives = table.take((table["phase_code"] == BatchPhase.RECEIVE) & np.isin(table["track_id"], steps["track_id"]))
+    at = np.searchsorted(steps["begin_ns"], receives["begin_ns"], side="right") - 1
+    at = np.where(receives["end_ns"] <= np.append(steps["end_ns"], -1)[at], at, -1)
+    received = GroupBy.numbered(at, len(steps)).sum(receives["end_ns"] - receives["begin_ns"])
     by_batch = GroupBy.numbered(made.range_batch, len(made.begin))
     size, reading = by_batch.sum(made.range_bytes), by_batch.sum(made.range_ns)
     files = GroupBy.numbered(GroupBy(made.range_batch, made.range_path).keys[0], len(made.begin)).sizes

@@ -120,12 +120,12 @@ class _Compared:
         """Return half of the interval of the change, without time whose function is unknown."""
         degrees = min(self.before.degrees, self.after.degrees)
         half = _errors(chance, degrees) * math.hypot(self.before.error_ns, self.after.error_ns)
-        telling = [np.array(side.values) for side in (self.before, self.after) if len(side.values) >= RUNS_THAT_TELL]
+        enough = [np.array(side.values) for side in (self.before, self.after) if len(side.values) >= RUNS_THAT_TELL]
         shares = sum(1 / count for count in self.counts)
-        if not telling:
+        if not enough:
             return half + allowance_ns * math.sqrt(shares / 2)
-        of_runs = sum(len(values) - 1 for values in telling)
-        variance = sum(float(((values - values.mean()) ** 2).sum()) for values in telling) / of_runs
+        of_runs = sum(len(values) - 1 for values in enough)
+        variance = sum(float(((values - values.mean()) ** 2).sum()) for values in enough) / of_runs
         return max(half, _errors(chance, of_runs) * math.sqrt(variance * shares))
 
 
@@ -134,15 +134,15 @@ def lines_between_runs(
 ) -> Table | None:
     """Compare the time of each function of the user before and after, surely changed ones first.
 
-    Functions are the same if they have one qualified name, and files of one name; of files of one name, as much of
-    the path counts as tells them apart. A file that is only before counts as one that is only after, as its copy,
+    Functions are the same if they have one qualified name, and files of one name; of files of one name, the part of
+    the path that tells them apart counts. A file that is only before counts as one that is only after, as its copy,
     if most of their functions have the same names (:func:`renamed_files`). A wait for a late rank (straggler) has
     the functions in which one rank became longer than before, and by more than the others did. Waits for the link,
     and what workers hand over, have none.
 
     ``before``, ``after``: runs with their functions. ``changed``: kinds whose own change is beyond their bounds.
     ``allowance_ratio``: by how much equal runs may differ beyond what their steps show, as a part of a step or batch;
-    three runs on a side tell it themselves. Returns None where a run has no functions. Columns: table
+    three runs on a side show it themselves. Returns None where a run has no functions. Columns: table
     ``lines_between_runs`` of ``docs/reference/tables.md``.
     """
     # A column of the summary is a sum of kinds that stand for themselves.
@@ -444,7 +444,7 @@ def lines_of_gate(gate: Gate) -> Table | None:
     before, after = gate.before, gate.after
     changed: list[str] = []
     if not gate.is_same and before.tells_spread and after.tells_spread:
-        # By turns, what slows the machine down slows both sides.
+        # In alternating runs, what slows the machine down slows both sides.
         by_turns = any(one.source == "rounds" for one in gate.changes)
         least, most = (0.0, 0.0) if by_turns else _added(other_work(before, after))
         changed = [one.kind for one in gate.changes if one.low_ns > most or one.high_ns < least]

@@ -121,11 +121,11 @@ def _times(trace: Trace, places: Places) -> PlaceTimes:
     counted = counted_steps(index.steps)
     by_rank, found = RowsBy(counted["rank"]), PlaceParts(index, counted, places)
     for thread, _ in ranks_and_steps(trace, index.steps):
-        own = counted.take(by_rank.rows(thread.rank)).sort_by("begin_ns")
-        own = own.take(own["end_ns"] > own["begin_ns"])
-        if len(own):
-            found.add_steps(thread, own)
-            found.add_batches(thread, own)
+        of_rank = counted.take(by_rank.rows(thread.rank)).sort_by("begin_ns")
+        of_rank = of_rank.take(of_rank["end_ns"] > of_rank["begin_ns"])
+        if len(of_rank):
+            found.add_steps(thread, of_rank)
+            found.add_batches(thread, of_rank)
     return found.joined()
 
 

@@ -229,9 +229,9 @@ def functions_of_run(trace: Trace) -> FunctionsOfRun | None:
         found.add(IN_STEP, kind, [ALL_RANKS], chosen, times.step, [steps_count], len(counted) / steps_count)
     ranks = GroupBy(counted["rank"])
     if len(ranks) > 1:
-        own = in_step & ~is_of_others(times, times.rank, times.kind)
+        rows = in_step & ~is_of_others(times, times.rank, times.kind)
         column = ranks.find(times.rank)
-        found.add(IN_STEP, OWN_KINDS, ranks.values.tolist(), own, times.step, ranks.sizes.tolist(), 1.0, column)
+        found.add(IN_STEP, OWN_KINDS, ranks.values.tolist(), rows, times.step, ranks.sizes.tolist(), 1.0, column)
     length_ns = {IN_STEP: float(times.whole_ns[in_step].sum()) / len(counted)}
     batches_count = int((times.window_where == WHERES.index(WORKER)).sum())
     if batches_count:
@@ -251,8 +251,8 @@ def _by_kind(times: PlaceTimes, chosen: npt.NDArray[np.bool_]) -> Iterator[tuple
 
 def _seen(trace: Trace) -> frozenset[tuple[str, str]]:
     """Return the functions of the user that stood in a stack."""
-    frames, own = trace.frames, owners(trace) == USERS
-    functions = GroupBy(frames["name_code"][own], frames["path_code"][own])
+    frames, of_user = trace.frames, owners(trace) == USERS
+    functions = GroupBy(frames["name_code"][of_user], frames["path_code"][of_user])
     return frozenset((trace.text(name), trace.text(path)) for name, path in zip(*functions.keys, strict=True))
 
 
@@ -293,12 +293,12 @@ class _Groups:
     ) -> FunctionTime:
         number = int(means.functions[row])
         name, path = (self._trace.text(int(codes[number])) for codes in self._functions.keys)
-        own = []
+        times = []
         for line, parts in sorted(lines[column, number].items()):
             leaf = max(parts, key=lambda part: part.time_ns).leaf
-            own.append(LineTime(line, leaf, sum(part.time_ns for part in parts)))
+            times.append(LineTime(line, leaf, sum(part.time_ns for part in parts)))
         mean, error, degrees = (float(of[row, column]) for of in (means.mean, means.error, means.degrees))
-        return FunctionTime(name, path, mean, error, degrees, tuple(own))
+        return FunctionTime(name, path, mean, error, degrees, tuple(times))
 
     def _lines(
         self, chosen: npt.NDArray[np.bool_], column: Int64, count: npt.NDArray[np.floating]

@@ -90,7 +90,7 @@ def lines(trace: Trace, *, by: Literal["rank", "run"] = "rank") -> Table:
 
     The innermost function of the user counts: what it calls in torch, other packages, Python's own library or this
     recorder is its time. Calls of a millisecond and more that wait, move files or collect garbage are known exactly;
-    the rest of a kind is divided as the samples taken in it are. Its bounds are those that so many samples leave
+    the rest of a kind is divided as the samples taken in it are. Its bounds follow from the number of samples
     (Wilson's interval of the share). Time without a sample has an empty function. A wait for a lock or for the GIL is
     spent in the line of the thread that holds it, as far as that is known; the line that waits stands with it. Rows of
     steps come first, then those of workers, then those of the start. Columns: table ``lines`` of
@@ -205,14 +205,14 @@ def line_that_differs(
     if where == STEP:
         chosen &= ~is_of_others(times, found["rank"], found["kind_number"])
     ranks = GroupBy(found["rank"][chosen]).values
-    own = chosen & (found["function_code"] == function_code) & (found["path_code"] == path_code)
-    if rank not in ranks or not own.any():
+    in_function = chosen & (found["function_code"] == function_code) & (found["path_code"] == path_code)
+    if rank not in ranks or not in_function.any():
         return None
-    lines_of, column = GroupBy(found["line_number"][own]), np.searchsorted(ranks, found["rank"][own])
-    spent = GroupBy.cells((lines_of.number, column), (len(lines_of), len(ranks))).sum(found["time_ns"][own])
+    lines_of, column = GroupBy(found["line_number"][in_function]), np.searchsorted(ranks, found["rank"][in_function])
+    spent = GroupBy.cells((lines_of.number, column), (len(lines_of), len(ranks))).sum(found["time_ns"][in_function])
     others = np.median(spent[:, ranks != rank], axis=1) if len(ranks) > 1 else np.zeros(len(lines_of))
     line = lines_of.values[(spent[:, ranks == rank][:, 0] - others).argmax()]
-    of_line = own & (found["rank"] == rank) & (found["line_number"] == line)
+    of_line = in_function & (found["rank"] == rank) & (found["line_number"] == line)
     return next(iter(_summed(trace, _chosen(found, of_line), 1)), None)
 
 
@@ -222,8 +222,8 @@ def _costliest(trace: Trace, rank: int, where: str, kind: str, count: int, step_
     found = _of_ranks(trace)
     mine = (found["rank"] == rank) & (found["where"] == where) & np.isin(found["kind"], kinds_of_word(kind))
     if where == STEP:
-        own = (found["rank"] == rank) & (found["where"] == where)
-        mine &= found["step_kind"] == (step_kind or _longest(found, own))
+        of_rank = (found["rank"] == rank) & (found["where"] == where)
+        mine &= found["step_kind"] == (step_kind or _longest(found, of_rank))
     return _summed(trace, _chosen(found, mine), count)
 
 

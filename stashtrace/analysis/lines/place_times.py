@@ -99,14 +99,14 @@ def place_times(trace: Trace) -> PlaceTimes | None:
     found = PlaceParts(index, counted, places(index.origin))
     begins_at_start = window_of(trace) is None
     for thread, _ in ranks_and_steps(trace, index.steps):
-        own = counted.take(by_rank.rows(thread.rank)).sort_by("begin_ns")
-        own = own.take(own["end_ns"] > own["begin_ns"])
-        if not len(own):
+        steps = counted.take(by_rank.rows(thread.rank)).sort_by("begin_ns")
+        steps = steps.take(steps["end_ns"] > steps["begin_ns"])
+        if not len(steps):
             continue
-        found.add_steps(thread, own)
-        found.add_batches(thread, own)
+        found.add_steps(thread, steps)
+        found.add_batches(thread, steps)
         if begins_at_start:
-            found.add_start(thread, int(own["begin_ns"][0]))
+            found.add_start(thread, int(steps["begin_ns"][0]))
     return found.joined()
 
 
@@ -137,10 +137,10 @@ class PlaceParts:
         self._amounts: list[tuple[Int64, ...]] = []
         self._windows: list[tuple[Int64, ...]] = []
 
-    def add_steps(self, thread: StepThread, own: Table) -> None:
+    def add_steps(self, thread: StepThread, rows: Table) -> None:
         """Add the counted steps of a rank."""
-        windows, kind = TimeSet(own["begin_ns"], own["end_ns"]), np.searchsorted(self._step_kinds, own["kind"])
-        steps = _Windows(thread.rank, STEP, windows, own["step"], int64(kind))
+        windows, kind = TimeSet(rows["begin_ns"], rows["end_ns"]), np.searchsorted(self._step_kinds, rows["kind"])
+        steps = _Windows(thread.rank, STEP, windows, rows["step"], int64(kind))
         self._add(thread.track_id, _budget_of(self._index, thread), steps)
 
     def add_start(self, thread: StepThread, first_ns: int) -> None:
@@ -150,9 +150,9 @@ class PlaceParts:
             whole = _Windows(thread.rank, START, life, int64([-1]), int64([0]))
             self._add(thread.track_id, _budget_of(self._index, thread), whole)
 
-    def add_batches(self, thread: StepThread, own: Table) -> None:
+    def add_batches(self, thread: StepThread, steps: Table) -> None:
         """Add the batches that workers made for the counted steps of a rank."""
-        fetches, rows = self._index.batches_of_phase(BatchPhase.FETCH), self._fetches(thread, own)
+        fetches, rows = self._index.batches_of_phase(BatchPhase.FETCH), self._fetches(thread, steps)
         processes = RowsBy(fetches["process_id"][rows])
         made = 0
         for process in processes.values.tolist():
@@ -161,13 +161,13 @@ class PlaceParts:
                 self._add_batches_of(thread.rank, process, mine, made)
                 made += len(mine)
 
-    def _fetches(self, thread: StepThread, own: Table) -> Int64:
+    def _fetches(self, thread: StepThread, steps: Table) -> Int64:
         """Return the rows of fetches of loaders that the steps wait for, during these."""
         index = self._index
         waits = index.batches_of_phase(BatchPhase.WAIT).take(index.batch_waits.rows(thread.track_id))
-        waited = window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"]) >= 0
+        waited = window_at(waits["begin_ns"], steps["begin_ns"], steps["end_ns"]) >= 0
         fetches, rows = index.batches_of_phase(BatchPhase.FETCH), index.fetches.rows(thread.rank)
-        during = (fetches["end_ns"][rows] > own["begin_ns"][0]) & (fetches["begin_ns"][rows] < own["end_ns"][-1])
+        during = (fetches["end_ns"][rows] > steps["begin_ns"][0]) & (fetches["begin_ns"][rows] < steps["end_ns"][-1])
         return int64(rows[during & np.isin(fetches["loader_id"][rows], waits["loader_id"][waited])])
 
     def _add_batches_of(self, rank: int, process: int, mine: Table, made: int) -> None:

@@ -33,7 +33,7 @@ from stashtrace.schema.table import Table
 
 #: Waits that another thread may end.
 _ENDED_BY_THREADS = (WaitOp.COND_WAIT, WaitOp.MUTEX_LOCK, WaitOp.FUTEX, WaitOp.SEMAPHORE, WaitOp.POLL, WaitOp.JOIN)
-#: Shorter ones have no stack of their own, and who ended them is not recorded.
+#: Shorter ones have no stack, and who ended them is not recorded.
 _LONG_NS = 1_000_000
 #: Waits at one place of which samples show less than this in other threads stay exact.
 _LEAST_COUNT, _LEAST_RATIO = 2, 0.1
@@ -56,7 +56,7 @@ class SharedWaits:
 class _Active:
     """Samples of other threads that ran, or were in a call, when a thread was sampled: columns of equal length."""
 
-    #: Place of the thread's own sample among its samples.
+    #: Place of the thread's sample among its samples.
     look: Int64
     track: Int64
     place: Int64
@@ -73,22 +73,22 @@ class OtherThreads:
     def of(self, track: int, calls: LabelledIntervals) -> SharedWaits:
         """Return the waits of a thread that other threads had. ``calls``: its long calls, with the place of each."""
         samples = self._index.trace.stack_samples
-        own = self._index.stack_samples.rows(track)
-        own = own[np.argsort(samples["ts_ns"][own], kind="stable")]
+        sampled = self._index.stack_samples.rows(track)
+        sampled = sampled[np.argsort(samples["ts_ns"][sampled], kind="stable")]
         waits = self._waits(track)
-        looked = self._flags(own, StackFlag.AROUND)
+        looked = self._flags(sampled, StackFlag.AROUND)
         if not len(waits) or not looked.any():
-            return SharedWaits(TimeSet.empty(), own[:0], own[:0])
-        moment = samples["ts_ns"][own]
+            return SharedWaits(TimeSet.empty(), sampled[:0], sampled[:0])
+        moment = samples["ts_ns"][sampled]
         wait = intervals.locate(waits["begin_ns"], waits["end_ns"], moment)
         at = intervals.locate(calls.begin, calls.end, (waits["begin_ns"] + waits["end_ns"]) // 2)
         place_of_wait = np.append(calls.tag, -1)[at]
-        active = self._active(track, own, looked)
-        compared = looked & (wait < 0) & ~self._flags(own, StackFlag.BLOCKED)
+        active = self._active(track, sampled, looked)
+        compared = looked & (wait < 0) & ~self._flags(sampled, StackFlag.BLOCKED)
         charged = active.is_users & _ended_the_wait(waits, wait, compared, looked, active, place_of_wait)
         spent = np.append(place_of_wait, -1)[wait]
         spent[active.look[charged]] = active.place[charged]
-        has = np.zeros(len(own), dtype=bool)
+        has = np.zeros(len(sampled), dtype=bool)
         has[active.look[charged]] = True
         kept = np.isin(place_of_wait, _places_with_enough(np.append(place_of_wait, -2)[wait], has & (wait >= 0)))
         inside = np.append(kept, False)[wait]
@@ -100,12 +100,12 @@ class OtherThreads:
         is_long = waits["end_ns"][rows] - waits["begin_ns"][rows] >= _LONG_NS
         return waits.take(rows[is_long & is_one_of(waits["wait_code"][rows], _ENDED_BY_THREADS)]).sort_by("begin_ns")
 
-    def _active(self, track: int, own: Int64, looked: npt.NDArray[np.bool_]) -> _Active:
+    def _active(self, track: int, sampled: Int64, looked: npt.NDArray[np.bool_]) -> _Active:
         """Return what other threads of the process were in, by the sample of the thread that was taken after theirs."""
         samples = self._index.trace.stack_samples
-        rows = self._of_others.rows(int(samples["process_id"][own[0]]))
+        rows = self._of_others.rows(int(samples["process_id"][sampled[0]]))
         rows = rows[samples["track_id"][rows] != track]
-        look = np.searchsorted(samples["ts_ns"][own], samples["ts_ns"][rows])
+        look = np.searchsorted(samples["ts_ns"][sampled], samples["ts_ns"][rows])
         rows, look = rows[np.append(looked, False)[look]], look[np.append(looked, False)[look]]
         place = self._sample_place[rows]
         is_users = np.append(self._found.is_users, False)[place]
@@ -116,7 +116,7 @@ class OtherThreads:
 
     @cached_property
     def _of_others(self) -> RowsBy:
-        """Rows of samples by process, -1 of those that say nothing of what a thread did beside another one."""
+        """Rows of samples by process, -1 for those that do not show what a thread did while another one waited."""
         samples = self._index.trace.stack_samples
         both = int(StackFlag.AROUND | StackFlag.BLOCKED)
         return RowsBy(np.where((samples["sample_flags"] & both) == int(StackFlag.AROUND), samples["process_id"], -1))
@@ -134,11 +134,11 @@ def _ended_the_wait(
 
     ``wait``: of each sample of the thread that waits, -1 in none.
     """
-    own = wait[active.look]
-    ender, place = np.append(waits["gil_track_id"], -1)[wait], np.append(place_of_wait, -1)[own]
+    wait_of_look = wait[active.look]
+    ender, place = np.append(waits["gil_track_id"], -1)[wait], np.append(place_of_wait, -1)[wait_of_look]
     locks = waits["wait_code"] == WaitOp.SEMAPHORE
-    of_lock = (own >= 0) & np.append(locks, False)[own]
-    ended = (own >= 0) & (ender[active.look] == active.track)
+    of_lock = (wait_of_look >= 0) & np.append(locks, False)[wait_of_look]
+    ended = (wait_of_look >= 0) & (ender[active.look] == active.track)
     # Another thread may have held the GIL for a moment after the one that gave the lock back.
     often = _often(place_of_wait[locks], waits["gil_track_id"][locks])
     is_often = often.find(place, active.track) >= 0
@@ -215,14 +215,14 @@ class ThreadPlaces:
     def of(self, track: int) -> Stays:
         """Return where a thread was."""
         index, samples = self._index, self._index.trace.stack_samples
-        rows, own = index.stack_spans.rows(track), index.stack_samples.rows(track)
+        rows, sampled = index.stack_spans.rows(track), index.stack_samples.rows(track)
         calls, call_row = exact_calls(index.trace.stack_spans.take(rows))
         place = self._span_place[rows[call_row[calls.tag]]]
         calls = whole_calls = LabelledIntervals(calls.begin, calls.end, place)
-        moment = samples["ts_ns"][own]
-        alone = own[intervals.locate(calls.begin, calls.end, moment) < 0]
+        moment = samples["ts_ns"][sampled]
+        alone = sampled[intervals.locate(calls.begin, calls.end, moment) < 0]
         waits = self._waits_for_gil(track) & TimeSet(calls.begin, calls.end)
-        holders = self._holders(track, own, waits)
+        holders = self._holders(track, sampled, waits)
         if len(holders):
             begin, end, call = (TimeSet(calls.begin, calls.end) - waits).pieces(calls.begin, calls.end)
             calls = LabelledIntervals(begin, end, calls.tag[call])
@@ -243,16 +243,16 @@ class ThreadPlaces:
         )
         order = np.argsort(at, kind="stable")
         at, place, holds = at[order], place[order], holds[order]
-        own_place = np.append(whole_calls.tag, -1)[intervals.locate(whole_calls.begin, whole_calls.end, at)]
-        waiting_place = np.where(own_place == place, -1, own_place)
+        thread_place = np.append(whole_calls.tag, -1)[intervals.locate(whole_calls.begin, whole_calls.end, at)]
+        waiting_place = np.where(thread_place == place, -1, thread_place)
         return Stays(calls, at, place, waiting_place, holds, moment)
 
-    def _holders(self, track: int, own: Int64, waits: TimeSet) -> Int64:
+    def _holders(self, track: int, sampled: Int64, waits: TimeSet) -> Int64:
         """Return the samples of other threads of the process that held the GIL while a thread waited for it."""
         samples = self._index.trace.stack_samples
-        if not len(own) or not len(waits):
-            return own[:0]
-        rows = self._of_holders.rows(int(samples["process_id"][own[0]]))
+        if not len(sampled) or not len(waits):
+            return sampled[:0]
+        rows = self._of_holders.rows(int(samples["process_id"][sampled[0]]))
         others = rows[samples["track_id"][rows] != track]
         return int64(others[intervals.locate(waits.begin, waits.end, samples["ts_ns"][others]) >= 0])
 
@@ -297,10 +297,10 @@ def innermost(begin: Int64, end: Int64) -> LabelledIntervals:
         # Of two that overlap against the rule, the later one has the time of both.
         stop = np.minimum(end[rows], np.append(begin[rows][1:], NEVER))
         rows, stop = rows[stop > begin[rows]], stop[stop > begin[rows]]
-        own = TimeSet(begin[rows], stop)
-        first, last, row = (own - taken).pieces(own.begin, own.end)
+        times = TimeSet(begin[rows], stop)
+        first, last, row = (times - taken).pieces(times.begin, times.end)
         parts.append((first, last, rows[row]))
-        taken = taken | own
+        taken = taken | times
     first, last, row = (int64(np.concatenate(column)) for column in zip(*parts, strict=True))
     order = np.argsort(first, kind="stable")
     return LabelledIntervals(first[order], last[order], row[order])

@@ -45,7 +45,7 @@ _IN_LOOP_RATIO = 0.9
 #: Deeper calls of the user's functions are not followed.
 _MOST_CALLS = 64
 
-#: What Python names expressions with a frame of their own, behind the function that they stand in.
+#: What Python names expressions with a separate frame, behind the function that they stand in.
 _EXPRESSION = re.compile(r"(?:\.<locals>)?\.<(?:listcomp|setcomp|dictcomp|genexpr)>.*$")
 
 
@@ -116,10 +116,10 @@ def _called_by_loop(trace: Trace, users: Int64, caller: Int64, by_key: GroupBy, 
     none = np.full(len(users), -1, dtype=np.int64)
     samples = trace.stack_samples
     try:
-        own = np.isin(samples["track_id"], [thread.track_id for thread in step_threads(trace)])
+        by_step_threads = np.isin(samples["track_id"], [thread.track_id for thread in step_threads(trace)])
     except MissingDataError:
         return none
-    rows = by_key.row_of(samples["process_id"][own], samples["frame_key"][own])
+    rows = by_key.row_of(samples["process_id"][by_step_threads], samples["frame_key"][by_step_threads])
     inner = np.append(innermost_wanted(users >= 0, caller), -1)
     above = np.where(users >= 0, inner[caller], -1)
     depth, at = np.zeros(len(users), dtype=np.int64), above
@@ -194,7 +194,7 @@ def owners(trace: Trace) -> Int64:
 def libraries(trace: Trace) -> tuple[re.Pattern[str], ...]:
     """Return what the files of libraries match; the group is the package.
 
-    Beside the usual folders it is the one that holds torch: all of it, unless the job's own script lies there, too.
+    Besides the usual folders, the one that holds torch: all of it, unless the job's script is in it, too.
     """
     frames = trace.frames
     paths = [trace.text(code) for code in np.unique(frames["path_code"]).tolist()]
@@ -206,8 +206,8 @@ def libraries(trace: Trace) -> tuple[re.Pattern[str], ...]:
     packages = (
         "[^/]+/" if not any(script.startswith(folder) for script in scripts) else "torch/" for folder in folders
     )
-    own = (re.compile(f"{re.escape(folder)}({package})") for folder, package in zip(folders, packages, strict=True))
-    return (*_LIBRARIES, *own)
+    found = (re.compile(f"{re.escape(folder)}({package})") for folder, package in zip(folders, packages, strict=True))
+    return (*_LIBRARIES, *found)
 
 
 def _wrappers(trace: Trace) -> npt.NDArray[np.bool_]:

@@ -41,7 +41,7 @@ LINKS = col.schema(
     col.word("confidence", "good, fair, weak, upper bound, not enough samples or not separable"),
 )
 
-#: Classes of a place that get a share of their own; those with fewer expected bytes share one, which is not reported.
+#: Classes of a place that get a separate share; those with fewer expected bytes share one, which is not reported.
 _MOST_CLASSES = 8
 #: A class needs this many windows with some of its bytes; a fit needs this many windows more than it has unknowns.
 _FEWEST_WINDOWS = 5

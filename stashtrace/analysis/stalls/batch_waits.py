@@ -240,11 +240,11 @@ def next_to_workers(
     steps = index.steps_of(thread.rank)
     inside = TimeSet.of_rows(steps)
     gaps = inside - explained - working
-    beside = gaps & making
+    during_making = gaps & making
     if len(working & inside):
-        likely = Layer(StallKind.PREP, beside, (StallKind.FETCH, StallKind.HANDOFF, _COMPUTE, _OTHER))
+        likely = Layer(StallKind.PREP, during_making, (StallKind.FETCH, StallKind.HANDOFF, _COMPUTE, _OTHER))
     else:
-        likely = Layer(_COMPUTE, beside, (_OTHER, *_LOADING))
+        likely = Layer(_COMPUTE, during_making, (_OTHER, *_LOADING))
     return [*layers, likely, Layer(_COMPUTE, gaps - making, (_OTHER, *_LOADING))]
 
 

@@ -617,7 +617,7 @@ def _combine_methods(index: TraceIndex, thread: StepThread) -> RankLayers:
     layers: list[Layer] = []
     late: list[LabelledIntervals] = []
     segments: list[tuple[str, TimeSet]] = []
-    beside: dict[str, TimeSet] = {}
+    marked: dict[str, TimeSet] = {}
     for method in ("kernels", "brackets", "host"):
         time = left & windows.get(method, TimeSet.empty()) if method != "host" else left
         left = left - time
@@ -627,8 +627,8 @@ def _combine_methods(index: TraceIndex, thread: StepThread) -> RankLayers:
         layers += [Layer(x.kind, x.time & time, x.alternatives) for x in made.layers]
         late.append(only_within(made.late, time))
         segments.append((method, time))
-        for name, beside_time in made.beside.items():
-            beside[name] = beside.get(name, TimeSet.empty()) | (beside_time & time)
+        for name, marked_time in made.marked.items():
+            marked[name] = marked.get(name, TimeSet.empty()) | (marked_time & time)
     begin, end, tag = (int64(np.concatenate(c)) for c in zip(*((x.begin, x.end, x.tag) for x in late), strict=True))
     order = np.argsort(begin, kind="stable")
-    return RankLayers("host", layers, LabelledIntervals(begin[order], end[order], tag[order]), tuple(segments), beside)
+    return RankLayers("host", layers, LabelledIntervals(begin[order], end[order], tag[order]), tuple(segments), marked)

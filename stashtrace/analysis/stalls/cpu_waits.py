@@ -111,8 +111,8 @@ def handoffs(index: TraceIndex, thread: StepThread) -> Handoffs:
     handed = np.flatnonzero((waits.made_by >= 0) & (waits.made_by != thread.process_id) & (waits.made_ns < waits.end))
     begin, end = np.maximum(waits.made_ns, waits.begin)[handed], waits.end[handed]
     sending_ns = _queued_senders_ns(index, thread, begin)
-    own = np.minimum(waits.queued_ns[handed], end - begin)
-    return Handoffs(begin, end, np.minimum(own + round(sending_ns), end - begin), own)
+    queued_ns = np.minimum(waits.queued_ns[handed], end - begin)
+    return Handoffs(begin, end, np.minimum(queued_ns + round(sending_ns), end - begin), queued_ns)
 
 
 def _queued_senders_ns(index: TraceIndex, thread: StepThread, taken_ns: Int64) -> float:

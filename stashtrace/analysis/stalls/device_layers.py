@@ -103,7 +103,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
             x if x.kind == StallKind.COMPUTE else Layer(x.kind, x.time, (*x.alternatives, *_UNKNOWN)) for x in layers
         ]
     queued = device_links.queued_time(index, device_links.DeviceView(index, thread))
-    beside = {
+    marked = {
         "graph_opaque": opaque,
         "queued": queued,
         "estimated": divided.estimated,
@@ -112,7 +112,7 @@ def kernel_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
         "pauses": pauses,
         "host_elsewhere": _host_elsewhere(index, thread, idle),
     }
-    return RankLayers("kernels", layers, divided.late, beside=beside)
+    return RankLayers("kernels", layers, divided.late, marked=marked)
 
 
 def _before_first(index: TraceIndex, thread: StepThread, begin: Int64) -> TimeSet:
@@ -281,13 +281,13 @@ def bracket_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     host_paced = idle - drained - stood.saving - stood.reading - ending - still
     layers.append(Layer(_COMPUTE, host_paced, (StallKind.LAUNCH,)))
     layers.append(Layer(_COMPUTE, whole))
-    beside = {
+    marked = {
         "host_paced": host_paced,
         "graph_opaque": opaque,
         "queued": device_links.queued_time(index, view),
         "estimated": divided.estimated,
     }
-    return RankLayers("brackets", layers, divided.late, beside=beside)
+    return RankLayers("brackets", layers, divided.late, marked=marked)
 
 
 def _of(seen: list[device_links.Exposed], what: int) -> TimeSet:

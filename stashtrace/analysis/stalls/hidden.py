@@ -88,7 +88,7 @@ def _rank(
     rows = rows[spans["kind_code"][rows] == int(SpanKind.GC)]
     device, made = device_hidden(index, thread, begin, end), rank_layers(index, thread)
     kinds = made.painted_kinds()
-    estimated = made.beside.get("estimated", TimeSet.empty()) & kinds.time_of(*_DIVIDED)
+    estimated = made.marked.get("estimated", TimeSet.empty()) & kinds.time_of(*_DIVIDED)
     on_host = (_hidden_communication(index, thread, blocked) - kinds.time_of(*LINK_KINDS)).within(begin, end)
     loading = index.making_meanwhile(thread) - loads - kinds.time_of(StallKind.PREP)
     return {
@@ -209,10 +209,10 @@ def device_hidden(index: TraceIndex, thread: StepThread, begin: Int64, end: Int6
         True,
         talking.within(begin, end),
         copying.within(begin, end),
-        made.beside.get("host_paced", TimeSet.empty()).within(begin, end),
-        made.beside.get("graph_opaque", TimeSet.empty()).within(begin, end),
+        made.marked.get("host_paced", TimeSet.empty()).within(begin, end),
+        made.marked.get("graph_opaque", TimeSet.empty()).within(begin, end),
         untimed,
-        (made.beside.get("queued", TimeSet.empty()) & blocked).within(begin, end),
+        (made.marked.get("queued", TimeSet.empty()) & blocked).within(begin, end),
     )
 
 

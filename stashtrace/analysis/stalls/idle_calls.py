@@ -78,7 +78,7 @@ def _of_rank(index: TraceIndex, thread: StepThread, window: TimeSet) -> Table:
     if not len(begin):
         return Table.empty(IDLE_CALLS)
     idle = made.time_of(*_HOST_KINDS) & window
-    possible = (made.beside.get("host_paced", TimeSet.empty()) & window) - idle
+    possible = (made.marked.get("host_paced", TimeSet.empty()) & window) - idle
     callers = GroupBy(code, name, track)
     codes, names, tracks = callers.keys
     spent = np.zeros((4, len(callers)), dtype=np.int64)

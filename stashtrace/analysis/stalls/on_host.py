@@ -45,7 +45,7 @@ class Standing:
     saving: TimeSet
     #: Blocked in reads of files.
     reading: TimeSet
-    #: Blocked for a cause without a kind of its own: at any place; only outside phases and annotations.
+    #: Blocked for a cause without a separate kind: at any place; only outside phases and annotations.
     foreign: TimeSet
     local: TimeSet
     #: Inside calls that wait for the device.
@@ -138,11 +138,11 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
     works = _operators(index, thread)
     works = works if all_operators else works | stood.busy | stood.annotated
     explained = TimeSet.united(*(layer.time for layer in layers))
-    beside, waited_for = _outside_collectives(index, thread, works, explained)
+    more, waited_for = _outside_collectives(index, thread, works, explained)
     late = late if not len(waited_for.begin) else waited_for
-    explained, layers = _with_layers(explained, layers, beside)
-    beside = next_to_workers(index, thread, loads, works, explained)
-    explained, layers = _with_layers(explained, layers, beside)
+    explained, layers = _with_layers(explained, layers, more)
+    more = next_to_workers(index, thread, loads, works, explained)
+    explained, layers = _with_layers(explained, layers, more)
     if all_operators:
         layers += operator_layers(index, thread)
     else:
@@ -156,7 +156,7 @@ def host_layers(index: TraceIndex, thread: StepThread) -> RankLayers:
         )
     if index.has_fact(DEVICE_WORK_NOT_READ, thread.process_id):
         layers = [_with_unread_device(layer) for layer in layers]
-    return RankLayers("host", layers, late, beside={"estimated": estimated})
+    return RankLayers("host", layers, late, marked={"estimated": estimated})
 
 
 def _with_layers(explained: TimeSet, layers: list[Layer], more: list[Layer]) -> tuple[TimeSet, list[Layer]]:
@@ -241,10 +241,10 @@ def _paths_written(index: TraceIndex, thread: StepThread, saving: TimeSet) -> tu
     An fsync or rename of the former belongs to the checkpoint, as their opens do if they are among the latter.
     """
     io = index.trace.notable_io
-    own = rows_of(io["track_id"], thread.track_id)
-    if own.start == own.stop:
+    rows = rows_of(io["track_id"], thread.track_id)
+    if rows.start == rows.stop:
         return int64([]), int64([])
-    op, path, begin = (io[name][own] for name in ("op_code", "path_code", "begin_ns"))
+    op, path, begin = (io[name][rows] for name in ("op_code", "path_code", "begin_ns"))
     writes = is_one_of(op, _WRITE_OPS) & (path != index.trace.strings.find(""))
     inside = intervals.locate(saving.begin, saving.end, begin[writes]) >= 0
     fetches = is_one_of(op, READ_OPS) & ~is_one_of(op, (IoOp.OPEN, IoOp.FOPEN))
@@ -296,7 +296,7 @@ def outer_phase_rows(index: TraceIndex, thread: StepThread) -> Int64:
 def gaps_between_phases(index: TraceIndex, thread: StepThread, waits: BatchWaits, compiling: TimeSet) -> Gaps:
     """Return the thread's gaps. Its CPU time began at 0, so the first gap is timed as well; the last is not.
 
-    What batch waits and compilations ran has kinds of its own.
+    What batch waits and compilations ran has separate kinds.
     """
     phases = index.trace.phases
     rows = outer_phase_rows(index, thread)

@@ -91,10 +91,10 @@ class RankLayers:
     late: LabelledIntervals
     #: Where another method than ``method`` made the layers.
     segments: tuple[tuple[str, TimeSet], ...] = ()
-    #: Times that are not kinds: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``; and reasons why a device
+    #: Times with a mark, not a kind: ``host_paced``, ``graph_opaque``, ``queued``, ``estimated``; and why a device
     #: was idle: ``before_first`` (before the first work recorded), ``launched_before`` and ``pauses`` (its next work
     #: had been launched), ``host_elsewhere`` (the host was in no blocking call and had not launched its next work).
-    beside: dict[str, TimeSet] = field(default_factory=dict)
+    marked: dict[str, TimeSet] = field(default_factory=dict)
 
     def painted(self) -> LabelledIntervals:
         """Return the time of the rank, cut by layers; the tag is the place of the layer."""

@@ -69,7 +69,7 @@ def recorded_samples(trace: Trace) -> dict[int, LoaderSamples]:
     return samples
 
 
-def step_samples(steps: Table, waits: Table, told: dict[int, LoaderSamples]) -> tuple[Floats, LoaderSamples]:
+def step_samples(steps: Table, waits: Table, by_loader: dict[int, LoaderSamples]) -> tuple[Floats, LoaderSamples]:
     """Samples of each step of one rank, and what the loader that it waited for most often says.
 
     ``steps``: ``steps`` of a rank. ``waits``: batch waits of the rank that brought a batch. The samples are as many as
@@ -79,12 +79,12 @@ def step_samples(steps: Table, waits: Table, told: dict[int, LoaderSamples]) -> 
     begin, end = steps["begin_ns"][order], steps["end_ns"][order]
     at = window_at(waits["begin_ns"], begin, end)
     at, loaders = at[at >= 0], GroupBy(waits["loader_id"][at >= 0])
-    batch = loaders.map(lambda loader: told.get(loader, LoaderSamples()).batch)
+    batch = loaders.map(lambda loader: by_loader.get(loader, LoaderSamples()).batch)
     if not len(batch) or not batch.all():
         return np.empty(0), LoaderSamples()
     samples = np.empty(len(begin))
     samples[order] = GroupBy.numbered(at, len(begin)).sum(batch)
-    return samples, told[int(loaders.values[loaders.sizes.argmax()])]
+    return samples, by_loader[int(loaders.values[loaders.sizes.argmax()])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ def job_samples(trace: Trace) -> JobSamples:
     return JobSamples(sizes[0], epoch) if len(set(sizes)) == 1 else JobSamples()
 
 
-def _of_rank(steps: Table, waits: Table, told: dict[int, LoaderSamples]) -> tuple[int, LoaderSamples]:
+def _of_rank(steps: Table, waits: Table, by_loader: dict[int, LoaderSamples]) -> tuple[int, LoaderSamples]:
     """Samples of a step of one rank, and what the loader that it waited for most often says."""
-    samples, main = step_samples(steps, waits, told)
+    samples, main = step_samples(steps, waits, by_loader)
     middle = float(np.median(samples)) if len(samples) else 0.0
     return (int(middle) if middle.is_integer() else 0), main

@@ -79,16 +79,16 @@ def stacks(trace: Trace, *, threads: Literal["step", "all"] = "step") -> Table:
     return found.take(np.lexsort((found["name_code"], -found["self_ns"], found["track_id"], found["rank"])))
 
 
-def _inner_ns(own: Table) -> Int64:
+def _inner_ns(calls: Table) -> Int64:
     """Return the time of the functions that each one called, of one thread."""
-    inner = np.zeros(len(own), dtype=np.int64)
-    by_depth = {depth: at[np.argsort(own["begin_ns"][at])] for depth, at in GroupBy(own["depth"]).items()}
+    inner = np.zeros(len(calls), dtype=np.int64)
+    by_depth = {depth: at[np.argsort(calls["begin_ns"][at])] for depth, at in GroupBy(calls["depth"]).items()}
     for depth, callees in by_depth.items():
         callers = by_depth.get(depth - 1)
         if callers is None:
             continue
-        place = np.searchsorted(own["begin_ns"][callers], own["begin_ns"][callees], side="right") - 1
+        place = np.searchsorted(calls["begin_ns"][callers], calls["begin_ns"][callees], side="right") - 1
         caller = callers[np.maximum(place, 0)]
-        inside = (place >= 0) & (own["end_ns"][callees] <= own["end_ns"][caller])
-        np.add.at(inner, caller[inside], (own["end_ns"] - own["begin_ns"])[callees[inside]])
+        inside = (place >= 0) & (calls["end_ns"][callees] <= calls["end_ns"][caller])
+        np.add.at(inner, caller[inside], (calls["end_ns"] - calls["begin_ns"])[callees[inside]])
     return int64(inner)

@@ -152,8 +152,8 @@ class Namer:
         process = late.times.thread.process_id
         kernels = self._index.kernels.rows(process)
         if len(kernels):
-            own = self._kernels(late)
-            names, apart = own, self._kernels(other) if other is not None else {}
+            kernel_names = self._kernels(late)
+            names, apart = kernel_names, self._kernels(other) if other is not None else {}
         else:
             names, apart = self._phases(late), self._phases(other) if other is not None else {}
         more = {key: spent - apart.get(key, 0) for key, spent in names.items()}
@@ -237,7 +237,7 @@ class Namer:
         return Named(process, -1, called[best], spent) if best >= 0 else Named(process)
 
     def _other(self, late: Window, other: Window | None, time: TimeSet) -> Named:
-        """Name a blocking call of the step thread that has no kind of its own."""
+        """Name a blocking call of the step thread that has no separate kind."""
         thread, index = late.times.thread, self._index
         waits, rows = index.trace.waits, index.waits.rows(thread.track_id)
         code, spent = _longest(waits["wait_code"][rows], time.within(waits["begin_ns"][rows], waits["end_ns"][rows]))

@@ -163,7 +163,7 @@ def _middle(out: Causes, others: Int64, at: Int64, rank: Int64, begin: Int64, en
     out.other[where], out.other_begin_ns[where], out.other_end_ns[where] = rank[middle], begin[middle], end[middle]
 
 
-# Time of ranks by kind inside given windows: the stall kinds, with hidden times inside them as kinds of their own.
+# Time of ranks by kind inside given windows: the stall kinds, with hidden times inside them as separate kinds.
 #
 #     compute, python: + gc + cpu_contention   python: + compile   other: + sleep   launch: + gc + compile + sleep
 #
@@ -222,7 +222,7 @@ def queue_as_work(longer_ns: Floats, peers_ns: Floats, usual: Floats) -> Floats:
     """Count a longer wait for a CPU as work, as far as the peers wait as long for each nanosecond that they run.
 
     Who has more to do waits more often for a CPU where these are scarce. That is the host's way, and the work is what
-    differs; only what a rank waits beyond it is a wait of its own.
+    differs; only what a rank waits beyond it is a separate wait.
 
     ``longer_ns``, ``peers_ns``: by kind of time in the last axis: what the rank does longer, and what its peers do.
     ``usual``: how long the peers wait for each nanosecond that they run, over their recording: in a short window they
@@ -256,7 +256,7 @@ def rank_times(index: TraceIndex, thread: StepThread) -> RankTimes:
     life = TimeSet.of([thread.begin_ns], [thread.end_ns])
     sets[OTHER] = sets[OTHER] | (life - TimeSet.of(time.begin, time.end))
     # Ranks that drain their devices equally differ in what their hosts do after it.
-    elsewhere = sets[SYNC] & made.beside.get("host_elsewhere", TimeSet.empty())
+    elsewhere = sets[SYNC] & made.marked.get("host_elsewhere", TimeSet.empty())
     sets[SYNC], sets[LAUNCH] = sets[SYNC] - elsewhere, sets[LAUNCH] | elsewhere
 
     spans, rows = index.trace.spans, index.spans.rows(thread.track_id)
@@ -325,7 +325,7 @@ def surplus_by_step(trace: Trace, compared: dict[int, Table]) -> dict[str, Float
         return {}
     index = TraceIndex(trace)
     threads = {thread.rank: thread for thread in step_threads(trace)}
-    spent = [rank_times(index, threads[one]).within(own["begin_ns"], own["end_ns"]) for one, own in compared.items()]
+    spent = [rank_times(index, threads[one]).within(rows["begin_ns"], rows["end_ns"]) for one, rows in compared.items()]
     typical = np.median(np.stack(spent[1:]), axis=0)
     longer = spent[0] - typical
     # In single steps waits for a CPU are as chance has it: how long they are for each piece of work, the means say.
@@ -344,4 +344,4 @@ def compared_steps(trace: Trace, steps: Table, rank: int, peers: Sequence[int]) 
     common = reduce(np.intersect1d, (table["step"] for table in tables.values()))
     if not len(common):
         return {}
-    return {one: own.take(np.isin(own["step"], common)).sort_by("step") for one, own in tables.items()}
+    return {one: of_one.take(np.isin(of_one["step"], common)).sort_by("step") for one, of_one in tables.items()}

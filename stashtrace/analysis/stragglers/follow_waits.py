@@ -193,13 +193,13 @@ def _level_by_groups(index: TraceIndex, rank: Int64, late: Int64, begin: Int64) 
     each = GroupBy(table["group_hash"][rows], table["sequence"][rows])
     entered = each.max(index.entered_ns[rows])[each.number]
     by_group = GroupBy(table["group_hash"][rows])
-    levels = {int(value): np.unique(entered[own]) for value, own in by_group.items()}
-    members = {int(value): np.unique(table["rank"][rows[own]]) for value, own in by_group.items()}
+    levels = {int(value): np.unique(entered[at_rows]) for value, at_rows in by_group.items()}
+    members = {int(value): np.unique(table["rank"][rows[at_rows]]) for value, at_rows in by_group.items()}
     pairs = GroupBy(table["rank"][rows], table["group_hash"][rows])
     groups = RowsBy(pairs.keys[0])
-    for value, own in GroupBy(rank).items():
+    for value, at_rows in GroupBy(rank).items():
         for group in pairs.keys[1][groups.rows(value)].tolist():
-            both = own[np.isin(late[own], members[group])]
+            both = at_rows[np.isin(late[at_rows], members[group])]
             at = np.searchsorted(levels[group], begin[both], side="right") - 1
             level[both] = np.maximum(level[both], np.append(levels[group], -1)[at])
     return level
@@ -224,7 +224,7 @@ def _level_by_waits(rank: Int64, late: Int64, begin: Int64, end: Int64) -> Int64
 WAITED = CAUSES.index("straggler")
 #: Kind of a root of which nothing is known to have taken longer.
 UNKNOWN = len(CAUSES)
-#: So many of the longest waits are followed; the others end at the rank that was waited for.
+#: This number of the longest waits is followed; the others end at the rank that was waited for.
 _FOLLOWED = 200_000
 #: A chain of waits is followed over this many ranks.
 _LINKS = 64

@@ -280,8 +280,8 @@ def _names(index: TraceIndex, why: Causes) -> list[Named]:
         if cause < 0:
             operations.append(Named())
             continue
-        beside = Window(why.times[other], other_begin, other_end) if other >= 0 else None
-        operations.append(namer.name(cause, Window(why.times[rank], begin, end), beside))
+        compared = Window(why.times[other], other_begin, other_end) if other >= 0 else None
+        operations.append(namer.name(cause, Window(why.times[rank], begin, end), compared))
     return operations
 
 
@@ -291,7 +291,7 @@ def _waiting(operations: Instances, rows: Int64) -> list[str]:
     waits = (operations.wait_ns > 0) | ((late_rank >= 0) & (operations.rank != late_rank))
     bounds = operations.each.bounds
     members = [slice(begin, end) for begin, end in zip(bounds[rows].tolist(), bounds[rows + 1].tolist(), strict=True)]
-    return [ranks_text(sorted(set(operations.rank[own][waits[own]].tolist()))) for own in members]
+    return [ranks_text(sorted(set(operations.rank[at][waits[at]].tolist()))) for at in members]
 
 
 def _steps(index: TraceIndex, operations: Instances) -> Int64:

@@ -81,22 +81,22 @@ def pipeline(trace: Trace) -> Table:
     steps_by = RowsBy(steps["rank"] if steps is not None else int64([]))
     out: list[tuple[object, ...]] = []
     for rank, at_rank in by_rank.items():
-        own = rows[at_rank]
-        begin, wait_end, end, whom = _waits(index, own)
+        of_rank = rows[at_rank]
+        begin, wait_end, end, whom = _waits(index, of_rank)
         alone = rank_layers(index, threads[rank]).time_of(StallKind.STRAGGLER) if rank in threads else None
         mine = steps_by.rows(rank)
         spent = _spent(steps, mine, begin, wait_end)
         bubble = alone.within(spent.begin, spent.end) if alone is not None else np.zeros(len(spent), dtype=np.int64)
         # A receive may be posted a step before its data are sent.
         number, length = _step_of(steps, mine, wait_end)
-        receives = table["op_code"][own] == CollectiveOp.RECEIVE
-        group = table["group_hash"][own]
-        # A row of the result sums all that begins in a step of a group: first rows of ``own``, then pieces of waits.
+        receives = table["op_code"][of_rank] == CollectiveOp.RECEIVE
+        group = table["group_hash"][of_rank]
+        # A row sums all that begins in a step of a group: first rows of ``of_rank``, then pieces of waits.
         cells = GroupBy(np.concatenate([number, spent.step]), np.concatenate([group, group[spent.row]]))
         lengths = dict(zip(number.tolist(), length.tolist(), strict=True))
         lengths |= dict(zip(spent.step.tolist(), spent.step_ns.tolist(), strict=True))
         for step, value, inside in cells.items():
-            chosen, pieces = inside[inside < len(own)], inside[inside >= len(own)] - len(own)
+            chosen, pieces = inside[inside < len(of_rank)], inside[inside >= len(of_rank)] - len(of_rank)
             members = groups[value].members.tolist()
             step_ns = lengths[step]
             waited = (spent.end - spent.begin)[pieces]

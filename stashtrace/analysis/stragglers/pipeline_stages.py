@@ -191,7 +191,7 @@ class Stages:
 
     def ranks(self, place: int) -> list[int]:
         """Return the ranks of a place, ascending."""
-        return sorted(rank for rank, own in self.of_rank.items() if own == place)
+        return sorted(rank for rank, at in self.of_rank.items() if at == place)
 
     def numbers(self, place: int) -> list[int]:
         """Return the stages that the ranks of a place hold; none if they hold several, nobody knows which."""

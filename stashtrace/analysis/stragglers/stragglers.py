@@ -131,4 +131,4 @@ def alone_missing(entries: Table) -> dict[int, int]:
     gap, until = entries["wait_ns"][second], entries["last_enter_ns"][second]
     by_rank = GroupBy(entries["last_rank"][second])
     rows = by_rank.items()
-    return {rank: TimeSet.of(until[own] - gap[own], until[own]).total_ns for rank, own in rows}
+    return {rank: TimeSet.of(until[at] - gap[at], until[at]).total_ns for rank, at in rows}

@@ -105,12 +105,12 @@ def calibration_lines(calibration: Calibration) -> list[str]:
     out = [f"stashtrace calibrate  {'; '.join(dict.fromkeys(what))}", ""]
     heads = list(dict.fromkeys((link.backend, link.ranks_count) for link in calibration.links))
     for number, (backend, ranks) in enumerate(heads):
-        own = [link for link in calibration.links if (link.backend, link.ranks_count) == (backend, ranks)]
+        of_group = [link for link in calibration.links if (link.backend, link.ranks_count) == (backend, ranks)]
         name = f"{backend}, {ranks} ranks" if ranks > 1 else backend
         bus = "bus" if ranks > 1 else ""
         out += [""] if number else []
         out.append(f"  {name:<16}{'latency':>19}{'bandwidth':>21}{bus:>11}{'scatter':>9}")
-        out += [_line(link) for link in own]
+        out += [_line(link) for link in of_group]
     remarks = [r for link in calibration.links for r in _remarks(link)]
     remarks += [f"{name} was left out: {why}" for name, why in calibration.left_out.items()]
     remarks += [f"{name}, meanwhile: {said}" for name, said in calibration.others.items()]
@@ -188,8 +188,8 @@ def plot_calibration(calibration: Calibration, path: str) -> None:
     figure = new_figure(7.2 * len(heads), 7.0)
     axes = figure.subplots(2, len(heads), squeeze=False, sharex="col", height_ratios=(3, 1))
     for column, head in enumerate(heads):
-        own = [link for link in calibration.links if (link.kind, link.backend, link.ranks_count) == head]
-        _draw(axes[0][column], axes[1][column], own)
+        of_group = [link for link in calibration.links if (link.kind, link.backend, link.ranks_count) == head]
+        _draw(axes[0][column], axes[1][column], of_group)
         ranks = f", {head[2]} ranks" if head[2] > 1 else ""
         axes[0][column].set_title(f"{head[1]}{ranks}", loc="left", fontweight="bold")
     machine = calibration.machine

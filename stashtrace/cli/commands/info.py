@@ -22,7 +22,7 @@ from stashtrace.text.visible import visible_line
 if TYPE_CHECKING:
     from stashtrace.schema.trace import Trace
 
-#: Metadata of the load as a whole that have lines of their own.
+#: Metadata of the load as a whole that stand on separate lines.
 _NOT_FACTS = ("origin_monotonic_ns", "origin_realtime_ns", "imported", "numbered_steps")
 #: Tables that are not records.
 _NOT_RECORDS = ("processes", "tracks", "losses", "alignment", "metadata", "numbered_steps", "matched_collectives")
@@ -351,7 +351,7 @@ def _records_lines(records: dict[str, int]) -> list[str]:
 
 
 def _losses_lines(losses: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each loss; of more than three that have advice of their own for one reason, the first three."""
+    """Return a line for each loss; of more than three that have different advice for one reason, the first three."""
     if not losses:
         return ["lost        nothing"]
     totals: dict[tuple[str, str, str], Counter[str]] = {}

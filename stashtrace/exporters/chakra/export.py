@@ -230,8 +230,8 @@ def _messages(collectives: Table, rows: Int64, groups: Mapping[int, Group]) -> t
         within = (place >= 0) & (place < len(group.members))
         peer[of_group] = np.where(within, group.members[np.where(within, place, 0)], -1)
     sends = collectives["op_code"][rows] == CollectiveOp.SEND
-    own = collectives["rank"][rows]
-    source[rows], target[rows] = np.where(sends, own, peer), np.where(sends, peer, own)
+    rank = collectives["rank"][rows]
+    source[rows], target[rows] = np.where(sends, rank, peer), np.where(sends, peer, rank)
     by_call = np.argsort(collectives["call_ns"][rows], kind="stable")
     listed = rows[by_call]
     tag[listed] = GroupBy(source[listed], target[listed], sends[by_call]).position
@@ -240,7 +240,7 @@ def _messages(collectives: Table, rows: Int64, groups: Mapping[int, Group]) -> t
     return source, target, tag, int(np.count_nonzero(messages.sizes == 1))
 
 
-#: Workers' batches: as waits, as measured, or as nodes of their own.
+#: Workers' batches: as waits, as measured, or as separate nodes.
 LOADERS = ("waits", "nodes")
 #: Collectives of Chakra by ours, and those that ASTRA-sim simulates.
 _COMM_TYPES = {op: kind for kind, op in reversed(chakra.COLLECTIVE_OPS.items())}

@@ -97,8 +97,8 @@ def rank_work(
     - The time from the end of the last node that a node waits for to its begin is part of its duration: its
       ``idle_ns``, with lags of edges and unexplained time. A part of a collective has none; a node of idle time stands
       before it, unless that is shorter than half a microsecond.
-    - A node that began before the recorded end of a node that it waited for is shorter by as much, so that its end
-      stays.
+    - A node that began before the recorded end of a node that it waited for is shorter by the overlap, so that its
+      end stays.
     - A node without dependencies in the files begins as late as it did: after the rank's last work before it, or after
       the first node of all files.
     - Where the target of an edge may begin before the source ends, by more than clocks and records may differ, it waits

@@ -1,4 +1,4 @@
-"""Reads a Darshan log in a process of its own: its library may crash on a log that is cut, and writes to stderr.
+"""Reads a Darshan log in a separate process: its library may crash on a log that is cut, and writes to stderr.
 
 The process is forked, because importing PyDarshan again takes a second for each log.
 """

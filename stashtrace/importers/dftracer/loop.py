@@ -5,11 +5,11 @@
     loop.yield                [=== the body ===]           [=== the ...
     compute                     [== compute ==]              [== ...
     step mark                                  ^
-    items of workers [i][i][i][i][i][i]...                              on other threads, or in processes of their own
+    items of workers [i][i][i][i][i][i]...                              on other threads, or in separate processes
 
 DLIO computes by sleeping for as long as a step of the real model takes, so its "compute" is not a forward: it stays an
 annotation, and steps come from marks. Where a job names forward, backward and the optimizer (the ``ai`` conventions)
-these are phases, and steps are found as in our own traces. The turn of a loop that is left by ``break`` is never
+these are phases, and steps are found as in our traces. The turn of a loop that is left by ``break`` is never
 recorded by DFTracer; its wait is then what its items span.
 """
 
@@ -49,18 +49,18 @@ class Functions:
     emulated: str = ""
 
     @classmethod
-    def of(cls, own: Mapping[str, Int64], names: Sequence[tuple[str, str]]) -> Functions:
-        """Group the events of a process by role; ``own`` has begin_us, length_us, tid, function."""
+    def of(cls, events: Mapping[str, Int64], names: Sequence[tuple[str, str]]) -> Functions:
+        """Group the events of a process by role; ``events`` has begin_us, length_us, tid, function."""
         roles = np.array([_ROLE_NUMBERS[_role(category, name)] for category, name in names], dtype=np.int64)
-        role = roles[own["function"]] if len(names) else np.empty(0, dtype=np.int64)
+        role = roles[events["function"]] if len(names) else np.empty(0, dtype=np.int64)
         rows = {}
         for name, number in _ROLE_NUMBERS.items():
             if name:
                 at = np.flatnonzero(role == number)
-                at = at[np.argsort(own["begin_us"][at], kind="stable")]
-                begin = own["begin_us"][at] * 1000
-                rows[name] = {"begin_ns": begin, "end_ns": begin + own["length_us"][at] * 1000, "tid": own["tid"][at]}
-        used = {names[n] for n in np.unique(own["function"]).tolist()}
+                at = at[np.argsort(events["begin_us"][at], kind="stable")]
+                begin, length = events["begin_us"][at] * 1000, events["length_us"][at] * 1000
+                rows[name] = {"begin_ns": begin, "end_ns": begin + length, "tid": events["tid"][at]}
+        used = {names[n] for n in np.unique(events["function"]).tolist()}
         benchmark = any(category.lower() == "dlio_benchmark" for category, _ in used)
         sleeps = sorted(n for c, n in used if _role(c, n) == "compute" and (benchmark or c.lower() == "ai_framework"))
         return cls(rows, sleeps[0] if sleeps else "")
@@ -163,7 +163,7 @@ def loop_of(functions: Functions) -> Loop:
 
 
 def _batches(loop: Loop, functions: Functions, waits: _Rows) -> None:
-    """Add waits with the items made inside them; items of a turn that was not recorded make a wait of their own."""
+    """Add waits with the items made inside them; items of a turn that was not recorded make a separate wait."""
     items = functions["item"]
     leads = next((functions[r]["tid"] for r in ("compute", *_PHASES, "body") if functions.count(r)), waits["tid"])
     main = (waits["tid"] if len(waits["tid"]) else leads)[0]
@@ -203,20 +203,20 @@ def _made_by_workers(loop: Loop, items: _Rows, turns: int) -> None:
     batch ends where its thread pauses. The file does not show which turn got which batch.
     """
     threads = [_outermost(_where(items, items["tid"] == tid)) for tid in np.unique(items["tid"]).tolist()]
-    counts = [len(own["begin_ns"]) for own in threads]
+    counts = [len(thread["begin_ns"]) for thread in threads]
     count = sum(counts)
     size = count // turns if turns and count % turns == 0 else 0
     if size and any(of_thread % size for of_thread in counts):
         size = 0
-    for worker, own in enumerate(threads):
+    for worker, thread in enumerate(threads):
         if size:
-            by_batch = np.arange(len(own["end_ns"])) // size
-            made = {"begin_ns": own["begin_ns"][::size], "end_ns": GroupBy(by_batch).max(own["end_ns"])}
+            by_batch = np.arange(len(thread["end_ns"])) // size
+            made = {"begin_ns": thread["begin_ns"][::size], "end_ns": GroupBy(by_batch).max(thread["end_ns"])}
         else:
-            made = _hulls(own, np.empty(0, dtype=np.int64))
+            made = _hulls(thread, np.empty(0, dtype=np.int64))
         made_count = len(made["begin_ns"])
         unknown, maker = np.full(made_count, -1), np.full(made_count, worker)
-        rows = {**made, "batch_index": unknown, "worker_id": maker, "tid": np.full(made_count, own["tid"][0])}
+        rows = {**made, "batch_index": unknown, "worker_id": maker, "tid": np.full(made_count, thread["tid"][0])}
         loop.batches.append((BatchPhase.FETCH, rows))
     if count:
         loop.facts["batches_of_workers"] = f"{size} items each" if size else "by pauses between items"

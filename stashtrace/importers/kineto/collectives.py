@@ -150,13 +150,13 @@ class _Details:
 
     def number(self, key: str) -> Int64:
         """Return an integer argument, ``ABSENT`` where it is not given."""
-        own = self._talks.ints[key]
-        return np.where(own == ABSENT, self._records.value(self._records.events.ints[key], ABSENT), own)
+        values = self._talks.ints[key]
+        return np.where(values == ABSENT, self._records.value(self._records.events.ints[key], ABSENT), values)
 
     def text(self, key: str) -> Codes:
         """Return a text argument, -1 where it is not given."""
-        own = self._talks.texts[key]
-        return np.where(own < 0, self._records.value(self._records.events.texts[key], -1), own)
+        values = self._talks.texts[key]
+        return np.where(values < 0, self._records.value(self._records.events.texts[key], -1), values)
 
     def _named(self) -> Codes:
         """Return the most specific name: torch's call, else NCCL's metadata, else the kernel."""
@@ -316,7 +316,7 @@ def _first_type_bytes(types: str) -> int:
 # Torch records one event for each, on the backend's thread, from the begin of the work to its end. It records neither
 # the caller nor the group. All are taken as of one group: the only one of ``pg_config``, else that of all ranks. A send
 # or a receive is between two ranks: who the other one is stands in the operator that it was called by, if shapes were
-# recorded, and follows from the group if that has two members. The pair is a group of its own, as in our recordings.
+# recorded, and follows from the group if that has two members. The pair is a separate group, as in our recordings.
 
 _ON_HOST = re.compile(r"^(gloo|mpi|ucc):")
 _MESSAGES = (CollectiveOp.SEND, CollectiveOp.RECEIVE)
@@ -367,12 +367,12 @@ def _host_group(rows: FileRows) -> Group:
 
 def _host_groups(rows: FileRows, work: EventRows, op: Int64) -> tuple[Int64, list[Group]]:
     """Return the group of each row, as a place in a list of groups, and the list: the group of all is the first one."""
-    everybody, own = _host_group(rows), rows.process.rank
+    everybody, rank = _host_group(rows), rows.process.rank
     place, pairs = np.zeros(len(work), dtype=np.int64), dict[tuple[int, int, int], int]()
     messages = np.flatnonzero(np.isin(op, _MESSAGES))
     for row, (peer, tag) in zip(messages.tolist(), _peers(rows, work.take(messages), everybody), strict=True):
-        if peer >= 0 and own >= 0:
-            ends = (own, peer) if op[row] == CollectiveOp.SEND else (peer, own)
+        if peer >= 0 and rank >= 0:
+            ends = (rank, peer) if op[row] == CollectiveOp.SEND else (peer, rank)
             place[row] = pairs.setdefault((*ends, tag), len(pairs) + 1)
     named = [
         Group(

@@ -125,7 +125,7 @@ def _steps(rows: FileRows, notes: EventRows, track: Int64, is_step: Bools, until
         return Steps(number, begin, end), -1
     follows = number[1:] == number[:-1] + 1
     end[:-1] = np.where(follows, begin[1:], np.minimum(end[:-1], begin[1:]))
-    own, names = track[is_step][order], marks.name[order]
+    step_track, names = track[is_step][order], marks.name[order]
     whole = marks.end_ns[order] <= until_ns
     if not whole.all():
         first, *more = np.flatnonzero(~whole).tolist()
@@ -139,17 +139,17 @@ def _steps(rows: FileRows, notes: EventRows, track: Int64, is_step: Bools, until
         rows.context.doubt_cut_step(rows.process_id, elapsed_ns, f"step {number[first]}{fate}")
         whole[0] |= not whole.any()
         end = np.maximum(np.minimum(end, until_ns - _CLOCK_SLACK_NS), begin)
-        number, begin, end, own, names = number[whole], begin[whole], end[whole], own[whole], names[whole]
+        number, begin, end, step_track, names = number[whole], begin[whole], end[whole], step_track[whole], names[whole]
     rows.context.add(
         "spans",
         begin_ns=begin,
         end_ns=end,
-        track_id=own,
+        track_id=step_track,
         kind_code=int(SpanKind.STEP),
         name_code=rows.codes(names),
         value=number,
     )
-    return Steps(number, begin, end), int(own[0])
+    return Steps(number, begin, end), int(step_track[0])
 
 
 def _whole_recording(rows: FileRows, main: int, until_ns: int) -> Steps:
@@ -215,15 +215,15 @@ def _add_phases(rows: FileRows, notes: EventRows, track: Int64, code: Int64, asi
     if not len(notes):
         return
     order = np.lexsort((-notes.end_ns, notes.begin_ns, track))
-    begin, end, own = notes.begin_ns[order], notes.end_ns[order], track[order]
+    begin, end, tracks = notes.begin_ns[order], notes.end_ns[order], track[order]
     rows.context.add(
         "phases",
         begin_ns=begin,
         end_ns=end,
-        track_id=own,
+        track_id=tracks,
         process_id=np.full(len(order), rows.process_id),
         phase_code=code[order],
-        phase_flags=is_nested(own, begin, end) * int(PhaseFlag.NESTED) | aside[order] * int(PhaseFlag.BACKGROUND),
+        phase_flags=is_nested(tracks, begin, end) * int(PhaseFlag.NESTED) | aside[order] * int(PhaseFlag.BACKGROUND),
         name_code=rows.codes(notes.name[order], _class_name),
     )
 

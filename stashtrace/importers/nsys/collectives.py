@@ -1,14 +1,14 @@
 """Collectives of an Nsight Systems export, from NCCL's ranges and kernels.
 
     ranges with a communicator    ncclGroupStart  ncclAllReduce  ncclGroupEnd[launch]      one row per call of NCCL
-    kernels alone                 one row per kernel; common ends tell which processes belong together
+    kernels alone                 one row per kernel; common ends show which processes belong together
 
 A recording begins at some time, not at some operation. Therefore the numbers of processes that share a clock are
 shifted against each other until the parts of one operation end together.
 
 Of a send or a receive NCCL attaches the communicator, the bytes and the peer's rank in it (src/include/
 nvtx_payload_schemas.h: NcclNvtxParamsSendRecv), in versions without that file only "Bytes" and "Peer rank"
-(src/collectives.cc: NvtxParamsSendRecv). The messages from one rank to another are a group of their own, as in our
+(src/collectives.cc: NvtxParamsSendRecv). The messages from one rank to another are a separate group, as in our
 recordings. The kernel, ncclDevKernel_SendRecv, shows neither direction nor peer. Where a single ncclSend or ncclRecv
 launched it, the range shows the direction. The peer is then known if the kernels of just two processes end together,
 and one sends whenever the other receives.
@@ -120,16 +120,16 @@ def _is_operation(name: str) -> bool:
 
 
 def _from_ranges(
-    ranges: CollectiveRanges, own: Int64, calls: list[int], work: Work, kernels: Int64, processes: Processes
+    ranges: CollectiveRanges, of_process: Int64, calls: list[int], work: Work, kernels: Int64, processes: Processes
 ) -> list[tuple[_Subgroup, _Rows, tuple[int, int]]]:
     """Return (subgroup, rows, (rank in the communicator, its size)) of one process from NCCL's ranges."""
     places: dict[int, tuple[int, int]] = {}
-    for row in own.tolist():
+    for row in of_process.tolist():
         payload = ranges.payloads[row]
         if payload.ranks > 0 and payload.communicator >= 0:
             places[payload.communicator] = (payload.rank, payload.ranks)
     chosen = np.array([row for row in calls if ranges.payloads[row].communicator >= 0], dtype=np.int64)
-    batch, kernel = _groups_of_calls(ranges, own, chosen, work, kernels)
+    batch, kernel = _groups_of_calls(ranges, of_process, chosen, work, kernels)
 
     def of_kernel(column: str) -> Int64:
         return np.where(kernel >= 0, work.rows[column][kernel], -1) if len(kernels) else np.full(len(kernel), -1)
@@ -154,7 +154,7 @@ def _from_ranges(
         batch=batch,
     )
     keys = np.array([p.communicator % (1 << 64) for p in payloads], dtype=np.uint64)
-    # Messages of a pair are a group of their own: the sender is the first of its two members, the receiver the second.
+    # Messages of a pair are a separate group: the sender is the first of its two members, the receiver the second.
     rank = [places.get(p.communicator, (-1, -1))[0] for p in payloads]
     titles = [_title(*each) for each in zip(op.tolist(), rank, rows.peer.tolist(), strict=True)]
     is_pair = np.array([title not in (_WHOLE, _UNPAIRED) for title in titles], dtype=bool)
@@ -180,16 +180,16 @@ def _title(op: int, rank: int, peer: int) -> str:
 
 
 def _messages_of_kernels(
-    ranges: CollectiveRanges, own: Int64, calls: Int64, work: Work, kernels: Int64
+    ranges: CollectiveRanges, of_process: Int64, calls: Int64, work: Work, kernels: Int64
 ) -> tuple[Int64, Int64]:
     """Return the operation of each kernel that a single send or receive launched, else -1, and its bytes, 0 if unknown.
 
-    ``calls``: NCCL's operations among the ranges ``own`` of a process, none of which names a communicator.
+    ``calls``: NCCL's operations among the ranges ``of_process``, none of which names a communicator.
     """
     op, size = np.full(len(kernels), -1, dtype=np.int64), np.zeros(len(kernels), dtype=np.int64)
     if not len(calls) or not len(kernels):
         return op, size
-    _, carrier = _groups_of_calls(ranges, own, calls, work, kernels)
+    _, carrier = _groups_of_calls(ranges, of_process, calls, work, kernels)
     carried, place = Counter(carrier.tolist()), {kernel: at for at, kernel in enumerate(kernels.tolist())}
     for row, kernel in zip(calls.tolist(), carrier.tolist(), strict=True):
         said = int(collective_op(ranges.names[row]))
@@ -199,7 +199,7 @@ def _messages_of_kernels(
 
 
 def _groups_of_calls(
-    ranges: CollectiveRanges, own: Int64, chosen: Int64, work: Work, kernels: Int64
+    ranges: CollectiveRanges, of_process: Int64, chosen: Int64, work: Work, kernels: Int64
 ) -> tuple[Int64, Int64]:
     """Return the number of the group of each call, 0 if none, and the kernel that carried it out, -1 if unknown.
 
@@ -208,7 +208,7 @@ def _groups_of_calls(
     """
     batch, kernel = np.zeros(len(chosen), dtype=np.int64), np.full(len(chosen), -1, dtype=np.int64)
     launch = work.rows["launch_ns"][kernels]
-    ends = np.array([r for r in own.tolist() if ranges.names[r].startswith("ncclGroupEnd")], dtype=np.int64)
+    ends = np.array([r for r in of_process.tolist() if ranges.names[r].startswith("ncclGroupEnd")], dtype=np.int64)
     first = np.searchsorted(launch, ranges.begin[chosen])
     padded = np.append(launch, np.iinfo(np.int64).max)
     inside = padded[first] <= ranges.end[chosen]
@@ -243,15 +243,15 @@ def _from_kernels(work: Work, kernels: Int64, message: Int64, size: Int64) -> li
     _, first = np.unique(streams, return_index=True)
     for place, stream in enumerate(streams[np.sort(first)].tolist()):
         on_stream = np.flatnonzero(streams == stream)
-        own = kernels[on_stream]
-        names = [work.names.get(n, "") for n in work.name[own].tolist()]
+        of_stream = kernels[on_stream]
+        names = [work.names.get(n, "") for n in work.name[of_stream].tolist()]
         said = np.array([int(collective_op(name)) for name in names], dtype=np.int64)
         op = np.where(message[on_stream] >= 0, message[on_stream], said)
-        launch = columns["launch_ns"][own]
+        launch = columns["launch_ns"][of_stream]
         kinds = [_UNPAIRED if one in _MESSAGES else CollectiveOp(one).name.lower() for one in op.tolist()]
         for kind in sorted(set(kinds)):
             at = np.array([row for row, of_row in enumerate(kinds) if of_row == kind], dtype=np.int64)
-            rows = own[at]
+            rows = of_stream[at]
             zeros = np.zeros(len(rows), dtype=np.int64)
             kernel_names = [names[row] for row in at.tolist()]
             call = np.where(launch[at] >= 0, launch[at], columns["begin_ns"][rows])

@@ -132,16 +132,16 @@ def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[
     attached: dict[int, tuple[Any, Any]] = {}
     total = 0
     for rows, others in database.blocks(EVENTS, ("text", "jsonText", "binaryData"), **wanted):
-        own = np.flatnonzero(np.isin(rows["eventType"], (*_MARKS, *_RANGES)))
-        ids = rows["textId"][own]
+        ranges = np.flatnonzero(np.isin(rows["eventType"], (*_MARKS, *_RANGES)))
+        ids = rows["textId"][ranges]
         new = np.setdiff1d(ids[ids >= 0], np.fromiter(by_id, dtype=np.int64, count=len(by_id)))
         for number, text in database.texts(new).items():
             by_id[number] = places.setdefault(text, len(places))
             if text.startswith(_NCCL):
                 of_nccl.add(by_id[number])
         unnamed = places.setdefault("", len(places))
-        number_of_row = np.empty(len(own), dtype=np.int64)
-        for at, (row, number) in enumerate(zip(own.tolist(), ids.tolist(), strict=True)):
+        number_of_row = np.empty(len(ranges), dtype=np.int64)
+        for at, (row, number) in enumerate(zip(ranges.tolist(), ids.tolist(), strict=True)):
             text, *payload = others[row]
             operation = _OPERATION.search(text) if isinstance(text, str) and ", op_id = " in text else None
             if operation is not None:
@@ -151,9 +151,9 @@ def _read(database: Database) -> tuple[dict[str, Int64], list[str], Int64, dict[
             number_of_row[at] = place
             if payload != [None, None] and (place in of_nccl if text is None else str(text).startswith(_NCCL)):
                 attached[total + at] = (payload[0], payload[1])
-        total += len(own)
+        total += len(ranges)
         numbers.append(number_of_row)
-        pieces.append({name: values[own] for name, values in rows.items()})
+        pieces.append({name: values[ranges] for name, values in rows.items()})
     empty = np.empty(0, dtype=np.int64)
     columns = {name: np.concatenate([p[name] for p in pieces]) if pieces else empty for name in wanted}
     columns["operation"] = np.array(operations, dtype=np.int64)

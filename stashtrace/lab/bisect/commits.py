@@ -1,6 +1,6 @@
-"""What bisection needs of git: the commits, two working trees of its own, and `git bisect` in one of them.
+"""What bisection needs of git: the commits, two separate working trees, and `git bisect` in one of them.
 
-The user's working tree, index and a bisection of their own stay as they are: references of a bisection belong to the
+The user's working tree, index and bisection stay as they are: references of a bisection belong to the
 working tree that it runs in.
 """
 

@@ -87,8 +87,8 @@ class Characterization:
 
     def runs_of(self, configuration: int) -> list[ConfigurationRun]:
         """Runs of one configuration, by repetition."""
-        own = (run for run in self.runs if run.configuration == configuration)
-        return sorted(own, key=lambda run: run.repeat)
+        of_configuration = (run for run in self.runs if run.configuration == configuration)
+        return sorted(of_configuration, key=lambda run: run.repeat)
 
     def add(self, run: ConfigurationRun) -> None:
         """Keep a run, in place of an earlier one of the same configuration and repetition."""

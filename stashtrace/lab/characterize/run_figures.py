@@ -114,14 +114,14 @@ def _epoch_begins(trace: Trace, steps: Table) -> np.ndarray:
     first = np.flatnonzero((batches["phase_code"] == BatchPhase.WAIT) & (batches["batch_index"] <= 0))
     numbers = []
     for rank in np.unique(batches["rank"][first]).tolist():
-        own = np.flatnonzero(steps["rank"] == rank)
-        if not len(own):
+        of_rank = np.flatnonzero(steps["rank"] == rank)
+        if not len(of_rank):
             continue
-        own = own[np.argsort(steps["begin_ns"][own])]
+        of_rank = of_rank[np.argsort(steps["begin_ns"][of_rank])]
         # Where a wait ends its batch is used: the step before may have asked for it.
         for moment in ("begin_ns", "end_ns"):
-            at = np.searchsorted(steps["begin_ns"][own], batches[moment][first][batches["rank"][first] == rank]) - 1
-            numbers.append(steps["step"][own[np.clip(at, 0, len(own) - 1)]])
+            at = np.searchsorted(steps["begin_ns"][of_rank], batches[moment][first][batches["rank"][first] == rank]) - 1
+            numbers.append(steps["step"][of_rank[np.clip(at, 0, len(of_rank) - 1)]])
     return np.unique(np.concatenate(numbers)) if numbers else np.empty(0, dtype=np.int64)
 
 

@@ -420,9 +420,9 @@ def _changes(totals: RunTotals, commits: Table | None, axes: _Axes) -> Iterator[
     """Yield a line for each commit that changed the step of a job."""
     rows = commits.rows() if commits is not None else ()
     for commit in dict.fromkeys(row["commit"] for row in rows if row["verdict"] in ("slower", "faster")):
-        own = totals.history.begin_ns[totals.history.fact("commit") == commit]
-        if len(own) and axes.first_ns <= own.min() <= axes.last_ns:
-            at = axes.across(int(own.min()))
+        of_commit = totals.history.begin_ns[totals.history.fact("commit") == commit]
+        if len(of_commit) and axes.first_ns <= of_commit.min() <= axes.last_ns:
+            at = axes.across(int(of_commit.min()))
             yield f'<line class="change" x1="{at}" x2="{at}" y1="0" y2="{_PLOT}"/>'
             yield tag("text", text(short_commit(commit)), class_="scale", x=at, y="12", dx="4")
 

@@ -147,9 +147,9 @@ class History:
         if self._facts is None:
             self._facts = {}
             rows = self.section("fact")
-            for key, own in GroupBy(rows["fact"].astype(str)).items():
+            for key, of_key in GroupBy(rows["fact"].astype(str)).items():
                 values = np.full(len(self), "", dtype=object)
-                values[rows["run"][own]] = rows["said"][own]
+                values[rows["run"][of_key]] = rows["said"][of_key]
                 self._facts[str(key)] = values
         if name not in self._facts:
             self._facts[name] = np.full(len(self), "", dtype=object)

@@ -150,8 +150,8 @@ def _add_kinds(out: RunRows, trace: Trace, steps: Table) -> None:
 
 def _add_ranks(out: RunRows, trace: Trace, steps: Table | None) -> None:
     processes = trace.processes
-    own = processes.take((processes["role_code"] == ProcessRole.RANK) & (processes["rank"] >= 0))
-    hosts = dict(zip(own["rank"].tolist(), own["host_code"].tolist(), strict=True))
+    ranks = processes.take((processes["role_code"] == ProcessRole.RANK) & (processes["rank"] >= 0))
+    hosts = dict(zip(ranks["rank"].tolist(), ranks["host_code"].tolist(), strict=True))
     waited = _waits_for(trace, steps)
     for rank, host in sorted(hosts.items()):
         mean_ns, median_ns, last_count, kind = waited.get(rank, (0, 0, 0, ""))

@@ -87,18 +87,18 @@ class RunTotals:
     def step_ns(self) -> Floats:
         """Mean step of each run over its ranks; 0 without steps."""
         rows = self.history.section("kind")
-        own = rows["kind"] == STEP
-        run, count = rows["run"][own], len(self.history)
+        in_step = rows["kind"] == STEP
+        run, count = rows["run"][in_step], len(self.history)
         sizes = np.bincount(run, minlength=count)
-        return np.bincount(run, weights=rows["mean_ns"][own], minlength=count) / np.maximum(sizes, 1)
+        return np.bincount(run, weights=rows["mean_ns"][in_step], minlength=count) / np.maximum(sizes, 1)
 
     @cached_property
     def steps_count(self) -> Int64:
         """Counted steps of each run."""
         rows = self.history.section("kind")
-        own = rows["kind"] == STEP
+        in_step = rows["kind"] == STEP
         out = np.zeros(len(self.history), dtype=np.int64)
-        np.maximum.at(out, rows["run"][own], rows["steps_count"][own])
+        np.maximum.at(out, rows["run"][in_step], rows["steps_count"][in_step])
         return out
 
     @cached_property

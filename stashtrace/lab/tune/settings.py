@@ -72,7 +72,7 @@ def wanted_settings(text: str, option: str) -> tuple[tuple[str, str], ...]:
     (('num_workers', '2'), ('cpu_affinity', '0,1;2,3'), ('OMP_NUM_THREADS', ''))
     """
     wanted = []
-    for part in re.split(r",(?!\d)", text):  # CPUs have commas of their own
+    for part in re.split(r",(?!\d)", text):  # lists of CPUs contain commas
         name, equals, value = part.strip().partition("=")
         if name not in NAMES:
             raise UsageError(f"{option} {name}: no such setting", hint=f"choose from: {', '.join(NAMES)}")

@@ -77,7 +77,7 @@ class Tuned:
     runs_count: int
     #: Candidates that were left when it ended, by the limit of runs or by ``stopped``.
     untried: tuple[Candidate, ...]
-    #: Whether results were compared by the means of several runs: equal runs have losses of their own.
+    #: Whether results were compared by the means of several runs: equal runs have different losses.
     by_distribution: bool
     #: What ended it before its time: a signal, or an error of the job as it is.
     stopped: BaseException | None = None

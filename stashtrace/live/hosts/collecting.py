@@ -4,8 +4,8 @@
     host B                    ──► B.ranks ─┼──► files of all, then run.json: the window is whole
     host C, gone              ──► nothing ─┘    "without ranks 4-5 on node2 (no answer within 20 s)"
 
-A window is a run once its ``run.json`` lies there, which the collector writes last: a part that comes later is
-removed by its host. If the collector itself is gone, one of the others takes its place.
+A window is a run once its ``run.json`` exists, which the collector writes last: a part that comes later is removed by
+its host. If the collector itself is gone, one of the others takes its place.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Collecting:
         said = []
         for host, why in missing.items():
             known = states[host].ranks if host in states else {}  # some are of other hosts: it waited for them
-            ranks = sorted(int(rank) for rank, own in known.items() if int(own.get("last_step", -1)) >= 0)
+            ranks = sorted(int(rank) for rank, state in known.items() if int(state.get("last_step", -1)) >= 0)
             who = f"{ranks_named(ranks)} on {host}" if ranks else f"the ranks of {host}"
             said.append(f"{who} ({why})")
         rest = "" if self._others is None else self._others.lacking(except_of=missing)

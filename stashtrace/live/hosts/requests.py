@@ -283,10 +283,10 @@ class IdleRecording:
             return None
         begins = {}
         for rank, (step, begin) in begun.items():
-            own = table["begin_ns"][table["rank"] == rank]
-            if len(own) <= first - step:
+            moments = table["begin_ns"][table["rank"] == rank]
+            if len(moments) <= first - step:
                 return None  # it has not come so far yet
-            begins[rank] = int(own[first - step]) if first > step else begin
+            begins[rank] = int(moments[first - step]) if first > step else begin
         return Window(first, begins)
 
     def _begun(self, trace: Trace, origin_ns: int) -> dict[int, tuple[int, int]]:

@@ -191,7 +191,7 @@ def _bars(view: LiveView, style: Style) -> list[str]:
     if not view.ranks:
         return []
     ended = view.condition == "ended"
-    parts = [(own.rank, own.whole if ended else own.newest) for own in view.ranks]
+    parts = [(one.rank, one.whole if ended else one.newest) for one in view.ranks]
     budgets = [
         Budget(rank, "", spent.wall_ns / spent.steps_count, spent.share_ratio)
         for rank, spent in parts
@@ -208,10 +208,10 @@ def _bars(view: LiveView, style: Style) -> list[str]:
 
 def _causes_text(ranks: Sequence[RankView]) -> str:
     """Return who was waited for since the begin, most first; empty if nobody was."""
-    causes = sorted((own for own in ranks if own.caused_wait_ns > 0), key=lambda own: -own.caused_wait_ns)
+    causes = sorted((one for one in ranks if one.caused_wait_ns > 0), key=lambda one: -one.caused_wait_ns)
     if not causes:
         return ""
-    named = [f"{duration_text(own.caused_wait_ns)} for rank {own.rank}" for own in causes[:_CAUSES_AT_MOST]]
+    named = [f"{duration_text(one.caused_wait_ns)} for rank {one.rank}" for one in causes[:_CAUSES_AT_MOST]]
     more = len(causes) - len(named)
     named += [f"less for {count_noun(more, 'other rank')}"] if more else []
     return f"waits since the start, summed over the ranks that waited: {', '.join(named)}"

@@ -100,7 +100,7 @@ class FollowedHere:
         state.rounds_count += 1
 
     def _find_stuck(self, window: Trace) -> None:
-        last_ns = max((own.last_end_ns for own in self._totals.ranks.values()), default=-1)
+        last_ns = max((rank.last_end_ns for rank in self._totals.ranks.values()), default=-1)
         at_ns, last_ns = time.monotonic_ns(), last_ns + self._accounts.origin_ns
         if self._stuck.round(window, at_ns, last_ns, in_part=not self._sees_all) and self._stuck.sentences:
             with contextlib.suppress(OSError):  # the run of another user, or of a file system that is full

@@ -147,7 +147,7 @@ def merge_states(
     for state in states:
         try:
             hosts.append(_host(state, now_realtime_ns))
-            ranks += [_rank(int(rank), state.host, own) for rank, own in state.ranks.items()]
+            ranks += [_rank(int(rank), state.host, figures) for rank, figures in state.ranks.items()]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"the live state of host {state.host} is damaged: {error!r}") from error
     ranks = _one_of_each(ranks)
@@ -197,7 +197,7 @@ def _host(state: LiveState, now_realtime_ns: int) -> HostView:
     known = state.own_cpu_ns > 0 and state.begin_realtime_ns > 0 and followed_ns > 0
     return HostView(
         host=state.host,
-        ranks=sorted(int(rank) for rank, own in state.ranks.items() if own["steps_count"]),
+        ranks=sorted(int(rank) for rank, figures in state.ranks.items() if figures["steps_count"]),
         updated_realtime_ns=state.updated_realtime_ns,
         age_s=age_s,
         interval_s=state.interval_s,
@@ -214,18 +214,18 @@ def _host(state: LiveState, now_realtime_ns: int) -> HostView:
     )
 
 
-def _rank(rank: int, host: str, own: Mapping[str, Any]) -> RankView:
+def _rank(rank: int, host: str, figures: Mapping[str, Any]) -> RankView:
     return RankView(
         rank=rank,
         host=host,
-        steps_count=int(own["steps_count"]),
-        last_step=int(own["last_step"]),
-        last_end_realtime_ns=int(own["last_end_realtime_ns"]),
-        newest=_spent(own["newest_count"], own["newest_ns"], own["newest_stall_ns"]),
-        whole=_spent(own["steps_count"], own["wall_ns"], own["stall_ns"]),
-        earlier_count=int(own.get("earlier_count", 0)),
-        earlier_ns=int(own.get("earlier_ns", 0)),
-        caused_wait_ns=int(own["caused_wait_ns"]),
+        steps_count=int(figures["steps_count"]),
+        last_step=int(figures["last_step"]),
+        last_end_realtime_ns=int(figures["last_end_realtime_ns"]),
+        newest=_spent(figures["newest_count"], figures["newest_ns"], figures["newest_stall_ns"]),
+        whole=_spent(figures["steps_count"], figures["wall_ns"], figures["stall_ns"]),
+        earlier_count=int(figures.get("earlier_count", 0)),
+        earlier_ns=int(figures.get("earlier_ns", 0)),
+        caused_wait_ns=int(figures["caused_wait_ns"]),
     )
 
 
@@ -241,12 +241,12 @@ def _one_of_each(ranks: Sequence[RankView]) -> list[RankView]:
     A host also counts how long its ranks waited for one that it does not see.
     """
     found: dict[int, RankView] = {}
-    for own in ranks:
-        other = found.get(own.rank, own)
-        newer = own if own.last_end_realtime_ns >= other.last_end_realtime_ns else other
-        caused = own.caused_wait_ns + (other.caused_wait_ns if other is not own else 0)
-        found[own.rank] = dataclasses.replace(newer, caused_wait_ns=caused)
-    return [own for _, own in sorted(found.items()) if own.steps_count]
+    for one in ranks:
+        other = found.get(one.rank, one)
+        newer = one if one.last_end_realtime_ns >= other.last_end_realtime_ns else other
+        caused = one.caused_wait_ns + (other.caused_wait_ns if other is not one else 0)
+        found[one.rank] = dataclasses.replace(newer, caused_wait_ns=caused)
+    return [one for _, one in sorted(found.items()) if one.steps_count]
 
 
 def _rate(count: int, ns: int) -> float:

@@ -25,7 +25,7 @@ COLLECTOR = "torch_step"
 #: Collections shorter than this are not worth a row.
 GC_THRESHOLD_NS = 100_000
 _MOST_NESTED_UPDATES = 8
-#: Optimizers of one class with names of their own; a job that makes one for each step would fill its string table.
+#: Optimizers of one class with different names; a job that makes one for each step would fill its string table.
 _MOST_OF_A_CLASS = 8
 
 _FORWARD = recorder.code("Phase", "forward")

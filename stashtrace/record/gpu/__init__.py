@@ -1,1 +1,1 @@
-"""GPUs of this machine: programs that ask the vendor's libraries, each in a process of its own, and their answers."""
+"""GPUs of this machine: programs that ask the vendor's libraries, each in a separate process, and their answers."""

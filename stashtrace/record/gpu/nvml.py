@@ -1,6 +1,6 @@
 """Ask NVML, by the package nvidia-ml-py, which GPUs this machine has and how they are linked; print one JSON object.
 
-``inventory`` runs this as a script in a process of its own and with a time limit, since a driver may hang. Argument:
+``inventory`` runs this as a script in a separate process and with a time limit, since a driver may hang. Argument:
 the folder of the package. It reads only, and makes no context on a device. Imports the standard library and ``pynvml``.
 """
 

@@ -1,6 +1,6 @@
 """Ask the GPU libraries of this machine for their versions and devices; print a JSON object a line, one per library.
 
-``doctor_gpu`` runs this as a script in a process of its own and with a time limit, since a driver may hang, and loading
+``doctor_gpu`` runs this as a script in a separate process and with a time limit, since a driver may hang, and loading
 a library may change a process. It makes no context, and calls only what needs none. Arguments: paths of libnccl.so.2,
 best first. Imports the standard library alone.
 """

@@ -16,7 +16,7 @@ from typing import Any
 ENTERED, RECORDS, MOVES, RUNS, OTHERS_RUN, DEVICE_RUNS = "entered", "records", "moves", "runs", "others", "device"
 #: A process that stands still writes a log or a heartbeat now and then.
 LEAST_BYTES = 1 << 20
-#: Nor is a message now and then a transfer: one brings a thread so many wake-ups a second.
+#: Nor is a message now and then a transfer: one brings a thread this number of wake-ups a second.
 LEAST_RECEIVED_PER_S = 10
 #: A thread that ran, or waited for a CPU, for less than this share of the time stands still.
 STANDS_STILL = 0.05

@@ -99,8 +99,8 @@ def _is_worth(advice: Advice) -> bool:
 
 def _join(rows: list[dict[str, Any]]) -> Advice:
     summed = ("work_ns", "transfer_ns", "exposed_ns", "saving_low_ns", "saving_high_ns", "share_ratio")
-    alike = ("transformation", "switch", "communicator", "op", "work", "ranks_count")
-    columns: dict[str, Any] = {name: rows[0][name] for name in alike}
+    same = ("transformation", "switch", "communicator", "op", "work", "ranks_count")
+    columns: dict[str, Any] = {name: rows[0][name] for name in same}
     columns |= {name: float(sum(row[name] for row in rows)) for name in summed}
     return Advice(
         **columns,
@@ -205,7 +205,7 @@ OVERLAP_ADVICE = schema(
         "position",
         "where in the step it is called: forward, backward, after_backward, update, after_update or elsewhere",
     ),
-    col.nbytes("message_bytes", "payload of one rank's input, -1 if the trace does not tell", missing=-1),
+    col.nbytes("message_bytes", "payload of one rank's input, -1 if unknown", missing=-1),
     col.ns("saving_low_ns", "saved a step at least, under what limits says; below zero: it may become longer"),
     col.ns("saving_high_ns", "at most; 0 without a figure"),
     col.real("share_ratio", "saving_high_ns of the step"),
@@ -279,7 +279,7 @@ def overlap_advice(trace: Trace, *, calibration: Calibration | str | os.PathLike
 
 def _cells(row: Row, communicator: str, step_ns: float) -> tuple[object, ...]:
     kind, size = row.kind, row.kind.message_bytes
-    own = {
+    columns = {
         "communicator": communicator,
         "op": CollectiveOp(kind.op).name.lower(),
         "position": POSITIONS[kind.position],
@@ -289,6 +289,6 @@ def _cells(row: Row, communicator: str, step_ns: float) -> tuple[object, ...]:
         "elements_count": kind.elements_count if size > 0 else -1,
         "ranks_count": row.group_size,
     }
-    others = {name: getattr(row, name) for name in OVERLAP_ADVICE.names if name not in own}
-    own |= {name: round(value) if name.endswith("_ns") else value for name, value in others.items()}
-    return tuple(own[name] for name in OVERLAP_ADVICE.names)
+    others = {name: getattr(row, name) for name in OVERLAP_ADVICE.names if name not in columns}
+    columns |= {name: round(value) if name.endswith("_ns") else value for name, value in others.items()}
+    return tuple(columns[name] for name in OVERLAP_ADVICE.names)

@@ -137,15 +137,15 @@ def scene(trace: Trace) -> Scene:
     ranks: dict[int, RankWork] = {}
     blocked: dict[int, tuple[Int64, Int64, Int64]] = {}
     for thread in step_threads(index.origin):
-        own = np.unique(steps["step"][steps["rank"] == thread.rank])
-        ranks[thread.rank], blocked[thread.rank] = _rank_work(index, thread, own)
+        of_rank = np.unique(steps["step"][steps["rank"] == thread.rank])
+        ranks[thread.rank], blocked[thread.rank] = _rank_work(index, thread, of_rank)
     calls = _calls(index, steps, ranks, blocked)
     lengths = counted_steps(index.steps)
     mean = float((lengths["end_ns"] - lengths["begin_ns"]).mean()) if len(lengths) else 0.0
     return Scene(index.trace, calls, ranks, group_table(index.trace), mean)
 
 
-def _rank_work(index: TraceIndex, thread: StepThread, own: Int64) -> tuple[RankWork, tuple[Int64, Int64, Int64]]:
+def _rank_work(index: TraceIndex, thread: StepThread, steps: Int64) -> tuple[RankWork, tuple[Int64, Int64, Int64]]:
     """Return the computation of a rank, and when its thread was blocked on a collective: begin, end, row."""
     trace = index.trace
     phases, mine = trace.phases, trace.phases["process_id"] == thread.process_id
@@ -174,7 +174,7 @@ def _rank_work(index: TraceIndex, thread: StepThread, own: Int64) -> tuple[RankW
         thread.rank,
         thread.process_id,
         seen,
-        own,
+        steps,
         of(Phase.FORWARD),
         of(Phase.BACKWARD),
         update_times(trace, thread.process_id),
@@ -200,14 +200,14 @@ def _calls(
     exposed = np.full(len(rows), -1, dtype=np.int64)
     by_rank = RowsBy(table["rank"][rows])
     for rank in by_rank.values.tolist():
-        own, work = by_rank.rows(rank), ranks[rank]
-        mine = rows[own]
+        of_rank, work = by_rank.rows(rank), ranks[rank]
+        mine = rows[of_rank]
         flagged = (table["collective_flags"][mine] & CollectiveFlag.IN_BACKWARD) != 0
-        position[own] = _positions(work, table["call_ns"][mine], flagged)
+        position[of_rank] = _positions(work, table["call_ns"][mine], flagged)
         if work.seen == DEVICE:
-            exposed[own] = end[own] - begin[own] - work.computing.within(begin[own], end[own])
+            exposed[of_rank] = end[of_rank] - begin[of_rank] - work.computing.within(begin[of_rank], end[of_rank])
         elif work.seen == HOST:
-            exposed[own] = _blocked_on(blocked[rank], mine, begin[own], len(table))
+            exposed[of_rank] = _blocked_on(blocked[rank], mine, begin[of_rank], len(table))
     return Calls(
         int64(rows),
         table["rank"][rows],
@@ -235,9 +235,9 @@ def _element_bytes(index: TraceIndex, rows: Int64) -> Int64:
         return element_bytes
     names = GroupBy(kernels["name_code"][talks])
     sizes = int64([element_bytes_of(index.trace.text(code)) for code in names.values.tolist()])[names.number]
-    by_process, own = RowsBy(kernels["process_id"][talks]), RowsBy(index.trace.collectives["process_id"][rows])
-    for process in own.values.tolist():
-        mine, ran = own.rows(process), by_process.rows(process)
+    by_process, calls = RowsBy(kernels["process_id"][talks]), RowsBy(index.trace.collectives["process_id"][rows])
+    for process in calls.values.tolist():
+        mine, ran = calls.rows(process), by_process.rows(process)
         if not len(ran):
             continue
         order = ran[np.argsort(kernels["begin_ns"][talks[ran]], kind="stable")]
@@ -267,9 +267,9 @@ def _after_earlier(process: Int64, group: npt.NDArray[np.uint64], begin: Int64, 
     order = order_by(begin, end)
     out = begin.copy()
     for rows in GroupBy(process[order], group[order]):
-        own = order[rows]
-        done = np.concatenate([[-NEVER], np.maximum.accumulate(end[own])[:-1]])
-        out[own] = np.minimum(np.maximum(begin[own], done), end[own])
+        of_group = order[rows]
+        done = np.concatenate([[-NEVER], np.maximum.accumulate(end[of_group])[:-1]])
+        out[of_group] = np.minimum(np.maximum(begin[of_group], done), end[of_group])
     return int64(out)
 
 

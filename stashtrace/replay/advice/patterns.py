@@ -156,9 +156,9 @@ class Patterns:
     def _sums(self) -> dict[int, _Measured]:
         calls, sums = self.scene.calls, {}
         for kind in self.kinds:
-            own = kind.entries
-            parts = (np.ones(len(own)), calls.transfer_ns[own], calls.exposed_ns[own])
-            sums[kind.number] = _Measured(*(by_rank(self.scene, own, part) for part in parts))
+            entries = kind.entries
+            parts = (np.ones(len(entries)), calls.transfer_ns[entries], calls.exposed_ns[entries])
+            sums[kind.number] = _Measured(*(by_rank(self.scene, entries, part) for part in parts))
         return sums
 
     def rows(self) -> list[Row]:
@@ -186,10 +186,10 @@ class Patterns:
             yield from self._split_and_fuse(kind, size, measured, share)
 
     def _split_and_fuse(self, kind: Kind, size: int, measured: _Measured, share: dict[int, float]) -> Iterator[Row]:
-        own = {rank: self.updates[rank] for rank in share if rank in self.updates}
-        work = {rank: share[rank] * update.work_ns for rank, update in own.items()}
-        gap = {rank: share[rank] * max(update.gap_ns, 0.0) for rank, update in own.items()}
-        on_device = any(self.scene.ranks[rank].seen == DEVICE for rank in own)
+        rank_updates = {rank: self.updates[rank] for rank in share if rank in self.updates}
+        work = {rank: share[rank] * update.work_ns for rank, update in rank_updates.items()}
+        gap = {rank: share[rank] * max(update.gap_ns, 0.0) for rank, update in rank_updates.items()}
+        on_device = any(self.scene.ranks[rank].seen == DEVICE for rank in rank_updates)
         fatal = self._obstacles(kind, list(share))
         limits = ["other_parameters"] if self._moves_other_parameters(list(share)) else []
         sums = typical(measured.calls), typical(measured.transfer), typical(measured.exposed)
@@ -199,11 +199,11 @@ class Patterns:
             yield replace(base, limits=tuple(fatal))
             yield replace(base, transformation=FUSE, limits=tuple(fatal), switch="fused_optimizer")
             return
-        yield self._split(base, work, measured, own, [*limits])
-        yield self._fuse(base, work, gap, measured, own, [*limits])
+        yield self._split(base, work, measured, rank_updates, [*limits])
+        yield self._fuse(base, work, gap, measured, rank_updates, [*limits])
 
     def _split(
-        self, base: Row, work: dict[int, float], measured: _Measured, own: dict[int, Update], limits: list[str]
+        self, base: Row, work: dict[int, float], measured: _Measured, rank_updates: dict[int, Update], limits: list[str]
     ) -> Row:
         halves = self._halves_ratio(base.kind, base.group_size)
         latency = max(self._latency_ns(base.kind.group_hash), 0.0) if halves is None else 0.0
@@ -217,7 +217,9 @@ class Patterns:
         exposed = any(gather.values())
         limits += ["halves_unmeasured"] * (halves is None) + ["gather_exposed"] * exposed
         limits += ["peers_unseen"] * (exposed and self._peers_unseen(base.kind))
-        short = any(u.kernels_count > 0 and u.work_ns < POLICY.short_kernel_ns * u.kernels_count for u in own.values())
+        short = any(
+            u.kernels_count > 0 and u.work_ns < POLICY.short_kernel_ns * u.kernels_count for u in rank_updates.values()
+        )
         limits += ["short_kernels"] * short
         bound = short or "other_parameters" in limits
         lowest = spread(low)[0]
@@ -257,12 +259,12 @@ class Patterns:
         work: dict[int, float],
         gap: dict[int, float],
         measured: _Measured,
-        own: dict[int, Update],
+        rank_updates: dict[int, Update],
         limits: list[str],
     ) -> Row:
         high = {rank: work[rank] + gap[rank] for rank in work}
         error = {rank: POLICY.fuse_error_ratio * (measured.transfer[rank] + high[rank]) for rank in work}
-        hosts = all(update.kernels_count < 0 for update in own.values())
+        hosts = all(update.kernels_count < 0 for update in rank_updates.values())
         if hosts:
             limits.append("not_a_gpu")
         elif base.kind.elements_count < POLICY.fuse_holds_elements:
@@ -270,7 +272,7 @@ class Patterns:
         holds = not limits
         many = any(
             update.kernels_count > POLICY.many_kernels_count or update.gap_ns > POLICY.gaps_ratio * update.work_ns
-            for update in own.values()
+            for update in rank_updates.values()
         )
         return replace(
             base,
@@ -347,14 +349,14 @@ class Patterns:
         transfer is of all such transfers of the step.
         """
         calls, produced = self.scene.calls, np.zeros(len(kind.entries))
-        alike = np.zeros(len(calls), dtype=bool)
+        same_position = np.zeros(len(calls), dtype=bool)
         for other in self._gradients:
-            alike[other.entries] = other.position == kind.position
+            same_position[other.entries] = other.position == kind.position
         for rank, work in self.scene.ranks.items():
-            own = np.flatnonzero(alike & (calls.rank == rank))
-            if not len(own):
+            of_rank = np.flatnonzero(same_position & (calls.rank == rank))
+            if not len(of_rank):
                 continue
-            order = own[np.lexsort((calls.enter_ns[own], calls.step[own]))]
+            order = of_rank[np.lexsort((calls.enter_ns[of_rank], calls.step[of_rank]))]
             enter = calls.enter_ns[order]
             began = np.minimum(self._backward_begins(rank, enter), enter)
             steps = GroupBy.runs(calls.step[order])

@@ -41,7 +41,7 @@ class Policy:
     behind_ns: int = 50_000
     produced_ratio: float = 0.5
     #: A kernel runs during a collective if this part of it does; this many places say something about contention.
-    beside_ratio: float = 0.9
+    during_ratio: float = 0.9
     fewest_pairs_count: int = 10
     #: Characters of a line of the terminal.
     width_characters: int = 78

@@ -134,7 +134,7 @@ def contention_ratio(scene: Scene) -> float:
     """Return how many times longer kernels take during a collective than alone; -1 if too few pairs were recorded.
 
     It compares kernels of one place in their steps (the n-th of a name that every step has equally often) that ran
-    beside collectives in some steps and beside none in others. The result is the median over places, weighted by
+    during collectives in some steps and during none in others. The result is the median over places, weighted by
     time.
     """
     kernels = scene.trace.kernels
@@ -153,10 +153,10 @@ def contention_ratio(scene: Scene) -> float:
         rows = work.kernels[inside]
         begin, length = kernels["begin_ns"][rows], kernels["end_ns"][rows] - kernels["begin_ns"][rows]
         place = _places(kernels["name_code"][rows], step[inside])
-        beside = talking.within(begin, begin + length)
+        during = talking.within(begin, begin + length)
         known = (place >= 0) & (length > 0)
-        slow = _means(place, length, known & (beside >= POLICY.beside_ratio * length))
-        alone = _means(place, length, known & (beside == 0))
+        slow = _means(place, length, known & (during >= POLICY.during_ratio * length))
+        alone = _means(place, length, known & (during == 0))
         both = np.isfinite(slow) & np.isfinite(alone)
         ratios.append(np.maximum(slow[both] / alone[both], 1.0))
         weights.append(alone[both])

@@ -44,7 +44,8 @@ _MOST_CELLS = 4_000_000
 _MANY_RANKS = 32
 
 
-#: In which steps it is: all or any; the last, the first, or others in a row; each on one rank by turns; ever more.
+#: In which steps it is: all or any; the last, the first, or others in a row; in each on one rank, alternately;
+#: ever more or ever less.
 Shape = Literal["", "from", "until", "within", "turns", "grows", "shrinks"]
 #: What a replay leaves of a candidate.
 Level = Literal["gone", "peers", "even", "usual", "half"]
@@ -104,7 +105,7 @@ class Candidate:
         return self.level, self.ranks, self.kind, self.by_workers, self.op, self.function, self.line
 
     @property
-    def told_ratio(self) -> float:
+    def about_ratio(self) -> float:
         """The time that it is about as a multiple of what goes."""
         return 2.0 if self.level == "half" else 1.0
 
@@ -125,8 +126,8 @@ class Candidate:
 
     def goes_ns(self, work: WorkByLine) -> float:
         """Return the work of all its ranks that goes at most, in all steps; transfers are of no rank."""
-        own = work.rank[self.pieces] >= 0
-        return float((work.ns[self.pieces] * self.parts[1])[own].sum())
+        of_ranks = work.rank[self.pieces] >= 0
+        return float((work.ns[self.pieces] * self.parts[1])[of_ranks].sum())
 
     def removed(self, work: WorkByLine, count: int) -> tuple[Floats, Floats]:
         """Return the work that goes by node, at least and at most."""
@@ -190,8 +191,8 @@ class Candidates:
     def _comparisons(self) -> int:
         """How many groups of work are compared between ranks: kinds of time, and places in them."""
         rows = np.flatnonzero(self._own)
-        of_kinds = [rows[own] for own in GroupBy(self._is_batch[rows], self._kind[rows])]
-        groups = sum(self._is_worth(self._work.ns[own].sum()) + len(list(self._places(own))) for own in of_kinds)
+        of_kinds = [rows[at] for at in GroupBy(self._is_batch[rows], self._kind[rows])]
+        groups = sum(self._is_worth(self._work.ns[at].sum()) + len(list(self._places(at))) for at in of_kinds)
         return max(groups, 1)
 
     def all(self) -> list[Candidate]:
@@ -206,25 +207,25 @@ class Candidates:
         """What a rank does longer than its peers, whatever it is."""
         yield from self._beyond_peers(np.flatnonzero(self._own & ~self._is_batch), What())
         for rank in self.ranks[~self._has_steps].tolist():
-            own = np.flatnonzero(self._served & (self._rank == rank))
-            yield self._candidate("half", (rank,), What(), own, self._spent(own))
+            served = np.flatnonzero(self._served & (self._rank == rank))
+            yield self._candidate("half", (rank,), What(), served, self._spent(served))
 
     def _of_lines_of_any_kind(self) -> Iterator[Candidate]:
         """Functions and lines in which a rank is longer, whatever kind of time that is."""
         rows = np.flatnonzero(self._own & ~self._is_batch)
         longer = self._longer(rows)
-        for function, line, own in self._places(rows):
-            yield from self._beyond_peers(own, What(function=function, line=line), longer)
+        for function, line, at in self._places(rows):
+            yield from self._beyond_peers(at, What(function=function, line=line), longer)
 
     def _of_kinds(self) -> Iterator[Candidate]:
         rows = np.flatnonzero(self._own)
         kinds = GroupBy(self._is_batch[rows], self._kind[rows])
         for (by_workers, kind), of_kind in zip(zip(*kinds.keys, strict=True), kinds, strict=True):
-            own = rows[of_kind]
+            pieces = rows[of_kind]
             what = What(int(kind), bool(by_workers))
-            yield from self._of_group(own, what)
-            places = list(self._places(own))
-            longer = self._longer(own) if places else None
+            yield from self._of_group(pieces, what)
+            places = list(self._places(pieces))
+            longer = self._longer(pieces) if places else None
             for function, line, of_place in places:
                 yield from self._of_group(of_place, what._replace(function=function, line=line), longer)
 
@@ -233,9 +234,9 @@ class Candidates:
         if self._graph.facts is None:
             return
         rows = np.flatnonzero(self._moves)
-        alike = GroupBy(self._graph.facts.op[self._work.node[rows]], self._kind[rows])
-        for (op, kind), own in zip(zip(*alike.keys, strict=True), alike, strict=True):
-            pieces = rows[own]
+        by_op = GroupBy(self._graph.facts.op[self._work.node[rows]], self._kind[rows])
+        for (op, kind), of_op in zip(zip(*by_op.keys, strict=True), by_op, strict=True):
+            pieces = rows[of_op]
             spent = GroupBy.numbered(self._step[pieces], len(self._steps)).sum(self._work.ns[pieces])
             level: Level = "gone" if op in self._needless else "half"
             yield self._candidate(level, (), What(int(kind), op=int(op)), pieces, spent[None])
@@ -286,13 +287,13 @@ class Candidates:
             # Each rank waits for the transfers.
             of_moves = GroupBy.numbered(self._step[moves], len(self._steps)).sum(self._work.ns[moves])
             yield self._candidate("gone", (), what, every, spent + of_moves)
-            for rank, own in self._single_ranks(pieces, spent):
-                yield self._candidate("gone", (rank,), what, own, self._spent(own))
+            for rank, of_rank in self._single_ranks(pieces, spent):
+                yield self._candidate("gone", (rank,), what, of_rank, self._spent(of_rank))
         else:
             yield self._candidate("half", (), what, pieces, spent)
             yield from self._beyond_usual(pieces, (), what, spent)
-            for rank, own in self._single_ranks(pieces, spent):
-                yield from self._beyond_usual(own, (rank,), what, self._spent(own))
+            for rank, of_rank in self._single_ranks(pieces, spent):
+                yield from self._beyond_usual(of_rank, (rank,), what, self._spent(of_rank))
         yield from self._beyond_peers(pieces, what, longer)
 
     def _spent(self, pieces: Int64) -> Floats:
@@ -357,14 +358,14 @@ class Candidates:
         if longer is not None:
             mean = np.minimum(mean, longer)
         worth = mean >= POLICY.worth_ratio * self._step_ns / 2
-        error[worth] = [error_of_mean(own, chance) for own in excess[worth]]
+        error[worth] = [error_of_mean(one, chance) for one in excess[worth]]
         if what.function is not None:  # samples divide time among lines, and leave the whole of a kind as it is
             sampled = self._sampled(pieces)
             error = np.hypot(error, np.hypot(sampled, np.median(sampled)) * _quantile(chance) / len(self._steps))
         beyond = np.flatnonzero((mean > error) & worth)
         beyond = beyond[np.argsort(-mean[beyond], kind="stable")][: POLICY.lines_count]
         for rows in [*([row] for row in beyond.tolist()), *([beyond.tolist()] if len(beyond) > 1 else [])]:
-            own = pieces[np.isin(self._row[pieces], rows)]
+            chosen = pieces[np.isin(self._row[pieces], rows)]
             over_there = np.maximum(excess_there, 0.0)
             part = np.divide(over_there, spent, out=np.zeros_like(spent), where=spent > 0)
             over = over_there.sum(axis=2)
@@ -372,10 +373,10 @@ class Candidates:
             least, general, most = (
                 np.clip(ns / np.maximum(over.mean(axis=1), 1.0), 0.0, 1.0) for ns in (mean - error, mean, mean + error)
             )
-            at = self._row[own], self._step[own], self._place_in_step[own]
+            at = self._row[chosen], self._step[chosen], self._place_in_step[chosen]
             low, high = ((part * of[:, None, None])[at] for of in (least, most))
             ranks = tuple(sorted(self.ranks[rows].tolist()))
-            yield self._candidate("peers", ranks, what, own, (over * general[:, None])[rows], (low, high))
+            yield self._candidate("peers", ranks, what, chosen, (over * general[:, None])[rows], (low, high))
 
     def _excess(self, spent: Floats) -> Floats:
         """Return by how much ranks are longer than their peers, by rank, step and place."""
@@ -422,15 +423,15 @@ class Candidates:
         A batch that costs more does so in all of its step, forward and backward; what chance adds to one of them says
         nothing of the other.
         """
-        own = np.flatnonzero(self._has_steps)
-        over = spent - spent[own].mean(axis=0)
-        common = _common_ratio(*(half[own] - half[own].mean(axis=0) for half in self._halves(pieces)))
+        with_steps = np.flatnonzero(self._has_steps)
+        over = spent - spent[with_steps].mean(axis=0)
+        common = _common_ratio(*(half[with_steps] - half[with_steps].mean(axis=0) for half in self._halves(pieces)))
         if not common:
             return
         over *= common
         part = np.where(self._has_steps[:, None], over / np.maximum(spent, 1.0), 0.0)
         at = part[self._row[pieces], self._step[pieces]]
-        yield self._candidate("even", (), what, pieces, over[own].max(axis=0)[None], (at, at))
+        yield self._candidate("even", (), what, pieces, over[with_steps].max(axis=0)[None], (at, at))
 
     def _halves(self, pieces: Int64) -> Iterator[Floats]:
         """Yield the time by rank and step of each second node of a step, and of those between."""
@@ -443,9 +444,9 @@ class Candidates:
         number = np.zeros(len(nodes), dtype=np.int64)
         number[order] = np.arange(len(nodes)) - cells.first[cells.number]
         for half in (0, 1):
-            own = pieces[number[of_piece] % 2 == half]
+            at = pieces[number[of_piece] % 2 == half]
             yield np.asarray(
-                GroupBy.cells((self._row[own], self._step[own]), shape).sum(self._work.ns[own] * self._ran[own])
+                GroupBy.cells((self._row[at], self._step[at]), shape).sum(self._work.ns[at] * self._ran[at])
             )
 
     def _candidate(
@@ -622,7 +623,7 @@ def _rows_of_stages(graph: Graph, ranks: Int64, rows: Int64) -> list[Int64]:
     stage = int64([graph.stage_of.get(rank, -1) for rank in ranks.tolist()])
     known = np.flatnonzero(stage >= 0)
     stages = GroupBy(stage[known])
-    return [rows[known[own]] for own in stages] if len(stages.values) > 1 else []
+    return [rows[known[of_stage]] for of_stage in stages] if len(stages.values) > 1 else []
 
 
 def _common_ratio(one: Floats, other: Floats) -> float:

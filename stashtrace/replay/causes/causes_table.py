@@ -128,9 +128,9 @@ _NONE: Row = {column.name: "" if column.dtype.startswith("U") else column.missin
 _SUMMED = ("saved_ns", "saved_low_ns", "saved_high_ns", "low_ratio", "high_ratio")
 #: Levels at which what others take, or other steps, stays.
 _BEYOND = ("peers", "usual")
-#: Of so many ranks the functions are compared where a cause is one of several.
+#: Functions are compared on this number of ranks where a cause is one of several.
 _RANKS_COUNT = 3
-#: So many lines of a rank and kind are looked at for what they call in a library.
+#: This number of lines of a rank and kind is looked at for what they call in a library.
 _LINES_COUNT = 20
 
 
@@ -162,13 +162,13 @@ def causes(trace: Trace) -> Table:
 def _worded(trace: Trace, found: _Found) -> list[tuple[Row, list[Cause]]]:
     """Return the rows of the causes that are said, each with those that it is about."""
     known = [cause for cause in found.causes if _is_known(trace, cause)]
-    told = [(cause, what) for cause in known if (what := _told_or_unsaid(trace, cause, found))]
+    worded = [(cause, what) for cause in known if (what := _worded_or_unsaid(trace, cause, found))]
     measured_ns, step = found.run.measured_ns, step_time_of(trace)
     step_ns, part = measured_ns if step is None else step.mean_ns, _part_of_all(trace)
-    bounded = _bounded(trace, [cause for cause, _ in told])
+    bounded = _bounded(trace, [cause for cause, _ in worded])
     rows = [
         ({**_NONE, **what, **_saved(trace, cause, step_ns, part), "of_step_ns": round(measured_ns)}, [whole])
-        for cause, (whole, what) in zip(bounded, told, strict=True)
+        for cause, (whole, what) in zip(bounded, worded, strict=True)
     ]
     rows = _of_one_file(rows)
     return rows if found.is_replayed else [({**row, "saved_ns": -1}, about) for row, about in rows]
@@ -178,8 +178,8 @@ def _exposed_ns(trace: Trace, one: Candidate) -> float:
     """Return how much time of the kind of a candidate the budget has in a mean step, of the rank with most."""
     budgets = summarize(trace).budgets
     column = "link" if one.op >= 0 else COLUMN_OF.get(kind_word(one.kind), "")
-    own = budgets.take((budgets["column"] == column) & (budgets["step_kind"] == ""))
-    return float((own["stall_ns"] / np.maximum(own["steps_count"], 1)).max()) if len(own) else math.inf
+    rows = budgets.take((budgets["column"] == column) & (budgets["step_kind"] == ""))
+    return float((rows["stall_ns"] / np.maximum(rows["steps_count"], 1)).max()) if len(rows) else math.inf
 
 
 def _of_one_file(rows: list[tuple[Row, list[Cause]]]) -> list[tuple[Row, list[Cause]]]:
@@ -226,12 +226,12 @@ def without_causes(trace: Trace, numbers: Collection[int]) -> Answer:
         raise MissingDataError(
             found.unsaid[0], hint="`stashtrace whatif` shows what is known of the run's critical path all the same"
         )
-    told = _worded(trace, found)
-    wrong = [number for number in numbers if not 0 < number <= len(told)]
+    worded = _worded(trace, found)
+    wrong = [number for number in numbers if not 0 < number <= len(worded)]
     if wrong:
-        known = count_noun(len(told), "cause") if told else "no cause"
+        known = count_noun(len(worded), "cause") if worded else "no cause"
         raise MissingDataError(f"cause={wrong[0]}: the run has {known}", hint="`stashtrace summary` names them")
-    asked = [cause for number in sorted(set(numbers)) for cause in told[number - 1][1]]
+    asked = [cause for number in sorted(set(numbers)) for cause in worded[number - 1][1]]
     return without(found.run, asked, found.work, found.buckets)
 
 
@@ -301,8 +301,8 @@ def _is_known(trace: Trace, cause: Cause) -> bool:
     if one is None or one.kind != StallKind.COMPUTE or one.level != "half":
         return True
     budgets = summarize(trace).budgets
-    own = budgets.take(budgets["column"] == "compute")
-    return bool(own["low_ns"].sum() >= POLICY.mostly_ratio * own["stall_ns"].sum())
+    compute = budgets.take(budgets["column"] == "compute")
+    return bool(compute["low_ns"].sum() >= POLICY.mostly_ratio * compute["stall_ns"].sum())
 
 
 def _bounded(trace: Trace, found: list[Cause]) -> list[Cause]:
@@ -349,17 +349,17 @@ def _saved(trace: Trace, cause: Cause, step_ns: float, part: float) -> Row:
     return columns if cause.candidate is not None else columns | _awaited(trace, cause)
 
 
-def _told_or_unsaid(trace: Trace, cause: Cause, found: _Found) -> Row:
+def _worded_or_unsaid(trace: Trace, cause: Cause, found: _Found) -> Row:
     """Return the columns of what a cause is; empty, and a line in ``unsaid``, where that fails."""
 
     def none(line: str) -> Row:
         found.unsaid.append(line)
         return {}
 
-    return guarded("what a cause is", lambda: _told(trace, cause, found), none)
+    return guarded("what a cause is", lambda: _columns_of(trace, cause, found), none)
 
 
-def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
+def _columns_of(trace: Trace, cause: Cause, found: _Found) -> Row:
     """Return the columns of what a cause is."""
     run, work = found.run, found.work
     graph, one = run.graph, cause.candidate
@@ -380,7 +380,7 @@ def _told(trace: Trace, cause: Cause, found: _Found) -> Row:
     place, place_ratio = guarded("the line behind a cause", lambda: _place(trace, cause, work), lambda line: ("", 0.0))
     stages = len(set(graph.stage_of.values()))
     # Of half of the work the words are about all of it; of what a stage does beyond the mean, about all beyond others.
-    of_work = one.told_ratio
+    of_work = one.about_ratio
     if one.level == "even" and one.ranks:
         of_work = stages / max(stages - 1, 1)
     file = _on_file(trace, run, work, one)
@@ -424,8 +424,8 @@ def _loads(trace: Trace, run: ReplayedRun) -> bool:
     """Return whether checkpoints are loaded in the counted steps."""
     phases = trace.phases
     loads = phases.take(phases["phase_code"] == Phase.CHECKPOINT_LOAD)
-    own = np.isin(run.graph.step, run.steps) & run.graph.is_thread
-    return bool(own.any() and (loads["end_ns"] > run.graph.begin_ns[own].min(initial=NEVER)).any())
+    in_steps = np.isin(run.graph.step, run.steps) & run.graph.is_thread
+    return bool(in_steps.any() and (loads["end_ns"] > run.graph.begin_ns[in_steps].min(initial=NEVER)).any())
 
 
 def _setting(trace: Trace, graph: Graph, cause: Cause) -> Row:
@@ -473,15 +473,15 @@ def _on_file(trace: Trace, run: ReplayedRun, work: WorkByLine, one: Candidate) -
 def _moved(run: ReplayedRun, one: Candidate) -> Row:
     """Return which ranks transfer, their operations in a mean step, and the payload; empty for what is no transfer.
 
-    Also those operations count that took no time of their own, since another rank was waited for meanwhile.
+    Operations that took no time also count, since another rank was waited for meanwhile.
     """
     graph = run.graph
     if one.op < 0 or graph.facts is None:
         return {}
     entered = np.flatnonzero(graph.edge_kind == EdgeKind.MEMBER)
     source, target = graph.source[entered], graph.target[entered]
-    own = (graph.facts.op[target] == one.op) & np.isin(graph.step[source], run.steps)
-    nodes, members = np.unique(target[own]), np.unique(graph.rank[source[own]])
+    chosen = (graph.facts.op[target] == one.op) & np.isin(graph.step[source], run.steps)
+    nodes, members = np.unique(target[chosen]), np.unique(graph.rank[source[chosen]])
     # Each node is one operation of all its members.
     each = np.maximum(graph.facts.members[nodes], 1) / (max(len(members), 1) * len(run.steps))
     moved = float((np.maximum(graph.moved_bytes[nodes], 0) * each).sum())
@@ -537,12 +537,12 @@ def _who_waits(run: ReplayedRun, work: WorkByLine, one: Candidate) -> Row:
 def _awaited(trace: Trace, cause: Cause) -> Row:
     """Return the mean wait of a step that a setting is about, of the rank that waits longest, and who else waits."""
     budgets = summarize(trace).budgets
-    own = budgets.take((budgets["column"] == _column(cause)) & (budgets["step_kind"] == ""))
-    waits_ns = own["stall_ns"] / np.maximum(own["steps_count"], 1)
-    if not len(own):
+    rows = budgets.take((budgets["column"] == _column(cause)) & (budgets["step_kind"] == ""))
+    waits_ns = rows["stall_ns"] / np.maximum(rows["steps_count"], 1)
+    if not len(rows):
         return {"work_ns": round(cause.saved_ns)}
-    long = waits_ns >= np.minimum(POLICY.worth_ratio * own["step_ns"], waits_ns.max())
-    ranks = {} if long.all() or cause.setting == "slow_worker" else {"ranks": ranks_of(own["rank"][long].tolist())}
+    long = waits_ns >= np.minimum(POLICY.worth_ratio * rows["step_ns"], waits_ns.max())
+    ranks = {} if long.all() or cause.setting == "slow_worker" else {"ranks": ranks_of(rows["rank"][long].tolist())}
     return {"work_ns": round(waits_ns.max()), **ranks}
 
 
@@ -620,8 +620,8 @@ def _costliest(trace: Trace, one: Candidate, work: WorkByLine, rest_ratio: float
     if not found:
         return "", 0.0
     first = next(iter(found.values()))
-    told = len(found) == len(one.ranks or most)
-    if told and len({(line.function, line.path) for line in found.values()}) == 1:
+    is_on_each = len(found) == len(one.ranks or most)
+    if is_on_each and len({(line.function, line.path) for line in found.values()}) == 1:
         return first.place_and_leaf, min(min(line.share_low for line in found.values()) / rest_ratio, 1.0)
     if not one.ranks or len(one.ranks) > _RANKS_COUNT:
         return "", 0.0

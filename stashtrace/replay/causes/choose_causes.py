@@ -1,7 +1,7 @@
 """Which candidates are causes: each is replayed without what its level takes away; the one that saves most is first.
 
-Of those that save nearly as much, the one that says most is taken. The next one is what saves most with the first taken
-away, so that nothing is promised twice.
+Of those that save nearly the same amount, the one that says most is taken. The next one is what saves most with the
+first taken away, so that nothing is promised twice.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def causes_of(
     taken = np.zeros(len(graph))
     free = [one for one in asked if one.kind == QUEUED and may_free_cpus]
     queues = [_of_queue(run, one, one.removed(work, len(graph))[1]) for one in free]
-    # Free CPUs are seldom to be had: they come only where nothing else saves as much.
+    # Free CPUs are seldom available: they are a cause only where nothing else saves the same amount.
     most_ns = max((cause.saved_ns for cause in pool if not _computes(cause)), default=0.0)
     pool += [cause for cause in queues if cause.saved_ns > most_ns]
     aimless = {id(cause.candidate) for cause in pool if _is_aimless(cause, everything, work)}
@@ -112,8 +112,8 @@ def causes_of(
         best = _whole_function(best, pool)
         # Where free CPUs were chosen before, their waits are no longer part of what others save.
         may_free = not _is_guess(best) and not any(map(_is_queue, [*chosen, best]))
-        told = replace(best, high_ns=best.high_ns + queued_ns) if may_free else best
-        chosen.append(_with_function(told, everything, chosen, work))
+        to_say = replace(best, high_ns=best.high_ns + queued_ns) if may_free else best
+        chosen.append(_with_function(to_say, everything, chosen, work))
         if _computes(best):  # nobody computes twice as fast, so nothing is taken away
             pool = [cause for cause in pool if _is_guess(cause) and not _computes(cause)]
             continue
@@ -123,7 +123,7 @@ def causes_of(
         goes = _waited_for(graph, best) if best.candidate is None else _middle(best.candidate.removed(work, len(graph)))
         taken = np.minimum(taken + goes, graph.work_ns)
         saved_ns = float(run.saved_ns(taken).mean())
-        pool = [_beside(run, cause, taken, saved_ns, work) for cause in pool]
+        pool = [_with_taken(run, cause, taken, saved_ns, work) for cause in pool]
     return chosen
 
 
@@ -141,7 +141,7 @@ def causes_by_time(
     mean step at most. For the other parameters see ``causes_of``.
     """
     everything = Candidates(run.graph, work, run.steps, run.measured_ns, left_out, needless).all()
-    most = {id(one): min(one.most_ns, exposed_ns(one) / one.told_ratio) for one in everything}
+    most = {id(one): min(one.most_ns, exposed_ns(one) / one.about_ratio) for one in everything}
     pool = [
         Cause(one, run.answer(()), most[id(one)], most[id(one)], 0.0, most[id(one)])
         for one in everything
@@ -163,8 +163,8 @@ def _with_function(cause: Cause, everything: Sequence[Candidate], chosen: Sequen
     one = cause.candidate
     if one is None or one.function is not None or one.kind == QUEUED:
         return cause
-    told = [known.within or known.candidate for known in chosen]
-    named = {known.function for known in told if known is not None}
+    before = [known.within or known.candidate for known in chosen]
+    named = {known.function for known in before if known is not None}
     same = (
         other
         for other in everything
@@ -189,14 +189,14 @@ def _part_in(one: Candidate, function: Candidate, work: WorkByLine) -> float:
     if one.level == "peers" and function.level != "peers":
         return 0.0
     if one.level != "usual" or function.level == "usual":
-        goes_ns = function.goes_ns(work) * one.told_ratio / function.told_ratio if one.level != "even" else 0.0
+        goes_ns = function.goes_ns(work) * one.about_ratio / function.about_ratio if one.level != "even" else 0.0
         if one.level == "even":  # it is the work of other functions that other stages have
-            own = np.isin(one.pieces, function.pieces)
-            goes_ns = float((work.ns[one.pieces] * one.parts[1])[own].sum())
+            in_function = np.isin(one.pieces, function.pieces)
+            goes_ns = float((work.ns[one.pieces] * one.parts[1])[in_function].sum())
         return goes_ns / max(one.goes_ns(work), 1.0)
     long = np.unique(one.step[one.parts[1] > 0])
-    own = np.isin(one.pieces, function.pieces)
-    ns, in_long = work.ns[one.pieces[own]], np.isin(one.step[own], long)
+    in_function = np.isin(one.pieces, function.pieces)
+    ns, in_long = work.ns[one.pieces[in_function]], np.isin(one.step[in_function], long)
     others = max(one.of_steps - len(long), 1)
     return float(ns[in_long].sum() - ns[~in_long].sum() * len(long) / others) / max(one.goes_ns(work), 1.0)
 
@@ -277,8 +277,8 @@ def _queued_ns(run: ReplayedRun) -> float:
     graph = run.graph
     if graph.facts is None:
         return 0.0
-    own = np.flatnonzero(graph.is_thread & np.isin(graph.step, run.steps))
-    queued = GroupBy(graph.rank[own]).sum(np.maximum(graph.facts.queued_ns[own], 0))
+    in_steps = np.flatnonzero(graph.is_thread & np.isin(graph.step, run.steps))
+    queued = GroupBy(graph.rank[in_steps]).sum(np.maximum(graph.facts.queued_ns[in_steps], 0))
     return float(queued.max(initial=0)) / len(run.steps)
 
 
@@ -288,7 +288,7 @@ def _middle(removed: tuple[Floats, Floats]) -> Floats:
 
 
 def _best(pool: Sequence[Cause], work: WorkByLine, aimless: Collection[int] = ()) -> Cause | None:
-    """Return the cause that saves most, or one that says more and saves nearly as much.
+    """Return the cause that saves most, or one that says more and saves nearly the same.
 
     Half of something always helps, so it counts less than what would go whole; and of half the computation nobody can
     be advised, so it comes where nothing else is left.
@@ -315,7 +315,7 @@ def _best(pool: Sequence[Cause], work: WorkByLine, aimless: Collection[int] = ()
 
 
 def _says(cause: Cause) -> tuple[int, bool, float]:
-    """Return the order of causes that save nearly as much: what goes whole needs no comparison with other ranks."""
+    """Return the order of causes that save nearly the same: what goes whole needs no comparison with other ranks."""
     return cause.detail, cause.candidate is not None and cause.candidate.level == "gone", cause.saved_ns
 
 
@@ -356,7 +356,7 @@ def _may_be_said(cause: Cause, aimless: Collection[int]) -> bool:
 
 
 def _is_aimless(cause: Cause, everything: Sequence[Candidate], work: WorkByLine) -> bool:
-    """Return True for half of a kind of time of which no function has most: nobody can tell what to change."""
+    """Return True for half of a kind of time of which no function has most: nothing shows what to change."""
     one = cause.candidate
     if one is None or not one.is_guess or one.function is not None or one.op >= 0:
         return False
@@ -398,7 +398,7 @@ def _is_same(cause: Cause, best: Cause, work: WorkByLine) -> bool:
     if one.level in ("peers", "even", "usual") and 2 * _taken_ns(one, other, work) > one.most_ns * one.of_steps:
         return True
     theirs = other.pieces[np.isin(work.rank[other.pieces], one.ranks)] if one.ranks else other.pieces
-    shared = [np.isin(own, them) for own, them in ((one.pieces, theirs), (theirs, one.pieces))]
+    shared = [np.isin(some, them) for some, them in ((one.pieces, theirs), (theirs, one.pieces))]
     own_ns, their_ns = work.ns[one.pieces], work.ns[theirs]
     within = 2 * own_ns[shared[0]].sum() > own_ns.sum()
     around = 2 * their_ns[shared[1]].sum() > their_ns.sum() and 2 * other.most_ns > one.most_ns
@@ -409,8 +409,8 @@ def _taken_ns(one: Candidate, other: Candidate, work: WorkByLine) -> float:
     """Return how much of the work of a candidate goes with another one, of the rank of which most goes."""
     goes = other.pieces[np.isin(other.pieces, one.pieces)]
     part = (other.parts[0] + other.parts[1])[np.isin(other.pieces, one.pieces)] / 2
-    own = np.isin(work.rank[goes], one.ranks) if one.ranks else np.ones(len(goes), dtype=bool)
-    return float(GroupBy(work.rank[goes[own]]).sum((work.ns[goes] * part)[own]).max(initial=0.0))
+    on_ranks = np.isin(work.rank[goes], one.ranks) if one.ranks else np.ones(len(goes), dtype=bool)
+    return float(GroupBy(work.rank[goes[on_ranks]]).sum((work.ns[goes] * part)[on_ranks]).max(initial=0.0))
 
 
 def waits_for(cause: Cause) -> str:
@@ -423,7 +423,7 @@ def waits_for(cause: Cause) -> str:
     return "data" if one.by_workers or one.kind in (StallKind.PREP, StallKind.FETCH) else ""
 
 
-def _beside(run: ReplayedRun, cause: Cause, taken: Floats, saved_ns: float, work: WorkByLine) -> Cause:
+def _with_taken(run: ReplayedRun, cause: Cause, taken: Floats, saved_ns: float, work: WorkByLine) -> Cause:
     """Return a cause with what it saves where those that were chosen are taken away."""
     if cause.candidate is None:
         return cause
@@ -431,7 +431,7 @@ def _beside(run: ReplayedRun, cause: Cause, taken: Floats, saved_ns: float, work
     both_ns = run.saved_ns(np.minimum(taken + _middle(removed), run.graph.work_ns))
     more_ns = float(both_ns.mean()) - saved_ns
     before_ns = cause.saved_ns
-    # What was in doubt before is as much in doubt now, in proportion where it saves less than before.
+    # The doubt stays the same as before, or in proportion where the cause saves less than before.
     part = min(more_ns / before_ns, 1.0) if before_ns > 0 else 1.0
     low, high = (more_ns + part * (ns - before_ns) for ns in (cause.low_ns, cause.high_ns))
     return replace(

@@ -117,7 +117,7 @@ def file_of(index: TraceIndex, graph: Graph, work: WorkByLine, one: Candidate, s
         for nodes in (work.node[pieces], every)
     )
     spent_ns = sum(ns for ns, _ in within[0].values())
-    if spent_ns < POLICY.mostly_ratio * one.told_ratio * one.most_ns * one.of_steps:
+    if spent_ns < POLICY.mostly_ratio * one.about_ratio * one.most_ns * one.of_steps:
         return OnFile()
     whole_ns = sum(ns for path, (ns, _) in whole[0].items() if path in within[0])
     longest, (_, call) = next(iter(within[0].items()))
@@ -220,8 +220,8 @@ def _calls_below(work: WorkByLine, track: int, lines: Int64) -> TimeSet:
     assert work.places is not None
     calls = work.threads.of(track).calls
     line = np.append(work.places.line_number, -1)[calls.tag]
-    own = np.isin(line, lines)
-    return TimeSet.of(int64(calls.begin[own]), int64(calls.end[own]))
+    on_lines = np.isin(line, lines)
+    return TimeSet.of(int64(calls.begin[on_lines]), int64(calls.end[on_lines]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,11 +254,11 @@ def who_waits(run: ReplayedRun, one: Candidate, removed: Floats) -> Waiting:
     if most_ns < POLICY.worth_ratio * run.measured_ns:
         return Waiting()
     waiting = ranks.values[of_rank >= POLICY.mostly_ratio * most_ns]
-    own = np.isin(graph.rank[graph.source[members]], waiting)
-    op = _with_most(_operations(graph, members[own]), less_ns[own])
-    awaited = _awaited_ranks(graph, run.unchanged, members[own])
-    direct = less_ns[own][np.isin(awaited, one.ranks)].sum()
-    between = -1 if direct >= POLICY.mostly_ratio * less_ns[own].sum() else _with_most(awaited, less_ns[own])
+    waits = np.isin(graph.rank[graph.source[members]], waiting)
+    op = _with_most(_operations(graph, members[waits]), less_ns[waits])
+    awaited = _awaited_ranks(graph, run.unchanged, members[waits])
+    direct = less_ns[waits][np.isin(awaited, one.ranks)].sum()
+    between = -1 if direct >= POLICY.mostly_ratio * less_ns[waits].sum() else _with_most(awaited, less_ns[waits])
     through = (between,) if between >= 0 and between not in one.ranks else ()
     return Waiting(tuple(waiting.tolist()), op, through, _less_blocked_ns(run, *replays, waiting))
 

@@ -73,10 +73,10 @@ class WorkByLine:
         known = pieces[self.line[pieces] >= 0]
         lines = GroupBy(self.line[known])
         count, ns = self.samples_count[lines.values], lines.sum(self.ns[known])
-        told = (count > 0) & (ns > 0)
-        if count.sum() < POLICY.samples_count or 2 * ns[told].sum() < self.ns[pieces].sum():
+        sampled = (count > 0) & (ns > 0)
+        if count.sum() < POLICY.samples_count or 2 * ns[sampled].sum() < self.ns[pieces].sum():
             return -1.0
-        return float(np.average(self.holds_gil_count[lines.values][told] / count[told], weights=ns[told]))
+        return float(np.average(self.holds_gil_count[lines.values][sampled] / count[sampled], weights=ns[sampled]))
 
     def backward_ratio(self, pieces: Int64) -> float:
         """Return which part of some pieces is inside backward passes; -1 if the lines of most of it are not known."""
@@ -130,7 +130,7 @@ def work_by_line(index: TraceIndex, graph: Graph) -> WorkByLine:
 
 
 def kinds_of(graph: Graph) -> Int64:
-    """Return the kind of each node, with compilations and collectives of objects as kinds of their own."""
+    """Return the kind of each node, with compilations and collectives of objects as separate kinds."""
     if graph.facts is None:
         return graph.kind
     return np.where(graph.facts.compiles, COMPILE, np.where(graph.facts.pickles, OBJECTS, graph.kind))
@@ -198,20 +198,20 @@ def _divided(
     at, line = intervals.locate(begin, end, stays.moment_ns), line_of[stays.place]
     line, at = line[at >= 0], at[at >= 0]
     rest_ns = np.maximum(whole[nodes], 0.0)
-    # A line needs samples enough in all of a kind of time. A node with samples enough is divided as its own are, the
-    # others as those of their kind that are about as long: what is in long ones alone makes them long.
+    # A line needs enough samples in all of a kind of time. A node with enough samples is divided by these, the
+    # others by those of nodes of their kind that are about as long: what only long nodes do makes them long.
     kind = GroupBy(kinds[nodes]).number
-    alike = GroupBy(kind[at], line)
-    told = (alike.sizes[alike.number] >= POLICY.samples_count) & (line >= 0)
-    line = np.where(told, line, UNKNOWN)
+    by_line = GroupBy(kind[at], line)
+    often = (by_line.sizes[by_line.number] >= POLICY.samples_count) & (line >= 0)
+    line = np.where(often, line, UNKNOWN)
     pairs, kinds_sampled = GroupBy(kind[at], line), GroupBy(kind[at])
     share_of_kind = pairs.sizes / kinds_sampled.sizes[kinds_sampled.find(pairs.keys[0])]
     usual = dict(zip(zip(*(key.tolist() for key in pairs.keys), strict=True), share_of_kind.tolist(), strict=True))
-    own = GroupBy(at).sizes[GroupBy(at).number] >= POLICY.samples_count
-    yield from _shares(nodes, rest_ns, whole, at[own], line[own], np.arange(len(nodes)), kind, usual)
+    has_enough = GroupBy(at).sizes[GroupBy(at).number] >= POLICY.samples_count
+    yield from _shares(nodes, rest_ns, whole, at[has_enough], line[has_enough], np.arange(len(nodes)), kind, usual)
     left = np.ones(len(nodes), dtype=bool)
-    left[at[own]] = False
-    at, line = at[~own], line[~own]
+    left[at[has_enough]] = False
+    at, line = at[~has_enough], line[~has_enough]
     similar = GroupBy(kind, int64(np.log2(np.maximum(rest_ns, 1.0))))
     enough = GroupBy.numbered(similar.number[at], len(similar)).sizes >= POLICY.samples_count
     group = np.where(enough[similar.number], similar.number, len(similar) + kind)

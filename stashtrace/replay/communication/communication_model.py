@@ -291,18 +291,18 @@ def tells_bytes(link: LinkFit) -> bool:
     return piece.beta_ns_per_byte > 0 and not piece.beta_ns_per_byte < _SURE * piece.beta_error_ns_per_byte
 
 
-def _compute_clock(messages: Messages, own: Int64, waits: Bools) -> Floats:
+def _compute_clock(messages: Messages, chosen: Int64, waits: Bools) -> Floats:
     """Return when the messages of a pass were ready, in time since its begin without waits for messages."""
-    ready, end = messages.ready_ns[own], messages.end_ns[own]
+    ready, end = messages.ready_ns[chosen], messages.end_ns[chosen]
     since = np.maximum(ready[1:] - np.where(waits[:-1], end[:-1], ready[:-1]), 0)
     clock = np.append(0.0, np.cumsum(since).astype(np.float64))
-    if not messages.on_device[own].any():
-        return clock + max(float(ready[0] - messages.backward_begin_ns[own[0]]), 0.0)
-    if len(own) > 1:
+    if not messages.on_device[chosen].any():
+        return clock + max(float(ready[0] - messages.backward_begin_ns[chosen[0]]), 0.0)
+    if len(chosen) > 1:
         latest = np.maximum.accumulate(end)[:-1]
         seen = np.append(True, ready[1:] > latest + _QUEUED_NS)
         if seen.sum() > 1 and not seen.all():
-            sent = np.cumsum(messages.bytes[own]).astype(np.float64)
+            sent = np.cumsum(messages.bytes[chosen]).astype(np.float64)
             rate = np.diff(clock[seen])[-1] / max(np.diff(sent[seen])[-1], 1.0)
             guess = np.interp(sent, sent[seen], clock[seen])
             beyond = sent > sent[seen][-1]

@@ -97,7 +97,7 @@ class Messages:
     communicator: npt.NDArray[np.str_]
     op: npt.NDArray[np.str_]
     backend: npt.NDArray[np.str_]
-    #: Number of the communicator, which is a link of its own; several may have one name.
+    #: Number of the communicator, which is a separate link; several may have one name.
     lane: Int64
     #: Members of the group, and payload.
     ranks_count: Int64
@@ -163,10 +163,10 @@ def gradient_messages(trace: Trace) -> Messages:
     backend = backends_of_rows(index.trace)[rows]
     link = np.zeros(len(kept))
     for of_lane in lanes:
-        own = of_lane[order_by(ready[of_lane], table["sequence"][rows[of_lane]])]
-        origin = int(ready[own].min())
-        parallel = PARALLEL.get(str(backend[own[0]]), 1)
-        link[own] = link_times(ready[own] - origin, end[own] - origin, parallel=parallel)
+        ordered = of_lane[order_by(ready[of_lane], table["sequence"][rows[of_lane]])]
+        origin = int(ready[ordered].min())
+        parallel = PARALLEL.get(str(backend[ordered[0]]), 1)
+        link[ordered] = link_times(ready[ordered] - origin, end[ordered] - origin, parallel=parallel)
     step, backward, backward_begin, within, has_steps = _places(index, loops, table, rows)
     return Messages(
         communicator=communicator_names(index.trace, table["group_hash"][rows]),

@@ -3,7 +3,7 @@
     again  | workers end | workers start | first batch || batch 1 ...     a new worker's first batch may take longer
     kept   | first batch || batch 1 ...
 
-What torch does then: ``DataLoader.__iter__`` tells each worker to go on and waits until all have answered, so what they
+What torch does then: ``DataLoader.__iter__`` asks each worker to go on and waits until all have answered, so what they
 still make of the pass before comes first. Then it asks for as many batches as a new iterator does: none of the next
 pass is made before the loop comes to it, so the wait for its first batch stays.
 

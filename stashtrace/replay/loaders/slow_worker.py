@@ -140,12 +140,12 @@ def batches_by_worker(scenario: Scenario, wanted: int, *, quick: bool) -> Int64:
     speeds = WorkerSpeeds.of(graph, scenario.work)
     passes = speeds.passes
     batches, makers = GroupBy(graph.rank[passes.nodes]), GroupBy(speeds.makers.keys[0])
-    for rows, own in zip(batches, makers, strict=True):
-        if not speeds.differs[own].any():
+    for rows, of_rank in zip(batches, makers, strict=True):
+        if not speeds.differs[of_rank].any():
             continue
-        by_speed = own[np.argsort(speeds.mean_ns[own], kind="stable")]
+        by_speed = of_rank[np.argsort(speeds.mean_ns[of_rank], kind="stable")]
         best_first = by_speed if quick else by_speed[::-1]
-        added = np.repeat(best_first[:1], max(wanted - len(own), 0))
+        added = np.repeat(best_first[:1], max(wanted - len(of_rank), 0))
         stand_for = speeds.makers.keys[1][np.append(np.sort(best_first[:wanted]), added)]
         as_worker = stand_for[passes.position[rows] % wanted]
         like[passes.nodes[rows]] = passes.nodes[_at_that_time(passes, speeds.number, rows, as_worker)]

@@ -128,13 +128,13 @@ def with_workers(scenario: Scenario, change: Change) -> Scenario:
     passes = Passes.of(graph, facts)
     count = change.factor_from(1.0) if change.factor is None else change.factor * passes.workers
     wanted = max(round(count), 1)
-    own = _own_pieces(graph)
-    own = own[np.isin(graph.process_id[own], graph.process_id[passes.nodes])]  # moved by with_own_batches_apart
-    if wanted == passes.workers and not len(own):
+    mine = _own_pieces(graph)
+    mine = mine[np.isin(graph.process_id[mine], graph.process_id[passes.nodes])]  # moved by with_own_batches_apart
+    if wanted == passes.workers and not len(mine):
         return scenario
     scenario = _made_by(scenario, wanted)
     graph, work = scenario.graph, scenario.work.copy()
-    work[own] = 0.0
+    work[mine] = 0.0
     _start_and_end(scenario, passes, wanted, work)
     kept = ~(graph.is_batch[graph.target] & np.isin(graph.edge_kind, (EdgeKind.PROGRAM, EdgeKind.PREFETCH)))
     made = [

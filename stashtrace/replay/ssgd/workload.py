@@ -143,11 +143,11 @@ def layers_of_run(trace: Trace) -> tuple[list[Workload], int]:
     rows = rows[np.lexsort((messages.ready_ns[rows], messages.backward[rows]))]
     passes = np.split(rows, np.flatnonzero(np.diff(messages.backward[rows])) + 1)
     # Passes of other sizes are from steps before the buckets were rebuilt, or of another model.
-    sizes = [tuple(messages.bytes[own].tolist()) for own in passes]
+    sizes = [tuple(messages.bytes[one].tolist()) for one in passes]
     usual = Counter(sizes).most_common(1)[0][0]
     forwards = _forwards(trace, rank)
     workloads = [
-        _workload(messages, own, known, forwards) for own, size in zip(passes, sizes, strict=True) if size == usual
+        _workload(messages, one, known, forwards) for one, size in zip(passes, sizes, strict=True) if size == usual
     ]
     return workloads, int(messages.ranks_count[rows[0]])
 
@@ -163,25 +163,25 @@ def _forwards(trace: Trace, rank: int) -> Table:
     )
 
 
-def _workload(messages: Messages, own: Int64, known: Table, forwards: Table) -> Workload:
+def _workload(messages: Messages, chosen: Int64, known: Table, forwards: Table) -> Workload:
     """Make the workload of one backward pass, with the layers of its messages in the order of the forward pass."""
-    step = int(np.flatnonzero(known["step"] == messages.step[own[0]])[0])
+    step = int(np.flatnonzero(known["step"] == messages.step[chosen[0]])[0])
     first, last = int(known["begin_ns"][step]), int(known["end_ns"][step])
     # A host may begin backward while its device is still busy with the step before.
-    begin = max(int(messages.backward_begin_ns[own[0]]), first)
-    ready = np.maximum.accumulate(np.maximum(messages.ready_ns[own] - begin, 0)).astype(np.float64)
+    begin = max(int(messages.backward_begin_ns[chosen[0]]), first)
+    ready = np.maximum.accumulate(np.maximum(messages.ready_ns[chosen] - begin, 0)).astype(np.float64)
     backward = np.diff(np.append(0.0, ready))
     inside = (forwards["begin_ns"] >= first) & (forwards["end_ns"] <= begin)
     forward = float((forwards["end_ns"][inside] - forwards["begin_ns"][inside]).sum())
-    done = max(int(messages.end_ns[own].max()), begin + int(ready[-1]))
-    share = backward / backward.sum() if backward.sum() > 0 else np.full(len(own), 1 / len(own))
-    names = tuple(f"message {number}" for number in range(len(own)))
+    done = max(int(messages.end_ns[chosen].max()), begin + int(ready[-1]))
+    share = backward / backward.sum() if backward.sum() > 0 else np.full(len(chosen), 1 / len(chosen))
+    names = tuple(f"message {number}" for number in range(len(chosen)))
     return Workload(
         names[::-1],
         (forward * share)[::-1],
         backward[::-1],
-        messages.link_ns[own][::-1],
-        messages.bytes[own][::-1].astype(np.float64),
+        messages.link_ns[chosen][::-1],
+        messages.bytes[chosen][::-1].astype(np.float64),
         update_ns=max(last - first - forward - (done - begin), 0.0),
     )
 

@@ -121,47 +121,47 @@ def flame_graphs(trace: Trace, groups: Sequence[dict[str, Any]]) -> dict[str, An
     drawn = []
     for group in groups:
         of_kind = steps["step_kind"] == group["step_kind"] if group["step_kind"] else trains
-        own = steps.take(of_kind & np.isin(steps["rank"], ranks_in(group["ranks"])))
+        rows = steps.take(of_kind & np.isin(steps["rank"], ranks_in(group["ranks"])))
         known = {name: value for name, value in group.items() if name != "columns"}
-        drawn.append({**known, **_graph(_kinds(trace, own))})
+        drawn.append({**known, **_graph(_kinds(trace, rows))})
     batches = found.take(found["where"] == WORKER)
     workers = {"batches_count": _windows_count(batches), **_graph(_kinds(trace, batches))} if len(batches) else None
     return {"groups": drawn, "difference": _difference(trace, steps.take(trains)), "workers": workers}
 
 
-def _windows_count(own: Table) -> int:
-    return int(GroupBy(own["rank"], own["step_kind"]).max(own["windows_count"]).sum())
+def _windows_count(rows: Table) -> int:
+    return int(GroupBy(rows["rank"], rows["step_kind"]).max(rows["windows_count"]).sum())
 
 
-def _kinds(trace: Trace, own: Table) -> dict[str, _Node]:
+def _kinds(trace: Trace, rows: Table) -> dict[str, _Node]:
     """Return the tree of each kind: means over all steps or batches of the ranks in the rows."""
-    by_node = GroupBy(own["kind"], own["node_id"])
-    times = np.column_stack([own[name] * own["windows_count"] for name in ("time_ns", "low_ns", "high_ns")])
-    means, samples = by_node.sum(times) // max(_windows_count(own), 1), by_node.sum(own["samples_count"])
-    row = by_node.argmax(own["time_ns"])
+    by_node = GroupBy(rows["kind"], rows["node_id"])
+    times = np.column_stack([rows[name] * rows["windows_count"] for name in ("time_ns", "low_ns", "high_ns")])
+    means, samples = by_node.sum(times) // max(_windows_count(rows), 1), by_node.sum(rows["samples_count"])
+    row = by_node.argmax(rows["time_ns"])
     made: dict[tuple[str, int], _Node] = {}
     for at, key in enumerate(zip(*(keys.tolist() for keys in by_node.keys), strict=True)):
         time_ns, low_ns, high_ns = means[at].tolist()
-        made[key] = _Node(key[1], *_text_of(trace, own, int(row[at])), time_ns, low_ns, high_ns, int(samples[at]))
-    for (kind, node_id), parent_id in zip(made, own["parent_id"][row].tolist(), strict=True):
+        made[key] = _Node(key[1], *_text_of(trace, rows, int(row[at])), time_ns, low_ns, high_ns, int(samples[at]))
+    for (kind, node_id), parent_id in zip(made, rows["parent_id"][row].tolist(), strict=True):
         if node_id:
             made[kind, parent_id].children.append(made[kind, node_id])
     return {kind.name: made[kind.name, 0] for kind in STALL_KINDS if (kind.name, 0) in made}
 
 
-def _text_of(trace: Trace, own: Table, row: int) -> tuple[str, bool]:
+def _text_of(trace: Trace, rows: Table, row: int) -> tuple[str, bool]:
     """Return what a row is in words, and whether it is a call of a library."""
-    leaf = trace.text(own["leaf_code"][row])
-    name, path = (trace.text(own[column][row]) for column in ("function_code", "path_code"))
-    return (leaf, True) if leaf else (place_of(name, path, int(own["line"][row])), False)
+    leaf = trace.text(rows["leaf_code"][row])
+    name, path = (trace.text(rows[column][row]) for column in ("function_code", "path_code"))
+    return (leaf, True) if leaf else (place_of(name, path, int(rows["line"][row])), False)
 
 
-def _difference(trace: Trace, own: Table) -> dict[str, Any] | None:
+def _difference(trace: Trace, steps: Table) -> dict[str, Any] | None:
     """Compare the rank that takes longest, not counting waits for others, with the median of the others."""
-    rows = RowsBy(own["rank"])
+    rows = RowsBy(steps["rank"])
     if len(rows.values) < 2:
         return None
-    parts = [own.take(rows.rows(rank)) for rank in rows.values.tolist()]
+    parts = [steps.take(rows.rows(rank)) for rank in rows.values.tolist()]
     works = [(part["node_id"] == 0) & (part["kind"] != _WAITS_FOR_RANKS) for part in parts]
     whole_ns = [(part["time_ns"] * part["windows_count"])[work].sum() for part, work in zip(parts, works, strict=True)]
     work_ns = [int(ns) // max(_windows_count(part), 1) for ns, part in zip(whole_ns, parts, strict=True)]

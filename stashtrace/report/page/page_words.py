@@ -59,7 +59,7 @@ def finding_how(finding: dict[str, Any], steps_counts: dict[str, int]) -> list[s
     steps = count_noun(steps_counts.get(finding["name"], steps_counts[""]), f"{finding['name']} step".strip())
     one = not {",", "-"} & set(finding["ranks"])
     if finding["stall_ns"] >= 0 and finding["confidence"]:
-        rank = f" on rank {finding['rank']}" + ("" if one else ", the one hit hardest") if finding["rank"] >= 0 else ""
+        rank = f" on rank {finding['rank']}" + ("" if one else ", the most affected") if finding["rank"] >= 0 else ""
         said.append(
             f"The time is the mean over the counted steps{rank} ({steps}):"
             f" {span_text(finding['low_ns'], finding['high_ns'])}."

@@ -28,7 +28,7 @@ _CURVE_USUALS, _CURVE_KEPT = 4, 0.95
 _CURVE_ROOM = 1.25
 #: What the first words of a lane's title say of its role.
 _ROLES = {"file": "", "worker": "", "late": "late: ", "victim": "waits: ", "waiting": "waits: "}
-#: Of a picture in a file of its own, in pixels.
+#: Of a picture in a separate file, in pixels.
 _FILE_WIDTH = 900
 _OTHER_KINDS = {"read": "reads that did not block", "blocked": "reads that blocked", "worker": "makes a batch"}
 

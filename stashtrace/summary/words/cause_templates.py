@@ -140,7 +140,7 @@ def cause_lines(row: Row, path: str) -> tuple[str, str, str]:
 
 
 def cause_headline(row: Row, steps: str = "", characters: int = POLICY.headline_characters) -> str:
-    """Word a cause, and the step without it, in so many characters; empty for a reason. ``steps``: in which it is."""
+    """Word a cause, and the step without it, in at most ``characters``; empty for a reason. ``steps``: where it is."""
     if row["reason"]:
         return ""
     return guarded("the headline", lambda: next(_headlines(row, steps, characters)), str)

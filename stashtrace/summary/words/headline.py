@@ -18,7 +18,7 @@ _NO_STEPS = "no_steps"
 def headline_text(
     found: Sequence[Finding], causes: Sequence[Row] = (), characters: int = POLICY.headline_characters
 ) -> str:
-    """Return what matters most about a run as one sentence; of a cause it has at most so many characters.
+    """Return what matters most about a run as one sentence; a cause has at most ``characters``.
 
     How a job ended goes before what slowed it down: its first cause, or, where none is known, its first claim.
     ``causes``: rows of that table without reasons.
@@ -49,7 +49,7 @@ def _headline_text(found: Sequence[Finding]) -> str:
 
 
 def _beginning(text: str) -> str:
-    """Return the clauses of a sentence that fit; where the first is too long, as much of it as fits, marked."""
+    """Return the clauses of a sentence that fit; where the first is too long, the part of it that fits, marked."""
     least, most = POLICY.clause_characters, POLICY.headline_characters
     end = max(text.rfind(mark, least, most + len(mark)) for mark in (": ", "; "))
     return text[:end] if end > 0 else textwrap.shorten(text, most, placeholder=" …")

@@ -21,7 +21,7 @@ from stashtrace.schema.kinds import ProcessRole, SpanKind
 from stashtrace.schema.table import Table
 from stashtrace.schema.trace import Trace, facts_with_key
 
-#: Columns that tell a process.
+#: Columns that identify a process.
 _WHO = (
     col.rank("rank", "global rank; of a worker, the rank it served; -1 if unknown", missing=-1),
     col.identity("worker_id", "DataLoader worker number, -1 if it is none", missing=-1),

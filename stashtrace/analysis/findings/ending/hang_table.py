@@ -83,7 +83,7 @@ def hang(trace: Trace) -> Table:
 
 
 def ranks_to_look_at(trace: Trace) -> list[int]:
-    """Return the ranks whose processes tell why a job stands still; empty if it does not."""
+    """Return the ranks whose processes show why a job stands still; empty if it does not."""
     found = stuck_at_end(trace)
     if found is None:
         idle = find_idle(trace)
@@ -99,11 +99,11 @@ def threads_to_look_at(trace: Trace, rank: int) -> Iterator[tuple[int, int]]:
     processes = trace.processes
     native = dict(zip(trace.tracks["track_id"].tolist(), trace.tracks["native_id"].tolist(), strict=True))
     thread = step_track(trace, rank)
-    own = (processes["rank"] == rank) & (processes["role_code"] == ProcessRole.RANK)
+    of_rank = (processes["rank"] == rank) & (processes["role_code"] == ProcessRole.RANK)
     if thread is not None:
         yield thread[0], native[thread[1]]
     else:
-        newest = processes.take(own).sort_by("begin_ns")
+        newest = processes.take(of_rank).sort_by("begin_ns")
         yield from zip(newest["process_id"][-1:].tolist(), newest["pid"][-1:].tolist(), strict=True)
     workers = processes.take((processes["rank"] == rank) & (processes["role_code"] == ProcessRole.WORKER))
     yield from zip(workers["process_id"].tolist(), workers["pid"].tolist(), strict=True)
@@ -118,12 +118,12 @@ def _rows(trace: Trace, claim: Claim) -> Iterator[tuple[Any, ...]]:
         by_code.get(code, [Evidence("")])[0].facts.get("name", "") for code in ("hung_inside", "hung_through")
     )
     works, last = (_by_rank(by_code.get(code, ())) for code in ("still_works", "hung_last"))
-    own = _by_rank(by_code.get("waits_in", ()))
+    waits = _by_rank(by_code.get("waits_in", ()))
     is_mismatch = claim.kind == "mismatch"
     for rank in ranks_in(claim.ranks):
         group, operation, sequence = about.get("group", ""), claim.call, claim.items_count
-        if rank in own:
-            group, operation, sequence = own[rank]["name"], own[rank]["kind"], own[rank]["items_count"]
+        if rank in waits:
+            group, operation, sequence = waits[rank]["name"], waits[rank]["kind"], waits[rank]["items_count"]
         if is_mismatch:
             group = claim.name
             operation = next((row["kind"] for row in by_code["called"] if rank in ranks_in(row["name"])), "")

@@ -71,7 +71,7 @@ def step_track(trace: Trace, rank: int) -> tuple[int, int] | None:
             if thread.rank == rank:
                 return thread.process_id, thread.track_id
     except MissingDataError:
-        pass  # a job without a training loop: its collectives tell
+        pass  # a job without a training loop: its collectives show it
     rows = np.flatnonzero(trace.collectives["rank"] == rank)
     if not len(rows):
         return None
@@ -160,8 +160,8 @@ def newest_ns(trace: Trace, *, activity: bool = False, rank: int | None = None) 
     for name in tables if activity else [*tables, "counters"]:
         table = trace.table(name)
         if mine is not None and len(table):
-            own = "process_id" if "process_id" in table else "track_id"
-            table = table.take(np.isin(table[own], sorted(mine if own == "process_id" else tracks)))
+            key = "process_id" if "process_id" in table else "track_id"
+            table = table.take(np.isin(table[key], sorted(mine if key == "process_id" else tracks)))
         for column in _TIME_COLUMNS:
             if column in table and len(table):
                 newest = max(newest, int(table[column].max()))
@@ -206,8 +206,8 @@ def last_work_ns(trace: Trace, track: int) -> int:
 def _moved_bytes(trace: Trace, rank: int, begin_ns: int) -> int:
     """Return the bytes that the process of a rank read from, or wrote to, storage since a moment; the larger ones."""
     processes = trace.processes
-    own = (processes["rank"] == rank) & (processes["role_code"] == ProcessRole.RANK)
-    mine = set(processes["process_id"][own].tolist())
+    of_rank = (processes["rank"] == rank) & (processes["role_code"] == ProcessRole.RANK)
+    mine = set(processes["process_id"][of_rank].tolist())
     moved = 0.0
     for name in ("process_read_bytes_total", "process_write_bytes_total"):
         for (process, _), at, values in timed_samples(trace, name):

@@ -89,7 +89,7 @@ def busy_workers(trace: Trace, rank: int) -> list[tuple[int, Peek]]:
 
 
 def _waits_for_queues(peek: Peek) -> bool:
-    """Whether a worker stands where it waits for work or hands it over, as far as its stack or its call tell."""
+    """Whether a worker stands where it waits for work or hands it over, as far as its stack or its call shows."""
     if peek.thread is not None and peek.thread.in_worker_loop:
         return not peek.thread.own_place and activity_of(peek) not in (RUNS, STOPPED, ENDED)
     target = peek.thread.target if peek.thread is not None else ""

@@ -11,11 +11,11 @@ class Policy:
 
     #: Less than this after the last record is nothing to speak of: samplers add rows ten times a second.
     silence_ns: int = 500_000_000
-    #: A wait for a collective is worth a line from this on, and of so many steps: fewer may be an ordinary one.
+    #: A wait for a collective is worth a line from this time and this number of steps on: less may be an ordinary one.
     suspicious_ns: int = 1_000_000_000
     hung_steps_count: int = 3
-    #: A job is not called idle before so long; before its first steps it loads, compiles and connects. Nor before its
-    #: ranks have done nothing for so many of its longest steps: a checkpoint is a part of one.
+    #: A job is not called idle before this time; before its first steps it loads, compiles and connects. Nor before its
+    #: ranks have done nothing for this number of its longest steps: a checkpoint is a part of one.
     idle_ns: int = 10_000_000_000
     idle_without_steps_ns: int = 30_000_000_000
     idle_longest_steps_count: int = 3

@@ -163,7 +163,7 @@ class _Waits:
         table = self.table
         group = self.groups[int(table["group_hash"][row])]
         sequence = int(table["sequence"][row])
-        rows = [own[table["sequence"][own] == sequence] for own in group.rows.values()]
+        rows = [of_rank[table["sequence"][of_rank] == sequence] for of_rank in group.rows.values()]
         same = np.concatenate(rows) if not self.messages[row] else np.array([row])
         return Operation(
             group.name,
@@ -278,7 +278,7 @@ class _Waits:
         if self.messages[row]:
             return (int(table["rank"][row]),)
         key = [(int(table["group_hash"][at]), int(table["sequence"][at])) for at in (row, *rows.values())]
-        return tuple(rank for rank, own in zip(rows, key[1:], strict=True) if own == key[0])
+        return tuple(rank for rank, operation in zip(rows, key[1:], strict=True) if operation == key[0])
 
     def mismatch(self) -> Mismatch | None:
         """Return the earliest operation of a stuck group that its members called differently."""
@@ -297,14 +297,14 @@ class _Waits:
             element = table["element_code"][typed]
             for sequence in types.values[types.min(element) < types.max(element)].tolist() if len(types) else ():
                 return self._told_apart(group, typed[table["sequence"][typed] == sequence], by_type=True)
-            alike = rows[np.isin(table["op_code"][rows], _ONE_SIZE) & (table["message_bytes"][rows] > 0)]
-            alike = alike[self._undone(alike)]
-            sizes = GroupBy(table["sequence"][alike])
+            one_size = rows[np.isin(table["op_code"][rows], _ONE_SIZE) & (table["message_bytes"][rows] > 0)]
+            one_size = one_size[self._undone(one_size)]
+            sizes = GroupBy(table["sequence"][one_size])
             if not len(sizes):
                 continue
-            differ = sizes.min(table["message_bytes"][alike]) < sizes.max(table["message_bytes"][alike])
+            differ = sizes.min(table["message_bytes"][one_size]) < sizes.max(table["message_bytes"][one_size])
             for sequence in sizes.values[differ].tolist():
-                return self._told_apart(group, alike[table["sequence"][alike] == sequence], by_size=True)
+                return self._told_apart(group, one_size[table["sequence"][one_size] == sequence], by_size=True)
         return None
 
     def _undone(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -351,10 +351,10 @@ def _group_calls(trace: Trace) -> dict[int, _GroupCalls]:
         name = trace.text(int(trace.groups["name_code"][rows[0]])) if len(rows) else ""
         groups[value] = _GroupCalls(name, tuple(group.members.tolist()))
     for rows in GroupBy(table["group_hash"], table["rank"]):
-        own = rows[np.argsort(table["sequence"][rows], kind="stable")]
-        called, rank = groups[int(table["group_hash"][own[0]])], int(table["rank"][own[0]])
-        called.rows[rank] = own
-        called.first[rank], called.last[rank] = (int(table["sequence"][own[at]]) for at in (0, -1))
+        in_order = rows[np.argsort(table["sequence"][rows], kind="stable")]
+        called, rank = groups[int(table["group_hash"][in_order[0]])], int(table["rank"][in_order[0]])
+        called.rows[rank] = in_order
+        called.first[rank], called.last[rank] = (int(table["sequence"][in_order[at]]) for at in (0, -1))
     return groups
 
 

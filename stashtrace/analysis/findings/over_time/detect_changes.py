@@ -2,14 +2,14 @@
 
     shift    the ranks of the values inside an arc of steps against those outside (circular binary segmentation)
     drift    a line (Theil and Sen) that explains a staircase of shifts better than the stairs do
-    period   long steps at every P-th place: more of them than chance puts there; or half of the steps, by turns
+    period   long steps at every P-th place: more of them than chance puts there; or half of the steps, alternately
 
 All thresholds are of chance (what exchangeable noise of any distribution does in one of thousands of runs) and of
 effect (what is worth saying). Noise that lasts for several steps counts for fewer steps than it has. Of series too
 short for that, what stands clear of all noise is found:
 
     shift    every step of one stretch is longer than every other step, by a gap of several times what either varies
-    drift    a line that rises by many times what is left beside it
+    drift    a line that rises by many times what it does not explain
     period   the long steps are all of every P-th place, and no others
 
 Of independent noise of any distribution no more than 2^(1 - n) of the series of n steps fall apart at one place, into
@@ -44,14 +44,14 @@ class Policy:
     beyond_chance_deviations: float = 5.5
     #: A change is at least this part of the usual step, and this share of the pairs of steps is in its order.
     worth_saying_ratio: float = 0.05
-    told_apart_ratio: float = 0.8
+    in_order_ratio: float = 0.8
     #: A model fits clearly better if its fit is that much less: chance makes one of twenty so.
     clearly_better: float = 3.0
-    #: Places at which values may begin to grow: more would tell no more, and take longer.
+    #: Places at which values may begin to grow: more would show no more, and take longer.
     bends_count: int = 60
     #: Chance of a period among the places of long steps.
     period_chance_ratio: float = 1e-4
-    #: So many long steps of a period are seen, and this share of its places.
+    #: At least this number of long steps of a period is seen, and this share of its places.
     period_times_count: int = 4
     period_kept_ratio: float = 0.75
     #: A long step of a period is longer than the usual one by this part, and by this number of deviations.
@@ -67,7 +67,7 @@ class Policy:
     #: In these, a gap between stretches, and the rise of a line, in standard deviations of what they leave.
     gap_deviations: float = 4.0
     rise_deviations: float = 10.0
-    #: A stretch is at least one in so many steps, so that no two bursts of a few long steps in a row are one.
+    #: A stretch is at least one in this number of steps, so that no two bursts of a few long steps in a row are one.
     stretch_parts_count: int = 6
     #: Deviations are at least this part of the usual step, so that series without noise have some.
     least_noise_ratio: float = 1e-6
@@ -129,7 +129,7 @@ def stretches(values: Floats) -> list[Stretch]:
         joined = np.median(values[: whole * size].reshape(whole, size), axis=1)
     cuts = sorted(_cuts(joined, 0, len(joined)))
     places = [0, *(_refine_cut(values, cut * size, size) for cut in cuts), count]
-    return _merge_alike(values, places)
+    return _merge_similar(values, places)
 
 
 def _cuts(values: Floats, begin: int, end: int) -> set[int]:
@@ -221,7 +221,7 @@ def _matters(one: Floats, other: Floats) -> bool:
     if difference < POLICY.worth_saying_ratio * max(usual, 1.0):
         return False
     ordered = _share_of_longer(one, other)
-    return max(ordered, 1 - ordered) >= POLICY.told_apart_ratio
+    return max(ordered, 1 - ordered) >= POLICY.in_order_ratio
 
 
 def _share_of_longer(one: Floats, other: Floats) -> float:
@@ -242,7 +242,7 @@ def _refine_cut(values: Floats, place: int, size: int) -> int:
     return min(near, key=lambda at: float(left[: at - begin].sum() + right[at - begin :].sum()), default=place)
 
 
-def _merge_alike(values: Floats, places: list[int]) -> list[Stretch]:
+def _merge_similar(values: Floats, places: list[int]) -> list[Stretch]:
     """Join neighbours that do not differ by enough to be distinguished."""
     borders = sorted(set(places))
     at = 1
@@ -400,7 +400,7 @@ def _by_turns(rest: Floats, usual: float) -> Period | None:
     if excess < POLICY.long_ratio * max(usual + float(np.median(short)), 1.0):
         return None
     in_turn = all(
-        _share_of_longer(rest[part][at[part]], rest[part][~at[part]]) >= POLICY.told_apart_ratio
+        _share_of_longer(rest[part][at[part]], rest[part][~at[part]]) >= POLICY.in_order_ratio
         for part in np.array_split(np.arange(count), POLICY.turns_parts_count)
         if 0 < np.count_nonzero(at[part]) < len(part)
     )
@@ -466,7 +466,7 @@ def _is_clear(long: Floats, short: Floats, usual: float) -> bool:
 
 
 def _is_periodic(count: int, places: int, every: int, most: int) -> bool:
-    """Return True if chance does not make steps long at all of every so many places, and nowhere else.
+    """Return True if chance does not make steps long at all of every N places, and nowhere else.
 
     By a bound of its probability, whatever the share of long steps is: any of the first steps may be the first of the
     period, and periods up to ``most`` steps were tried.

@@ -24,7 +24,7 @@ OVER_TIME = schema(
     "When the steps of a run change: shifts, drifts and periods",
     col.word("kind", "shift (other steps between two moments), drift (each step grows), period (every P-th step)"),
     col.word("place", "of a shift in the run: begin, middle or end; else whole"),
-    col.word("onset", "of a shift: sudden, gradual (its steps grow) or either, if the lengths do not tell; else empty"),
+    col.word("onset", "of a shift: sudden, gradual (its steps grow) or either, if it is not clear; else empty"),
     col.number("first_step_index", "first step that is changed"),
     col.number("last_step_index", "last step that is changed"),
     col.number("every_count", "period: from one changed step to the next; else 1"),
@@ -113,13 +113,13 @@ def _shifts(lengths: Floats, found: list[Stretch]) -> list[Change]:
         usual = found[0]
     else:
         usual = max(found, key=lambda stretch: (stretch.end - stretch.begin, -stretch.begin))
-    alike = [s for s in found if abs(s.length - usual.length) < POLICY.worth_saying_ratio * max(usual.length, 1.0)]
+    like_usual = [s for s in found if abs(s.length - usual.length) < POLICY.worth_saying_ratio * max(usual.length, 1.0)]
     others = np.zeros(len(lengths), dtype=bool)
-    for stretch in alike:
+    for stretch in like_usual:
         others[stretch.begin : stretch.end] = True
     changes = []
     for stretch in found:
-        if stretch in alike:
+        if stretch in like_usual:
             continue
         inside = np.zeros(len(lengths), dtype=bool)
         inside[stretch.begin : stretch.end] = True

@@ -1,8 +1,8 @@
 """Step threads that waited for a CPU, and who else wanted one: other programs, torch's threads, workers.
 
 ``contention`` is a verdict above 20 % of the step, else a note about the machine. ``rank`` waited longest,
-``share_ratio`` of its step. This time is part of other kinds in the budget (``counted_as``), since it cannot be told
-apart from computing. ``cause_kind`` says who held the CPUs: ``others``, ``threads``, ``workers``, ``ranks`` or
+``share_ratio`` of its step. This time is part of other kinds in the budget (``counted_as``), since it cannot be
+distinguished from computing. ``cause_kind`` says who held the CPUs: ``others``, ``threads``, ``workers``, ``ranks`` or
 ``limit``; it is empty if no sample shows it. That torch began with many threads is no reason while they sleep.
 """
 
@@ -54,16 +54,16 @@ def contention_claims(facts: RunFacts) -> list[Claim]:
         f"CPU contention: {whose} waited for a CPU for {'' if one else 'up to '}{{share_ratio:percent}} of the step"
         f"{' (counted as {counted_as})' if counted_as else ''}"
     )
-    own = Facts(ranks=ranks_text(sorted(crowded)), rank=worst.rank, items_count=len(crowded))
-    own |= Facts(share_ratio=worst.contention_ratio, counted_as=counted_as)
+    figures = Facts(ranks=ranks_text(sorted(crowded)), rank=worst.rank, items_count=len(crowded))
+    figures |= Facts(share_ratio=worst.contention_ratio, counted_as=counted_as)
     if worst.contention_ratio <= POLICY.contention_verdict_ratio:
         shared = _shared(facts, worst)
-        return [claim("machine", "contention", f"{said}{_SHARED}" if shared else said, **own, **shared)]
-    who = f"{'rank' if one else 'ranks'} {own['ranks']} {'waits' if one else 'wait'}"
-    own |= Facts(short=f"{who} {percent_text(worst.contention_ratio)} of a step for a CPU")
+        return [claim("machine", "contention", f"{said}{_SHARED}" if shared else said, **figures, **shared)]
+    who = f"{'rank' if one else 'ranks'} {figures['ranks']} {'waits' if one else 'wait'}"
+    figures |= Facts(short=f"{who} {percent_text(worst.contention_ratio)} of a step for a CPU")
     rows = _reasons(facts, worst)
     cause = next((cause for code, cause in _CAUSES.items() if any(row.code == code for row in rows)), "")
-    return [claim("verdict", "contention", said, rows, cause_kind=cause, **own)]
+    return [claim("verdict", "contention", said, rows, cause_kind=cause, **figures)]
 
 
 _SHARED = "; {ranks_count:rank} share {cpus_count:CPU}"
@@ -175,8 +175,8 @@ def _fact(facts: RunFacts, rank: int, key: str) -> str:
     """Return what the process of a rank recorded of itself, last; empty if it did not."""
     trace = facts.trace
     processes, metadata = trace.processes, trace.metadata
-    own = processes["process_id"][(processes["role_code"] == ProcessRole.RANK) & (processes["rank"] == rank)]
-    rows = np.flatnonzero((metadata["key_code"] == trace.strings.find(key)) & np.isin(metadata["process_id"], own[:1]))
+    ids = processes["process_id"][(processes["role_code"] == ProcessRole.RANK) & (processes["rank"] == rank)]
+    rows = np.flatnonzero((metadata["key_code"] == trace.strings.find(key)) & np.isin(metadata["process_id"], ids[:1]))
     return trace.text(int(metadata["value_code"][rows[-1]])) if len(rows) else ""
 
 

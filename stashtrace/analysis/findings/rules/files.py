@@ -44,14 +44,14 @@ def files_claims(trace: Trace) -> list[Claim]:
         spent += files.sum(io["end_ns"] - io["begin_ns"])
         calls += files.sizes
         looked_up += int((io["end_ns"] - io["begin_ns"])[~np.isin(io["op_code"], _MOVING_OPS)].sum())
-    own = Facts(items_count=int(calls.sum()), moved_bytes=moved, amount_ns=int(spent.sum()))
-    own |= {"processes_count": stated_processes(trace) or len(np.unique(trace.processes["process_id"]))}
+    facts = Facts(items_count=int(calls.sum()), moved_bytes=moved, amount_ns=int(spent.sum()))
+    facts |= {"processes_count": stated_processes(trace) or len(np.unique(trace.processes["process_id"]))}
     said = (
         "{items_count:I/O call} of {processes_count:process} moved {moved_bytes:bytes} and took {amount_ns:time}"
         " in total"
     )
-    rows = [fact("io_calls", said, "io", **own)]
-    share = looked_up / max(own["amount_ns"], 1)
+    rows = [fact("io_calls", said, "io", **facts)]
+    share = looked_up / max(facts["amount_ns"], 1)
     if share >= POLICY.look_ups_ratio:
         said = (
             "{amount_ns:time} of that ({part_ratio:percent}) in opening, closing and looking up files"
@@ -63,7 +63,7 @@ def files_claims(trace: Trace) -> list[Claim]:
         said = "{items_count:call}, {amount_ns:time}, on {name:path}"
         of_file = Facts(amount_ns=int(spent[code]), items_count=int(calls[code]), name=trace.text(code))
         rows.append(fact("file_calls", said, "io", **of_file))
-    return [claim("files", "files", "", rows, items_count=own["items_count"])]
+    return [claim("files", "files", "", rows, items_count=facts["items_count"])]
 
 
 def stated_processes(trace: Trace) -> int:

@@ -4,14 +4,14 @@
 one kind of it, ``doubt_most`` that of the rank with most of what no call explains.
 
 ``ranks`` has the number of hosts in ``hosts``, -1 where one is not named, and in ``job_processes`` that of processes
-of the job by its files, where fewer ranks have records of their own. ``name`` of ``warmup`` is ``cut`` if the last step
+of the job by its files, where fewer ranks have records. ``name`` of ``warmup`` is ``cut`` if the last step
 is left out too, because the recording ends within it; that of ``no_steps`` is ``lost`` if steps may be among the lost
 records.
 
 ``steps``: ``stall_ns`` is their mean length, ``median_ns`` the median; ``name`` is the kind of step, or ``recording``
 if nothing marks a step and the whole recording counts as one. ``passes_count`` is how many backward passes a step has,
 if several. ``rollout_ratio`` is the part of an iteration that generates, ``fewest_count`` what a rank made of them, if
-fewer. By the change that costs most, ``usual_ns`` and ``changed_ns`` are lengths beside the mean, from ``first_step``
+fewer. By the change that costs most, ``usual_ns`` and ``changed_ns`` are lengths next to the mean, from ``first_step``
 to ``last_step`` if it is no period and no drift.
 """
 
@@ -62,8 +62,8 @@ def _unexplained(facts: RunFacts) -> list[Claim]:
     short = "unexplained" in doubts and any(r.contention_ratio > small for r in facts.ranks)
     said += "; it may be more, since CPUs were scarce" if short else ""
     sure = "at_least" if short else "exact"
-    own = Facts(share_ratio=facts.unexplained_ratio, most_ratio=most, most_rank=worst.rank)
-    return [claim("headline", "low_confidence", said, rows, parts=parts, confidence=sure, **own)]
+    figures = Facts(share_ratio=facts.unexplained_ratio, most_ratio=most, most_rank=worst.rank)
+    return [claim("headline", "low_confidence", said, rows, parts=parts, confidence=sure, **figures)]
 
 
 def rank_claims(facts: RunFacts) -> list[Claim]:
@@ -134,25 +134,25 @@ def recording_claim() -> Claim:
 
 def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
     kind, count, mean_ns, median_ns = row["kind"], row["steps_count"], row["mean_ns"], row["median_ns"]
-    own = Facts(name=kind, items_count=count, stall_ns=mean_ns, median_ns=median_ns)
+    facts = Facts(name=kind, items_count=count, stall_ns=mean_ns, median_ns=median_ns)
     if kind == "marked" and one_recording(run.trace):
         said = "no step is marked; the whole recording of {stall_ns:time} counts as one"
-        return claim("headline", "steps", said, **{**own, "name": "recording"})
+        return claim("headline", "steps", said, **{**facts, "name": "recording"})
     of_mean = " of {stall_ns:time}"
     if abs(median_ns - mean_ns) > POLICY.skewed_ratio * mean_ns:
         of_mean = ", mean {stall_ns:time}, median {median_ns:time}"
     changes = run.tables["over_time"]
     if len(changes) and kind in run.tables["steps"]["kind"] and kind not in QUIET_KINDS:
-        of_mean, change = _beside_mean(changes)
-        own |= change
+        of_mean, change = _next_to_mean(changes)
+        facts |= change
     fewest, most = _steps_of_ranks(run, kind)
     named = "{items_count}"
     if most - fewest > POLICY.uneven_count:
-        own |= Facts(fewest_count=fewest)
+        facts |= Facts(fewest_count=fewest)
         named = "{fewest_count} to {items_count}"
     rollout = ""
     if kind == "iteration":
-        own |= Facts(rollout_ns=row["rollout_ns"], rollout_ratio=row["rollout_ns"] / max(mean_ns, 1))
+        facts |= Facts(rollout_ns=row["rollout_ns"], rollout_ratio=row["rollout_ns"] / max(mean_ns, 1))
         rollout = " ({rollout_ratio:percent} of it rollout)"
     word = "" if alone and kind in ("train", "training") else f"{_STEP_WORDS.get(kind, kind.replace('_', ' '))} "
     noun, passes = "iteration" if kind == "iteration" else "{word}step", ""
@@ -160,18 +160,18 @@ def _steps(run: RunFacts, row: Row, alone: bool) -> Claim:
     if kind == "train" and most_passes >= POLICY.several_passes_count:  # many a log counts these
         word = "optimizer " if _has_one_update(run) else word
         if most_passes - least_passes < 1:  # stages of a pipeline may not show theirs
-            own |= Facts(passes_count=most_passes)
+            facts |= Facts(passes_count=most_passes)
             passes = ", {passes_count:number} backward passes each"
     said = f"{named} {noun}{plural(count)}{of_mean}{rollout}{passes}"
-    return claim("headline", "steps", said, phrases={"word": word}, **own)
+    return claim("headline", "steps", said, phrases={"word": word}, **facts)
 
 
 def _passes_of_ranks(run: RunFacts, kind: str) -> tuple[float, float]:
     """Return the smallest and the largest number of backward passes that a rank made in a mean step of a kind."""
     table = run.tables["step_kinds"]
-    own = table.take((table["kind"] == kind) & (table["rank"] >= 0) & (table["steps_count"] > 0))
-    each = own["sub_steps_count"] / own["steps_count"]
-    return (float(each.min()), float(each.max())) if len(own) else (0.0, 0.0)
+    rows = table.take((table["kind"] == kind) & (table["rank"] >= 0) & (table["steps_count"] > 0))
+    each = rows["sub_steps_count"] / rows["steps_count"]
+    return (float(each.min()), float(each.max())) if len(rows) else (0.0, 0.0)
 
 
 def _has_one_update(run: RunFacts) -> bool:
@@ -192,24 +192,24 @@ def _steps_of_ranks(run: RunFacts, kind: str) -> tuple[int, int]:
     return (int(counts.min()), int(counts.max())) if len(counts) else (0, 0)
 
 
-def _beside_mean(changes: Table) -> tuple[str, Facts]:
+def _next_to_mean(changes: Table) -> tuple[str, Facts]:
     """Return what is said of the length of the step next to its mean, by the costliest change, and its facts."""
     row, others = next(changes.rows()), len(changes) - 1
-    own = Facts(usual_ns=row["usual_ns"], changed_ns=row["changed_ns"])
+    facts = Facts(usual_ns=row["usual_ns"], changed_ns=row["changed_ns"])
     every, together = row["every_count"], row["together_count"]
     mean = ", mean {stall_ns:time}"
     if row["kind"] == "period" and 2 * together == every:
         which = "every other step" if every == 2 else f"{together} of {every} steps"
-        return f"{mean}: {{changed_ns:time}} in {which}, {{usual_ns:time}} in the others", own
+        return f"{mean}: {{changed_ns:time}} in {which}, {{usual_ns:time}} in the others", facts
     if row["kind"] == "period":
-        return f"{mean}, but {{usual_ns:time}} in {every - 1} of {every} steps", own
+        return f"{mean}, but {{usual_ns:time}} in {every - 1} of {every} steps", facts
     if row["kind"] == "drift":
         verb = "grows" if row["changed_ns"] > row["usual_ns"] else "shrinks"
-        return f"{mean}: the usual step {verb} from {{usual_ns:time}} to {{changed_ns:time}}", own
-    own |= Facts(first_step=row["first_step_index"], last_step=row["last_step_index"])
+        return f"{mean}: the usual step {verb} from {{usual_ns:time}} to {{changed_ns:time}}", facts
+    facts |= Facts(first_step=row["first_step_index"], last_step=row["last_step_index"])
     about = "about " if row["onset"] != "sudden" else ""
     when = {"end": f"from {about}step {{first_step}} on", "begin": "up to step {last_step}"}.get(
         row["place"], "in steps {first_step} to {last_step}"
     )
     of = f" of {'usually ' if others else ''}{{usual_ns:time}}, but {{changed_ns:time}} {when} (mean {{stall_ns:time}})"
-    return of, own
+    return of, facts

@@ -85,26 +85,26 @@ def _much(trace: Trace, reason: str) -> list[Claim]:
         f"RECORDS LOST: {{items_count:count}} of {{all_count:count}} ({{share_ratio:percent}})"
         f"{', most of them because of {why}' if reason else ''}; the figures below leave them out"
     )
-    own = Facts(name=reason, items_count=lost, share_ratio=lost / whole, all_count=whole)
+    facts = Facts(name=reason, items_count=lost, share_ratio=lost / whole, all_count=whole)
     why = _REASONS.get(reason, reason.replace("_", " "))
-    return [claim("headline", "records_lost", said, **own, why=why)]
+    return [claim("headline", "records_lost", said, **facts, why=why)]
 
 
 def _kind(collector: str, reason: str, count: int, advices: list[str]) -> Claim:
     """Return the claim about one kind of loss; the first of many files stands for all."""
     advice, more = advices[0], len(advices) - 1
-    alike = " (and {more_count:count} more like it)" if advice and more else ""
+    and_more = " (and {more_count:count} more like it)" if advice and more else ""
     if collector == WHOLE_FILES and advice:
-        said = f"{{advice}}{alike}"
+        said = f"{{advice}}{and_more}"
     elif reason in _REASONS:
         said = f"{{items_count:count}} records lost ({{kind}}): {_REASONS[reason]}"
     else:
         many, why = "{items_count:count} " if count > 0 else "", ": {advice}" if advice else ""
-        said = f"{many}{{what}} ({{kind}}){why}{alike}"
+        said = f"{many}{{what}} ({{kind}}){why}{and_more}"
     what = reason.replace("_", " ")
     what = what.removesuffix("s") if count == 1 else what
-    own = Facts(advice=advice, more_count=more) if advice else Facts()
-    return claim("loss", collector, said, name=reason, items_count=count, what=what, **own)
+    facts = Facts(advice=advice, more_count=more) if advice else Facts()
+    return claim("loss", collector, said, name=reason, items_count=count, what=what, **facts)
 
 
 def lost_claim(trace: Trace) -> Claim:

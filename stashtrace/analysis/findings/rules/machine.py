@@ -4,7 +4,7 @@
 ``hosts`` one (``host``) for each host. ``thinned`` means that ``--event-budget`` left steps without timing events.
 
 ``steps_wanted``, ``steps_kept`` and ``window_steps`` name the steps that there are; ``still_recording`` counts
-processes. ``other_trainers`` are processes beside the ranks that made updates (``trainer``), as of a second job or of a
+processes. ``other_trainers`` are processes besides the ranks that made updates (``trainer``), as of a second job or a
 rank that was started again. ``gpu_of_another_job`` goes by the site's account of its GPUs (``gpu_job``); ``name`` is
 that job.
 
@@ -50,7 +50,7 @@ def uneven_claims(facts: RunFacts) -> list[Claim]:
 
 
 def _made_steps(facts: RunFacts) -> dict[int, int]:
-    """Return how many steps that train each rank made, warm-up included; what a cut file holds does not tell."""
+    """Return how many steps that train each rank made, warm-up included; a cut file does not show it."""
     table = facts.tables["step_kinds"]
     table = table.take((table["rank"] >= 0) & ~np.isin(table["kind"], QUIET_KINDS))
     made: dict[int, int] = {}
@@ -116,8 +116,8 @@ def host_claims(facts: RunFacts) -> list[Claim]:
         if others:
             parts.append("{others_count:other process}" if known else "{others_count:process} without a rank")
         said = f"{{host}} {' and '.join(parts)}" if len(rows) < POLICY.hosts_named_count else ""
-        own = Facts(host=host or "(not named)", ranks=named, ranks_count=len(known), others_count=others)
-        rows.append(fact("host", said, "processes", **own))
+        figures = Facts(host=host or "(not named)", ranks=named, ranks_count=len(known), others_count=others)
+        rows.append(fact("host", said, "processes", **figures))
     unnamed = len(rows) - POLICY.hosts_named_count
     said = f"hosts: {{parts}}{f' and {unnamed} more' if unnamed > 0 else ''}"
     return [claim("machine", "hosts", said, parts=rows, items_count=len(hosts))]
@@ -162,8 +162,8 @@ def _other_trainers(trace: Trace) -> list[Claim]:
     trainers = list[Evidence]()
     for number, row in zip(others.tolist(), processes.take(others).rows(), strict=True):
         said = "{name} (pid {pid}, {updates_count:update})" if len(trainers) < POLICY.named_count else ""
-        own = Facts(name=trace.text(row["name_code"]), pid=row["pid"], updates_count=counts[row["process_id"]])
-        trainers.append(fact("trainer", said, "processes", number, **own))
+        facts = Facts(name=trace.text(row["name_code"]), pid=row["pid"], updates_count=counts[row["process_id"]])
+        trainers.append(fact("trainer", said, "processes", number, **facts))
     unnamed = len(trainers) - POLICY.named_count
     more = f" and {unnamed} more" if unnamed > 0 else ""
     said = f"these numbers leave out other training: {{parts}}{more}; record each job by itself"
@@ -183,9 +183,9 @@ def _gpus_of_others(trace: Trace) -> list[Claim]:
             f"the site says that {gpus} of {{few:ranks}} {{items_count:belongs|belong}} to job {{name}}, and this is"
             " job {own_job}: if both run, each slows the other"
         )
-        own = Facts(name=site_job, ranks=ranks, items_count=count, few=few_ranks(ranks), uuid=devices[0].uuid)
+        facts = Facts(name=site_job, ranks=ranks, items_count=count, few=few_ranks(ranks), uuid=devices[0].uuid)
         rows = [fact("gpu_job", "", "devices", rank=one.rank, name=one.uuid) for one in devices]
-        claims.append(claim("machine", "gpu_of_another_job", said, rows, own_job=own_job, **own))
+        claims.append(claim("machine", "gpu_of_another_job", said, rows, own_job=own_job, **facts))
     return claims
 
 
@@ -223,9 +223,9 @@ def _background_saves(trace: Trace) -> list[Evidence]:
     rank_of = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
     each = " each, the longest {longest_ns:time}" if len(mine) > 1 else ""
     said = f"{{name:ranks}} wrote {{items_count:checkpoint}} in the background: {{amount_ns:time}}{each}"
-    own = Facts(items_count=len(mine), amount_ns=float(lengths.mean()), longest_ns=int(lengths.max()))
+    facts = Facts(items_count=len(mine), amount_ns=float(lengths.mean()), longest_ns=int(lengths.max()))
     ranks = ranks_text(sorted({rank_of[process] for process in mine["process_id"].tolist()}))
-    return [fact("background_saves", said, "phases", name=ranks, **own)]
+    return [fact("background_saves", said, "phases", name=ranks, **facts)]
 
 
 def staged_claims(trace: Trace) -> list[Claim]:

@@ -19,7 +19,7 @@ class Policy:
     exact_ratio: float = 0.05
     #: Without a stall, the stalls that are not said add up to less than the rest.
     compute_bound_ratio: float = 0.9
-    #: Ranks that lose less than this part of what the worst one loses have a claim of their own: one figure cannot
+    #: Ranks that lose less than this part of what the worst one loses have a separate claim: one figure cannot
     #: stand for both.
     like_ratio: float = 0.5
     #: What is more than half of a time is its cause, and what most steps have is said of them; from the second part on
@@ -81,7 +81,7 @@ class Policy:
     steal_ratio: float = 0.02
     #: Work that the step hides for less than this share of it is no stall if the step becomes faster.
     hidden_ratio: float = 0.01
-    #: A loss of more than this share of all records moves sums of times by as much as small stalls are.
+    #: A loss of more than this share of all records moves sums of times by the size of small stalls.
     records_lost_ratio: float = 0.01
     #: Opens, closes and look-ups are named from this share of the time in I/O on: in files that are read, it is less.
     look_ups_ratio: float = 0.25

@@ -43,7 +43,7 @@ START = schema(
     col.ns("spent_ns", "time in it"),
     col.real("share_ratio", "of the start of this rank"),
 )
-#: Part of a start -> its words; a call or a compilation has its own.
+#: Part of a start -> its words; calls and compilations are worded apart.
 _WORDS = {
     "waits": "{amount_ns:time} waiting for other ranks",
     "batches": "{amount_ns:time} waiting for the first batches",
@@ -146,17 +146,17 @@ def start_claims(trace: Trace) -> list[Claim]:
     for row in spent.take(order).rows():
         if row["share_ratio"] >= POLICY.part_ratio:
             said = _WORDS.get(row["part"], "{amount_ns:time} in {name:short}")
-            own = Facts(rank=rank, amount_ns=row["spent_ns"], kind=row["part"], name=row["name"])
-            parts.append(fact("start_part", said, "start", **own))
+            facts = Facts(rank=rank, amount_ns=row["spent_ns"], kind=row["part"], name=row["name"])
+            parts.append(fact("start_part", said, "start", **facts))
     several = len(ranks) > 1
     said = (
         f"the start{' of rank {rank}' if several else ''} took {{stall_ns:time}} up to the first counted step, and"
         f" {'all {counted_steps_count:counted step}' if len(mine) > 1 else 'that step'} {{counted_steps_ns:time}}"
         f"{': {parts}' if parts else ''}"
     )
-    own = Facts(rank=rank if several else -1, stall_ns=float(whole_ns[at]))
-    own |= Facts(counted_steps_count=len(mine), counted_steps_ns=counted_ns)
-    return [claim("machine", "start", said, parts=parts, **own)]
+    facts = Facts(rank=rank if several else -1, stall_ns=float(whole_ns[at]))
+    facts |= Facts(counted_steps_count=len(mine), counted_steps_ns=counted_ns)
+    return [claim("machine", "start", said, parts=parts, **facts)]
 
 
 def _divide(index: TraceIndex, thread: StepThread, life: TimeSet) -> Iterator[Part]:
@@ -187,5 +187,5 @@ def _named(index: TraceIndex, thread: StepThread, kind: SpanKind, part: str) -> 
     """Yield the spans of a kind by name."""
     spans = index.trace.spans.take(index.spans.rows(thread.track_id))
     spans = spans.take(spans["kind_code"] == kind)
-    for code, own in GroupBy(spans["name_code"]).items():
-        yield part, index.trace.text(int(code)), TimeSet.of_rows(spans, own)
+    for code, of_name in GroupBy(spans["name_code"]).items():
+        yield part, index.trace.text(int(code)), TimeSet.of_rows(spans, of_name)

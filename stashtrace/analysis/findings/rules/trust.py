@@ -3,7 +3,7 @@
 ``own_cost`` has the cost as a share of ``used_ns``, the CPU time of the job's processes from start to end:
 ``least_ratio`` by the tracer's own clocks and counts, ``share_ratio`` with bounds for what these do not show. ``part``
 is the largest of its parts; `stashtrace info` lists them. Probes run in the steps: ``step_ns`` is what they add to one
-at most, mean of all; threads of the recorder run beside them. ``agreement`` is that of the kind of time that differs
+at most, mean of all; threads of the recorder run next to them. ``agreement`` is that of the kind of time that differs
 most between brackets and kernels, in steps that have both. Counter names are those of
 ``stashtrace/collectors/proc.py``.
 
@@ -111,8 +111,8 @@ def agreement_claims(table: Table | None) -> list[Claim]:
         "brackets and kernels agree to {share_ratio:percent} of a step over {items_count:step}"
         " (largest difference: {name})"
     )
-    own = Facts(share_ratio=float(difference[worst]), name=str(kinds.values[worst]))
-    return [claim("trust", "agreement", said, items_count=len(np.unique(table["step"])), **own)]
+    facts = Facts(share_ratio=float(difference[worst]), name=str(kinds.values[worst]))
+    return [claim("trust", "agreement", said, items_count=len(np.unique(table["step"])), **facts)]
 
 
 def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -137,8 +137,8 @@ def _sources(trace: Trace) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str,
         run_facts(trace).get("gpu_driver", ""), "GPU"
     )
     if (trace.losses["name_code"] == trace.strings.find("timing_events_off")).any():
-        beside = " apart from NCCL" if _BY_PLUGIN in seen else ""
-        driver = f"what the GPU does{beside} (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)"
+        without_nccl = " apart from NCCL" if _BY_PLUGIN in seen else ""
+        driver = f"what the GPU does{without_nccl} (CUDA_DEVICE_MAX_CONNECTIONS=1: no timing events)"
         seen = []
     invisible = ([] if seen else [driver]) + ([] if len(trace.counters) else ["CPU contention"])
     invisible += [part for part in run_facts(trace).get("not_recorded", "").split(", ") if part]
@@ -198,12 +198,12 @@ def _own_cost_claim(cost: OwnCost) -> Claim:
         return claim("trust", "own_cost", "own cost not measured", share_ratio=-1.0, least_ratio=-1.0)
     part = max(cost.parts, key=lambda name: cost.parts[name][1])
     said = "own cost {between} of {used_ns:time} CPU, mostly {part}"
-    own = Facts(share_ratio=cost.most_ratio, least_ratio=cost.least_ratio, used_ns=cost.used_ns, part=part)
-    own |= Facts(phrases={"between": range_text(percent_text(cost.least_ratio), percent_text(cost.most_ratio))})
+    facts = Facts(share_ratio=cost.most_ratio, least_ratio=cost.least_ratio, used_ns=cost.used_ns, part=part)
+    facts |= Facts(phrases={"between": range_text(percent_text(cost.least_ratio), percent_text(cost.most_ratio))})
     if part == _PROBES and cost.steps_count:
         step_ns = cost.parts[part][1] / cost.steps_count
-        return claim("trust", "own_cost", f"{said}: at most {{step_ns:time}} of a step", **own, step_ns=step_ns)
-    return claim("trust", "own_cost", said, **own)
+        return claim("trust", "own_cost", f"{said}: at most {{step_ns:time}} of a step", **facts, step_ns=step_ns)
+    return claim("trust", "own_cost", said, **facts)
 
 
 def own_cost(trace: Trace) -> OwnCost:
@@ -244,21 +244,21 @@ def _job_cpu_ns(trace: Trace) -> float:
         *(processes[c].tolist() for c in ("host_code", "boot_code", "parent_process_id", "pid")), strict=True
     )
     one_of = dict(zip(processes["process_id"].tolist(), identity, strict=True))
-    own: dict[tuple[int, ...], float] = dict.fromkeys(one_of.values(), 0.0)
-    children, traced_children = dict(own), dict(own)
+    own_ns: dict[tuple[int, ...], float] = dict.fromkeys(one_of.values(), 0.0)
+    children, traced_children = dict(own_ns), dict(own_ns)
     user, system = last_values(trace, "process_user_ns_total"), last_values(trace, "process_system_ns_total")
     for sampled, value in user.items():
         process = one_of[sampled[0]]
-        own[process] = max(own[process], value + system.get(sampled, 0.0))
-    for totals, key in ((own, "cpu_ns"), (children, "children_cpu_ns")):
+        own_ns[process] = max(own_ns[process], value + system.get(sampled, 0.0))
+    for totals, key in ((own_ns, "cpu_ns"), (children, "children_cpu_ns")):
         for process_id, value in _whole_facts(trace, key).items():
             totals[one_of[process_id]] = max(totals[one_of[process_id]], value)
-    for process in own:
+    for process in own_ns:
         parent = one_of.get(process[2])
         if parent is not None:
-            traced_children[parent] += own[process] + children[process]
-    untraced = sum(max(children[process] - traced_children[process], 0.0) for process in own)
-    return sum(own.values()) + untraced
+            traced_children[parent] += own_ns[process] + children[process]
+    untraced = sum(max(children[process] - traced_children[process], 0.0) for process in own_ns)
+    return sum(own_ns.values()) + untraced
 
 
 def _whole_facts(trace: Trace, key: str) -> dict[int, int]:
@@ -308,6 +308,6 @@ def unordered_claims(trace: Trace) -> list[Claim]:
     if durations:
         said.append("{durations_count} of {all_count} are split into waiting and transfer by durations, not by clocks")
     head = f"the order of events on different hosts is unknown within {{stall_ns:time}}{': ' if said else ''}"
-    own = Facts(nobody_count=nobody, durations_count=durations, all_count=len(operations))
+    facts = Facts(nobody_count=nobody, durations_count=durations, all_count=len(operations))
     error = 2 * int(contact_errors(trace).max())
-    return [claim("machine", "unordered", head + "; ".join(said), stall_ns=error, **own)]
+    return [claim("machine", "unordered", head + "; ".join(said), stall_ns=error, **facts)]

@@ -91,7 +91,7 @@ class Noise:
         """Whether enough values in a row are beyond for these to be the usual ones now."""
         return self._in_a_row >= POLICY.in_a_row_steps
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Take the last values for usual ones."""
         self._in_a_row = 0
 

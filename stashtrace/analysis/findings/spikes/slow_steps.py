@@ -1,16 +1,16 @@
 """Find slow steps in one pass, as they come: longer than comparable steps, and by more than these vary.
 
-    length of a step = the longest computing of a rank + all beside it (waits, reads, host Python, transfers, saves)
-                       `--- follows the data --------'   `--- judged by its own noise ----------------------------'
+    length of a step = the longest computing of a rank + all the rest (waits, reads, host Python, transfers, saves)
+                       `--- follows the data --------'   `--- judged by its own noise --------------------------'
 
-Data of varying length makes computing long, and makes ranks wait for the one with the longest batch. So what a step has
-beside its longest computing is judged apart, by its own noise, and neither varying batches nor waits for them move it.
+Data of varying length makes computing long, and makes ranks wait for the one with the longest batch. So the rest
+of a step, without its longest computing, is judged by its own noise: varying batches and waits for them do not move it.
 Computing itself is compared with batches of about the same size where sizes are known. Where it varies although sizes
-are not known, or do not tell how long it takes, it counts as slow only far beyond anything that was seen before.
+are not known, or do not explain how long it takes, it counts as slow only far beyond anything that was seen before.
 
-Steps are alike that are of one kind, follow a step of the same kind or not, and save a checkpoint or not. The time that
-made a step slow is that of the kind that grew most on one rank; a wait is followed to the rank that was waited for, in
-this step or in the one before.
+Steps are comparable if they are of one kind, all or none follow a step of this kind, and all or none save a checkpoint.
+The time that made a step slow is that of the kind that grew most on one rank; a wait is followed to the rank that was
+waited for, in this step or in the one before.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _COMPUTE, _WAITS, _SAVES = (
     _KINDS.index(kind.name.lower()) for kind in (StallKind.COMPUTE, StallKind.STRAGGLER, StallKind.CHECKPOINT)
 )
 #: Kinds of time in which a rank does something itself, other than computing.
-_BESIDE = np.array([place not in (_COMPUTE, _WAITS) for place in range(len(_KINDS))])
+_OUTSIDE = np.array([place not in (_COMPUTE, _WAITS) for place in range(len(_KINDS))])
 #: All ranks have a transfer.
 _SHARED = np.array([COLUMN_OF[kind] == "link" for kind in _KINDS])
 #: Several kinds of time of a rank, where none of them explains the step.
@@ -128,7 +128,7 @@ class _Step:
         return self.kind, self.follows, bool(self.spent[:, _SAVES].any())
 
     @property
-    def beside(self) -> float:
+    def outside(self) -> float:
         """What the step has apart from the longest computing."""
         return self.length - float(self.spent[:, _COMPUTE].max())
 
@@ -221,7 +221,7 @@ class _Group:
 
     def __init__(self, ranks: tuple[int, ...], worth_ratio: float, *, frequent: bool) -> None:
         self.ranks, self._worth_ratio = ranks, worth_ratio
-        self._beside, self._computing = Noise(frequent=frequent), Noise(frequent=frequent)
+        self._outside, self._computing = Noise(frequent=frequent), Noise(frequent=frequent)
         self._parts = Ring(POLICY.noise_steps, (2,))
         self._slope, self._slope_age = 0.0, 0
         self._first: list[_Step] = []
@@ -232,12 +232,12 @@ class _Group:
     @property
     def known_count(self) -> int:
         """The number of them that another one is compared with."""
-        return len(self._beside)
+        return len(self._outside)
 
     def judge(self, step: _Step, before: _Step | None, usual: _Group | None) -> SlowStep | None:
         """Return what is slow of a step, None if it is like the others; then remember it.
 
-        ``before``, ``usual``: the step before it, and the steps that are like that one; None if unknown.
+        ``before``, ``usual``: the step before it, and the steps that are comparable with that one; None if unknown.
         """
         if len(self._lengths) < POLICY.first_steps:
             self._first.append(step)
@@ -249,7 +249,7 @@ class _Group:
         longer, expected = self._longer(step)
         worth = self._worth_ratio * float(middle(self._lengths.values))
         slow = None
-        is_long = self._beside.is_beyond(longer[0], worth)
+        is_long = self._outside.is_beyond(longer[0], worth)
         computes_long = self._computing.is_beyond(longer[1], worth) and self._is_no_data(
             longer[1], expected, sized=bool(step.sizes.all())
         )
@@ -258,16 +258,16 @@ class _Group:
         elif computes_long:
             extra = np.where(np.isnan(expected), 0.0, step.spent[:, _COMPUTE] - expected)
             rank = int(extra.argmax())
-            ranks = self._alike(extra, rank)
+            ranks = self._similar(extra, rank)
             slow = _slow(step, longer[1], step.ranks[rank], ranks, step.number, _KINDS[_COMPUTE], float(extra[rank]))
-        self._beside.add(longer[0], slow=is_long)
+        self._outside.add(longer[0], slow=is_long)
         if math.isfinite(longer[1]):
             self._computing.add(longer[1], slow=computes_long)
-        changed = self._beside.has_changed or self._computing.has_changed
+        changed = self._outside.has_changed or self._computing.has_changed
         self._remember(step)
         if changed:
-            for figure in (self._beside, self._computing):
-                figure.begin_anew()
+            for figure in (self._outside, self._computing):
+                figure.start_over()
             for ring in (self._parts, self._lengths, self._spent, self._sizes):
                 ring.keep_newest(POLICY.kept_steps)
             return None
@@ -275,29 +275,29 @@ class _Group:
 
     def _remember(self, step: _Step) -> None:
         computing = step.spent[:, _COMPUTE]
-        self._parts.add(np.array([step.beside, float(computing.max())]))
+        self._parts.add(np.array([step.outside, float(computing.max())]))
         self._lengths.add(step.length)
         self._spent.add(step.spent)
         self._sizes.add(np.stack([step.sizes, computing], axis=1))
 
     def _take_as_usual(self, steps: list[_Step]) -> None:
         """Make the first noise of steps that are remembered already."""
-        for beside, computing in [self._longer(step)[0] for step in steps]:
-            self._beside.add(beside, slow=False)
+        for outside, computing in [self._longer(step)[0] for step in steps]:
+            self._outside.add(outside, slow=False)
             if math.isfinite(computing):
                 self._computing.add(computing, slow=False)
 
     def _longer(self, step: _Step) -> tuple[tuple[float, float], Floats]:
         """Return what a step has above the usual outside its computing, and in it; then the usual computing by rank.
 
-        The second is minus infinity where no like batch is known.
+        The second is minus infinity where no similar batch is known.
         """
         computing, expected = step.spent[:, _COMPUTE], self._expected(step)
         known = ~np.isnan(expected)
         longest = float(computing[known].max() - expected[known].max()) if known.any() else -math.inf
-        return (self._above_level(step.beside, float(computing.max())), longest), expected
+        return (self._above_level(step.outside, float(computing.max())), longest), expected
 
-    def _above_level(self, beside: float, computing: float) -> float:
+    def _above_level(self, outside: float, computing: float) -> float:
         """Return what a step has outside its computing above the level, for that amount of computing.
 
         Where computing varies with the data, other work may as well: batches of long samples take longer to prepare.
@@ -310,12 +310,12 @@ class _Group:
             varies = len(computed) >= POLICY.level_steps and high - low >= POLICY.varies_ratio * high
             self._slope = max(_line(computed, other), 0.0) if varies else 0.0
         newest = self._parts.newest(POLICY.level_steps)
-        return beside - self._slope * computing - float(middle(newest[:, 0] - self._slope * newest[:, 1]))
+        return outside - self._slope * computing - float(middle(newest[:, 0] - self._slope * newest[:, 1]))
 
     def _expected(self, step: _Step) -> Floats:
         """Return how long each rank computes in like steps, on a batch of about that size where sizes are known.
 
-        NaN where no like batch is known.
+        NaN where no similar batch is known.
         """
         usual = middle(self._spent.values[:, :, _COMPUTE])
         if not step.sizes.all() or not self._varies(step.sizes):
@@ -337,36 +337,36 @@ class _Group:
         return len(noise) >= POLICY.seen_steps and longer > POLICY.beyond_all_times * noise.largest
 
     def extra(self, step: _Step) -> Floats:
-        """Return by how much each kind of time of each rank is longer than in like steps; there is at least one."""
+        """Return by how much each kind of time of each rank is longer than in the remembered steps, at least one."""
         return np.asarray(step.spent - middle(self._spent.values))
 
     def _what_grew(self, step: _Step, before: _Step | None, usual: _Group | None, longer: float) -> SlowStep:
         """Return the time that grew most, on the rank that was waited for or else; in this step or the one before."""
         extra = self.extra(step)
         weight = np.where(np.array(step.ranks) == step.awaited, POLICY.awaited_weight, 1.0)[:, None]
-        own = np.where(_BESIDE, extra * np.where(_SHARED, 1.0, weight), -np.inf)
-        rank, kind = (int(at) for at in np.unravel_index(int(own.argmax()), own.shape))
+        weighted = np.where(_OUTSIDE, extra * np.where(_SHARED, 1.0, weight), -np.inf)
+        rank, kind = (int(at) for at in np.unravel_index(int(weighted.argmax()), weighted.shape))
         if extra[rank, kind] >= POLICY.explains_ratio * longer:
-            ranks = self._alike(extra[:, kind], rank)
+            ranks = self._similar(extra[:, kind], rank)
             return _slow(step, longer, step.ranks[rank], ranks, step.number, _KINDS[kind], float(extra[rank, kind]))
-        whole = np.where(_BESIDE, extra, 0.0).sum(axis=1)
+        whole = np.where(_OUTSIDE, extra, 0.0).sum(axis=1)
         worker = int((whole * weight[:, 0]).argmax())
         if whole[worker] >= POLICY.explains_ratio * longer:
-            ranks = self._alike(whole, worker)
+            ranks = self._similar(whole, worker)
             return _slow(step, longer, step.ranks[worker], ranks, step.number, TOGETHER, float(whole[worker]))
         if before is not None and usual is not None and step.awaited in step.ranks:
             # Work behind the last meeting of a step is waited for in the next one.
-            own = usual.extra(before)[step.ranks.index(step.awaited)]
-            place = int(np.where(np.arange(len(_KINDS)) == _WAITS, -np.inf, own).argmax())
-            if own[place] >= POLICY.explains_ratio * longer:
+            earlier = usual.extra(before)[step.ranks.index(step.awaited)]
+            place = int(np.where(np.arange(len(_KINDS)) == _WAITS, -np.inf, earlier).argmax())
+            if earlier[place] >= POLICY.explains_ratio * longer:
                 ranks = (step.awaited,)
-                return _slow(step, longer, step.awaited, ranks, before.number, _KINDS[place], float(own[place]))
+                return _slow(step, longer, step.awaited, ranks, before.number, _KINDS[place], float(earlier[place]))
         waits = extra[:, _WAITS]
         return _slow(
-            step, longer, step.awaited, self._alike(waits, int(waits.argmax())), step.number, _KINDS[_WAITS], longer
+            step, longer, step.awaited, self._similar(waits, int(waits.argmax())), step.number, _KINDS[_WAITS], longer
         )
 
-    def _alike(self, extra: Floats, most: int) -> tuple[int, ...]:
+    def _similar(self, extra: Floats, most: int) -> tuple[int, ...]:
         return tuple(
             rank
             for rank, ns in zip(self.ranks, extra.tolist(), strict=True)
@@ -401,21 +401,21 @@ def _steps_of(rows: Table, samples: Floats | None, before: _Step | None = None) 
     length = (rows["end_ns"] - rows["begin_ns"]).astype(np.float64)
     sizes = np.zeros(len(rows)) if samples is None else np.asarray(samples, dtype=np.float64)
     steps = []
-    for number, own in groups.items():
-        own = own[np.argsort(rows["rank"][own], kind="stable")]
-        waits, causes = spent[own, _WAITS], rows["cause_rank"][own]
+    for number, at in groups.items():
+        at = at[np.argsort(rows["rank"][at], kind="stable")]
+        waits, causes = spent[at, _WAITS], rows["cause_rank"][at]
         known = causes >= 0
         awaited = int(np.bincount(causes[known], waits[known]).argmax()) if known.any() else -1
         steps.append(
             _Step(
                 int(number),
-                Counter(rows["step_kind"][own].tolist()).most_common(1)[0][0],
-                int(rows["begin_ns"][own].min()),
-                int(rows["end_ns"][own].max()),
-                tuple(rows["rank"][own].tolist()),
-                float(length[own].mean()),
-                spent[own],
-                sizes[own],
+                Counter(rows["step_kind"][at].tolist()).most_common(1)[0][0],
+                int(rows["begin_ns"][at].min()),
+                int(rows["end_ns"][at].max()),
+                tuple(rows["rank"][at].tolist()),
+                float(length[at].mean()),
+                spent[at],
+                sizes[at],
                 awaited,
                 follows=False,
             )

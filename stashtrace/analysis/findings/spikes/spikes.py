@@ -1,6 +1,6 @@
 """spikes: the slow steps of a run, whose time grew in each, what that time went to, and what happened meanwhile.
 
-``slow_steps`` finds them, as it does while a job runs; the whole recording tells more about each.
+``slow_steps`` finds them, as it does while a job runs; the whole recording shows more about each.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ SPIKES = schema(
         "sm_clock_hz", "mean clock of the rank's device, the slowest of several, -1 if unknown", missing=-1, detail=5
     ),
 )
-_BESIDE = SPIKES.names[SPIKES.names.index("gc_ns") :]
+_FIGURES = SPIKES.names[SPIKES.names.index("gc_ns") :]
 _SM_CLOCK = "sm_clock_hz"
 _DEVICE = re.compile(rf"gpu_{_SM_CLOCK}\.(.+)")
 
@@ -89,12 +89,12 @@ _DEVICE = re.compile(rf"gpu_{_SM_CLOCK}\.(.+)")
 def spikes(trace: Trace) -> Table:
     """Find the slow steps of a run, and what made them slow.
 
-    A step is slow if it is longer than comparable steps (of one kind, with or without a checkpoint, and with as much
-    computing), by more than these vary by chance: at most once in 10,000 steps of a balanced job. Each step is compared
-    with earlier or with later ones, whichever are more; while a job runs, with earlier ones alone. The warm-up is not
-    judged. Computing that takes longer on its own is slow only where it hardly varies, where batches of about the same
-    size tell how long it takes, or far beyond anything seen before: else it may be the data. Columns: table ``spikes``
-    of ``docs/reference/tables.md``.
+    A step is slow if it is longer than comparable steps (of one kind, with or without a checkpoint, and with the same
+    amount of computing), by more than these vary by chance: at most once in 10,000 steps of a balanced job. Each step
+    is compared with earlier or with later ones, whichever are more; while a job runs, with earlier ones alone. The
+    warm-up is not judged. Computing that takes longer is slow only where it hardly varies, where batches of about the
+    same size show how long it takes, or far beyond anything seen before: else it may be the data. Columns: table
+    ``spikes`` of ``docs/reference/tables.md``.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def described(trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowS
     if not found:
         return Table.empty(SPIKES)
     slow = np.array([number for step in found for number in (step.step, step.grew_step_index)])
-    causes, beside = _causes(trace, counted, found), _beside(trace, counted, hidden, found, slow)
+    causes, figures = _causes(trace, counted, found), _figures(trace, counted, hidden, found, slow)
     rows = [
         (
             step.step,
@@ -142,8 +142,8 @@ def described(trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowS
             *causes[place][:2],
             round(causes[place][2]),
             _worker(trace, counted, step),
-            _named(beside[place], step),
-            *(round(figure) if name.endswith("_ns") else figure for name, (figure, _) in beside[place].items()),
+            _named(figures[place], step),
+            *(round(figure) if name.endswith("_ns") else figure for name, (figure, _) in figures[place].items()),
         )
         for place, step in enumerate(found)
     ]
@@ -152,14 +152,14 @@ def described(trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowS
 
 def samples_of(trace: Trace, counted: Table) -> Floats:
     """Return the samples of the batches of each row of ``steps``, 0 where its loaders do not say."""
-    told, out = recorded_samples(trace), np.zeros(len(counted))
-    if not told:
+    by_loader, out = recorded_samples(trace), np.zeros(len(counted))
+    if not by_loader:
         return out
     waits = waits_of_steps(trace.batches, counted)
-    for rank, own in GroupBy(counted["rank"]).items():
-        samples, _ = step_samples(counted.take(own), waits.take(waits["rank"] == rank), told)
+    for rank, of_rank in GroupBy(counted["rank"]).items():
+        samples, _ = step_samples(counted.take(of_rank), waits.take(waits["rank"] == rank), by_loader)
         if len(samples):
-            out[own] = samples
+            out[of_rank] = samples
     return out
 
 
@@ -171,15 +171,15 @@ def _causes(trace: Trace, counted: Table, found: Sequence[SlowStep]) -> list[Cau
     for place in known:
         groups.setdefault((found[place].rank, found[place].kind, found[place].step_kind), []).append(place)
     for (rank, kind, step_kind), places in groups.items():
-        own = counted.take((counted["rank"] == rank) & (counted["kind"] == step_kind)).sort_by("step")
+        of_kind = counted.take((counted["rank"] == rank) & (counted["kind"] == step_kind)).sort_by("step")
         grew = np.array([found[place].grew_step_index for place in places])
-        usual = np.flatnonzero(~np.isin(own["step"], slow))
+        usual = np.flatnonzero(~np.isin(of_kind["step"], slow))
         usual = usual[np.unique(np.linspace(0, len(usual) - 1, min(len(usual), POLICY.compared_steps)).astype(int))]
-        kept = np.union1d(usual, np.flatnonzero(np.isin(own["step"], grew)))
-        others, own = np.isin(kept, usual), own.take(kept)
-        given: list[Way] = list(ways(trace, rank, kind, own)) if others.any() else []
+        kept = np.union1d(usual, np.flatnonzero(np.isin(of_kind["step"], grew)))
+        others, of_kind = np.isin(kept, usual), of_kind.take(kept)
+        given: list[Way] = list(ways(trace, rank, kind, of_kind)) if others.any() else []
         for place in places:
-            this = own["step"] == found[place].grew_step_index
+            this = of_kind["step"] == found[place].grew_step_index
             if this.any():
                 causes[place] = most_of(given, (this, others), found[place].extra_ns)
     return causes
@@ -189,10 +189,10 @@ def _worker(trace: Trace, counted: Table, step: SlowStep) -> int:
     """Return the worker that made the batch for which a slow step waited longest; -1 if that is not what grew."""
     if COLUMN_OF.get(step.kind) != "data":
         return -1
-    own = counted.take((counted["rank"] == step.rank) & (counted["step"] == step.grew_step_index))
+    steps = counted.take((counted["rank"] == step.rank) & (counted["step"] == step.grew_step_index))
     batches = trace.batches.take(trace.batches["rank"] == step.rank)
-    waits = waits_of_steps(batches, own)
-    waits = waits.take(window_at(waits["begin_ns"], own["begin_ns"], own["end_ns"]) >= 0)
+    waits = waits_of_steps(batches, steps)
+    waits = waits.take(window_at(waits["begin_ns"], steps["begin_ns"], steps["end_ns"]) >= 0)
     if not len(waits):
         return -1
     longest = int((waits["end_ns"] - waits["begin_ns"]).argmax())
@@ -202,29 +202,29 @@ def _worker(trace: Trace, counted: Table, step: SlowStep) -> int:
     return int(batches["worker_id"][made][0]) if made.any() else -1
 
 
-def _beside(
+def _figures(
     trace: Trace, counted: Table, hidden: Table, found: Sequence[SlowStep], slow: npt.NDArray[np.int64]
 ) -> list[dict[str, tuple[float, float]]]:
     """Return the figures of the host in each slow step, and what they usually are in steps of its kind on that rank.
 
     Of a step that waited for the end of the one before, they are those of that one.
     """
-    beside, host = _Beside(trace, host_steps(trace), hidden), host_steps(trace)
+    known, host = _Figures(trace, host_steps(trace), hidden), host_steps(trace)
     out: list[dict[str, tuple[float, float]]] = []
     of_rank: dict[tuple[int, str], tuple[Table, dict[str, Floats]]] = {}
     for step in found:
         rank = step.rank if step.rank >= 0 else step.ranks[0]
         if (rank, step.step_kind) not in of_rank:
-            alike = (host["rank"] == rank) & (host["kind"] == step.step_kind)
-            own = host.take(alike & np.isin(host["step"], counted["step"])).sort_by("step")
-            of_rank[rank, step.step_kind] = own, beside.figures(rank, own) if len(own) else {}
-        own, figures = of_rank[rank, step.step_kind]
-        grew = step.grew_step_index if step.grew_step_index in own["step"] else step.step
-        if grew not in own["step"]:  # a rank of another host, of which its own host knows more
-            out.append(dict.fromkeys(_BESIDE, (-1.0, -1.0)))
+            of_kind = (host["rank"] == rank) & (host["kind"] == step.step_kind)
+            steps = host.take(of_kind & np.isin(host["step"], counted["step"])).sort_by("step")
+            of_rank[rank, step.step_kind] = steps, known.figures(rank, steps) if len(steps) else {}
+        steps, figures = of_rank[rank, step.step_kind]
+        grew = step.grew_step_index if step.grew_step_index in steps["step"] else step.step
+        if grew not in steps["step"]:  # a rank of another host, which knows more of it
+            out.append(dict.fromkeys(_FIGURES, (-1.0, -1.0)))
             continue
-        at, others = int(np.searchsorted(own["step"], grew)), ~np.isin(own["step"], slow)
-        out.append({name: (float(figures[name][at]), _usual(figures[name][others])) for name in _BESIDE})
+        at, others = int(np.searchsorted(steps["step"], grew)), ~np.isin(steps["step"], slow)
+        out.append({name: (float(figures[name][at]), _usual(figures[name][others])) for name in _FIGURES})
     return out
 
 
@@ -234,22 +234,22 @@ def _usual(figure: Floats) -> float:
     return float(np.median(known)) if len(known) else -1.0
 
 
-def _named(beside: dict[str, tuple[float, float]], step: SlowStep) -> str:
+def _named(figures: dict[str, tuple[float, float]], step: SlowStep) -> str:
     """Name what is clearly more than usual in a slow step, or slower."""
     longer, names = step.length_ns - step.usual_ns, []
-    for name, (figure, usual) in beside.items():
+    for name, (figure, usual) in figures.items():
         if usual < 0:
             continue
         if name == _SM_CLOCK:
             stands_out = 0 <= figure < POLICY.slower_clock_ratio * usual
         else:
-            stands_out = figure - usual >= POLICY.more.get(name, POLICY.beside_ratio * longer)
+            stands_out = figure - usual >= POLICY.more.get(name, POLICY.stands_out_ratio * longer)
         if stands_out:
             names.append(name.rpartition("_")[0])
     return ", ".join(names)
 
 
-class _Beside:
+class _Figures:
     """What the hosts, devices and loaders of a run did, by step of a rank."""
 
     def __init__(self, trace: Trace, steps: Table, hidden: Table) -> None:
@@ -268,13 +268,13 @@ class _Beside:
         ``steps``: rows of ``steps`` of one rank.
         """
         begin, end, process = steps["begin_ns"], steps["end_ns"], int(steps["process_id"][0])
-        own = self._hidden.take(self._hidden["rank"] == rank)
-        row = np.searchsorted(own["step"], steps["step"])
-        row = np.minimum(row, max(len(own) - 1, 0))
-        known = own["step"][row] == steps["step"] if len(own) else np.zeros(len(steps), dtype=bool)
+        hidden = self._hidden.take(self._hidden["rank"] == rank)
+        row = np.searchsorted(hidden["step"], steps["step"])
+        row = np.minimum(row, max(len(hidden) - 1, 0))
+        known = hidden["step"][row] == steps["step"] if len(hidden) else np.zeros(len(steps), dtype=bool)
 
         def of_step(name: str) -> Floats:
-            values = own[name][row] if len(own) else np.zeros(len(steps))
+            values = hidden[name][row] if len(hidden) else np.zeros(len(steps))
             return np.where(known, values, -1.0)
 
         others = self._quiet.take(self._quiet["rank"] != rank)

@@ -34,7 +34,7 @@ Ways = Iterator[Way]
 
 
 def ways(trace: Trace, rank: int, kind: str, steps: Table) -> Ways:
-    """Give what a kind of time of a rank may go to, by step, the most telling first.
+    """Give what a kind of time of a rank may go to, by step, what says most first.
 
     ``kind``: kind of time, as in ``stalls``. ``steps``: counted steps of the rank, in order.
     """
@@ -104,8 +104,8 @@ def _host_windows(trace: Trace, rank: int, steps: Table) -> tuple[Int64, Int64]:
     if not (steps["clock_code"] != 0).any():
         return steps["begin_ns"], steps["end_ns"]
     host = host_steps(trace)
-    own = host.take((host["rank"] == rank) & np.isin(host["step"], steps["step"])).sort_by("step")
-    return own["begin_ns"], own["end_ns"]
+    of_rank = host.take((host["rank"] == rank) & np.isin(host["step"], steps["step"])).sort_by("step")
+    return of_rank["begin_ns"], of_rank["end_ns"]
 
 
 def _per_step(begin: Int64, end: Int64, windows: tuple[Int64, Int64], time: TimeSet | None = None) -> Floats:
@@ -125,13 +125,13 @@ def _by_name(
     rows: Table, codes: Int64, windows: tuple[Int64, Int64], trace: Trace, time: TimeSet | None
 ) -> list[tuple[str, Floats]]:
     found = []
-    for code, own in GroupBy(codes).items():
-        found.append((trace.text(int(code)), _per_step(rows["begin_ns"][own], rows["end_ns"][own], windows, time)))
+    for code, at in GroupBy(codes).items():
+        found.append((trace.text(int(code)), _per_step(rows["begin_ns"][at], rows["end_ns"][at], windows, time)))
     return found
 
 
 def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64, Int64], time: TimeSet | None) -> Ways:
-    """Give what the step thread did, the part of it within a time, the most telling first."""
+    """Give what the step thread did, the part of it within a time, what says most first."""
     track = int(steps["track_id"][0])
     spans, phases, waits = trace.spans, trace.phases, trace.waits
     mine = spans.take(spans["track_id"] == track)
@@ -139,8 +139,8 @@ def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64,
     yield "gc", [("", _per_step(collections["begin_ns"], collections["end_ns"], windows, time))]
     compiled = mine.take(mine["kind_code"] == SpanKind.COMPILE)
     yield "compile", _by_name(compiled, compiled["name_code"], windows, trace, time)
-    own = phases.take((phases["track_id"] == track) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0))
-    saves = own.take(own["phase_code"] == Phase.CHECKPOINT)
+    rows = phases.take((phases["track_id"] == track) & ((phases["phase_flags"] & PhaseFlag.NESTED) == 0))
+    saves = rows.take(rows["phase_code"] == Phase.CHECKPOINT)
     yield "checkpoint", [("", _per_step(saves["begin_ns"], saves["end_ns"], windows, time))]
     named = mine.take(np.isin(mine["kind_code"], NAMED_SPANS))
     yield "annotation", _by_name(named, named["name_code"], windows, trace, time)
@@ -148,8 +148,8 @@ def _of_step_thread(trace: Trace, rank: int, steps: Table, windows: tuple[Int64,
     blocked = waits.take(waits["track_id"] == track)
     ops = {op.name.lower(): blocked["wait_code"] == op for op in WaitOp}
     yield "wait", [(name, _rows_per_step(blocked, chosen, windows, time)) for name, chosen in ops.items()]
-    parts = {part.name.lower(): own["phase_code"] == part for part in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
-    yield "phase", [(name, _rows_per_step(own, chosen, windows, time)) for name, chosen in parts.items()]
+    parts = {part.name.lower(): rows["phase_code"] == part for part in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
+    yield "phase", [(name, _rows_per_step(rows, chosen, windows, time)) for name, chosen in parts.items()]
 
 
 def _files(
@@ -159,10 +159,10 @@ def _files(
     sums: dict[int, Floats] = {}
     for io in trace.io_pieces():
         rows = io.take(np.isin(io["track_id"], tracks))
-        for code, own in GroupBy(as_one_database(trace, rows["path_code"])).items():
-            begin, end = rows["begin_ns"][own].astype(np.int64), rows["end_ns"][own].astype(np.int64)
+        for code, of_path in GroupBy(as_one_database(trace, rows["path_code"])).items():
+            begin, end = rows["begin_ns"][of_path].astype(np.int64), rows["end_ns"][of_path].astype(np.int64)
             if chosen is not None:
-                spent = _within_fetches(begin, end, rows["track_id"][own], chosen, len(windows[0]))
+                spent = _within_fetches(begin, end, rows["track_id"][of_path], chosen, len(windows[0]))
             else:
                 spent = _per_step(begin, end, windows, time)
             sums[int(code)] = sums.get(int(code), 0.0) + spent
@@ -189,8 +189,8 @@ def _of_batches(trace: Trace, rank: int, steps: Table, windows: tuple[Int64, Int
         yield (
             "worker",
             [
-                (str(worker), np.bincount(step[own], length[own], len(windows[0])).astype(np.float64))
-                for worker, own in workers.items()
+                (str(worker), np.bincount(step[of_worker], length[of_worker], len(windows[0])).astype(np.float64))
+                for worker, of_worker in workers.items()
                 if worker >= 0
             ],
         )
@@ -200,9 +200,9 @@ def _within_fetches(begin: Int64, end: Int64, tracks: Int64, made: Table, steps_
     """Sum calls by the step that waits for the batch during whose making they began."""
     out = np.zeros(steps_count)
     for track in np.unique(tracks).tolist():
-        own = made.take(made["track_id"] == track).sort_by("begin_ns")
+        fetches = made.take(made["track_id"] == track).sort_by("begin_ns")
         mine = tracks == track
-        at = window_at(begin[mine], own["begin_ns"], own["end_ns"])
+        at = window_at(begin[mine], fetches["begin_ns"], fetches["end_ns"])
         inside = at >= 0
-        out += np.bincount(own["batch_index"][at[inside]], (end - begin)[mine][inside], steps_count)
+        out += np.bincount(fetches["batch_index"][at[inside]], (end - begin)[mine][inside], steps_count)
     return out

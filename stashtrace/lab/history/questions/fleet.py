@@ -63,8 +63,8 @@ def fleet_view(totals: RunTotals, by: str = "job") -> Table:
     shares = _columns(totals)
     typical = typical_steps(totals)
     rows = []
-    for name, own in GroupBy(names).items():
-        mine, part = runs[own], weights[own]
+    for name, of_name in GroupBy(names).items():
+        mine, part = runs[of_name], weights[of_name]
         hours = totals.hours[mine] * part
         whole = max(float(hours.sum()), 1e-12)
         steps = totals.step_ns[mine]
@@ -143,14 +143,14 @@ def costs(totals: RunTotals) -> Table:
     all_hours, all_joules = max(float(hours.sum()), 1e-12), max(float(np.nansum(joules)), 1e-12)
     rows = []
     for at, cause in enumerate(CAUSES):
-        own = float(hours[:, at].sum())
+        cause_hours = float(hours[:, at].sum())
         energy = float(np.nansum(joules[:, at]))
-        if own <= 0 and energy <= 0:
+        if cause_hours <= 0 and energy <= 0:
             continue
         cost = float(np.nansum(money[:, at])) if priced else -1.0
         used = (energy / 3.6e6, energy / all_joules) if measured else (-1.0, -1.0)
         column = COLUMN_OF.get(cause, OUTSIDE)
-        rows.append((cause, column, int((hours[:, at] > 0).sum()), own, own / all_hours, cost, *used))
+        rows.append((cause, column, int((hours[:, at] > 0).sum()), cause_hours, cause_hours / all_hours, cost, *used))
     rows.sort(key=lambda row: -row[3])
     return Table.from_rows(COSTS, rows)
 

@@ -102,8 +102,8 @@ def interference(totals: RunTotals) -> Table:
         written = overlaps.rows[rows]
         moments = checkpoints["begin_ns"][written], checkpoints["end_ns"][written]
         groups = compare(reads, Checkpoints(of, job_of[checkpoints["run"][written]], *moments))
-        own = chosen[groups.of]
-        keys.append(np.stack([job_of[overlaps.run[own]], groups.job, overlaps.system[own]], axis=1))
+        writing = chosen[groups.of]
+        keys.append(np.stack([job_of[overlaps.run[writing]], groups.job, overlaps.system[writing]], axis=1))
         sums.append(groups.sums)
         _rank(ranked, [tuple(key) for key in keys[-1].tolist()], reads, groups)
     pairs = GroupBy(*np.concatenate(keys).T)
@@ -181,9 +181,9 @@ def _readings(
     for place, (section, one) in zip(at, series.items(), strict=True):
         columns = history.section(section)
         system = np.array([number.get(name, -1) for name in columns["file_system"][one.rows].tolist()], dtype=np.int64)
-        own = columns["run"][one.rows] * len(systems) + system
-        found = np.minimum(np.searchsorted(keys, own), len(keys) - 1)
-        kept = (system >= 0) & (keys[found] == own)
+        key = columns["run"][one.rows] * len(systems) + system
+        found = np.minimum(np.searchsorted(keys, key), len(keys) - 1)
+        kept = (system >= 0) & (keys[found] == key)
         place[found[kept]] = np.flatnonzero(kept)
     sizes = np.stack([np.diff(one.bounds)[place] for place, one in zip(at, series.values(), strict=True)])
     reads = history.section("reads_count")
@@ -281,19 +281,19 @@ class Readings:
 
     @classmethod
     def counted(
-        cls, begin_ns: Int64, end_ns: Int64, bounds: Int64, series: dict[str, Int64], own: Checkpoints
+        cls, begin_ns: Int64, end_ns: Int64, bounds: Int64, series: dict[str, Int64], saves: Checkpoints
     ) -> Readings:
         """Take readings from what was counted in each part, without the reads during checkpoints of the same run.
 
-        ``bounds``: of each reading's parts in the series ``reads_count``, ``reads_ns`` and ``steps_count``. ``own``:
+        ``bounds``: of each reading's parts in the series ``reads_count``, ``reads_ns`` and ``steps_count``. ``saves``:
         checkpoints of the runs themselves on the same file system.
         """
         count, first = np.diff(bounds), bounds[:-1]
         part_ns = (end_ns - begin_ns) / count
-        since, length, last = begin_ns[own.of], part_ns[own.of], count[own.of]
-        low = np.clip(np.floor_divide(own.begin_ns - since, length).astype(np.int64), 0, last)
-        high = np.clip(-np.floor_divide(since - own.end_ns, length).astype(np.int64), low, last)
-        kept = ~_covered(first[own.of] + low, first[own.of] + high, int(bounds[-1]))
+        since, length, last = begin_ns[saves.of], part_ns[saves.of], count[saves.of]
+        low = np.clip(np.floor_divide(saves.begin_ns - since, length).astype(np.int64), 0, last)
+        high = np.clip(-np.floor_divide(since - saves.end_ns, length).astype(np.int64), low, last)
+        kept = ~_covered(first[saves.of] + low, first[saves.of] + high, int(bounds[-1]))
         counted = series["reads_count"] * kept, series["reads_ns"] * kept, series["steps_count"]
         return cls(begin_ns, part_ns, count, first, *map(_sums_before, counted))
 
@@ -404,11 +404,11 @@ def chances(reads: Readings, groups: Groups, group: Int64, stretch: Int64) -> Fl
     for few in _split(np.maximum(reads.parts_count[of] - length + 1, 0)):
         which, slower = _elsewhere(reads, of[few], covered, first[few], length[few])
         bounds = np.searchsorted(which, np.arange(few.stop - few.start + 1))
-        own = order[slice(*np.searchsorted(kind[order], (few.start, few.stop)))]
-        low, high = bounds[kind[own] - few.start], bounds[kind[own] - few.start + 1]
-        above = slower[ranges(low, high)] >= np.repeat(groups.slower[stretch[own]], high - low)
-        hits = np.bincount(np.repeat(np.arange(len(own)), high - low)[above], minlength=len(own))
-        found[own] = (1 + hits) / (1 + high - low)
+        members = order[slice(*np.searchsorted(kind[order], (few.start, few.stop)))]
+        low, high = bounds[kind[members] - few.start], bounds[kind[members] - few.start + 1]
+        above = slower[ranges(low, high)] >= np.repeat(groups.slower[stretch[members]], high - low)
+        hits = np.bincount(np.repeat(np.arange(len(members)), high - low)[above], minlength=len(members))
+        found[members] = (1 + hits) / (1 + high - low)
     return found
 
 

@@ -104,7 +104,7 @@ def _late_hosts(runs: list[_Run], totals: RunTotals) -> Table:
         for host in run.ranks:
             took_part[host].append(run)
     lateness = _Lateness(runs)
-    rows = [_row(host, own, lateness, totals, len(took_part)) for host, own in took_part.items()]
+    rows = [_row(host, of_host, lateness, totals, len(took_part)) for host, of_host in took_part.items()]
     found = [row for row in rows if row[1] > 0]
     order = {"always": 0, "often": 1, "rank": 2}
     found.sort(key=lambda row: (order.get(row[-1], 3), row[-3], -row[1], row[0]))
@@ -118,20 +118,20 @@ def _runs(totals: RunTotals) -> list[_Run]:
     several = np.flatnonzero(totals.hosts_count > 1)
     found = []
     for number in several.tolist():
-        own = slice(int(bounds[number]), int(bounds[number + 1]))
-        if totals.step_ns[number] <= 0 or not wait[own].any():
+        part = slice(int(bounds[number]), int(bounds[number + 1]))
+        if totals.step_ns[number] <= 0 or not wait[part].any():
             continue
         ranks: dict[str, list[int]] = defaultdict(list)
         waits: dict[str, float] = defaultdict(float)
-        for one, name, ns in zip(rank[own].tolist(), host[own].tolist(), wait[own].tolist(), strict=True):
+        for one, name, ns in zip(rank[part].tolist(), host[part].tolist(), wait[part].tolist(), strict=True):
             ranks[name].append(one)
             waits[name] += ns
         worst = max(waits, key=lambda name: (waits[name], name))
-        facts = number, int(totals.series[number]), dict(ranks), dict(waits), own.stop - own.start
+        facts = number, int(totals.series[number]), dict(ranks), dict(waits), part.stop - part.start
         if waits[worst] < POLICY.worth_saying_ratio * totals.step_ns[number]:
             found.append(_Run(*facts))
             continue
-        at = max(range(own.start, own.stop), key=lambda row: (host[row] == worst, wait[row]))
+        at = max(range(part.start, part.stop), key=lambda row: (host[row] == worst, wait[row]))
         found.append(_Run(*facts, worst, int(rank[at]), str(cause[at])))
     return found
 
@@ -175,16 +175,16 @@ class _Lateness:
         return (late + _EQUAL_WEIGHT * len(ranks) / run.ranks_count) / (trials + _EQUAL_WEIGHT)
 
 
-def _row(host: str, own: list[_Run], lateness: _Lateness, totals: RunTotals, hosts_count: int) -> tuple[Any, ...]:
-    mattering = [run for run in own if run.late]
-    late = [run for run in own if run.late == host]
+def _row(host: str, runs: list[_Run], lateness: _Lateness, totals: RunTotals, hosts_count: int) -> tuple[Any, ...]:
+    mattering = [run for run in runs if run.late]
+    late = [run for run in runs if run.late == host]
     if not late:
         return host, 0
-    chances = [lateness.expected(run, host) for run in own]
+    chances = [lateness.expected(run, host) for run in runs]
     odds = min(1.0, hosts_count * times_or_more(len(late), chances))
     turns = [lateness.turn(run, host) for run in mattering]
     turn = times_or_more(len(late), turns)
-    share = len(late) / len(own)
+    share = len(late) / len(runs)
     cause, count = Counter(run.cause for run in late).most_common(1)[0]
     waits = np.array([run.waits_ns[host] for run in late])
     numbers = [run.number for run in late]
@@ -197,11 +197,11 @@ def _row(host: str, own: list[_Run], lateness: _Lateness, totals: RunTotals, hos
     if odds < _BY_CHANCE and turn < _BY_TURNS:
         verdict = "rank" if _is_one_rank(host, late, lateness) else "always" if share > _MOST_RUNS else "often"
     else:
-        least = min(1.0, hosts_count * times_or_more(len(own), chances))
+        least = min(1.0, hosts_count * times_or_more(len(runs), chances))
         too_few = least >= _BY_CHANCE or times_or_more(len(turns), turns) >= _BY_TURNS
         verdict = "few" if too_few else "chance"
     figures = float(waits.mean()), float(parts.mean()), float(hours.sum()), cost, float(sum(chances)), odds, turn
-    return host, len(late), len(own), share, cause, count, *figures, verdict
+    return host, len(late), len(runs), share, cause, count, *figures, verdict
 
 
 def _is_one_rank(host: str, late: list[_Run], lateness: _Lateness) -> bool:

@@ -73,7 +73,7 @@ def slow_commits(totals: RunTotals, limit_percent: float = DEFAULT_LIMIT) -> Tab
     """
     commits = totals.history.fact("commit")
     usable = np.flatnonzero((commits != "") & (totals.step_ns > 0) & ~slowed_by_host(totals))
-    jobs = [runs for _, own in GroupBy(totals.series[usable]).items() if len(set(commits[(runs := usable[own])])) > 1]
+    jobs = [runs for _, at in GroupBy(totals.series[usable]).items() if len(set(commits[(runs := usable[at])])) > 1]
     found = []
     for runs in jobs:
         ordered = _in_order_of_commits(runs, commits, totals.history.begin_ns)
@@ -198,9 +198,9 @@ def steps_of_runs(totals: RunTotals, runs: Sequence[int]) -> list[StepsOfRun]:
     of = steps["run"][read.rows]
     out = []
     for run in runs:
-        own = range(*np.searchsorted(of, (run, run + 1)).tolist())
-        times = {str(steps["kind"][read.rows[at]]): read[at] for at in own}
-        steps_count = max((int(steps["steps_count"][read.rows[at]]) for at in own), default=0)
+        of_run = range(*np.searchsorted(of, (run, run + 1)).tolist())
+        times = {str(steps["kind"][read.rows[at]]): read[at] for at in of_run}
+        steps_count = max((int(steps["steps_count"][read.rows[at]]) for at in of_run), default=0)
         ranks: dict[int, dict[str, float]] = {}
         rows = slice(*np.searchsorted(kinds["run"], (run, run + 1)).tolist())
         columns = (kinds[name][rows].tolist() for name in ("rank", "kind", "mean_ns"))

@@ -39,7 +39,7 @@ from stashtrace.text.units import filled, ranks_text
 _TOLD_TO_END = ("SIGTERM", "SIGINT")
 #: Codes of evidence about the rank that failed first.
 FAILED_FIRST = ("raised", "ended_by", "left_with", "gone_first")
-#: Programs that start ranks and leave with a code of their own, and of whose children no record says how they ended.
+#: Programs that start ranks and exit with a code that is not a rank's. No record says how their children ended.
 _LAUNCHERS = ("srun", "mpirun", "mpiexec", "orterun", "prun", "jsrun", "aprun", "flux")
 #: Later than any moment of a trace.
 NEVER_NS = int(NEVER)
@@ -125,12 +125,12 @@ def failures(trace: Trace) -> list[Evidence]:
 
 def failure(row: dict[str, Any]) -> Evidence:
     """Return how a rank failed, by its row of ``endings``."""
-    own = Facts(rank=row["rank"], worker_id=row["worker_id"], items_count=row["steps_count"], kind=row["sender"])
-    own |= Facts(reason=row["exception"] or row["signal"], exit_code=row["exit_code"])
+    facts = Facts(rank=row["rank"], worker_id=row["worker_id"], items_count=row["steps_count"], kind=row["sender"])
+    facts |= Facts(reason=row["exception"] or row["signal"], exit_code=row["exit_code"])
     code = _code(row["exception"], row["signal"])
     steps = " after {items_count:step}" if row["steps_count"] >= 0 else ""
     memory = _FOR_MEMORY if row["sender"] == "kernel" else ""
-    return fact(code, f"{_whose(row['rank'], row['worker_id'])} {how_failed(code)}{steps}{memory}", "endings", **own)
+    return fact(code, f"{_whose(row['rank'], row['worker_id'])} {how_failed(code)}{steps}{memory}", "endings", **facts)
 
 
 def how_failed(code: str) -> str:
@@ -146,8 +146,8 @@ def _after(ranks: list[int], exception: str, signal_name: str = "", exit_code: i
     """Return evidence of ranks that failed later."""
     code = _code(exception, signal_name)
     said = f"then {{ranks:ranks}}{' {ranks:was|were}' if code == 'ended_by' else ''} {_HOW[code]}"
-    own = Facts(ranks=ranks_text(ranks), reason=exception or signal_name, exit_code=exit_code)
-    return fact("ended_after", said, "endings", items_count=len(ranks), **own)
+    facts = Facts(ranks=ranks_text(ranks), reason=exception or signal_name, exit_code=exit_code)
+    return fact("ended_after", said, "endings", items_count=len(ranks), **facts)
 
 
 def after_one_that_is_gone(trace: Trace, failed: Sequence[Evidence], found: Stuck | None) -> list[Claim]:
@@ -185,9 +185,9 @@ def waited_for_it(found: Stuck) -> Evidence:
     root = found.roots[0]
     of = root.operation
     number = " {items_count}" if of.sequence >= 0 else ""
-    own = Facts(items_count=of.sequence, amount_ns=found.since_ns, kind=of.operation, group=of.group or NAMELESS)
+    facts = Facts(items_count=of.sequence, amount_ns=found.since_ns, kind=of.operation, group=of.group or NAMELESS)
     said = f"{{ranks:ranks}} waited {{amount_ns:time}} for it in {{kind:operation}}{number} of {{group}}"
-    return fact("waited_for_it", said, "collectives", ranks=ranks_text(list(root.waiting)), **own)
+    return fact("waited_for_it", said, "collectives", ranks=ranks_text(list(root.waiting)), **facts)
 
 
 def _whose(rank: int, worker_id: int) -> str:
@@ -203,8 +203,8 @@ def killed_claims(trace: Trace) -> list[Claim]:
         if row["sender"] not in ("unknown", "kernel"):
             continue
         who, memory = _whose(row["rank"], row["worker_id"]), _FOR_MEMORY if row["sender"] == "kernel" else ""
-        own: Facts = {"rank": row["rank"], "worker_id": row["worker_id"], "pid": row["pid"], "name": row["signal"]}
-        rows.append(fact("killed", f"{who} (pid {{pid}}) was killed by {{name}}{memory}", "killed", number, **own))
+        facts: Facts = {"rank": row["rank"], "worker_id": row["worker_id"], "pid": row["pid"], "name": row["signal"]}
+        rows.append(fact("killed", f"{who} (pid {{pid}}) was killed by {{name}}{memory}", "killed", number, **facts))
     said = "{items_count:process} ended by a signal:"
     return [claim("machine", "killed", said, rows, items_count=len(rows))] if rows else []
 
@@ -217,5 +217,5 @@ def first_to_end_claims(trace: Trace) -> list[Claim]:
     if len(ranks) < 2 or ends[1] - ends[0] < POLICY.ends_before_ns:
         return []
     said = "the records of rank {rank} end first, {stall_ns:time} before those of rank {cause_rank}"
-    own: Facts = {"rank": numbers[0], "cause_rank": numbers[1], "stall_ns": ends[1] - ends[0]}
-    return [claim("machine", "first_to_end", said, **own)]
+    facts: Facts = {"rank": numbers[0], "cause_rank": numbers[1], "stall_ns": ends[1] - ends[0]}
+    return [claim("machine", "first_to_end", said, **facts)]

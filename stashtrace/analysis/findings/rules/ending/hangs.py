@@ -138,21 +138,21 @@ def _hung(trace: Trace, found: Stuck, ended: set[int], lives: bool) -> list[Clai
     """Return claims about where the job stood still; ``ended`` are the ranks that are known to have failed before."""
     claims = _mismatches(trace, found)
     since = -1 if _has_dumps(trace) else found.since_ns
-    for roots in _alike([root for root in found.roots if root.rank not in ended]):
+    for roots in _by_lack([root for root in found.roots if root.rank not in ended]):
         if is_unseen(trace, roots):
             ranks = ranks_text(sorted({rank for root in roots for rank in root.waiting}))
-            rows, own = _about(roots[0].operation)
+            rows, facts = _about(roots[0].operation)
             said = f": {{ranks:ranks}} {{ranks:waits|wait}} in {_OPERATION}, and no rank of which there are records is"
             said += " missing from it"
-            claims.append(_stands_still(said, rows, lives, since, name="unseen", ranks=ranks, **own))
+            claims.append(_stands_still(said, rows, lives, since, name="unseen", ranks=ranks, **facts))
         else:
             claims.append(_root_claim(trace, roots, found, since, lives))
     if found.inside is not None:
-        rows, own = _about(found.inside)
+        rows, facts = _about(found.inside)
         said = f" inside {_OPERATION}: its members have entered it and none has left it"
         rows += _looked(trace, found.waiting)
         ranks = ranks_text(list(found.waiting))
-        claims.append(_stands_still(said, rows, lives, since, name="inside", ranks=ranks, **own))
+        claims.append(_stands_still(said, rows, lives, since, name="inside", ranks=ranks, **facts))
     if found.circle and found.mismatch is None:
         circle = list[Evidence]()
         for rank, of in found.circle:
@@ -174,7 +174,7 @@ def _looked(trace: Trace, ranks: Sequence[int]) -> list[Evidence]:
     return [row for rank in ranks[: POLICY.named_count] for row in seen(trace, rank)]
 
 
-def _alike(roots: Sequence[Root]) -> Iterable[list[Root]]:
+def _by_lack(roots: Sequence[Root]) -> Iterable[list[Root]]:
     """Group the ranks that lack the same: one sentence names them all."""
     groups: dict[tuple[object, ...], list[Root]] = {}
     for root in roots:
@@ -186,8 +186,8 @@ def _alike(roots: Sequence[Root]) -> Iterable[list[Root]]:
 def _about(operation: Operation) -> tuple[list[Evidence], Facts]:
     """Return evidence and facts of the operation in which ranks wait."""
     size = Facts(message_bytes=operation.message_bytes, group=operation.group)
-    own = Facts(items_count=operation.sequence, call=operation.operation, group=operation.group or NAMELESS)
-    return [fact("hung_bytes", "", "collectives", **size)], own
+    facts = Facts(items_count=operation.sequence, call=operation.operation, group=operation.group or NAMELESS)
+    return [fact("hung_bytes", "", "collectives", **size)], facts
 
 
 def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int, lives: bool) -> Claim:
@@ -195,9 +195,9 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
     direct = sorted({rank for root in roots for rank in root.waiting} - set(ranks))
     gone = not _has_dumps(trace) and all(is_gone(trace, rank) for rank in ranks)
     operation, lack = roots[0].operation, roots[0].lack
-    rows, own = _about(operation)
-    own |= Facts(ranks=ranks_text(ranks), rank=ranks[0], cause_rank=ranks[0], cause_kind=lack)
-    own |= Facts(name="gone" if gone else lack)
+    rows, facts = _about(operation)
+    facts |= Facts(ranks=ranks_text(ranks), rank=ranks[0], cause_rank=ranks[0], cause_kind=lack)
+    facts |= Facts(name="gone" if gone else lack)
     if direct:
         how_long = " for {amount_ns:time}" if since_ns >= 0 else ""
         said = f"{{name:ranks}} {{name:waits|wait}} in it{how_long}" if operation.sequence >= 0 else ""
@@ -213,12 +213,12 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
             said = said if root.last >= 0 else "rank {rank} has called no collective of this group"
             rows.append(fact("hung_last", said, "collectives", rank=root.rank, items_count=root.last))
         rows += doing(trace, root.rank)
-    works = _still_work(trace, ranks, since_ns) if own["name"] == NOT_ENTERED else []
+    works = _still_work(trace, ranks, since_ns) if facts["name"] == NOT_ENTERED else []
     lacking = _lacking(operation, lack, ranks_text(direct), gone)
     if works:
         ways = {row["kind"] for row in works}
         still = _STILL[works[0]["kind"]][len(works) > 1] if len(ways) == 1 else "they still work"
-        return claim("headline", "awaited", f"{lacking}, but {still}", [*works, *rows], stall_ns=since_ns, **own)
+        return claim("headline", "awaited", f"{lacking}, but {still}", [*works, *rows], stall_ns=since_ns, **facts)
     if gone:
         how = "its process ended before the others, or was stopped"
         if any(row.code == "look_thread" and row["kind"] == ENDED for row in rows):
@@ -232,8 +232,8 @@ def _root_claim(trace: Trace, roots: Sequence[Root], found: Stuck, since_ns: int
             rows += [replace(failure(row), text="") for row in failed]
             how = f"it {how_failed(rows[-1].code)}" if failed else how
         rows += [fact("lives", "", "processes")] if lives else []
-        return claim("headline", "hung", f"{lacking}: {how}", rows, stall_ns=since_ns, **own)
-    return _stands_still(f": {lacking}", rows, lives, since_ns, **own)
+        return claim("headline", "hung", f"{lacking}: {how}", rows, stall_ns=since_ns, **facts)
+    return _stands_still(f": {lacking}", rows, lives, since_ns, **facts)
 
 
 def _lacking(operation: Operation, lack: str, inside: str, gone: bool) -> str:
@@ -252,7 +252,7 @@ def _lacking(operation: Operation, lack: str, inside: str, gone: bool) -> str:
 
 
 def _still_work(trace: Trace, ranks: Sequence[int], since_ns: int) -> list[Evidence]:
-    """Return how each of some ranks still works; empty if one of them does not, or nobody can tell."""
+    """Return how each of some ranks still works; empty if one of them does not, or nothing shows it."""
     if since_ns < 0:
         return []
     facts = run_facts(trace)
@@ -278,14 +278,14 @@ def _mismatches(trace: Trace, found: Stuck) -> list[Claim]:
     parts = list[Evidence]()
     for name, size, element, ranks in mismatch.calls:
         while_ = "while " if parts and len(names) > 1 else ""
-        own = Facts(items_count=len(ranks), moved_bytes=size, kind=name, name=ranks_text(list(ranks)))
-        own |= {"element": ElementType(element).name.lower()}
-        parts.append(fact("called", f"{while_}{{name:ranks}} {what}", "collectives", **own))
+        facts = Facts(items_count=len(ranks), moved_bytes=size, kind=name, name=ranks_text(list(ranks)))
+        facts |= {"element": ElementType(element).name.lower()}
+        parts.append(fact("called", f"{while_}{{name:ranks}} {what}", "collectives", **facts))
     rows = _looked(trace, sorted(ranks[0] for *_, ranks in mismatch.calls))
     if mismatch.swapped_with >= 0:
         order = "as number {items_count} they call them the other way round: the order differs between ranks"
         rows.insert(0, fact("other_order", order, "collectives", items_count=mismatch.swapped_with))
-    own = Facts(name=mismatch.group, group=mismatch.group or NAMELESS, items_count=mismatch.sequence)
-    own |= {"operation": mismatch.calls[0][0]} if len(names) == 1 else {}
-    own |= Facts(ranks=ranks_text(list(mismatch.calls[-1][-1])))
-    return [claim("headline", "mismatch", said, rows, parts=parts, **own)]
+    facts = Facts(name=mismatch.group, group=mismatch.group or NAMELESS, items_count=mismatch.sequence)
+    facts |= {"operation": mismatch.calls[0][0]} if len(names) == 1 else {}
+    facts |= Facts(ranks=ranks_text(list(mismatch.calls[-1][-1])))
+    return [claim("headline", "mismatch", said, rows, parts=parts, **facts)]

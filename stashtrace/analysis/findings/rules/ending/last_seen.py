@@ -71,8 +71,8 @@ def _by_records(trace: Trace, rank: int) -> list[Evidence]:
     ago = newest_ns(trace) - last.end_ns
     before = ", {amount_ns:time} before the records end" if ago > 0 else ""
     said = f"the last thing that rank {{rank}} finished is {_activity(last.kind, last.name)}{before}"
-    own = Facts(amount_ns=ago, kind=last.kind, name=last.name, short=shortened(last.name, POLICY.path_characters))
-    rows = [fact("did_last", said, "phases", rank=rank, **own)]
+    facts = Facts(amount_ns=ago, kind=last.kind, name=last.name, short=shortened(last.name, POLICY.path_characters))
+    rows = [fact("did_last", said, "phases", rank=rank, **facts)]
     if ago < POLICY.silence_ns:
         return rows
     follows = last_activity.what_follows(acts, last.kind)
@@ -84,11 +84,11 @@ def _by_records(trace: Trace, rank: int) -> list[Evidence]:
         return rows
     share, window_ns = ran
     place = last_activity.place_since(trace, *thread, last.end_ns)
-    own, at = Facts(rank=rank, amount_ns=window_ns), _at(place)
+    facts, at = Facts(rank=rank, amount_ns=window_ns), _at(place)
     call, _, target = last_activity.stands_in(trace, thread[0]).partition(" ")
     if call and share <= STANDS_STILL:
         said = f"since then it is {_where(call, target)}{at}"
-        return [*rows, fact("stands_in", said, "metadata", kind=call, **_spot(place, target), **own)]
+        return [*rows, fact("stands_in", said, "metadata", kind=call, **_spot(place, target), **facts)]
     if share >= POLICY.ran_always_ratio:
         what = "it computes, or loops" if at else "it computes, or loops, in code that is not recorded"
         said = f"since then its thread has wanted a CPU all the time{at}: {what}"
@@ -96,7 +96,7 @@ def _by_records(trace: Trace, rank: int) -> list[Evidence]:
         said = f"since then its thread has not run{at}: it sleeps, or is inside a call that has not returned"
     else:
         said = f"since then its thread has run, or waited for a CPU, for {{part_ratio:percent}} of the time{at}"
-    return [*rows, fact("ran_since", said, "counters", part_ratio=share, **_spot(place), **own)]
+    return [*rows, fact("ran_since", said, "counters", part_ratio=share, **_spot(place), **facts)]
 
 
 def _activity(kind: str, name: str = "") -> str:
@@ -136,10 +136,10 @@ def seen(trace: Trace, rank: int) -> list[Evidence]:
         workers = looked.busy_workers(trace, rank)[: POLICY.named_count]
         rows += [_thread("look_worker", rank, worker, number) for number, worker in workers]
         if peek.ended_children:
-            own = Facts(items_count=len(peek.ended_children), name=", ".join(sorted(set(peek.ended_children))))
-            who = "a child process" if own["items_count"] == 1 else "{items_count} child processes"
+            facts = Facts(items_count=len(peek.ended_children), name=", ".join(sorted(set(peek.ended_children))))
+            who = "a child process" if facts["items_count"] == 1 else "{items_count} child processes"
             said = f"{who} of rank {{rank}} {{items_count:has|have}} ended, and nobody has waited for it ({{name}})"
-            rows.append(fact("look_child", said, "metadata", rank=rank, **own))
+            rows.append(fact("look_child", said, "metadata", rank=rank, **facts))
     return rows + [fact("look_unseen", "rank {rank}: {name}", "metadata", rank=rank, name=why) for why in peek.unseen]
 
 
@@ -157,13 +157,13 @@ def _thread(code: str, rank: int, peek: Peek, worker: int = -1) -> Evidence:
     else:
         does = f"is {_where(kind, thread.target)}{_at(place)}"
     said = f"{'worker {worker_id} of' if worker >= 0 else whose} rank {{rank}} {does}"
-    own = Facts(amount_ns=peek.window_ns, part_ratio=min(share, 1.0), kind=kind, **_spot(place, thread.target))
-    return fact(code, said, "metadata", rank=rank, worker_id=worker, **own)
+    facts = Facts(amount_ns=peek.window_ns, part_ratio=min(share, 1.0), kind=kind, **_spot(place, thread.target))
+    return fact(code, said, "metadata", rank=rank, worker_id=worker, **facts)
 
 
 def _holder(rank: int, holder: ThreadPeek) -> Evidence:
     who = "thread {name}" if holder.name else "another thread"
     does = f", which is {_where(holder.call, holder.target)}" if holder.call else ""
     said = f"the GIL of rank {{rank}} is held by {who}{does}{_at(holder.place)}"
-    own = Facts(rank=rank, kind=holder.call, name=holder.name, **_spot(holder.place, holder.target))
-    return fact("look_gil", said, "metadata", **own)
+    facts = Facts(rank=rank, kind=holder.call, name=holder.name, **_spot(holder.place, holder.target))
+    return fact("look_gil", said, "metadata", **facts)

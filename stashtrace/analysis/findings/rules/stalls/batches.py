@@ -57,15 +57,17 @@ def data_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
         short = "{who} {who:is|are} blocked {share} {of_step} in reads of files"
         return [verdict("data", said, run, base, short=short, cause_kind="reads")]
     on, making = whose(base), making_of(run.trace, worst.rank, steps)
-    own, rows = Facts(), _makers_not_recorded(run.trace, worst.rank)
+    facts, rows = Facts(), _makers_not_recorded(run.trace, worst.rank)
     if not rows and making is None:
         rows = [fact("makers_left_no_records", "its workers left no records of their own")]
     elif not rows and making is not None:
-        own, rows = _of_making(run, worst, making, on)
+        facts, rows = _of_making(run, worst, making, on)
     rows += dead_connections(run.trace, worst.rank, steps)
     said = "{who} {who:waits|wait} {lost} for batches"
     said = "{who} {who:is|are} input bound: {lost} waiting for batches" if is_input_bound(base) else said
-    return [verdict("data", said, run, base, rows, short="{who} {who:waits|wait} {share} {of_step} for batches", **own)]
+    return [
+        verdict("data", said, run, base, rows, short="{who} {who:waits|wait} {share} {of_step} for batches", **facts)
+    ]
 
 
 def is_input_bound(base: Claim) -> bool:
@@ -87,9 +89,9 @@ def _of_making(run: RunFacts, rank: RankFacts, making: Making, on: str) -> tuple
             "{items_count} of its {of_count} workers made no batch ({name}): their part of the dataset is empty, as"
             " with fewer shards than workers"
         )
-        own = Facts(rank=rank.rank, items_count=len(making.idle_workers), name=ranks_text(list(making.idle_workers)))
-        own |= Facts(of_count=making.workers + len(making.idle_workers))
-        rows.append(fact("workers_without_data", said, "batches", **own))
+        facts = Facts(rank=rank.rank, items_count=len(making.idle_workers), name=ranks_text(list(making.idle_workers)))
+        facts |= Facts(of_count=making.workers + len(making.idle_workers))
+        rows.append(fact("workers_without_data", said, "batches", **facts))
     rows += parts
     fetched = rank.per_step_ns("fetch") >= POLICY.part_ratio * rank.per_step_ns(*DATA_KINDS)
     slow = _slow_file(run.trace, making, rank.kinds["fetch"], on) if fetched else None
@@ -111,10 +113,10 @@ def _parts(making: Making, on: str) -> list[Evidence]:
         for part, ns in named
         if ns >= POLICY.part_ratio * making.batch_ns
     ]
-    own = Facts(batch_ns=making.batch_ns, quickest_ns=min(means_ns), slowest_ns=max(means_ns), worker_id=slowest)
-    own |= Facts(workers_count=making.workers, batches_of_step=needs)
+    facts = Facts(batch_ns=making.batch_ns, quickest_ns=min(means_ns), slowest_ns=max(means_ns), worker_id=slowest)
+    facts |= Facts(workers_count=making.workers, batches_of_step=needs)
     several = f" (a step uses {needs:.3g} batches)" if needs > 1 else ""
-    if making.workers > 1 and own["slowest_ns"] > POLICY.uneven_ratio * own["quickest_ns"] > 0:
+    if making.workers > 1 and facts["slowest_ns"] > POLICY.uneven_ratio * facts["quickest_ns"] > 0:
         said = (
             f"its {{workers_count}} workers take {{quickest_ns:time}} to {{slowest_ns:time}} to make a batch{several},"
             " worker {worker_id} longest; the mean batch takes {batch_ns:time}"
@@ -123,7 +125,7 @@ def _parts(making: Making, on: str) -> list[Evidence]:
         one = "worker {worker_id}" if making.idle_workers else "its worker"
         who = {0: "the step thread (num_workers=0)", 1: one}.get(making.workers, "each of its {workers_count} workers")
         said = f"{who} takes {{batch_ns:time}} to make a batch{several}"
-    return [fact("batch_time", f"{on}{said}{parts_text(parts)}", "batches", **own), *parts]
+    return [fact("batch_time", f"{on}{said}{parts_text(parts)}", "batches", **facts), *parts]
 
 
 def parts_text(parts: Sequence[Evidence]) -> str:
@@ -138,11 +140,11 @@ def parts_text(parts: Sequence[Evidence]) -> str:
 def _makers_not_recorded(trace: Trace, rank: int) -> list[Evidence]:
     """Return evidence that an imported recording shows only the waits for batches; nothing if it shows their making."""
     batches = trace.batches
-    own = batches["worker_id"][batches["rank"] == rank]
+    workers = batches["worker_id"][batches["rank"] == rank]
     made = (batches["phase_code"][batches["rank"] == rank] == BatchPhase.FETCH).any()
-    if (own == UNSEEN_WORKER).any():
+    if (workers == UNSEEN_WORKER).any():
         said = "who made the batches is not in the recording: reading, decoding and hand-off cannot be separated"
-    elif (own == MAIN_PROCESS).any() and not (own >= 0).any() and not made:
+    elif (workers == MAIN_PROCESS).any() and not (workers >= 0).any() and not made:
         said = (
             "the step thread makes the batches itself (num_workers=0): this recording cannot tell reading from"
             " decoding; a few workers might hide both"
@@ -163,8 +165,8 @@ def _slow_file(trace: Trace, making: Making, fetch_ns: int, on: str) -> Evidence
     wanted = waited & (((flags & (IoFlag.SOCKET | IoFlag.PIPE)) == 0) | (io["op_code"] == IoOp.RECV))
     rows = []
     for process in np.unique(made["process_id"]).tolist():
-        own = made["process_id"] == process
-        time = TimeSet.of(made["begin_ns"][own], made["end_ns"][own])
+        of_process = made["process_id"] == process
+        time = TimeSet.of(made["begin_ns"][of_process], made["end_ns"][of_process])
         calls = np.flatnonzero(wanted & np.isin(io["track_id"], tracks["track_id"][tracks["process_id"] == process]))
         rows.append(calls[time.within(io["begin_ns"][calls], io["end_ns"][calls]) > 0])
     blocked: Table = io.take(np.concatenate(rows)) if rows else io.take(np.zeros(0, dtype=np.int64))

@@ -7,7 +7,7 @@ it. ``no_operator``, ``before_first``, ``launched_before``: a trace of another t
 
 ``dead_connection``: ``rank`` and its workers connected to ``name`` ``connects_count`` times in ``steps_count`` steps
 and got nothing. Its ``kind`` is ``refused``, by what ``connect()`` returned or ``getsockopt(SO_ERROR)`` said later, or
-``silent``, where the program was told neither.
+``silent``, where the program got neither.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ def _unseen(run: RunFacts, worst: RankFacts, base: Claim) -> Claim | None:
 def facts_of(run: RunFacts, key: str, rank: int) -> list[str]:
     """Return what an importer recorded under this name about a rank."""
     trace = run.trace
-    own = trace.processes["process_id"][trace.processes["rank"] == rank]
+    of_rank = trace.processes["process_id"][trace.processes["rank"] == rank]
     stated = trace.metadata.take(trace.metadata["key_code"] == trace.strings.find(key))
-    return [trace.text(code) for code in stated["value_code"][np.isin(stated["process_id"], own)].tolist()]
+    return [trace.text(code) for code in stated["value_code"][np.isin(stated["process_id"], of_rank)].tolist()]
 
 
 def dead_connections(trace: Trace, rank: int, steps: Table) -> list[Evidence]:
@@ -160,7 +160,7 @@ def dead_connections(trace: Trace, rank: int, steps: Table) -> list[Evidence]:
     it was refused, only the silence is known. Where less than every other step connects, it explains no time of a
     step.
     """
-    own = steps.take(steps["rank"] == rank)
+    of_rank = steps.take(steps["rank"] == rank)
     tracks = trace.tracks["track_id"][
         np.isin(trace.tracks["process_id"], trace.processes["process_id"][trace.processes["rank"] == rank])
     ]
@@ -171,19 +171,19 @@ def dead_connections(trace: Trace, rank: int, steps: Table) -> list[Evidence]:
         moves = ~connects & (rows["result_bytes"] > 0)
         alive.update(rows["path_code"][moves].tolist())
         calls = rows.take(connects & (rows["result_bytes"] < 0))
-        calls = calls.take(TimeSet.of_rows(own).within(calls["begin_ns"], calls["begin_ns"] + 1) > 0)
+        calls = calls.take(TimeSet.of_rows(of_rank).within(calls["begin_ns"], calls["begin_ns"] + 1) > 0)
         for call in calls.rows():
             path = call["path_code"]
             made[path] = made.get(path, 0) + (call["op_code"] == IoOp.CONNECT)
             refused[path] = refused.get(path, 0) + (-call["result_bytes"] in _REFUSED)
-    dead = {path: count for path, count in made.items() if path not in alive and 2 * count >= len(own)}
+    dead = {path: count for path, count in made.items() if path not in alive and 2 * count >= len(of_rank)}
     if not dead:
         return []
     path = max(dead, key=lambda one: (dead[one], -one))
     is_refused = 2 * refused[path] > dead[path]
     answer = "which is refused or not answered" if is_refused else "and nothing comes over these connections"
     said = "rank {rank} connects to {name} {often} in {steps_count:step}, {answer}: a retry may be what it"
-    known = Facts(rank=rank, name=trace.text(path), connects_count=dead[path], steps_count=len(own))
+    known = Facts(rank=rank, name=trace.text(path), connects_count=dead[path], steps_count=len(of_rank))
     words = {"answer": answer, "often": count_noun(dead[path], "time")}
     kind = "refused" if is_refused else "silent"
     return [fact("dead_connection", f"{said} waits in", "io", phrases=words, kind=kind, **known)]

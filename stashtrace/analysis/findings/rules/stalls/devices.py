@@ -43,10 +43,10 @@ def copy_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
     """Return the claim about ranks that wait for copies between host and device."""
     rows = copies(run.trace, hit[0], run.tables["steps"])
     pageable = any(row["memory"] == "pageable" for row in rows)
-    own = Facts(cause_kind="pageable") if pageable else {}
+    facts = Facts(cause_kind="pageable") if pageable else {}
     said = "{who} {who:waits|wait} {lost} for copies between host and device"
     short = "{who} {who:waits|wait} {share} {of_step} for copies between host and device"
-    return [verdict("copy", said, run, stall_claim(hit, "copy", COLUMNS["copy"]), rows, short=short, **own)]
+    return [verdict("copy", said, run, stall_claim(hit, "copy", COLUMNS["copy"]), rows, short=short, **facts)]
 
 
 def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
@@ -57,13 +57,13 @@ def copies(trace: Trace, rank: RankFacts, steps: Table) -> list[Evidence]:
     mine = mine.take(inside(mine["begin_ns"], steps, rank.rank) & (mine["size_bytes"] > 0))
     pageable = (mine["bracket_flags"] & BracketFlag.PAGEABLE) != 0
     rows = []
-    for memory, own in (("pageable", mine.take(pageable)), ("pinned", mine.take(~pageable))):
-        if not len(own):
+    for memory, moved in (("pageable", mine.take(pageable)), ("pinned", mine.take(~pageable))):
+        if not len(moved):
             continue
-        whole = float(own["size_bytes"].sum())
-        spent = float(np.maximum(own["end_ns"] - own["begin_ns"], 1).sum())
+        whole = float(moved["size_bytes"].sum())
+        spent = float(np.maximum(moved["end_ns"] - moved["begin_ns"], 1).sum())
         rate = whole / spent * 1e9
-        known = Facts(rank=rank.rank, memory=memory, copies_count=_per_step(len(own), rank), rate_bytes_per_s=rate)
+        known = Facts(rank=rank.rank, memory=memory, copies_count=_per_step(len(moved), rank), rate_bytes_per_s=rate)
         known |= Facts(moved_bytes=_per_step(whole, rank))
         advice = ": pin_memory=True in the DataLoader or tensor.pin_memory() would pin them"
         said = f"{{memory}} copies: {{copies_count:number}}{{each_step}}, {{moved_bytes:bytes}} at {bytes_text(rate)}/s"
@@ -104,7 +104,7 @@ def blocking_calls(trace: Trace, rank: RankFacts, stall_ns: float, *, warmup: bo
     return worth[: POLICY.names_count] or [fact("not_explained", untold, "idle_calls", rank=rank.rank)]
 
 
-#: Idle time of a device that its host did not cause (``RankLayers.beside``) -> its sentence.
+#: Idle time of a device that its host did not cause (``RankLayers.marked``) -> its sentence.
 _IDLE = {
     "before_first": (
         "{idle_ns:time}{a_step} lie before the first work of a device in the file: what ran there before the recording"
@@ -126,7 +126,7 @@ def idle_reasons(run: RunFacts, rank: RankFacts) -> list[Evidence]:
         return []
     made = rank_layers(index, known[0])
     idle = made.time_of(StallKind.OTHER, StallKind.LAUNCH) & TimeSet.of_rows(known[1])
-    spent = {name: (made.beside.get(name, TimeSet.empty()) & idle).total_ns for name in _IDLE}
+    spent = {name: (made.marked.get(name, TimeSet.empty()) & idle).total_ns for name in _IDLE}
     words = step_words(run.trace)
     rows = [
         fact(name, _IDLE[name], "stalls", phrases=words, rank=rank.rank, idle_ns=_per_step(ns, rank))

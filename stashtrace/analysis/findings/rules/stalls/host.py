@@ -74,7 +74,7 @@ def _hosts(base: Claim) -> str:
 
 
 def _python(run: RunFacts, worst: RankFacts, base: Claim) -> Claim:
-    """Word time outside the phases: that it lies there is certain, that it is Python and no operator is not."""
+    """Word time outside the phases: that it is outside is certain, that it is Python and no operator is not."""
     known = time_of_kind(run.trace, worst.rank, run.tables["steps"], StallKind.PYTHON)
     rows = code_in(run.trace, *known, run.tables["steps"], worst.steps_count) if known is not None else []
     spent = worst.per_step_ns("python")
@@ -117,7 +117,7 @@ def _elsewhere(run: RunFacts, worst: RankFacts) -> tuple[StepThread, TimeSet, Ti
     if known is None:
         return None
     made = rank_layers(index, known[0])
-    free = made.beside.get("host_elsewhere", TimeSet.empty()) & TimeSet.of_rows(known[1])
+    free = made.marked.get("host_elsewhere", TimeSet.empty()) & TimeSet.of_rows(known[1])
     return known[0], free & made.time_of(StallKind.SYNC, StallKind.LAUNCH), free & made.time_of(StallKind.SYNC)
 
 
@@ -144,9 +144,9 @@ def _works_elsewhere(
 
 def perhaps_host(run: RunFacts) -> list[Claim]:
     """Return a claim about the host's part where only an upper bound is known, and that is large."""
-    told = [r for r in run.ranks if r.rank not in cut_ranks(run.trace)]
-    bound = {r.rank: r.bounds_ns(*_OF_DEVICES)[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in told}
-    hit = sorted((r for r in told if bound[r.rank] >= POLICY.worth_doubting_ratio), key=lambda r: -bound[r.rank])
+    whole = [r for r in run.ranks if r.rank not in cut_ranks(run.trace)]
+    bound = {r.rank: r.bounds_ns(*_OF_DEVICES)[1] / max(r.wall_ns / max(r.steps_count, 1), 1) for r in whole}
+    hit = sorted((r for r in whole if bound[r.rank] >= POLICY.worth_doubting_ratio), key=lambda r: -bound[r.rank])
     if not hit:
         return []
     base = stall_claim(hit, "host", _OF_DEVICES)
@@ -155,8 +155,8 @@ def perhaps_host(run: RunFacts) -> list[Claim]:
     untold = "this recording cannot tell" if run.imported else untold
     said = "{devices} may stand idle for up to {high_ns:time}{a_step} ({least_ratio:percent}) because of the host: "
     # A stall that may be 0 comes after real ones: its share stays that of the point.
-    own: dict[str, Any] = {"confidence": "up_to", "cause_kind": "perhaps", "least_ratio": bound[hit[0].rank]}
-    return [verdict("host", said + untold, run, base, rows, **own)]
+    figures: dict[str, Any] = {"confidence": "up_to", "cause_kind": "perhaps", "least_ratio": bound[hit[0].rank]}
+    return [verdict("host", said + untold, run, base, rows, **figures)]
 
 
 def _host_evidence(run: RunFacts, worst: RankFacts, stall_ns: float) -> list[Evidence]:

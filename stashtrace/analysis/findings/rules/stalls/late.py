@@ -84,13 +84,13 @@ def _bubble(run: RunFacts) -> list[Evidence]:
         f"{of} has a bubble of about {{bubble_ns:time}}{{a_step}} ({{part_ratio:percent}}) on each rank even if all"
         " stages take as long; more micro-batches make it shorter"
     )
-    own = Facts(bubble_ns=bubble_ns, part_ratio=ratio, stages_count=count, batches_count=micro)
+    facts = Facts(bubble_ns=bubble_ns, part_ratio=ratio, stages_count=count, batches_count=micro)
     longest = _longest_stage(run, stages, float(step_ns))
     if longest:
         others = "the other one" if len(set(stages.of_rank.values())) == 2 else "the others"
         uneven = f"stage {{stage_id}} computes {{longest_ns:time}}{{a_step}}, {others} {{others_ns:time}}"
         said = f"{uneven}: an even split makes the step shorter; {said}"
-    return [fact("bubble", said, "pipeline", phrases=step_words(run.trace), **own, **longest)]
+    return [fact("bubble", said, "pipeline", phrases=step_words(run.trace), **facts, **longest)]
 
 
 def _longest_stage(run: RunFacts, stages: Stages, step_ns: float) -> Facts:
@@ -101,8 +101,8 @@ def _longest_stage(run: RunFacts, stages: Stages, step_ns: float) -> Facts:
     if len(places) < 2 or stages.each != 1:
         return Facts()
     longest = int(means.argmax())
-    own, others = (np.array([*spent.values()])[(places.number == longest) == inside] for inside in (True, False))
-    if own.min() <= others.max() + POLICY.worth_saying_ratio * step_ns:
+    of_stage, others = (np.array([*spent.values()])[(places.number == longest) == inside] for inside in (True, False))
+    if of_stage.min() <= others.max() + POLICY.worth_saying_ratio * step_ns:
         return Facts()
     stage = int(places.values[longest])
-    return Facts(stage_id=stage, longest_ns=float(own.mean()), others_ns=float(others.mean()))
+    return Facts(stage_id=stage, longest_ns=float(of_stage.mean()), others_ns=float(others.mean()))

@@ -60,8 +60,8 @@ def link_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 def _company(run: RunFacts, base: Claim) -> list[Evidence]:
     """Return evidence that every rank had arrived when a rank transferred, or why that is not certain."""
     table = transfer_certainty(run.trace, warmup=run.warmup_count == 0)
-    own = np.flatnonzero(table["rank"] == base.rank)
-    doubts = own[~np.isin(table["reason"][own], (CERTAIN, NO_OPERATION))]
+    of_rank = np.flatnonzero(table["rank"] == base.rank)
+    doubts = of_rank[~np.isin(table["reason"][of_rank], (CERTAIN, NO_OPERATION))]
     doubtful = doubts[np.argsort(-table["link_ns"][doubts], kind="stable")]
     share = float(table["share_ratio"][doubtful].sum())
     bounded = base.confidence in ("exact", "at_least")
@@ -111,11 +111,11 @@ def _bus_bandwidth(trace: Trace, rank: RankFacts, steps: Table, is_sure: bool) -
     share = float(expected.sum()) / float(spent.sum()) if (expected > 0).all() else -1.0
     rate, least = carried / float(spent.sum()) * 1e9, "" if is_sure else "at least "
     said = f"{{op:operation}} reached {least}{bytes_text(rate)}/s of bus bandwidth over {{transfers_count}} transfers"
-    own = Facts(rank=rank.rank, op=worst, rate_bytes_per_s=rate, transfers_count=len(rows))
+    facts = Facts(rank=rank.rank, op=worst, rate_bytes_per_s=rate, transfers_count=len(rows))
     if share >= 0:
         said += ", {of_link_ratio:percent} of what this link can do by its calibration"
-        own |= Facts(of_link_ratio=share)
-    return [fact("bus_bandwidth", said, "collectives", **own)]
+        facts |= Facts(of_link_ratio=share)
+    return [fact("bus_bandwidth", said, "collectives", **facts)]
 
 
 def _calibration(trace: Trace) -> Calibration | None:

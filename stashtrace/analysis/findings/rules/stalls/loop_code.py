@@ -48,10 +48,10 @@ def code_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Table, steps
     collecting = (spans["track_id"] == thread.track_id) & (spans["kind_code"] == SpanKind.GC)
     collected = ((TimeSet.of_rows(spans, collecting) & time) - compiling).total_ns
     if collected >= POLICY.part_ratio * time.total_ns:
-        own = Facts(rank=thread.rank, spent_ns=collected / max(steps_count, 1))
+        facts = Facts(rank=thread.rank, spent_ns=collected / max(steps_count, 1))
         part = collected / max(time.total_ns, 1)
         said = "{spent_ns:time}{a_step} of it is garbage collection"
-        rows.append(fact("python_collects", said, "spans", phrases=step_words(trace), part_ratio=part, **own))
+        rows.append(fact("python_collects", said, "spans", phrases=step_words(trace), part_ratio=part, **facts))
     return rows
 
 
@@ -62,7 +62,7 @@ def annotations_in(
 
     One around whole steps says nothing of any part of them, and is left out. ``apart``: time that has names already.
     """
-    own = TimeSet.of_rows(steps, steps["rank"] == thread.rank)
+    in_steps = TimeSet.of_rows(steps, steps["rank"] == thread.rank)
     steps_count = int(np.count_nonzero(steps["rank"] == thread.rank))
     spans = trace.spans
     mine = (spans["track_id"] == thread.track_id) & np.isin(spans["kind_code"], NAMED_SPANS)
@@ -72,7 +72,7 @@ def annotations_in(
     within, shortest = dict[int, TimeSet](), dict[int, int]()
     for code, rows_of_name in names.items():
         spent = TimeSet.of_rows(table, rows_of_name)
-        if (spent & own).total_ns < POLICY.whole_ratio * own.total_ns:
+        if (spent & in_steps).total_ns < POLICY.whole_ratio * in_steps.total_ns:
             within[code] = spent & time
             shortest[code] = int(np.median((table["end_ns"] - table["begin_ns"])[rows_of_name]))
     left = time if apart is None else time - apart
@@ -115,11 +115,11 @@ def _compilations_in(trace: Trace, thread: StepThread, time: TimeSet, steps: Tab
             f"{{name}} compiles{' again' if again else ''} in {{items_count}} of {{steps_count:step}}, {{each_ns:time}}"
             " each time"
         )
-        own = Facts(spent_ns=spent_ns / len(own_steps), part_ratio=spent_ns / max(whole_ns, 1), items_count=count)
-        own |= Facts(steps_count=len(own_steps), each_ns=spent_ns / max(count, 1), kind="again" if again else "")
-        own |= Facts(rank=thread.rank, name=trace.text(int(names.values[place])))
+        facts = Facts(spent_ns=spent_ns / len(own_steps), part_ratio=spent_ns / max(whole_ns, 1), items_count=count)
+        facts |= Facts(steps_count=len(own_steps), each_ns=spent_ns / max(count, 1), kind="again" if again else "")
+        facts |= Facts(rank=thread.rank, name=trace.text(int(names.values[place])))
         reason = _reason(trace, spans, compiled.take(mine))
-        rows.append(fact("compiles", said, "spans", **own))
+        rows.append(fact("compiles", said, "spans", **facts))
         if reason:
             avoid = "; torch._dynamo.mark_dynamic, dynamic=True, or inputs padded to few sizes would avoid it"
             said = f"{{name}}{avoid if _OF_SHAPES.search(reason) else ''}"

@@ -48,8 +48,8 @@ def _save_claims(run: RunFacts, hit: Sequence[RankFacts]) -> list[Claim]:
 
 def _checkpoints(run: RunFacts, rank: RankFacts) -> list[Evidence]:
     phases, processes, steps = run.trace.phases, run.trace.processes, run.tables["steps"]
-    own = processes["process_id"][(processes["rank"] == rank.rank) & (processes["role_code"] == ProcessRole.RANK)]
-    mine = phases.take(np.isin(phases["phase_code"], CHECKPOINT_PHASES) & np.isin(phases["process_id"], own))
+    of_rank = processes["process_id"][(processes["rank"] == rank.rank) & (processes["role_code"] == ProcessRole.RANK)]
+    mine = phases.take(np.isin(phases["phase_code"], CHECKPOINT_PHASES) & np.isin(phases["process_id"], of_rank))
     mine = mine.take(inside(mine["begin_ns"], steps, rank.rank))
     if not len(mine):
         return []
@@ -118,8 +118,8 @@ _IDLE_GROUPS = ("host", "other")
 def verdicts(facts: RunFacts, others: Sequence[Claim] = ()) -> list[Claim]:
     """Return claims about stalls, worst first; without a stall, one claim that says so.
 
-    Validation and inference beside training have claims of their own with the name of their kind, weighted by their
-    part of the time.
+    Validation and inference next to training have separate claims with the name of their kind, weighted by their part
+    of the time.
 
     ``others``: verdicts about something else than a stall, for their place in the order.
     """
@@ -158,19 +158,19 @@ def _stalls(facts: RunFacts) -> list[Claim]:
     claims: list[Claim] = []
     cut = cut_ranks(facts.trace)
     for group in ("data", "late", "link", "copy", "save", "host", "other"):
-        told = [r for r in facts.ranks if r.rank not in cut] if group in _IDLE_GROUPS else facts.ranks
-        hit = [r for r in told if r.share(group) >= POLICY.worth_saying_ratio]
+        whole = [r for r in facts.ranks if r.rank not in cut] if group in _IDLE_GROUPS else facts.ranks
+        hit = [r for r in whole if r.share(group) >= POLICY.worth_saying_ratio]
         hit.sort(key=lambda r: (-r.per_step_ns(*COLUMNS[group]), r.rank))
         while hit:
-            # Ranks that lose much less have a claim of their own: one figure cannot stand for both. So have ranks that
+            # Ranks that lose much less have a separate claim: one figure cannot stand for both. So have ranks that
             # other calls block.
             least = 0.0 if group == "late" else POLICY.like_ratio * hit[0].per_step_ns(*COLUMNS[group])
             same = [group != "other" or main_call(r) == main_call(hit[0]) for r in hit]
-            alike = [
+            similar = [
                 r for r, is_same in zip(hit, same, strict=True) if is_same and r.per_step_ns(*COLUMNS[group]) >= least
             ]
-            claims += _with_reasons(group, facts, alike)
-            said = {r.rank for r in alike}
+            claims += _with_reasons(group, facts, similar)
+            said = {r.rank for r in similar}
             hit = [r for r in hit if r.rank not in said]
     if not any(claim.kind == "host" for claim in claims):
         claims += claims_by("how long devices may stand idle", perhaps_host, facts)

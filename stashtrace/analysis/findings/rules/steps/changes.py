@@ -32,17 +32,17 @@ def change_claims(changes: Table) -> list[Claim]:
     claims = []
     for number, row in enumerate(changes.take(slice(POLICY.named_count)).rows()):
         says = {"shift": _shift, "drift": _drift, "period": _period}[row["kind"]]
-        own = Facts(first_step=row["first_step_index"], last_step=row["last_step_index"], usual_ns=row["usual_ns"])
-        rows = [fact("changed_steps", "", "over_time", number, **own)]
-        own = Facts(items_count=row["every_count"] if row["kind"] == "period" else row["changed_count"])
-        own |= Facts(share_ratio=row["delta_ns"] / max(row["usual_ns"], 1), stall_ns=row["changed_ns"])
+        facts = Facts(first_step=row["first_step_index"], last_step=row["last_step_index"], usual_ns=row["usual_ns"])
+        rows = [fact("changed_steps", "", "over_time", number, **facts)]
+        facts = Facts(items_count=row["every_count"] if row["kind"] == "period" else row["changed_count"])
+        facts |= Facts(share_ratio=row["delta_ns"] / max(row["usual_ns"], 1), stall_ns=row["changed_ns"])
         absent = filled(": {ranks:ranks} {ranks:makes|make} no step then", {"ranks": row["absent_ranks"]})
-        own |= Facts(phrases={"absent": absent if row["absent_ranks"] else ""})
-        claims.append(says(row, len(changes) > 1, rows, own))
+        facts |= Facts(phrases={"absent": absent if row["absent_ranks"] else ""})
+        claims.append(says(row, len(changes) > 1, rows, facts))
     return claims
 
 
-def _shift(row: Row, beside: bool, rows: list[Evidence], own: Facts) -> Claim:
+def _shift(row: Row, several: bool, rows: list[Evidence], facts: Facts) -> Claim:
     first, last, usual = row["first_step_index"], row["last_step_index"], duration_text(row["usual_ns"])
     when, other = {
         "end": (f"from step {first} on", "before"),
@@ -50,27 +50,27 @@ def _shift(row: Row, beside: bool, rows: list[Evidence], own: Facts) -> Claim:
         "middle": (f"in steps {first} to {last}", "in the others"),
     }[row["place"]]
     # Of several changes, the steps before or behind one of them are not all as usual.
-    instead = f" instead of the usual {usual}" if beside else f", {other} {usual}"
+    instead = f" instead of the usual {usual}" if several else f", {other} {usual}"
     said = f"{when} a step takes {{stall_ns:time}}{instead}"
     if row["onset"] != "sudden":
         said = f"from about step {first} on, {_GROWS[row['onset'], row['delta_ns'] >= 0]}, before {usual}"
-    return claim("time", "shift", f"{said}{{absent}}", rows, **own)
+    return claim("time", "shift", f"{said}{{absent}}", rows, **facts)
 
 
-def _drift(row: Row, beside: bool, rows: list[Evidence], own: Facts) -> Claim:
+def _drift(row: Row, several: bool, rows: list[Evidence], facts: Facts) -> Claim:
     each, usual = duration_text(abs(row["step_delta_ns"])), duration_text(row["usual_ns"])
     grow = "longer" if row["delta_ns"] >= 0 else "shorter"
     said = f"steps get {each} {grow} each, from {usual} to {{stall_ns:time}} over {{items_count:step}}{{absent}}"
-    return claim("time", "drift", said, rows, **own)
+    return claim("time", "drift", said, rows, **facts)
 
 
-def _period(row: Row, beside: bool, rows: list[Evidence], own: Facts) -> Claim:
+def _period(row: Row, several: bool, rows: list[Evidence], facts: Facts) -> Claim:
     which = every_nth(row["first_step_index"], row["every_count"], row["together_count"])
-    usual = f"{' usually' if beside else ''} {duration_text(row['usual_ns'])}"
+    usual = f"{' usually' if several else ''} {duration_text(row['usual_ns'])}"
     said = f"{which} takes {{stall_ns:time}}, the others{usual}"
     if row["together_count"] > 1:
         said = f"in {which} a step takes {{stall_ns:time}}, in the others{usual}"
-    return claim("time", "period", f"{said}{{absent}}", rows, **own)
+    return claim("time", "period", f"{said}{{absent}}", rows, **facts)
 
 
 def every_nth(first: int, every: int, together: int = 1) -> str:

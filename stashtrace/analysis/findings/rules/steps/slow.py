@@ -4,7 +4,7 @@
 the median of their lengths, ``share_ratio`` what they take longer than usual, of the time of all steps; ``cause_kind``
 is the time that grew in most of them, and ``grew`` says whose. ``grew_in`` has in how many of them ``changed_time`` is
 what grew, ``awaited_slowly`` in how many others wait for a rank of which nothing recorded takes longer,
-``behind_slow`` what the time went to, ``beside_slow`` what was beside so many of them. Of one slow step,
+``behind_slow`` what the time went to, ``beside_slow`` what happened during this number of them. Of one slow step,
 ``made_by_worker`` is the worker of its batch, ``waited_for_slow`` who waited for its rank.
 """
 
@@ -82,14 +82,14 @@ _Row = tuple[int, dict[str, Any]]
 def slow_claims(slow: Table, changes: Table, counted: Table, loading: Collection[int]) -> list[Claim]:
     """Return a claim about the slow steps of a run, or none.
 
-    ``slow``: rows of ``spikes``. ``changes``: rows of ``over_time``, whose shifts and periods have claims of their own.
+    ``slow``: rows of ``spikes``. ``changes``: rows of ``over_time``, whose shifts and periods have separate claims.
     ``counted``: the steps that the step time is made of. ``loading``: the ranks with a loader.
     """
     numbers = np.unique(counted["step"])
-    told = np.zeros(len(numbers), dtype=bool)
+    in_changes = np.zeros(len(numbers), dtype=bool)
     for change in changes.rows():
-        told |= changed_steps(change, numbers) if change["kind"] != "drift" else False
-    single = numbers[~told]
+        in_changes |= changed_steps(change, numbers) if change["kind"] != "drift" else False
+    single = numbers[~in_changes]
     rows = [pair for pair in enumerate(slow.rows()) if not pair[1]["every_count"] and pair[1]["step"] in single]
     share = sum(row["length_ns"] - row["usual_ns"] for _, row in rows) / max(float(step_lengths(counted).sum()), 1.0)
     if not rows or share < POLICY.slow_ratio:
@@ -115,20 +115,20 @@ def claim_of_step(
     claim = _claim([(0, row)], 1, loading, is_elsewhere=is_elsewhere, in_part=in_part)
     more = []
     if row["worker_id"] >= 0 and row["cause_kind"] != "worker":
-        own = Facts(rank=row["rank"], worker_id=row["worker_id"])
-        more.append(fact("made_by_worker", "its worker {worker_id} made that batch", _TABLE, 0, **own))
+        facts = Facts(rank=row["rank"], worker_id=row["worker_id"])
+        more.append(fact("made_by_worker", "its worker {worker_id} made that batch", _TABLE, 0, **facts))
     if waited_ns:
         waiting = ranks_text(sorted(waited_ns))
         said = "rank {ranks} waits {longest_ns:time} for it"
         said = said if len(waited_ns) == 1 else "ranks {ranks} wait up to {longest_ns:time} for it"
-        own = Facts(rank=row["rank"], longest_ns=max(waited_ns.values()), ranks=waiting)
-        more.append(fact("waited_for_slow", said, _TABLE, 0, **own))
+        facts = Facts(rank=row["rank"], longest_ns=max(waited_ns.values()), ranks=waiting)
+        more.append(fact("waited_for_slow", said, _TABLE, 0, **facts))
     before = [one for one in claim.evidence if one.code != "beside_slow"]
-    beside = [replace(one, text="") for one in claim.evidence if one.code == "beside_slow"]
-    if beside:
-        said = " and ".join(BESIDE[one["name"]] for one in beside)
-        beside[0] = replace(beside[0], text=f"meanwhile {said}")
-    return replace(claim, evidence=(*before, *more, *beside))
+    during = [replace(one, text="") for one in claim.evidence if one.code == "beside_slow"]
+    if during:
+        said = " and ".join(BESIDE[one["name"]] for one in during)
+        during[0] = replace(during[0], text=f"meanwhile {said}")
+    return replace(claim, evidence=(*before, *more, *during))
 
 
 def _claim(
@@ -141,14 +141,14 @@ def _claim(
     in_part: bool = False,
 ) -> Claim:
     """Return the claim about slow steps. ``share``: their part of the run; -1 of one step of a job that runs."""
-    alike, count = _most_alike(rows), len(rows)
+    similar, count = _most_similar(rows), len(rows)
     named = ", ".join(str(row["step"]) for _, row in rows[: POLICY.named_count])
     longer_ns = median(row["length_ns"] - row["usual_ns"] for _, row in rows)
-    own = Facts(slow_count=count, steps_count=steps_count, longer_ns=longer_ns, named=named)
-    whose, evidence = _whose(alike, count, loading, is_elsewhere)
-    if in_part and alike and COLUMN_OF.get(alike[0][1]["kind"]) == "link":
+    facts = Facts(slow_count=count, steps_count=steps_count, longer_ns=longer_ns, named=named)
+    whose, evidence = _whose(similar, count, loading, is_elsewhere)
+    if in_part and similar and COLUMN_OF.get(similar[0][1]["kind"]) == "link":
         whose += ", or in waits for ranks that are not seen from here"
-    evidence = [fact("slow_steps", "", _TABLE, rows[0][0], **own), *evidence, *_beside(rows)]
+    evidence = [fact("slow_steps", "", _TABLE, rows[0][0], **facts), *evidence, *_during(rows)]
     longer, mark = f"{duration_text(longer_ns)} longer than others like", ":" if whose else ";"
     if share < 0:
         said = f"step {named} took {{stall_ns:time}}, {longer} it{mark} {{grew}}"
@@ -158,14 +158,14 @@ def _claim(
         more = ", ..." if count > POLICY.named_count else ""
         which = f"{count} of {count_noun(steps_count, 'step')} ({named}{more})"
         said = f"{which} take {longer} them (median), {{share_ratio:percent}} of the time of all steps{mark} {{grew}}"
-    first, cause = alike[0][1] if alike else None, _cause(alike)
+    first, cause = similar[0][1] if similar else None, _cause(similar)
     return claim(
         "time",
         "slow_steps",
         said,
         evidence,
         name=AS_IT_RUNS if share < 0 else "",
-        ranks=_ranks_of(alike),
+        ranks=_ranks_of(similar),
         rank=first["rank"] if first else -1,
         items_count=count,
         share_ratio=max(share, 0.0),
@@ -178,7 +178,7 @@ def _claim(
     )
 
 
-def _most_alike(rows: Sequence[_Row]) -> list[_Row]:
+def _most_similar(rows: Sequence[_Row]) -> list[_Row]:
     """Return the rows of the rank and kind, or of the kind, that make most steps slow; none if they are all unlike."""
     for names in (("kind", "rank"), ("kind",)):
         of_like = Counter(tuple(row[name] for name in names) for _, row in rows)
@@ -188,52 +188,52 @@ def _most_alike(rows: Sequence[_Row]) -> list[_Row]:
     return []
 
 
-def _ranks_of(alike: Sequence[_Row]) -> str:
-    return ranks_text(sorted({rank for _, row in alike for rank in ranks_in(row["ranks"])}))
+def _ranks_of(similar: Sequence[_Row]) -> str:
+    return ranks_text(sorted({rank for _, row in similar for rank in ranks_in(row["ranks"])}))
 
 
 def _whose(
-    alike: Sequence[_Row], count: int, loading: Collection[int], is_elsewhere: bool
+    similar: Sequence[_Row], count: int, loading: Collection[int], is_elsewhere: bool
 ) -> tuple[str, list[Evidence]]:
     """Return whose time grew in most slow steps, empty if no one's did, and what it went to."""
-    if not alike:
+    if not similar:
         return "", []
-    at, row = alike[0]
-    ranks, some = _ranks_of(alike), "" if len(alike) == count else f"in {len(alike)} of them "
-    own = Facts(rank=row["rank"], slow_count=len(alike), of_count=count)
+    at, row = similar[0]
+    ranks, some = _ranks_of(similar), "" if len(similar) == count else f"in {len(similar)} of them "
+    facts = Facts(rank=row["rank"], slow_count=len(similar), of_count=count)
     if row["kind"] == _WAITED:
         whom = f"rank {row['rank']}" if row["rank"] >= 0 else "a rank"
         untold = "which is on another host" if is_elsewhere else "of which nothing recorded takes longer"
-        return f"{some}others wait for {whom}, {untold}", [fact("awaited_slowly", "", _TABLE, at, **own)]
+        return f"{some}others wait for {whom}, {untold}", [fact("awaited_slowly", "", _TABLE, at, **facts)]
     kind = "reads" if row["kind"] == "fetch" and row["rank"] not in loading else row["kind"]
-    extra_ns = median(row["extra_ns"] for _, row in alike)
+    extra_ns = median(row["extra_ns"] for _, row in similar)
     rows = [
         fact("changed_time", "", _TABLE, at, rank=row["rank"], longer_ns=extra_ns, kind=kind, ranks=ranks),
-        fact("grew_in", "", _TABLE, **own),
+        fact("grew_in", "", _TABLE, **facts),
     ]
-    cause = _cause(alike)
+    cause = _cause(similar)
     if cause[0]:
-        like = [one for _, one in alike if (one["cause_kind"], one["cause_name"]) == cause]
+        like = [one for _, one in similar if (one["cause_kind"], one["cause_name"]) == cause]
         spent_ns, whole_ns = (median(one[name] for one in like) for name in ("cause_ns", "extra_ns"))
-        in_some = "" if len(like) == len(alike) else f", in {len(like)} of {len(alike)}"
+        in_some = "" if len(like) == len(similar) else f", in {len(like)} of {len(similar)}"
         words = {"said": behind_text(*cause, spent_ns, whole_ns)}
         known = Facts(rank=row["rank"], spent_ns=spent_ns, grew_ns=whole_ns, kind=cause[0], name=cause[1])
-        known |= Facts(slow_count=len(like), of_count=len(alike))
+        known |= Facts(slow_count=len(like), of_count=len(similar))
         known |= Facts(worker_id=int(cause[1]) if cause[0] == "worker" else -1)
         rows.append(fact("behind_slow", f"{{said}}{in_some}", _TABLE, at, phrases=words, **known))
     return f"{some}{time_that_changes(kind, ranks, extra_ns, grows=True)}", rows
 
 
-def _cause(alike: Sequence[_Row]) -> tuple[str, str]:
+def _cause(similar: Sequence[_Row]) -> tuple[str, str]:
     """Return kind and name of what the extra time goes to in most of these steps; empty if it is nothing recorded."""
-    causes = Counter((row["cause_kind"], row["cause_name"]) for _, row in alike if row["cause_kind"])
+    causes = Counter((row["cause_kind"], row["cause_name"]) for _, row in similar if row["cause_kind"])
     if not causes:
         return "", ""
     cause, count = causes.most_common(1)[0]
-    return cause if count >= POLICY.mostly_ratio * len(alike) else ("", "")
+    return cause if count >= POLICY.mostly_ratio * len(similar) else ("", "")
 
 
-def _beside(rows: Sequence[_Row]) -> list[Evidence]:
+def _during(rows: Sequence[_Row]) -> list[Evidence]:
     """Return what happened during most of the slow steps."""
     names, found = Counter(name for _, row in rows for name in row["beside"].split(", ") if name), list[Evidence]()
     for name, count in names.items():
