@@ -68,7 +68,7 @@ PAGE = """\
 # Who and why: injected faults and what the tables name
 
 Real jobs of two to four gloo ranks (`benchmarks/fault_job.py`). One rank is kept by one kind of fault; by the ranks'
-own clocks (`time.perf_counter_ns`) it comes later than all others by at least 5 % of the step, averaged over the steps,
+clocks (`time.perf_counter_ns`) it comes later than all others by at least 5 % of the step, averaged over the steps,
 and in a faulty step by three times the spread of a step of the same loop without the fault (1.4826 times the median
 absolute deviation; the quieter one of two recordings). Ranks and causes are ordered by the straggler time that they
 caused (`straggler_causes`, divided by the causes of `late`) over the steps after the warm-up. Bar: the right rank with

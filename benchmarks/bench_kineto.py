@@ -1,7 +1,7 @@
 """Kineto import, breakdown and overlap of GPUs compared with Holistic Trace Analysis, on the same file in one run.
 
 Run ``python benchmarks/bench_kineto.py FILE... --hta PYTHON`` where PYTHON is an interpreter that has
-HolisticTraceAnalysis (a virtual environment of its own: it brings pandas and Jupyter). Each repetition is a fresh
+HolisticTraceAnalysis (a separate virtual environment: it brings pandas and Jupyter). Each repetition is a fresh
 process bound to one core, ours and theirs in turn; CPU seconds and peak memory are those of the whole process,
 interpreter and imports included. Without files, ``df_index_rank1_of_2.json.gz`` of the corpus next to the checkout,
 once as it is and once with its events repeated ``--times`` times.

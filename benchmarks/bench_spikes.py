@@ -37,7 +37,7 @@ from stashtrace.schema.table import Table
 
 Floats = npt.NDArray[np.float64]
 MS = 1_000_000
-#: Mean and noise of each kind of a rank's own time, and of the transfer that all ranks have, in ms.
+#: Mean and noise of each kind of a rank's time, and of the transfer that all ranks have, in ms.
 WORK = {"compute": (100.0, 1.0), "prep": (2.0, 0.5), "fetch": (0.2, 0.3), "python": (5.0, 0.3), "other": (1.0, 0.2)}
 LINK = (10.0, 0.5)
 #: Kinds that extra time is planted in; of compute apart, where the size of each batch is known.
@@ -82,7 +82,7 @@ def alike(sigma: float) -> Callable[[np.random.Generator, int, int], Floats]:
 
 
 def apart(sigma: float) -> Callable[[np.random.Generator, int, int], Floats]:
-    """Lengths of a log-normal distribution, of each rank its own."""
+    """Lengths of a log-normal distribution, other ones for each rank."""
     return lambda draw, steps, ranks: draw.lognormal(0, sigma, (steps, ranks))
 
 
@@ -99,7 +99,7 @@ JOBS = (
     Job("lasting", "noise that lasts: each step keeps 0.95 of it", noise="lasting"),
     Job("quiet", "noise a hundredth of the usual", noise_scale=0.01),
     Job("lengths alike", "sequence lengths log-normal, sigma 0.4, the same on all ranks", data=alike(0.4)),
-    Job("lengths apart", "sequence lengths log-normal, sigma 0.4, of each rank its own", data=apart(0.4)),
+    Job("lengths apart", "sequence lengths log-normal, sigma 0.4, other lengths on each rank", data=apart(0.4)),
     Job("lengths wide", "the same with sigma 0.8", data=apart(0.8)),
     Job("lengths two", "two sequence lengths: 10 % of the batches of a rank are 3 times as long", data=two(0.1, 3.0)),
     Job("lengths rare", "1 % of the batches of a rank are 3 times as long", data=two(0.01, 3.0)),

@@ -3,10 +3,11 @@
     python benchmarks/bench_tune.py [--job NAME ...] [--runs DIR] [--out DIR]
 
 The jobs (`tuned_job.py`) have one rank; but for `threads`, it sleeps as if a device computed. The optimum is the best
-of a grid of settings, which are recorded by turns. The job is tuned; then the job with what was kept, with the optimum
-and as it was are recorded by turns. Bars: the tuned step is at most 10 % longer than that with the optimum, the plant
-makes the step at least 1.3 times the optimum, and of the balanced job nothing is kept. Writes results/tune.json, or
-into another folder, where rows of other jobs by the same commit stay; exit code 1 if a bar is missed.
+of a grid of settings, which are recorded alternately. The job is tuned; then the job with what was kept, with the
+optimum and as it was are recorded alternately. Bars: the tuned step is at most 10 % longer than that with the optimum,
+the plant makes the step at least 1.3 times the optimum, and of the balanced job nothing is kept. Writes
+results/tune.json, or into another folder, where rows of other jobs by the same commit stay; exit code 1 if a bar is
+missed.
 """
 
 # SPDX-License-Identifier: Apache-2.0

@@ -3,7 +3,7 @@
     python benchmarks/bench_whatif_cache.py [--repetitions 3] [--workers 1 2] [--data DIR]
 
 Each repetition records one epoch with half of the files in the page cache (the rest evicted, checked by mincore),
-forecasts the step at other shares, and runs an epoch at each, untraced and timed by the script's own clock. Judged are
+forecasts the step at other shares, and runs an epoch at each, untraced and timed by the script's clock. Judged are
 medians over the interleaved repetitions. Then several epochs in a memory cgroup, where the kernel chooses what stays:
 the step must lie between the forecasts of `minio` and `lru`. Exit code 1 if a figure is off by more than 10 %.
 """

@@ -23,7 +23,7 @@ AMOUNT_RATIO = 0.15
 WIDE_RATIO = 1.5
 #: A wait below this part of the step, or this long, is the noise of a busy machine: naming a rank for it is no blame.
 NOISE_RATIO, NOISE_MS = 0.05, 3.0
-#: Beside a planted cause, smaller waits are beside the point.
+#: Next to a planted cause, smaller waits do not matter.
 BESIDE_RATIO = 0.1
 #: The stopwatches agree with a blame if they see at least this part of the waiting behind that rank.
 SEEN_RATIO = 0.5

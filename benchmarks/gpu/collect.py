@@ -4,9 +4,9 @@
                                      [--parts probe ask build job nccl contract gpu calls training]
                                      [--variants default kernels]
 
-Each part runs in processes of its own. One that outlasts its share of the limit is interrupted (SIGINT), so that it can
+Each part runs in separate processes. One that outlasts its share of the limit is interrupted (SIGINT), so that it can
 write what it has, and killed if it does not end within seconds; so it is when this command is interrupted or
-terminated. ``--out`` (else ``$OUT``) gets few small files, written anew every few seconds:
+terminated. ``--out`` (else ``$OUT``) gets few small files, rewritten every few seconds:
 
     result.json     machine, versions, command, date; per part: status, seconds, counts, reasons for what was skipped
     probe.json      what driver_probe.py found out about the driver
@@ -122,7 +122,7 @@ class Run:
             part.replace(self.out / name)
 
     def call(self, command: Sequence[str], limit_s: float) -> tuple[int | None, str]:
-        """Run a command in a process group of its own.
+        """Run a command in a separate process group.
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ def why_no_device() -> str:
 
 
 def devices() -> list[dict[str, str]]:
-    """Name, driver and memory of each device, as nvidia-smi tells them."""
+    """Name, driver and memory of each device, as nvidia-smi reports them."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return []
@@ -432,7 +432,7 @@ def running_tests(folder: str, *names: str, only: str = "", name: str = "") -> P
     """Run files of a folder of tests (all), of each the tests that `only` chooses; `name`: the report's."""
 
     def part(run: Run, limit_s: float) -> dict[str, Any]:
-        """One process per file: one that hangs or dies costs no other, and its own finished tests are kept."""
+        """One process per file: one that hangs or dies costs no other, and its finished tests are kept."""
         reports = run.work / "junit" / (name or folder)
         reports.mkdir(parents=True, exist_ok=True)
         until_s = time.monotonic() + limit_s
@@ -447,7 +447,7 @@ def running_tests(folder: str, *names: str, only: str = "", name: str = "") -> P
             share_s = left_s if number == len(files) - 1 else left_s / 2
             report = reports / f"{file.stem}.xml"
             place = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
-            # The machine's own pytest may be older than the one that a checkout asks for.
+            # The machine's pytest may be older than the one that a checkout asks for.
             command = [run.python, "-m", "pytest", "-o", "minversion=0", str(place), f"--junitxml={report}"]
             command += ["-o", "junit_logging=no", *(["-k", only] if only else [])]
             code: int | None = None
@@ -570,7 +570,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", nargs="+", help="of the training benchmark (all)")
     parser.add_argument("--variants", nargs="+", help="of the training benchmark (all)")
     environment = parser.add_mutually_exclusive_group()
-    environment.add_argument("--wheels", type=Path, help="folder of *.whl files to install beside this interpreter")
+    environment.add_argument("--wheels", type=Path, help="folder of *.whl files to install for this interpreter")
     environment.add_argument("--venv", type=Path, help="environment to make, with what the tests need")
     options = parser.parse_args(arguments)
     if not options.out:

@@ -1,4 +1,4 @@
-"""Hold the rows beside headline and verdicts against what is known: how the job ended, its files, what was to be seen.
+"""Hold the rows besides headline and verdicts against what is known: how the job ended, its files, what was seen.
 
 Rows that no clock of a job can judge (own cost, time stolen by a hypervisor, hidden communication) are left out.
 """
@@ -122,8 +122,8 @@ def _files(evidence: list[Row], truth: Truth) -> str:
     for path, (calls, _) in truth.files.items():
         if path not in named:
             return f"{path} is not among the files that took longest"
-        if not calls <= named[path] <= calls + 4:  # beside what moves data: two closes, one truncation, one unlink
+        if not calls <= named[path] <= calls + 4:  # besides what moves data: two closes, one truncation, one unlink
             return f"{named[path]} calls on {path}, truly {calls}"
     whole = next(e for e in evidence if e["code"] == "io_calls")
     moved = sum(size for _, size in truth.files.values())
-    return "" if moved <= whole["moved_bytes"] <= 1.5 * moved else f"{whole['moved_bytes']} bytes, of its own {moved}"
+    return "" if moved <= whole["moved_bytes"] <= 1.5 * moved else f"{whole['moved_bytes']} bytes, truly {moved}"

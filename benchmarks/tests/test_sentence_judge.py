@@ -1,4 +1,4 @@
-"""The judge of benchmarks/bench_sentences.py: made-up claims beside made-up truth, false ones found to be false."""
+"""The judge of benchmarks/bench_sentences.py: made-up claims against made-up truth, false ones found to be false."""
 
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
@@ -246,7 +246,7 @@ def test_waits_follow_from_when_each_rank_arrived(tmp_path: Path, truth: ModuleT
     assert facts.waits[0].surplus["other"] == 40 * MS
 
 
-def test_steps_of_another_kind_have_a_truth_of_their_own(check: ModuleType, truth: ModuleType) -> None:
+def test_steps_of_another_kind_have_a_separate_truth(check: ModuleType, truth: ModuleType) -> None:
     facts = run(truth, known(truth, data=10))
     row = claim("data", 30, step_ms=50, name="validation")
     assert judged(check, row, facts) == "false"
