@@ -1,4 +1,4 @@
-"""What a recording tells of its job: ranks, hardware, versions, batch, data and command."""
+"""What a recording says of its job: ranks, hardware, versions, batch, data and command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def told(trace: Trace, of_run: dict[str, str], *of_ranks: dict[str, str]) -> Tra
 
 
 def with_device(trace: Trace, *names: str) -> Trace:
-    """The same run, each rank with a device of its own."""
+    """The same run, each rank with a separate device."""
     rows = [
         (process, rank, 0, 0, *(trace.strings.code(text) for text in (f"GPU-{rank}", "", name, "")), 80, 132, 90, 13020)
         for rank, (process, name) in enumerate(zip(ranks_of(trace), names, strict=True))
@@ -50,7 +50,7 @@ def with_device(trace: Trace, *names: str) -> Trace:
     return trace.replace(devices=Table.from_rows(TABLES["devices"], rows))
 
 
-def test_what_is_told(trace: Trace) -> None:
+def test_what_is_recorded(trace: Trace) -> None:
     common = {"torch_version": "2.13.0", "backend": "nccl", "torch_threads": "4", "argv": "python train.py --lr 0.1"}
     loaders = {}
     for rank in (0, 1):
@@ -108,7 +108,7 @@ def test_what_nobody_says(trace: Trace) -> None:
     assert job_facts(told(trace, {"gpu_driver": "none"}, {}, {}))["device"] == "none"
 
 
-def test_nonsense_is_not_told(trace: Trace) -> None:
+def test_nonsense_is_not_recorded(trace: Trace) -> None:
     assert job_facts(told(trace, {"cores_count": "many"}, {}, {}))["cores"] is None
 
 

@@ -161,7 +161,7 @@ def test_who_holds_the_gil() -> None:
     assert rows(trace)[0]["gil_thread"] == "logger"
 
 
-def test_workers_that_do_not_simply_wait_for_work_are_told() -> None:
+def test_workers_that_do_not_simply_wait_for_work_are_reported() -> None:
     build = one_missing()
     main = build.rank(2).process_id
     own = [build.rank(2).worker(number).process_id for number in range(4)]
@@ -183,7 +183,7 @@ def test_workers_that_do_not_simply_wait_for_work_are_told() -> None:
 
 
 @pytest.mark.parametrize("works_s", [90, 110])
-def test_a_look_at_a_process_that_has_gone_on_since_tells_nothing_of_its_end(works_s: int) -> None:
+def test_a_look_at_a_process_that_has_gone_on_since_says_nothing_of_its_end(works_s: int) -> None:
     """The look was taken 100 s after the origin of the trace."""
     build = one_missing()
     build.rank(2).phase("forward", works_s * S, works_s * S + MS)

@@ -1,4 +1,4 @@
-"""Devices that stand idle: for a late host, for a host in a blocking copy, or for reasons of their own."""
+"""Devices that stand idle: for a late host, for a host in a blocking copy, or for other reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What late says of transfers, of clocks that cannot tell an order, and of ranks without a record."""
+"""What late says of transfers, of clocks that cannot show an order, and of ranks without a record."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def led_by_rank_0(error_ns: int, hosts: tuple[str, ...] = ("a", "b")) -> Trace:
 
 
 @pytest.mark.parametrize(("error_ns", "told"), [(5 * US, 3), (50 * US, 2), (1 * MS, 1)])
-def test_last_rank_is_told_only_where_the_clocks_can_tell(error_ns: int, told: int) -> None:
+def test_last_rank_is_named_only_where_the_clocks_can_show_it(error_ns: int, told: int) -> None:
     trace = led_by_rank_0(error_ns)
     waits = collectives(trace)
     of_first = waits.take(waits["rank"] == 0).sort_by("sequence")
