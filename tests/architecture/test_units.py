@@ -21,7 +21,7 @@ UNITLESS = {
     *("critical", "crosses_hosts", "op", "communicator", "path", "directory", "verdict", "name"),
     "cost",  # in the currency of the prices, which the answer names
     "bytes",  # says its unit
-    *("mean", "median", "low", "high", "error"),  # of loader_rates: the quantity beside it says its unit
+    *("mean", "median", "low", "high", "error"),  # of loader_rates: the quantity next to it says its unit
 }
 
 

@@ -141,7 +141,7 @@ OWN_READS = {
     "data files that it has been asked to read, copy or drop": "lab/page_cache lab/stage_files",
     "SQLite, of a path that the source has opened": "importers/nsys/database",
 }
-#: Guest code imports nothing of ours, and reads what the recorder of its own process made.
+#: Guest code imports nothing of ours, and reads what the recorder of its process made.
 GUEST = "stashtrace/probes/"
 READERS = {"read_text", "read_bytes", "fromfile", "memmap"}
 WRITING = {"w", "x", "a"}
