@@ -164,7 +164,7 @@ def test_two_jobs_of_one_gpu(run: Run, tmp_path: Path) -> None:
     assert "if they are ranks of one job, call the files rank0, rank1, ..." in answer.err
 
 
-def test_two_jobs_in_folders_of_their_own(run: Run, tmp_path: Path) -> None:
+def test_two_jobs_in_separate_folders(run: Run, tmp_path: Path) -> None:
     for name, pid in (("a", 100), ("b", 200)):
         write_job(tmp_path / "mixed" / name)
         for path in (tmp_path / "mixed" / name).iterdir():
@@ -252,7 +252,7 @@ def test_steps_that_do_not_match(run: Run, job: Path, marked: bool) -> None:
     assert run("analyze", "stalls", "job").code == 0
 
 
-def test_newer_schema_is_told(run: Run, job: Path) -> None:
+def test_newer_schema_is_reported(run: Run, job: Path) -> None:
     path = job / "rank1.pt.trace.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schemaVersion": 99}))
     losses = json.loads(run("info", "job", "--format", "json").out)["losses"]
@@ -321,7 +321,7 @@ def test_formats_that_are_not_read_are_refused_by_name(run: Run, files: str, nam
         assert instead in answer.err
 
 
-def test_results_beside_a_trace_are_no_loss(run: Run, job: Path) -> None:
+def test_results_next_to_a_trace_are_no_loss(run: Run, job: Path) -> None:
     shutil.copy(corpus("dlio_hpe_unet3d_h100/3_output.json.gz"), job)
     losses = json.loads(run("info", "job", "--format", "json").out)["losses"]
     assert [(row["reason"], row["severity"]) for row in losses] == [("file_not_recognised", "info")]

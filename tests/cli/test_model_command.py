@@ -160,7 +160,7 @@ def test_a_tiny_sweep_from_end_to_end(tmp_path: Path) -> None:
     assert [v["messages_count"] for v in found["variants"]] == [18, 30, 42]
     assert [v["tensors_count"] for v in found["variants"]] == [18, 30, 42]
     for variant in found["variants"]:
-        # Medians of different sets of a few noisy steps, so neither must be the larger; made-up traces tell what each
+        # Medians of different sets of a few noisy steps, so neither must be the larger; made-up traces show what each
         # is to the nanosecond. A wrong unit would be off by a thousand.
         step_ns = variant["tn_ns"]["value"]
         assert 0 < variant["exposed_ns"] < 10 * step_ns

@@ -152,7 +152,7 @@ def test_the_exit_code_outlives_the_reader(job: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_own_price(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_given_price(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = as_json(capsys, *WORK, "--price", "node4=80")
     row = next(row for row in found["candidates"] if (row["instance"], row["count"]) == ("node4", 1))
     assert row["price_per_hour"] == 80

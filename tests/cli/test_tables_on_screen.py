@@ -1,4 +1,4 @@
-"""Aligned tables: names above columns are told apart, and a terminal gets as many columns as fit into it."""
+"""Aligned tables: names above columns are distinguished, and a terminal gets as many columns as fit into it."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_terminal_gets_what_fits_and_a_pipe_everything(tmp_path: Path, capsys:
 
 
 def test_the_columns_that_were_asked_for_and_no_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A pipe got every column, and nothing but a script of its own could leave some out."""
+    """A pipe got every column, and nothing but a separate script could leave some out."""
     run = str(tmp_path / "run")
     assert write_synthetic([run, "--ranks", "1", "--steps", "3", "--calls-per-batch", "6"]) == 0
 

@@ -221,11 +221,11 @@ def test_a_change_is_known_by_its_form(quantity: str, capsys: pytest.CaptureFixt
 
 @pytest.fixture(scope="module")
 def pipeline(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Two stages of four replicas; rank 1 computes for twice as long: a step takes 10 s, of ranks alike 7.75 s."""
+    """Two stages of four replicas; rank 1 computes for twice as long: a step takes 10 s, of equal ranks 7.75 s."""
     return str(write(tmp_path_factory.mktemp("pipeline") / "trace-X.parquet", two_stages({(1, 0): 2.0})))
 
 
-def test_what_it_costs_that_ranks_are_not_alike(pipeline: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_costs_that_ranks_differ(pipeline: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = answered(capsys, pipeline).splitlines()
     first = next(row for row, line in enumerate(lines) if line.startswith("with the work shared"))
     assert " ".join(lines[first : lines.index("", first)]) == (
