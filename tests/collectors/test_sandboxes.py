@@ -75,7 +75,7 @@ def test_a_vfork_child_under_a_filter_leaves_its_parent_alone(
 def test_a_program_under_a_filter_that_kills_lives_as_untraced(
     tmp_path: Path, scenes: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    """Started without us by the process that has installed the filter: our own start would end it."""
+    """Started without us by the process that has installed the filter: our start would end it."""
     monkeypatch.chdir(tmp_path)
     command = [scenes, f"killing {way}"]
     kept = {"KEPT": "1"}

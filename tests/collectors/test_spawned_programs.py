@@ -161,7 +161,7 @@ def test_nccl_in_an_unsuited_program_does_not_load_the_recorder(tmp_path: Path, 
     assert done.stdout.startswith(heard)
 
 
-#: Starts `cat FILE` with an environment of its own: os.execve, os.posix_spawn, subprocess (vfork), system (a shell).
+#: Starts `cat FILE` with another environment: os.execve, os.posix_spawn, subprocess (vfork), system (a shell).
 GIVING = """
 import os, subprocess, sys
 way, path, variables = sys.argv[1], sys.argv[2], dict(word.split("=", 1) for word in sys.argv[3:])

@@ -292,7 +292,7 @@ def test_results_are_equal_to_the_last_bit(run: TracedRun, untraced: TracedRun, 
 
 
 def test_nothing_was_lost_and_nothing_said(run: TracedRun) -> None:
-    """A gap between our count and the group's own would be a loss row."""
+    """A gap between our count and the group's would be a loss row."""
     assert run.losses() == []
     assert all("stashtrace[" not in text for text in run.stderr)
 
@@ -363,7 +363,7 @@ def test_the_rank_that_waits_shows_how_long_for_the_late_one(run: TracedRun) -> 
     assert late["call_ns"][0] <= early["end_ns"][0], "it has not ended before the other had come"
 
 
-def test_gloo_itself_tells_begin_and_end_of_asynchronous_work(run: TracedRun) -> None:
+def test_gloo_itself_reports_begin_and_end_of_asynchronous_work(run: TracedRun) -> None:
     table = part(run, "told_by_gloo")
     assert ops(table) == ["all_reduce"] * 304
     assert (table["end_ns"] >= np.maximum(table["begin_ns"], table["return_ns"])).all()
@@ -412,7 +412,7 @@ def test_groups(run: TracedRun) -> None:
     assert tracks[int(table["communicator_track_id"][0])].startswith("group ")
 
 
-def test_a_group_made_anew_is_another_group(run: TracedRun) -> None:
+def test_a_group_made_again_is_another_group(run: TracedRun) -> None:
     assert part(run, "second_life")["group_hash"][0] != part(run, "eager")["group_hash"][0]
 
 

@@ -318,11 +318,11 @@ def test_loaders_that_are_not_replayed_go_on_as_they_would(real: TracedRun) -> N
     assert untold.sentence.startswith("no synthetic data: no DataLoader")
 
 
-def test_workers_that_die_when_told_to_end_take_nothing_with_them(run: TracedRun) -> None:
+def test_workers_that_die_when_asked_to_end_take_nothing_with_them(run: TracedRun) -> None:
     assert run.results()[0]["aborted"] == [[20, 20], 0]
     losses = run.trace.losses
     names, advice = (run.texts(losses, column) for column in ("name_code", "advice_code"))
-    # Torch does not notice an end that it has waited for already: none of them need be told.
+    # Torch does not notice an end that it has waited for already: none of them need be reported.
     told = [text for name, text in zip(names, advice, strict=True) if name == "worker_ended_by_signal"]
     assert all("killed by signal: Aborted" in text for text in told)
 
@@ -395,7 +395,7 @@ def test_steps_are_shorter_by_the_wait_for_data(run: TracedRun, real: TracedRun)
     assert waiting < real_waiting / 100
 
 
-def test_replayed_batches_have_waits_of_their_own_number(run: TracedRun) -> None:
+def test_replayed_batches_have_waits_with_their_number(run: TracedRun) -> None:
     trace = run.trace
     at = run.texts(trace.spans, "name_code").index("fork")
     table = trace.batches
