@@ -304,7 +304,7 @@ def test_folders_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "folders inside folders" in refusal(tmp_path / "deep.tar", capsys)
 
 
-def test_a_full_disk_is_told_before_it_is_full(
+def test_a_full_disk_is_reported_before_it_is_full(
     job: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed(tmp_path / "job.zip", job)
@@ -369,7 +369,7 @@ def test_what_is_no_archive(job: dict[str, bytes]) -> None:
 
 
 def test_a_tar_of_the_oldest_format_is_one(tmp_path: Path) -> None:
-    """Without `ustar` in its header only the checksum tells."""
+    """Without `ustar` in its header only the checksum shows it."""
     tar(tmp_path / "old.tar", {"a": b"x"})
     block = bytearray((tmp_path / "old.tar").read_bytes()[:512])
     block[257:265] = bytes(8)

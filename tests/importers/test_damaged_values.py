@@ -1,4 +1,4 @@
-"""Values that no format allows: each costs its own event or fact, not the load of all files beside it."""
+"""Values that no format allows: each costs its event or fact, not the load of all files next to it."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ def test_compressed_nothing_is_called_so(tmp_path: Path) -> None:
         stashtrace.load(tmp_path / "rank0.json.gz")
 
 
-def test_many_ranks_apart_are_told_in_few_words(tmp_path: Path) -> None:
+def test_many_ranks_apart_are_named_in_few_words(tmp_path: Path) -> None:
     for rank in range(0, 120, 2):
         first = 10 if rank < 50 else 100
         rank_of_two(tmp_path / f"rank{rank}.json", rank, first_step=first)

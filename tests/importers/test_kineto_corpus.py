@@ -1,4 +1,4 @@
-"""Real traces of torch.profiler beside what independent tools found in them."""
+"""Real traces of torch.profiler against what independent tools found in them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_late_rank_of_eight(dlrm: Trace) -> None:
     assert "how batches are made" in told
 
 
-def test_execution_traces_beside_take_nothing_away() -> None:
+def test_execution_traces_next_to_it_take_nothing_away() -> None:
     """Files that do not know how many ranks there are leave that to those that do."""
     trace = stashtrace.load(corpus("kineto/dlrm8_v100"))
     assert set(trace.ranks.tolist()) == set(range(8))

@@ -127,7 +127,7 @@ def test_corpus_launches_devices_and_budget() -> None:
 
 def test_corpus_of_an_old_version_knows_its_mpi_rank() -> None:
     trace = load(corpus("nsys/saxpy-mpi-cuda_perlmutter0.sqlite"))
-    assert said(trace, "nsys.ranks") == []  # told, not assumed
+    assert said(trace, "nsys.ranks") == []  # recorded, not assumed
     calls = trace.device_calls
     # Calls with a call chain are written twice.
     assert int((calls["call_code"] == DeviceCall.COPY).sum()) == 15
@@ -400,7 +400,7 @@ def test_other_databases_are_refused(tmp_path: Path) -> None:
         load(Export(tmp_path / "empty.sqlite").close())
 
 
-def test_a_newer_schema_is_told(tmp_path: Path) -> None:
+def test_a_newer_schema_is_reported(tmp_path: Path) -> None:
     export = _job(tmp_path / "report.sqlite")
     export.row("META_DATA_EXPORT", name="EXPORT_SCHEMA_VERSION", value="4.1.0")
     export.row("GPU_METRICS", timestamp=1, value=2)

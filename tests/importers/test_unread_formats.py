@@ -98,7 +98,7 @@ def test_a_path_with_spaces_can_be_copied_from_the_hint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [POINTER, PAGE, _gz(_gz(b"{}"))])
-def test_beside_other_ranks_it_is_a_loss(content: bytes, tmp_path: Path) -> None:
+def test_next_to_other_ranks_it_is_a_loss(content: bytes, tmp_path: Path) -> None:
     write_job(tmp_path / "job")
     (tmp_path / "job/rank2.json").write_bytes(content)
     with pytest.warns(DataLossWarning, match="unreadable_file"):
@@ -109,7 +109,7 @@ def test_beside_other_ranks_it_is_a_loss(content: bytes, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("name", "content"), [("README.html", PAGE), ("all_reduce.log", NCCL_TESTS)])
-def test_notes_beside_traces_are_no_loss(name: str, content: bytes, tmp_path: Path) -> None:
+def test_notes_next_to_traces_are_no_loss(name: str, content: bytes, tmp_path: Path) -> None:
     write_job(tmp_path / "job")
     without = len(stashtrace.load(tmp_path / "job").losses)
     (tmp_path / "job" / name).write_bytes(content)
