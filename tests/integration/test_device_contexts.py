@@ -1,6 +1,6 @@
 """Device times do not depend on which of the driver's calls need a current context: cuda.h leaves some open.
 
-The double reads each call in both ways (tests/fakes/cuda_objects.h). The harvester has no context of its own, and a
+The double reads each call in both ways (tests/fakes/cuda_objects.h). The harvester has no context, and a
 thread of the job has none before the runtime's first call on it returns.
 """
 
@@ -117,7 +117,9 @@ def test_first_calls_of_threads_are_timed_and_lose_no_events(tmp_path: Path, rea
 
 @pytest.mark.parametrize("reading", ["needed", "free"])
 @pytest.mark.parametrize("direction", ["h2d", "d2h"])
-def test_host_memory_of_a_first_call_is_told_from_pageable(tmp_path: Path, reading: str, direction: str) -> None:
+def test_host_memory_of_a_first_call_is_distinguished_from_pageable(
+    tmp_path: Path, reading: str, direction: str
+) -> None:
     threads = [f"thread {{ copy {direction} {words} stream=1 }}" for words in ("1KB", "2KB pageable")]
     program = "; ".join(["sync stream=1", *threads])
     text = f"context.cuPointerGetAttributes {reading}"

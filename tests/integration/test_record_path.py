@@ -174,7 +174,7 @@ def test_killed_in_the_middle_of_draining(actor: Actor, drainer: str, delay_ms: 
 
 
 @pytest.mark.parametrize("scenario", ["fork", "raw_fork"])
-def test_forked_children_write_their_own_files(actor: Actor, scenario: str) -> None:
+def test_forked_children_write_separate_files(actor: Actor, scenario: str) -> None:
     actor.run(scenario, 150)
     assert (actor.code, actor.errors) == (0, "")
     values = actor.values()
@@ -392,7 +392,7 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]
 
 
 def lost_rows(actor: Actor) -> Counter[str]:
-    """Rows lost, by reason: those that the process told and those that the reader found."""
+    """Rows lost, by reason: those that the process reported and those that the reader found."""
     found: Counter[str] = Counter()
     for process in actor.processes():
         for loss in process.losses:
@@ -425,7 +425,7 @@ def test_full_disk(actor: Actor, small_disk: Path) -> None:
 
 @pytest.mark.parametrize("small_disk", ["1m"], indirect=True)
 def test_a_disk_that_stays_full_is_the_cause_of_every_loss(actor: Actor, small_disk: Path) -> None:
-    """The drainer tries to write once a second, and tells what was lost more often."""
+    """The drainer tries to write once a second, and reports what was lost more often."""
     actor.directory = small_disk
     actor.run("steady", 140_000, STASHTRACE_DRAINER="thread")
     kept = int(actor.output)

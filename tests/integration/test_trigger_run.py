@@ -19,7 +19,7 @@ from stashtrace.analysis.steps.steps import steps
 from stashtrace.live.state import Event, read_events, read_states
 from stashtrace.loading.load import load_trace
 
-#: Steps of 40 ms, of which one takes a second longer. It ends when told.
+#: Steps of 40 ms, of which one takes a second longer. It ends when asked to.
 LOOP = """
 import os, time, stashtrace
 begin = time.monotonic()
@@ -28,7 +28,7 @@ for step in range(10000):
     stashtrace.step()
     if os.path.exists('enough') or time.monotonic() - begin > 120: break
 """
-#: Appends what it was told, and whether it would be ended by SIGTERM.
+#: Appends what it received, and whether it would be ended by SIGTERM.
 NOTE = """
 import os, signal, sys
 facts = [os.environ['STASHTRACE_TRIGGER_' + name] for name in ('KIND', 'STEP', 'WINDOW')]
