@@ -70,7 +70,7 @@ def test_every_rate_is_found() -> None:
     assert (-1, "storage_bytes_per_s") not in found  # one reader is never two
 
 
-def test_readers_at_once_are_told_from_one_alone() -> None:
+def test_readers_at_once_are_distinguished_from_one_alone() -> None:
     found = means(loader_rates(job([True], ranks=2)))
     assert found[-1, "ranks_count"] == 2
     assert found[-1, "readers_count"] == pytest.approx(2, abs=0.05)

@@ -210,7 +210,7 @@ def test_torch_is_missing(facts: dict[str, Any]) -> None:
     assert "pip install" in str(caught.value.hint)
 
 
-def test_cores_are_shared_out_alike() -> None:
+def test_cores_are_shared_out_equally() -> None:
     assert cores_of_ranks([0, 1], 2) == [[0], [1]]
     assert cores_of_ranks([3, 5, 7], 2) == [[3], [5]]
     assert cores_of_ranks([0], 2) == [[], []]

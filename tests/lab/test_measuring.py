@@ -205,7 +205,7 @@ def used(*, others: float = 0.0, queue_s: float = 0.0, others_mb: int = 0, own_m
 
 
 def calibrated(starts: list[dict[str, int] | None], request: CalibrationRequest) -> tuple[Calibration, list[str]]:
-    """Calibrate with workers that used this in each start, by turns; what was said of the progress."""
+    """Calibrate with workers that used one of these in each start, in this order; what was said of the progress."""
     left, tasks = iter(starts), list[str]()
 
     def runner(task: dict[str, Any], ranks: int, seconds: float, **calls: Callable[[float], None]) -> list[Any]:
@@ -253,7 +253,7 @@ def test_traffic_of_others_disturbs_reads_of_a_disk() -> None:
     assert "start 1 was made again" in found.others["posix"]
 
 
-def test_a_process_that_computes_counts_its_own_time() -> None:
+def test_a_process_that_computes_counts_its_time() -> None:
     before = Used.now()
     while time.process_time_ns() < before.own_cpu_ns + SECOND // 20:
         pass

@@ -1,4 +1,4 @@
-"""Two jobs recorded by turns: the order, the folders, and what is said of a job that fails."""
+"""Two jobs recorded alternately: the order, the folders, and what is said of a job that fails."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_job_runs_in_its_folder(tmp_path: Path) -> None:
     assert all((path / "run.json").exists() for paths in runs.values() for path in paths)
 
 
-def test_a_job_that_fails_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_job_that_fails_is_reported_with_its_last_words(tmp_path: Path) -> None:
     job = Job("after", (sys.executable, "-c", "print('first', flush=True); raise SystemExit('no data')"), tmp_path)
     with pytest.raises(CaptureError) as caught:
         record_alternately(2, [job], tmp_path / "runs")
