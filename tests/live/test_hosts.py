@@ -1,4 +1,4 @@
-"""Hosts of one job that follow their own ranks and tell each other of them through the run directory."""
+"""Hosts of one job that follow their ranks and report them to each other through the run directory."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ PIDS = (1000, 1010, 1020, 1030)
 
 @dataclass
 class Host:
-    """What runs on one host: its accounts, and what it tells others."""
+    """What runs on one host: its accounts, and what it reports to others."""
 
     directory: Path
     name: str
-    #: Every so many looks it makes a round; 0 for a host that has died.
+    #: It makes a round in every n-th of its looks; 0 for a host that has died.
     pace: int = 1
     #: Of its CLOCK_MONOTONIC against that of the first host.
     offset_ns: int = 0
@@ -84,7 +84,7 @@ def follow(
             if host.pace and at % host.pace == 0:
                 host.round(now_ns)
     living = [host for host in hosts if host.pace]
-    for host in living:  # what came since the last round is told before the last steps close
+    for host in living:  # what came since the last round is reported before the last steps close
         host.accounts.run.take_in(now_ns + host.offset_ns)
         host.tell(now_ns)
     for host in living:
@@ -93,7 +93,7 @@ def follow(
 
 
 def unequal(live: Table, whole: Table, tolerance_ns: int = 0) -> list[str]:
-    """Where the times of a step differ, in words; the hosts' clocks have zeros of their own."""
+    """Where the times of a step differ, in words; the hosts' clocks have different zeros."""
     at = GroupBy(whole["rank"], whole["step"]).row_of(live["rank"], live["step"])
     assert (at >= 0).all(), "a step closed that the recording does not have"
     other = whole.take(at)
@@ -142,7 +142,7 @@ def late_job(folder: Path, steps_count: int = 200, **more: Any) -> dict[tuple[in
 def test_hosts_with_one_clock_equal_the_analysis(tmp_path: Path, inside_count: int) -> None:
     """To the nanosecond, on every step of every rank; waits for a rank of the other host are among them.
 
-    What is told of a step of a rank takes 92 bytes: each text once, nothing that ranks of one host do together.
+    What is reported of a step of a rank takes 92 bytes: each text once, nothing that ranks of one host do together.
     """
     late = late_job(tmp_path / "job", inside_count=inside_count)
     hosts = follow(tmp_path / "job", tmp_path / "grown")
@@ -188,8 +188,8 @@ CLOCKS = {"close": (7 * MS, 0), "an hour off": (3600 * SECOND, 0), "set in the m
         for name, wall in CLOCKS.items()
     ],
 )
-def test_hosts_with_clocks_of_their_own(tmp_path: Path, wall: tuple[int, int]) -> None:
-    """Waits are divided by the clocks as they are known so far, to their error; lengths are those of the own clock.
+def test_hosts_with_separate_clocks(tmp_path: Path, wall: tuple[int, int]) -> None:
+    """Waits are divided by the clocks as they are known so far, to their error; lengths are those of the host's clock.
 
     ``wall``: how far the wall clock of the other host is off, and by how much it is set while the job runs.
     """
@@ -294,7 +294,7 @@ def test_a_host_that_falls_silent_comes_back(tmp_path: Path) -> None:
     assert (hosts[0].closed()["complete"][-100:] == 1).all()
 
 
-def test_a_host_that_tells_nothing_of_its_last_steps(tmp_path: Path) -> None:
+def test_a_host_that_reports_nothing_of_its_last_steps(tmp_path: Path) -> None:
     """Its follower is too busy when the job ends: the steps that it has not reported are marked."""
     late_job(tmp_path / "job")
     (tmp_path / "grown").mkdir()
@@ -353,7 +353,7 @@ def test_a_directory_that_is_not_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pace", [1, 9])
-def test_a_stuck_job_is_told_by_the_host_of_the_rank(
+def test_a_stuck_job_is_reported_by_the_host_of_the_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: int
 ) -> None:
     """What others report is some seconds old: by then their ranks seem not to have entered what those here wait in."""
@@ -387,7 +387,7 @@ def test_a_stuck_job_is_told_by_the_host_of_the_rank(
 
 @pytest.mark.parametrize("dead", [2, 1])
 def test_a_job_whose_other_hosts_are_not_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: int) -> None:
-    """Each host has a directory of its own: ranks that are not seen are never named, whatever the others wait for.
+    """Each host has a separate directory: ranks that are not seen are never named, whatever the others wait for.
 
     Of them nobody knows here whether they have entered what is waited for, nor whether they get on.
     """

@@ -135,7 +135,7 @@ def test_a_window_has_the_ranks_of_all_hosts(tmp_path: Path, paces: tuple[int, i
     assert steps[0][0] > 0
     assert steps[0][-1] >= 100 + 10
     assert unequal(table, afterwards(tmp_path / "job"), tolerance_ns=5) == []
-    assert not list((tmp_path / "grown").glob("*.request")), "each host has taken its own"
+    assert not list((tmp_path / "grown").glob("*.request")), "each host has taken its request"
     assert all(not follower.windows.is_open for follower in followers)
 
 
@@ -184,8 +184,8 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
     assert max(steps[0]) >= told + 10
 
 
-def test_hosts_with_clocks_of_their_own(tmp_path: Path) -> None:
-    """Each says on its own clock when its ranks began; the window is read on one."""
+def test_hosts_with_separate_clocks(tmp_path: Path) -> None:
+    """Each says on its clock when its ranks began; the window is read on one."""
     late_job(tmp_path / "job")
     offset_ns = 977 * SECOND
     for path in (tmp_path / "job").glob("node02.*.stash"):
