@@ -70,7 +70,7 @@ def test_without_the_kernels_files_nothing_is_said_of_memory(
     assert "memory" not in sentence(signal.SIGKILL, {}, 9)
 
 
-def test_the_kills_of_the_own_group_count_and_not_those_of_the_host(
+def test_the_kills_in_this_group_count_and_not_those_of_the_host(
     sentence: Callable[[int, dict[str, str], int], str],
 ) -> None:
     own = {**V2, "/sys/fs/cgroup/job/memory.events": "oom_kill 2\n"}

@@ -128,7 +128,7 @@ HANDLED = """
 
 
 def test_what_is_handled_when_a_child_begins_is_no_end_of_it(tmp_path: Path) -> None:
-    """As a loader that forks its workers anew where an epoch is over."""
+    """As a loader that forks its workers again where an epoch is over."""
     run = run_traced(HANDLED, tmp_path / "job")
     assert run.stdout == ["0\n"]
     assert [row for row in analyze(run.trace, "endings").rows() if row["exception"]] == []

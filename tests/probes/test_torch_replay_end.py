@@ -65,7 +65,7 @@ def test_workers_end_and_what_they_owe_stays_in_number(failures: list[str]) -> N
     assert failures == []
 
 
-def test_a_worker_that_dies_when_told_to_end_is_told_and_the_rest_is_done(failures: list[str]) -> None:
+def test_a_worker_that_dies_when_asked_to_end_is_reported_and_the_rest_is_done(failures: list[str]) -> None:
     why = "DataLoader worker (pid 7) is killed by signal: Aborted."
     iterator = Iterator(why)
     assert retired(iterator) == [("worker_ended_by_signal", why)]
