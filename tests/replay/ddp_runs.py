@@ -30,7 +30,7 @@ def buckets_of(cap_bytes: float, sizes: Sequence[int] = SIZES) -> list[tuple[int
 
 
 def step_ns(cap_bytes: float, latency_ns: int = ALPHA_NS) -> int:
-    """Length of a step with buckets of this size, by the recurrence on its own numbers."""
+    """Length of a step with buckets of this size, by the recurrence on its numbers."""
     ready = np.cumsum(BACKWARD_NS)
     free = 0
     for first, end in buckets_of(cap_bytes):

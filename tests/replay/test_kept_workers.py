@@ -1,4 +1,4 @@
-"""persistent_workers=1: predicted from a job whose workers start anew, beside the same job that keeps them."""
+"""persistent_workers=1: predicted from a job whose workers start again, against the same job that keeps them."""
 
 from __future__ import annotations
 

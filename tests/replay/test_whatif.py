@@ -192,8 +192,8 @@ def test_a_rank_whose_worker_is_slow_is_late_as_well() -> None:
 
 
 @pytest.mark.parametrize("moments", [0, 3])
-def test_messages_of_several_sizes_tell_latency_from_bandwidth(moments: int) -> None:
-    """Each step moves 1 MB in 2 ms and 8 MB in 9 ms: 1 ms of latency, 1 ms a MB; what takes no time tells nothing."""
+def test_messages_of_several_sizes_separate_latency_from_bandwidth(moments: int) -> None:
+    """Each step moves 1 MB in 2 ms and 8 MB in 9 ms: 1 ms of latency, 1 ms a MB; what takes no time says nothing."""
     build_ = TraceBuilder()
     now = 0
     for _ in range(6):

@@ -140,7 +140,7 @@ def test_a_rank_with_more_samples_is_not_late() -> None:
     assert without(build(told_alike)).high_ns / MS == pytest.approx(8, abs=0.1)
 
 
-def test_samples_that_cannot_be_read_count_as_not_told() -> None:
+def test_samples_that_cannot_be_read_count_as_unknown() -> None:
     trace = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 32}, told="{} many")
     assert recorded_samples(trace) == {}
     assert without(build(trace)).high_ns / MS == pytest.approx(8, abs=0.1)
