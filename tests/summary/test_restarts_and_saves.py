@@ -55,7 +55,7 @@ def test_a_load_is_no_save() -> None:
 def test_every_kind_of_work_that_makes_a_rank_late_has_words() -> None:
     told = {
         kind for kind in StallKind if kind not in (*IN_COLLECTIVES, StallKind.OTHER)
-    }  # what blocks has its own words
+    }  # what blocks has separate words
     assert set(_DOES) >= {kind.name.lower() for kind in told} | {"unrecorded"}
 
 

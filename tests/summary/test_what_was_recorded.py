@@ -128,7 +128,7 @@ def test_a_mean_of_what_is_unexplained_is_no_lower_bound() -> None:
         ("", "(path not known)"),
     ],
 )
-def test_files_can_be_told_apart(path: str, told: str) -> None:
+def test_files_can_be_distinguished(path: str, told: str) -> None:
     build = TraceBuilder()
     build.rank(0).io(0, MS, path=path)
     (claim,) = files_claims(build.trace())
@@ -210,7 +210,7 @@ def test_what_another_tool_recorded_says_so(tmp_path: Path) -> None:
     assert not [text for text in said if OURS.search(text)]
 
 
-def test_words_of_ours_stand_where_recordings_are_told_apart() -> None:
+def test_words_of_ours_stand_where_recordings_are_distinguished() -> None:
     """Whatever template comes next: an option of ours in its words would be advised for every recording."""
     found = []
     for path in [*(PACKAGE / "analysis/findings/rules").rglob("*.py"), *(PACKAGE / "summary/words").glob("*.py")]:
