@@ -43,7 +43,7 @@ def share_of_right_intervals(count: int, likeness: float, trials: int = 300) -> 
     [(25, 0.0, 0.90), (60, 0.0, 0.92), (200, 0.0, 0.92), (60, 0.5, 0.85), (200, 0.7, 0.88), (60, -0.9, 0.95)],
 )
 def test_the_interval_holds_the_mean(count: int, likeness: float, least: float) -> None:
-    """Nominal are 95 of 100; of steps that are much alike, a few less. Single steps would be right in 0.5 to 0.7."""
+    """Nominal are 95 of 100; of steps that are very similar, a few less. Single steps would be right in 0.5 to 0.7."""
     assert share_of_right_intervals(count, likeness) >= least
 
 
@@ -64,7 +64,7 @@ def test_blocks_grow_with_likeness() -> None:
 
 
 def test_alternating_steps_are_surer_than_single_ones() -> None:
-    """Two workers that deliver by turns: long, short, long, short. Their mean is known well."""
+    """Two workers that deliver alternately: long, short, long, short. Their mean is known well."""
     values = np.tile([10.0, 30.0], 40) + np.random.default_rng(1).normal(0, 0.1, 80)
     error, _ = standard_error(values)
     assert error < 0.2 * values.std(ddof=1) / math.sqrt(80)

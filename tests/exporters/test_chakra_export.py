@@ -345,7 +345,7 @@ def test_messages_between_two_ranks(tmp_path: Path) -> None:
     simulate(traces)
 
 
-def test_a_send_that_nobody_received_is_told(tmp_path: Path) -> None:
+def test_a_send_that_nobody_received_is_reported(tmp_path: Path) -> None:
     build_, begins = talking()
     group = build_.group([0, 1], group=7, name="pipe")
     build_.collective({0: (begins[0] + MS, begins[0] + 2 * MS)}, op=CollectiveOp.SEND, group=group, peer_rank=1)
@@ -361,7 +361,7 @@ def test_a_send_that_nobody_received_is_told(tmp_path: Path) -> None:
         ((-1, -1), "2 sends and receives of which the other rank is unknown", {"comm_src"}),
     ],
 )
-def test_messages_whose_sides_disagree_are_told(
+def test_messages_whose_sides_disagree_are_reported(
     tmp_path: Path, peers: tuple[int, int], told: str, known: set[str]
 ) -> None:
     build_, begins = talking()
@@ -380,7 +380,7 @@ def test_messages_whose_sides_disagree_are_told(
 # What is not known ------------------------------------------------------------------------------
 
 
-def test_unknown_payloads_are_told_and_not_made_up(tmp_path: Path) -> None:
+def test_unknown_payloads_are_reported_and_not_made_up(tmp_path: Path) -> None:
     build_, begins = talking()
     for begin in begins:
         build_.collective(together(range(4), (begin + MS, begin + 2 * MS)), message_bytes=-1)
@@ -399,7 +399,7 @@ def test_a_payload_that_another_member_knows(tmp_path: Path) -> None:
     assert "unknown payload" not in said(result)
 
 
-def test_an_unknown_kind_is_told(tmp_path: Path) -> None:
+def test_an_unknown_kind_is_reported(tmp_path: Path) -> None:
     build_, begins = talking()
     build_.collective(together(range(4), (begins[0] + MS, begins[0] + 2 * MS)), op=CollectiveOp.OTHER)
     traces, result = written(build_.trace(), tmp_path)
@@ -407,7 +407,7 @@ def test_an_unknown_kind_is_told(tmp_path: Path) -> None:
     assert "1 collective of unknown kind got no comm_type" in said(result)
 
 
-def test_missing_members_are_told(tmp_path: Path) -> None:
+def test_missing_members_are_reported(tmp_path: Path) -> None:
     """Rank 4 of five left no record, and one collective has no row of rank 1."""
     build_, begins = talking()
     group = build_.group(range(4), name="four")
@@ -421,7 +421,7 @@ def test_missing_members_are_told(tmp_path: Path) -> None:
     assert "1 collective without the part of a member, for which simulators wait without end" in said(result)
 
 
-def test_a_collective_that_did_not_end_is_told(tmp_path: Path) -> None:
+def test_a_collective_that_did_not_end_is_reported(tmp_path: Path) -> None:
     build_, begins = talking()
     build_.collective(together(range(4), (begins[0] + MS, begins[0] + 2 * MS)))
     build_.collective(together(range(3), (begins[2] + 19 * MS, -1)))

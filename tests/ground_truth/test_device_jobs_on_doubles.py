@@ -56,7 +56,7 @@ def test_each_collective_is_there_once_on_each_rank(job: TracedRun) -> None:
     assert all(result["errors"] == {} for result in job.results())
     table = job.trace.collectives
     timed = (table["device_begin_ns"] > 0) & (table["device_end_ns"] > table["device_begin_ns"])
-    # Four ranks on a machine of two cores that others use too: a stamp may be gone before it is read. That is told.
+    # Four ranks on a machine of two cores that others use too: a stamp may be gone before it is read. That is reported.
     assert {(collector, reason) for collector, reason, _ in job.losses()} <= {("nccl", "collectives_untimed")}
     assert (~timed).sum() == sum(count for _, _, count in job.losses())
     found = Counter(zip(table["rank"].tolist(), table["group_hash"].tolist(), strict=True))

@@ -1,6 +1,6 @@
 """What the summary says to do first about workers is done: the step gets shorter by what was promised.
 
-Two ranks, timed by the job's own clock without the recorder, with the change and without it by turns. Each job plants
+Two ranks, timed by the job's clock without the recorder, with the change and without it alternately. Each job plants
 one thing that takes most of its step.
 """
 
@@ -51,7 +51,7 @@ def step_ms(options: Sequence[str], folder: Path) -> float:
 
 @dataclass
 class Followed:
-    """What was advised for a recorded job, what a change of it promised, and steps without and with it by turns."""
+    """What was advised for a recorded job, what a change of it promised, and steps without and with it alternately."""
 
     first: dict[str, Any]
     low_ratio: float

@@ -173,7 +173,7 @@ def test_restarts_of_torchrun_are_kept_apart() -> None:
     assert found[0].role is ProcessRole.LAUNCHER
 
 
-def test_of_starts_that_trained_alike_the_last_is_shown() -> None:
+def test_of_starts_that_trained_equally_long_the_last_is_shown() -> None:
     assert generations(identify(restarted(3, 3)))[0] == 1
     assert generations(identify(restarted(0, 0)))[0] == 1, "it died of the same import error twice"
     assert generations(identify(restarted(4)))[1] == [0]
@@ -249,7 +249,7 @@ def test_each_launcher(environment: dict[str, str], place: Place) -> None:
 
 
 @pytest.mark.parametrize("special", [{}, {"SLURM_STEP_ID": "4294967290"}])
-def test_a_batch_script_has_no_tasks_beside_it(special: dict[str, str]) -> None:
+def test_a_batch_script_has_no_tasks_next_to_it(special: dict[str, str]) -> None:
     """Else a job of one process under sbatch would miss all ranks but one."""
     batch = {k: v for k, v in slurm_task(0, 4).items() if k != "SLURM_STEP_ID"} | special
     assert places([batch]) == [Place(0, 0, -1)]
@@ -261,7 +261,7 @@ def test_torchrun_under_srun_counts_processes_not_tasks() -> None:
     assert [p.rank for p in places([*agents, *ranks])] == [-1, -1, 0, 1, 2, 3]
 
 
-def test_torchrun_in_pods_that_have_a_rank_of_their_own() -> None:
+def test_torchrun_in_pods_that_have_a_rank_themselves() -> None:
     pods = [{"RANK": str(pod), "WORLD_SIZE": "2", "PET_NODE_RANK": str(pod)} for pod in (0, 1)]
     ranks = [pods[r // 2] | elastic(r, 4, r % 2) for r in range(4)]
     found = places([*pods, *ranks])

@@ -19,7 +19,7 @@ fsspec = pytest.importorskip("fsspec", reason="the extra stashtrace[remote] is n
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A directory with two hosts' files, one of them in a folder of its own."""
+    """A directory with two hosts' files, one of them in a separate folder."""
     folder = tmp_path / "run"
     (folder / "node1").mkdir(parents=True)
     (folder / "node0.10.0.stash").write_bytes(b"zero" * 1000)

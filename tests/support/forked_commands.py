@@ -1,6 +1,6 @@
 """Runs `python -m stashtrace` as forks of one process that has imported what commands import.
 
-Half a second of each short command is imports, and the tests run a thousand commands. A fork has its own streams, exit
+Half a second of each short command is imports, and the tests run a thousand commands. A fork has separate streams, exit
 code, environment and current folder, and runs `__main__.py` to its end, as a process that is started does. What Python
 and libraries read when they start it has from the first process: with other such variables a command is started.
 """

@@ -27,7 +27,7 @@ class Measurements(Generic[T]):
     Parameters
     ----------
     measure : callable
-        Measures once; gets a folder of its own, which does not exist yet.
+        Measures once; gets a new folder, which does not exist yet.
     folder : Path
         Where these folders are made.
     most : int

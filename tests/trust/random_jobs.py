@@ -36,7 +36,7 @@ def random_job(seed: int) -> Trace:
 
 
 def _shape(draw: random.Random, steps: int) -> Shape:
-    """A time that each step has, or that changes with the steps in one of the ways that ``over_time`` tells apart."""
+    """A time that each step has, or that changes with the steps in one of the ways that ``over_time`` distinguishes."""
     most = draw.choice([0.5, 2, 8, 30, 120, 600])
     least, at, every = draw.choice([0, 0, most / 5, most / 2]), draw.randrange(steps), draw.choice([2, 3, 5, 10, 20])
     until, long = at + draw.randrange(1, max(2, steps // 2)), draw.randrange(1, every)

@@ -96,7 +96,7 @@ def kill_once(
                     time.sleep(0.0005)
                 time.sleep(wait_s)
             finally:
-                with contextlib.suppress(ProcessLookupError):  # ended by itself, which is told
+                with contextlib.suppress(ProcessLookupError):  # ended by itself, which is reported
                     os.killpg(process.pid, number)
         assert process.returncode == -number
         _wait_for_the_last_child(process.pid)

@@ -58,7 +58,7 @@ def environment(folder: Path) -> Path:
 
 
 def torch_files(version: str = "2.11.0+cpu", gloo: bool = True) -> dict[str, str]:
-    """A torch that requires `helper`, and beside them a package that has nothing to do with it."""
+    """A torch that requires `helper`, and next to them a package that has nothing to do with it."""
     return {
         "torch/__init__.py": TORCH.format(version=version),
         "torch/distributed/__init__.py": DISTRIBUTED.format(gloo=gloo),

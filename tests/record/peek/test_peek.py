@@ -143,7 +143,7 @@ def test_a_look_as_text() -> None:
         assert Peek.from_text(damaged) is None
 
 
-def test_the_place_is_the_innermost_line_of_the_jobs_own_code() -> None:
+def test_the_place_is_the_innermost_line_of_the_jobs_code() -> None:
     library, own = "wait at /usr/lib/python3.11/threading.py:327", "fetch at /job/train.py:41"
     assert ThreadPeek(1, "", frames=(library, own, "main at /job/train.py:90")).place == own
     assert ThreadPeek(1, "", frames=(library,)).place == library
