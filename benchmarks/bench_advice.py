@@ -91,8 +91,8 @@ def main() -> int:
                 folder = Path(room) / f"{number}-{name}"
                 launched(folder, options.steps, CONFIGURATIONS[name], traced=False)
                 steps[name].append(step_ms(folder))
-            told = "  ".join(f"{name} {times[-1]:.1f} ms" for name, times in steps.items())
-            print(f"repetition {number + 1}  recorded {recorded[-1]:.1f} ms  {told}", file=sys.stderr)
+            reported = "  ".join(f"{name} {times[-1]:.1f} ms" for name, times in steps.items())
+            print(f"repetition {number + 1}  recorded {recorded[-1]:.1f} ms  {reported}", file=sys.stderr)
     rows = [judged(name, steps, savings[name]) for name in ("split_reorder", "fuse")]
     quiet = recorded.index(min(recorded))
     for row in rows:

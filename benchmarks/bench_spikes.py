@@ -207,8 +207,8 @@ def made(job: Job, steps: int, seed: int, *, noisy: bool = True) -> Made:
         work["checkpoint"] = np.zeros((steps, job.ranks))
         saving = place % job.saves == job.saves - 1
         work["checkpoint"][saving, 0] = 300.0 * (1 + 0.2 * planned.uniform(-1, 1, np.count_nonzero(saving)))
-    told = {"tokens": np.round(1000 * data), "samples": np.full(data.shape, 8.0)}
-    return Made(work, link, step_kind, told.get(job.sizes))
+    reported = {"tokens": np.round(1000 * data), "samples": np.full(data.shape, 8.0)}
+    return Made(work, link, step_kind, reported.get(job.sizes))
 
 
 def noise_width(job: Job, steps: int, seed: int) -> Floats:
@@ -284,16 +284,16 @@ def found_shares(job: Job, steps: int, seeds: range, widths: float, kinds: tuple
 
 def judged(job: Job, steps: int, seeds: range) -> dict[str, Any]:
     """All figures of a job."""
-    begin, told, steps_count = time.perf_counter(), 0, 0
+    begin, reported, steps_count = time.perf_counter(), 0, 0
     for seed in seeds:
-        told += len(alarms(searched(made(job, steps, seed))))
+        reported += len(alarms(searched(made(job, steps, seed))))
         steps_count += steps
     row: dict[str, Any] = {
         "about": job.about,
         "barred": job.barred,
         "steps_count": steps_count,
-        "false_count": told,
-        "false_per_10000": 1e4 * told / steps_count,
+        "false_count": reported,
+        "false_per_10000": 1e4 * reported / steps_count,
         "us_per_step": 1e6 * (time.perf_counter() - begin) / steps_count,
         "noise_width_ms": float(np.mean([noise_width(job, steps, seed) for seed in seeds])),
     }

@@ -91,9 +91,9 @@ def recorded(hz: int) -> dict[str, float]:
             text=True,
             check=True,
         )
-        told: dict[str, float] = json.loads(done.stdout.splitlines()[0])
+        reported: dict[str, float] = json.loads(done.stdout.splitlines()[0])
         size = sum(path.stat().st_size for path in run.glob("*.stash"))
-        return {**told, "samples": len(stashtrace.load(run).stack_samples), "bytes": size}
+        return {**reported, "samples": len(stashtrace.load(run).stack_samples), "bytes": size}
 
 
 def job() -> None:

@@ -59,7 +59,7 @@ def main() -> int:
                     run = measured(folder, out / str(share), workers, share, number, inputs)
                     runs.setdefault((workers, share), []).append(run)
                     head = f"repetition {number + 1}  {workers} workers  {share:.0%} cached"
-                    print(f"{head}  {told(run)}", file=sys.stderr)
+                    print(f"{head}  {progress_line(run)}", file=sys.stderr)
         for workers in options.workers:
             try:
                 limited.append(in_cgroup(folder, Path(name) / f"limited-{workers}", workers))
@@ -150,7 +150,7 @@ def in_cgroup(folder: Path, out: Path, workers: int) -> dict[str, Any]:
     }
 
 
-def told(run: dict[str, float]) -> str:
+def progress_line(run: dict[str, float]) -> str:
     """One line while it runs."""
     at = {name: run[name] / 1e6 for name in ("real", "forecast", "recorded", "replayed")}
     return "  ".join(f"{name} {value:.1f} ms" for name, value in at.items())

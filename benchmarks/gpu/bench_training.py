@@ -90,8 +90,8 @@ def measure(model: str, variants: list[str], options: argparse.Namespace) -> Non
                 own[variant] = run(model, variant, Path(folder), options)
         for variant in variants:
             seconds[variant].append(own[variant])
-        told = "  ".join(f"{v} {own[v] * 1e3:.2f} ms" for v in variants)
-        print(f"{model} round {number + 1}/{options.rounds}: {told}", file=sys.stderr, flush=True)
+        reported = "  ".join(f"{v} {own[v] * 1e3:.2f} ms" for v in variants)
+        print(f"{model} round {number + 1}/{options.rounds}: {reported}", file=sys.stderr, flush=True)
         write(model, seconds, options)
 
 

@@ -380,8 +380,8 @@ def nccl_job(run: Run, limit_s: float) -> dict[str, Any]:
     bad = [one["status"] for one in found.values() if one["status"] != "passed"]
     problems = [f"{source}: {text}" for source, one in found.items() for text in one.get("problems", ())]
     ends = {source: one["output_end"] for source, one in found.items() if one.get("output_end")}
-    told = {"output_end": "\n".join(ends.values())[-3000:]} if ends else {}
-    return {"status": bad[0] if bad else "passed", "problems": problems, **told}
+    reported = {"output_end": "\n".join(ends.values())[-3000:]} if ends else {}
+    return {"status": bad[0] if bad else "passed", "problems": problems, **reported}
 
 
 def mark_unfinished(report: Path) -> None:
@@ -467,8 +467,8 @@ def running_tests(folder: str, *names: str, only: str = "", name: str = "") -> P
         status = "failed" if bad else "timed out" if unfinished or not_reached else "passed"
         if status == "passed" and not found.get("passed"):
             status = "skipped"
-        told = {"output_end": "\n".join(ends)[-3000:]} if ends else {}
-        return {"status": status, **found, "timed_out_files": unfinished, "not_reached_files": not_reached, **told}
+        reported = {"output_end": "\n".join(ends)[-3000:]} if ends else {}
+        return {"status": status, **found, "timed_out_files": unfinished, "not_reached_files": not_reached, **reported}
 
     return part
 

@@ -98,10 +98,10 @@ def check_ranks(trace: stashtrace.Trace, ranks: list[dict[str, Any]], found: dic
         timed = own["device_end_ns"] >= 0
         for op, count in per_step.items():
             here = own["op_code"] == CollectiveOp[op]
-            told = {"recorded": int(here.sum()), "timed": int((here & timed).sum()), "expected": count * steps_count}
-            found["operations"][f"rank {rank} {op.lower()}"] = told
-            if told["recorded"] != told["expected"]:
-                yield f"rank {rank}: {told['recorded']} of {told['expected']} operations {op.lower()} recorded"
+            counts = {"recorded": int(here.sum()), "timed": int((here & timed).sum()), "expected": count * steps_count}
+            found["operations"][f"rank {rank} {op.lower()}"] = counts
+            if counts["recorded"] != counts["expected"]:
+                yield f"rank {rank}: {counts['recorded']} of {counts['expected']} operations {op.lower()} recorded"
         if len(own) != steps_count * sum(per_step.values()):
             continue
         yield from misplaced(own, timed, rank, steps_count, margin_ns)

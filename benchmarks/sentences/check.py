@@ -297,8 +297,8 @@ def _cause(row: Row, evidence: list[Row], rank: RankTruth, truth: Truth, expecte
     if kind == "late":
         return _late(row, evidence, rank, truth, expected)
     if kind == "link":
-        told = {e["code"] for e in evidence}
-        if truth.missing and "all_arrived" in told:
+        reported = {e["code"] for e in evidence}
+        if truth.missing and "all_arrived" in reported:
             return f"after every rank had arrived, but nothing is known of {truth.missing}"
     if kind == "data":
         return _data_cause(cause, rank, expected)

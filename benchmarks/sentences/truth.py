@@ -217,9 +217,9 @@ def of_clock(folder: Path, windows: Mapping[int, Sequence[Interval]]) -> Truth:
     begin = min((w[0] for own in windows.values() for w in own), default=0)
     steps = {kind: (counts[kind], sorted(many)[len(many) // 2]) for kind, many in lengths.items()}
     counted_waits = [w for w in waits if w.moment_ns >= begin]
-    told = folder / "files.json"
+    kept = folder / "files.json"
     files = (
-        {name: (calls, moved) for name, (calls, moved) in json.loads(told.read_text()).items()} if told.exists() else {}
+        {name: (calls, moved) for name, (calls, moved) in json.loads(kept.read_text()).items()} if kept.exists() else {}
     )
     cpus = len(os.sched_getaffinity(0))
     return Truth(ranks, max(len(rows), 1), steps=steps, waits=counted_waits, cpus_count=cpus, files=files, ours=True)

@@ -337,7 +337,7 @@ def test_what_was_to_be_seen_is_named(
 
 
 @pytest.mark.parametrize(
-    ("told", "expected", "result"),
+    ("reported", "expected", "result"),
     [
         ([(0, 1, "SIGKILL")], {(0, 1, "SIGKILL")}, "true"),
         ([(0, 0, "SIGKILL")], {(0, 1, "SIGKILL")}, "false"),
@@ -345,8 +345,8 @@ def test_what_was_to_be_seen_is_named(
         ([(0, 1, "SIGKILL")], set(), "false"),
     ],
 )
-def test_who_was_killed(check: ModuleType, truth: ModuleType, told: Any, expected: Any, result: str) -> None:
-    rows = [evidence("killed", rank=rank, worker_id=worker, name=name) for rank, worker, name in told]
+def test_who_was_killed(check: ModuleType, truth: ModuleType, reported: Any, expected: Any, result: str) -> None:
+    rows = [evidence("killed", rank=rank, worker_id=worker, name=name) for rank, worker, name in reported]
     facts = run(truth, known(truth), ours=True)
     assert judged(check, _row("killed"), facts, rows, killed=frozenset(expected)) == result
 

@@ -186,9 +186,9 @@ def test_damage_of_its_files_is_a_loss(site: Path, traces: Path) -> None:
         file.write("sideways,1,2\nforward,one,2\n")
     (traces / "rank2.csv").write_text("# stopwatch two\n", encoding="utf-8")
     facts = json.loads(with_site("info", traces, "--format", "json", site=site).out)
-    told = {(row["collector"], row["reason"]): row["lost_count"] for row in facts["losses"]}
-    assert told["stopwatch", "line_damaged"] == 2
-    assert told["importers", "unreadable_file"] == 1
+    reported = {(row["collector"], row["reason"]): row["lost_count"] for row in facts["losses"]}
+    assert reported["stopwatch", "line_damaged"] == 2
+    assert reported["importers", "unreadable_file"] == 1
     alone = with_site("summary", traces / "rank2.csv", site=site)
     assert alone.code == 4
     assert "tell the authors of stashtrace-stopwatch 1.2" in alone.err

@@ -204,9 +204,9 @@ def test_the_catalog_for_programs(job: Path, added: int, capsys: pytest.CaptureF
     assert found["p3.16xlarge"]["priced_on"] == "2026-08-26"
     assert ("desk" in found) == bool(added)
     assert main(["recommend", "--list", "--format", "csv", *own]) == 0
-    told = list(csv.DictReader(capsys.readouterr().out.splitlines()))
-    assert [row["name"] for row in told] == [row["name"] for row in rows]
-    assert told[0].keys() == rows[0].keys()
+    reported = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["name"] for row in reported] == [row["name"] for row in rows]
+    assert reported[0].keys() == rows[0].keys()
 
 
 @pytest.mark.parametrize(

@@ -166,14 +166,14 @@ def test_the_columns_that_were_asked_for_and_no_others(tmp_path: Path, capsys: p
     run = str(tmp_path / "run")
     assert write_synthetic([run, "--ranks", "1", "--steps", "3", "--calls-per-batch", "6"]) == 0
 
-    def told(*options: str) -> list[str]:
+    def printed(*options: str) -> list[str]:
         capsys.readouterr()
         assert main(["analyze", "stalls", run, "--columns", "cause_rank,kind,stall_ns", *options]) == 0
         return capsys.readouterr().out.splitlines()
 
-    assert told()[0].split() == ["cause_rank", "kind", "stall"], "in that order, also one that says nothing"
-    assert told("--format", "csv")[0] == "cause_rank,kind,stall_ns"
-    assert [*json.loads("\n".join(told("--format", "json")))[0]] == ["cause_rank", "kind", "stall_ns"]
+    assert printed()[0].split() == ["cause_rank", "kind", "stall"], "in that order, also one that says nothing"
+    assert printed("--format", "csv")[0] == "cause_rank,kind,stall_ns"
+    assert [*json.loads("\n".join(printed("--format", "json")))[0]] == ["cause_rank", "kind", "stall_ns"]
     assert main(["analyze", "stalls", run, "--columns", "kind,colour"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: stalls has no column 'colour'\n\nhint: it has rank, step, kind, stall_ns, ")

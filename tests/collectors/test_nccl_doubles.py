@@ -397,9 +397,9 @@ def test_chained_plugin_gets_what_it_gets_alone(release: int, static: bool, tmp_
         preloaded = f"{first}:{preload_path(OURS)}:{library}".lstrip(":")
         env |= {"STASHTRACE_NCCL_CHAIN": "STATIC_PLUGIN", "LD_PRELOAD": preloaded}
     run = job(2, both, tmp_path, script, nccl_version=release, env=env)
-    told = [text.splitlines()[0] for text in run.stdout]
-    assert told == [text.splitlines()[0] for text in alone.stdout]
-    assert re.match(r"other: \d\d+ starts", told[0])
+    reported = [text.splitlines()[0] for text in run.stdout]
+    assert reported == [text.splitlines()[0] for text in alone.stdout]
+    assert re.match(r"other: \d\d+ starts", reported[0])
     assert len(rows(run, "nccl_task", 0)) == 5
     assert all(t["timed_count"] for t in rows(run, "nccl_task", 0))
     assert not {"chained_plugin_version", "chained_plugin_missing"} & reasons(run).keys()

@@ -55,10 +55,10 @@ def test_every_operation_is_known_once(release: int, tmp_path: Path) -> None:
     assert len(own(run)) == len(made), "no operation stands there twice"
     tasks = rows(run, "nccl_task", 0)
     assert {t["call_id"] for t in tasks} <= {c["call_id"] for c in made}
-    told = {c["call_id"] for c in made} - {t["call_id"] for t in tasks}
+    reported = {c["call_id"] for c in made} - {t["call_id"] for t in tasks}
     # From 2.29 on a broadcast has no task (NVIDIA/nccl issue 2278).
     broadcasts = {c["call_id"] for c in made if c["op_code"] == CollectiveOp.BROADCAST}
-    assert told == (broadcasts if release >= 22900 else set())
+    assert reported == (broadcasts if release >= 22900 else set())
     by_call = {c["call_id"]: c["op_code"] for c in made}
     for task in tasks:
         split = by_call[task["call_id"]] == CollectiveOp.ALL_TO_ALL

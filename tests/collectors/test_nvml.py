@@ -147,8 +147,8 @@ def test_a_narrow_counter_is_reported(plain) -> None:
 def test_what_is_not_offered_is_reported_once_and_not_asked_again(tmp_path: Path) -> None:
     script = RATES + "devices 1\nunsupported 38 197\ngpm 0\nfail nvmlDeviceGetPowerUsage 3\n"
     sampled = sample(tmp_path, script)
-    told = sorted(advice.split()[0] for name, _, advice in sampled.losses() if name == "counter_not_offered")
-    assert told == ["gpm", "nvlink_crc_flit_errors_count_total", "pcie_transmit_bytes_total", "power_watts"]
+    reported = sorted(advice.split()[0] for name, _, advice in sampled.losses() if name == "counter_not_offered")
+    assert reported == ["gpm", "nvlink_crc_flit_errors_count_total", "pcie_transmit_bytes_total", "power_watts"]
     assert {severity for _, severity, _ in sampled.losses()} == {Severity.INFO}
     assert calls(tmp_path)["nvmlDeviceGetPowerUsage"] == 1
     assert {"pcie_transmit_bytes_total", "power_watts"}.isdisjoint(sampled.names())
@@ -337,8 +337,8 @@ def test_nvlink_5_of_a_device_that_is_used_later(tmp_path: Path) -> None:
 
 def test_bytes_over_nvlink_that_are_counted_in_no_way_are_reported(tmp_path: Path) -> None:
     sampled = sample(tmp_path, RATES + "refused 138:999 139:3\n", arguments=("0.5",))
-    told = {(name, advice.split()[0]) for name, _, advice in sampled.losses()}
-    assert told == {
+    reported = {(name, advice.split()[0]) for name, _, advice in sampled.losses()}
+    assert reported == {
         ("counter_failed", "nvlink_transmit_bytes_total"),
         ("counter_not_offered", "nvlink_receive_bytes_total"),
     }
@@ -439,9 +439,9 @@ def test_an_old_library_reports_what_it_has(tmp_path: Path) -> None:
     sampled = sample(tmp_path, RATES + "throttle 4\n", arguments=("0.5",), missing=list(OLD))
     assert sampled.names() == {"throttle_reasons_code"}
     assert sampled.series("throttle_reasons_code")[1][0] == 4
-    told = {advice for name, _, advice in sampled.losses() if name == "counter_not_offered"}
+    reported = {advice for name, _, advice in sampled.losses() if name == "counter_not_offered"}
     for quantity in filter(None, OLD.values()):
-        assert any(advice.startswith(quantity) for advice in told), quantity
+        assert any(advice.startswith(quantity) for advice in reported), quantity
     assert calls(tmp_path)["nvmlInit_v2"] == 1
 
 

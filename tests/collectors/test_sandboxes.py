@@ -84,8 +84,8 @@ def test_a_program_under_a_filter_that_kills_lives_as_untraced(
     done = record(command, tmp_path / "run", env=kept, exit_code=None)
     assert (done.exit_code, done.stdout, done.stderr) == (6, "kept\n", "")
     assert [row.result for row in done.of(tmp_path / "before") if row.result > 0] == [5]
-    told = trust(done.trace, {}).invisible
-    assert "a process after entering a sandbox of its own, with what it starts from there" in told
+    reported = trust(done.trace, {}).invisible
+    assert "a process after entering a sandbox of its own, with what it starts from there" in reported
 
 
 def rows_of_job(done: Recording, folder: Path) -> dict[str, list[str]]:

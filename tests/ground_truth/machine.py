@@ -91,7 +91,7 @@ def slow_link(megabits: int) -> Iterator[Link]:
 
 
 class ReadLimit:
-    """A cgroup (v1 blkio) whose members read from one device no faster than this, once `begin` is called.
+    """A cgroup (v1 blkio) whose members read from one device at ``bytes_per_s`` at most, once `begin` is called.
 
     Not from the start: `import torch` reads half a gigabyte when the page cache has been evicted.
     """

@@ -98,9 +98,9 @@ def test_late_rank_of_eight(dlrm: Trace) -> None:
     for row in steps.rows():
         own = (stalls["rank"] == row["rank"]) & (stalls["step"] == 10)
         assert int(stalls["stall_ns"][own].sum()) == row["end_ns"] - row["begin_ns"]
-    told = " ".join(summary(dlrm).split())
-    assert "for other ranks in all-to-all, 78 % of it for rank 7" in told
-    assert "how batches are made" in told
+    reported = " ".join(summary(dlrm).split())
+    assert "for other ranks in all-to-all, 78 % of it for rank 7" in reported
+    assert "how batches are made" in reported
 
 
 def test_execution_traces_next_to_it_take_nothing_away() -> None:

@@ -50,7 +50,7 @@ CHROME = b'{"displayTimeUnit": "ns", "traceEvents": [{"ph": "M", "pid": 1, "name
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told", "instead"),
+    ("name", "content", "reported", "instead"),
     [
         ("rank0.json", POINTER, "a Git LFS pointer", "git lfs pull"),
         ("rank0.json.gz", POINTER, "a Git LFS pointer", "git lfs pull"),
@@ -75,7 +75,7 @@ CHROME = b'{"displayTimeUnit": "ns", "traceEvents": [{"ph": "M", "pid": 1, "name
     ],
 )
 def test_what_it_is_and_what_to_do(
-    name: str, content: bytes, told: str, instead: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, content: bytes, reported: str, instead: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / name
     path.write_bytes(content)
@@ -83,7 +83,7 @@ def test_what_it_is_and_what_to_do(
     answer = capsys.readouterr()
     # A busy machine may say how far it has read.
     first, empty, hint = (line for line in answer.err.splitlines() if not line.startswith("reading: "))
-    assert first.startswith(f"error: {path} is {told}")
+    assert first.startswith(f"error: {path} is {reported}")
     assert "which is not read: " in first
     assert empty == answer.out == ""
     assert hint.startswith("hint: ")

@@ -44,10 +44,10 @@ def test_both_hosts_know_whom_they_waited_for(pair: list[Host], tmp_path: Path) 
 
     A slow step of one rank, which both hosts see, has one line, and one window with the ranks of both.
     """
-    told = ["--on-trigger", "sh -c 'echo $STASHTRACE_TRIGGER_KIND $STASHTRACE_TRIGGER_STEP >> called'"]
+    reported = ["--on-trigger", "sh -c 'echo $STASHTRACE_TRIGGER_KIND $STASHTRACE_TRIGGER_STEP >> called'"]
     variables = {"LATE_RANK": "1", "SLOW_STEP": "150", "STAYS_UNTIL": str(tmp_path / "enough")}
     # So few steps that a follower which hears of the slow one at the end still holds it.
-    job = Job(tmp_path, pair, torchrun(pair, 300), "shared/run", "--live", *told, **variables)
+    job = Job(tmp_path, pair, torchrun(pair, 300), "shared/run", "--live", *reported, **variables)
     run, deadline = tmp_path / "shared/run", time.monotonic() + 150
     while time.monotonic() < deadline and not any(event.kind == "capture" for event in _events(run)):
         time.sleep(0.5)  # a host whose job has ended has no part in a window

@@ -31,14 +31,14 @@ def test_the_order_changes_from_round_to_round() -> None:
 
 
 def test_each_job_runs_in_its_folder(tmp_path: Path) -> None:
-    told = []
+    reported = []
     for name in ("old", "new"):
         (tmp_path / name).mkdir()
     command = (sys.executable, "-c", SCRIPT, str(tmp_path / "log"))
     jobs = [Job("before", command, tmp_path / "old"), Job("after", command, tmp_path / "new")]
-    runs = record_alternately(2, jobs, tmp_path / "runs", on_run=lambda *words: told.append(words))
+    runs = record_alternately(2, jobs, tmp_path / "runs", on_run=lambda *words: reported.append(words))
     assert (tmp_path / "log").read_text().split() == ["old", "new", "new", "old"]
-    assert told == [(0, 4, "before-0"), (1, 4, "after-0"), (2, 4, "after-1"), (3, 4, "before-1")]
+    assert reported == [(0, 4, "before-0"), (1, 4, "after-0"), (2, 4, "after-1"), (3, 4, "before-1")]
     assert {name: [path.name for path in paths] for name, paths in runs.items()} == {
         "before": ["before-0", "before-1"],
         "after": ["after-0", "after-1"],

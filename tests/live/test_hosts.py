@@ -161,11 +161,11 @@ def test_hosts_with_one_clock_equal_the_analysis(tmp_path: Path, inside_count: i
     assert set(abroad["cause_rank"].tolist()) == {2}
     assert int(abroad["cause_ns"].sum()) >= 0.8 * 2 * len(late) / 2 * 40 * MS
     assert hosts[0].share.bytes_count / (2 * 200) < 96
-    told = sorted(path.name for path in (tmp_path / "grown" / HOSTS_FOLDER).iterdir())
-    assert [name for name in told if name.endswith(".stash")] == [
+    reported = sorted(path.name for path in (tmp_path / "grown" / HOSTS_FOLDER).iterdir())
+    assert [name for name in reported if name.endswith(".stash")] == [
         f"node0{1 + rank // 2}.10{rank}0.0.stash" for rank in range(4)
     ]
-    assert not [name for name in told if name.endswith(".ring")], "all ranks have ended"
+    assert not [name for name in reported if name.endswith(".ring")], "all ranks have ended"
 
 
 def test_a_rank_that_alone_evaluates(tmp_path: Path) -> None:

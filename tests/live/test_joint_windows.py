@@ -146,7 +146,7 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
     target.mkdir()
     early, late = (Follower(Host(target, name), waits=True) for name in NODES)
     asked: Asked | None = None
-    began, told = 0, 0
+    began, reported = 0, 0
     for now_ns in grow(tmp_path / "job", target, SECOND // 10):
         if asked is None:
             early.host.round(now_ns)
@@ -156,7 +156,7 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
                 asked = ask(target, 10)
                 early.round(now_ns)
                 began = min(early.host.accounts.closed.values())
-        elif told:
+        elif reported:
             early.round(now_ns)
             if not early.windows.is_open:
                 break
@@ -164,9 +164,9 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
             early.host.round(now_ns)
             late.host.round(now_ns)
             if min(late.host.accounts.closed.values()) >= began + 30:
-                told = began + 18
+                reported = began + 18
                 (request,) = take_requests(target, late.host.name)
-                late.alarms.answer(request, told, now_ns)
+                late.alarms.answer(request, reported, now_ns)
                 late.alarms.seal_if_ready(late.host.accounts, now_ns, ended=False)
                 assert not late.windows.is_open
                 # What the early host knows of its ranks is from a moment before.
@@ -176,12 +176,12 @@ def test_a_host_waits_for_the_steps_of_one_that_sealed_before_it_looked(tmp_path
                 assert early.windows.is_open
     early.round(now_ns, ended=True)
     assert asked is not None
-    assert told
+    assert reported
     path = answered(asked)
     table = whole(path)
     steps = [table["step"][table["rank"] == rank].tolist() for rank in range(4)]
     assert steps[0] == steps[1] == steps[2] == steps[3]
-    assert max(steps[0]) >= told + 10
+    assert max(steps[0]) >= reported + 10
 
 
 def test_hosts_with_separate_clocks(tmp_path: Path) -> None:

@@ -42,16 +42,16 @@ def test_processes_of_another_boot_are_not_looked_at_and_it_is_said(tmp_path: Pa
 def test_a_look_outlives_the_process_in_the_facts_of_the_run(tmp_path: Path) -> None:
     folder = run_of_two(tmp_path / "run")
     peek = Peek(4711, 9, 4, "S", ThreadPeek(101, "MainThread", "S", 5, "read", "/data/shard-0017.tar"))
-    told = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    told[PEEKS] = [
+    reported = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    reported[PEEKS] = [
         {"host": "node01", "pid": 101, "look": peek.to_text()},
         {"host": "node02", "pid": 101, "look": peek.to_text()},
     ]
-    (folder / "run.json").write_text(json.dumps(told), encoding="utf-8")
+    (folder / "run.json").write_text(json.dumps(reported), encoding="utf-8")
     trace = load_trace(folder)
     rank = dict(zip(trace.processes["process_id"].tolist(), trace.processes["rank"].tolist(), strict=True))
     assert {rank[process]: found for process, found in peeks(trace).items()} == {1: peek}
-    assert facts_of_peeks(trace) == told[PEEKS][:1]
+    assert facts_of_peeks(trace) == reported[PEEKS][:1]
 
 
 def test_hosts_that_look_at_the_same_time(tmp_path: Path) -> None:

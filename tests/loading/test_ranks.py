@@ -36,7 +36,7 @@ def process(
     return ProcessFacts(metadata, begin, learned or {}, rows)
 
 
-def told(identities: list[Identity]) -> list[tuple[int, str, int]]:
+def summarised(identities: list[Identity]) -> list[tuple[int, str, int]]:
     return [(i.rank, i.role.name, i.worker_id) for i in identities]
 
 
@@ -55,7 +55,7 @@ def test_torchrun_with_workers() -> None:
             process(32, 21, 9, env=rank_env(1), io_op=3, argv=["gcc", "x.c"]),
         ]
     )
-    assert told(found) == [
+    assert summarised(found) == [
         (-1, "LAUNCHER", -1),
         (0, "RANK", -1),
         (1, "RANK", -1),
@@ -75,12 +75,12 @@ def test_a_shell_with_the_rank_in_its_environment_is_not_the_rank() -> None:
             process(11, 10, 1, env=rank_env(0), phase_span=3),
         ]
     )
-    assert told(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1)]
+    assert summarised(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1)]
 
 
 def test_without_evidence_the_topmost_is_the_rank() -> None:
     found = identify([process(10, 1, 0, env={"SLURM_PROCID": "3"}), process(11, 10, 1, env={"SLURM_PROCID": "3"})])
-    assert told(found) == [(3, "RANK", -1), (3, "OTHER", -1)]
+    assert summarised(found) == [(3, "RANK", -1), (3, "OTHER", -1)]
 
 
 def test_what_the_job_said_goes_before_its_environment() -> None:
@@ -101,12 +101,12 @@ def test_a_job_without_ranks_is_rank_0() -> None:
             process(12, 11, 2, batch=5),
         ]
     )
-    assert told(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1), (0, "WORKER", -1)]
+    assert summarised(found) == [(-1, "LAUNCHER", -1), (0, "RANK", -1), (0, "WORKER", -1)]
 
 
 def test_no_training_at_all() -> None:
     found = identify([process(10, 1, 0, argv=["dd"], io_op=5), process(11, 10, 1, argv=["dd"], io_op=500)])
-    assert told(found) == [(0, "RANK", -1), (0, "OTHER", -1)]
+    assert summarised(found) == [(0, "RANK", -1), (0, "OTHER", -1)]
     assert identify([]) == []
 
 
@@ -141,7 +141,7 @@ def test_a_worker_whose_parent_left_no_file() -> None:
             process(31, 999, 9, env=rank_env(1), learned={"role": "worker", "worker_id": "0"}),
         ]
     )
-    assert told(found) == [(1, "RANK", -1), (1, "WORKER", 0)]
+    assert summarised(found) == [(1, "RANK", -1), (1, "WORKER", 0)]
 
 
 def test_missing_ranks() -> None:

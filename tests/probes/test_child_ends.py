@@ -26,7 +26,7 @@ HOST = {"/proc/vmstat": "nr_free_pages 12\noom_kill {}\n"}
 def sentence(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, dict[str, str], int], str]:
     """The line of the summary about a child that ended by a signal, where the files of the kernel count ``kills``."""
 
-    def told(number: int, files: dict[str, str], kills: int) -> str:
+    def recorded(number: int, files: dict[str, str], kills: int) -> str:
         facts: list[tuple[str, str]] = []
         monkeypatch.setattr(child_ends, "_noted", set())
         monkeypatch.setattr(child_ends, "_read", lambda path: files.get(path, "").format(kills))
@@ -51,7 +51,7 @@ def sentence(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, dict[str, str], 
         ]
         return line
 
-    return told
+    return recorded
 
 
 @pytest.mark.parametrize("files", [V2, V1, HOST, V1 | HOST])

@@ -27,13 +27,13 @@ def caught(text: str, kind: type[Exception] = ValueError) -> Exception:
 
 
 def test_type_message_and_place() -> None:
-    told = exceptions.describe(caught("bad batch 7"))
-    assert told.startswith("ValueError: bad batch 7 (in caught, ")
-    assert "test_exceptions.py:" in told
+    reported = exceptions.describe(caught("bad batch 7"))
+    assert reported.startswith("ValueError: bad batch 7 (in caught, ")
+    assert "test_exceptions.py:" in reported
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("first\nsecond", "ValueError: first"),
         ("", "ValueError"),
@@ -51,8 +51,8 @@ def test_type_message_and_place() -> None:
         ),
     ],
 )
-def test_messages(text: str, told: str) -> None:
-    assert exceptions.describe(caught(text)).partition(" (in ")[0] == told
+def test_messages(text: str, reported: str) -> None:
+    assert exceptions.describe(caught(text)).partition(" (in ")[0] == reported
 
 
 def test_a_long_message_is_cut() -> None:

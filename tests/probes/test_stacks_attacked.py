@@ -471,8 +471,8 @@ def test_what_the_system_refuses(tmp_path: Path, calls: tuple[str, ...], kept: l
     assert (sum("busy" in sample.names for sample in found.samples) > 5) is samples
     assert bad(found.samples) <= 0.2 * len(found.samples)
     assert found.losses == ([] if samples else [("stacks_not_readable", 0)])
-    told = [part for part in trust(found.trace, {}).invisible if "Python" in part]
-    assert told == ([] if samples else [f"{BETWEEN} (the system lets no process read its own memory)"])
+    reported = [part for part in trust(found.trace, {}).invisible if "Python" in part]
+    assert reported == ([] if samples else [f"{BETWEEN} (the system lets no process read its own memory)"])
 
 
 SIZE_LIMIT = """

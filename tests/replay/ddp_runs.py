@@ -53,9 +53,9 @@ def ddp_run(
     """
     build = TraceBuilder()
     build.group(range(ranks), backend="one lane")
-    told = {f"{BUCKET} 0": f"{cap_bytes / MIB:g} script", f"{GRADIENTS} 0": " ".join(map(str, SIZES))}
+    reported = {f"{BUCKET} 0": f"{cap_bytes / MIB:g} script", f"{GRADIENTS} 0": " ".join(map(str, SIZES))}
     for rank in range(ranks if facts else 0):
-        for key, value in told.items():
+        for key, value in reported.items():
             build.say(key, value, build.rank(rank).process_id)
     begin = 0
     ready = np.cumsum(BACKWARD_NS)

@@ -269,8 +269,8 @@ def test_other_causes(change: dict[str, Any], expected: str) -> None:
 
 @pytest.mark.parametrize("kind", CAUSES)
 def test_every_cause_has_words(kind: str) -> None:
-    told = sentence(ROW | {"cause_kind": kind, "cause_name": ""})
-    assert "38.0 ms" in told.partition("late: ")[2]
+    reported = sentence(ROW | {"cause_kind": kind, "cause_name": ""})
+    assert "38.0 ms" in reported.partition("late: ")[2]
 
 
 def test_rows_of_the_analysis_fit() -> None:

@@ -348,5 +348,5 @@ def test_a_cause_says_in_which_steps_it_is(extra: Callable[[int], float], said: 
     trace = data_parallel(lambda step, rank: extra(step) if rank == 1 else 0.0, steps=80, kind="sleep")
     lines = summary(trace, first=causes(trace)).splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("  ▶ "))
-    told = lines[at].removeprefix("  ▶ ") + (" " + lines[at + 1].strip() if lines[at + 1].startswith("    r") else "")
-    assert told == said
+    line = lines[at].removeprefix("  ▶ ") + (" " + lines[at + 1].strip() if lines[at + 1].startswith("    r") else "")
+    assert line == said

@@ -76,6 +76,6 @@ def test_batches_of_a_forked_child_belong_to_it() -> None:
 
 
 def test_what_is_known_of_the_batches_of_one_rank_is_not_said_of_two() -> None:
-    for prep, told in (({0: 44, 1: 40}, "on rank 0, its worker takes"), ({0: 44}, "its worker takes")):
+    for prep, reported in (({0: 44, 1: 40}, "on rank 0, its worker takes"), ({0: 44}, "its worker takes")):
         data = next(found for found in verdicts(job(prep=prep)[1]) if found.kind == "data")
-        assert data.evidence[0].startswith(told)
+        assert data.evidence[0].startswith(reported)

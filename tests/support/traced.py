@@ -239,8 +239,8 @@ def _collect(processes: list[subprocess.Popen[str]], timeout_s: float) -> tuple[
         for process in processes:  # with what they started: a child that hangs holds the pipes open
             with contextlib.suppress(ProcessLookupError):  # it has ended, and all that it started
                 os.killpg(process.pid, signal.SIGKILL)
-        told = [_said(process) for process in processes[len(codes) :]]
-        raise AssertionError(f"no end within {timeout_s} s\n{told}") from None
+        reported = [_said(process) for process in processes[len(codes) :]]
+        raise AssertionError(f"no end within {timeout_s} s\n{reported}") from None
     finally:
         for process in processes:
             if process.poll() is None:

@@ -105,18 +105,18 @@ def test_a_column_of_the_summary_is_the_sum_of_its_kinds() -> None:
     assert judged.rank_growth_ns == sum(
         judge(*sides, [Condition.of(f"{kind}+5%")]).judged[0].rank_growth_ns for kind in ("network", "interconnect")
     )
-    told = " ".join(gate_lines(judge(*sides, [Condition.of("link+5%"), Condition.of("data+5%")])))
-    assert "link (network + in-host) per step went from" in told
-    assert "data (storage + prep + hand-off) took no time in either job" in told
+    reported = " ".join(gate_lines(judge(*sides, [Condition.of("link+5%"), Condition.of("data+5%")])))
+    assert "link (network + in-host) per step went from" in reported
+    assert "data (storage + prep + hand-off) took no time in either job" in reported
 
 
 def test_a_recording_against_itself_decides_nothing() -> None:
     one = replace(run(1), recording="7ec5b47e96cd4dee")
     assert judge(side(one), side(one), [Condition.of("step+50%")]).verdict == "inconclusive"
     assert judge(side(one), side(replace(one, name="a copy").condensed(10)), [Condition.of("step+50%")]).is_same
-    told = " ".join(gate_lines(judge(side(one), side(one), [Condition.of("step+50%")])))
-    assert "both sides are the same recording" in told
-    assert "would decide" not in told
+    reported = " ".join(gate_lines(judge(side(one), side(one), [Condition.of("step+50%")])))
+    assert "both sides are the same recording" in reported
+    assert "would decide" not in reported
     # Another recording is not, even if it has the id: a job that was started again keeps it.
     assert not judge(side(one), side(replace(run(2), recording=one.recording)), [Condition.of("step+50%")]).is_same
     assert not judge(side(run(1)), side(run(1)), [Condition.of("step+50%")]).is_same

@@ -40,8 +40,8 @@ def seen(build: TraceBuilder, peek: Peek) -> Trace:
 def a_peek(call: str = "", target: str = "", **more: Any) -> Peek:
     frames = ("wait at /usr/lib/python3.11/threading.py:327", "fetch at /job/train.py:41")
     thread = ThreadPeek(1002, "MainThread", "S", 10 * MS, call, target, frames=frames)
-    told = {"thread": thread, "thread_ran_ns": 0, "others_ran_ns": 0, "moved_bytes": 0} | more
-    return Peek(4711, 100 * S, S, told.pop("state", "S"), **told)
+    reported = {"thread": thread, "thread_ran_ns": 0, "others_ran_ns": 0, "moved_bytes": 0} | more
+    return Peek(4711, 100 * S, S, reported.pop("state", "S"), **reported)
 
 
 def test_a_row_says_who_where_and_since_when() -> None:
@@ -80,8 +80,8 @@ def test_a_circle_has_a_row_for_each() -> None:
     build.collective(pending(0))
     build.collective(pending(1), group=TP, sequence=0)
     trace = ended(build)
-    told = [(row["rank"], row["reason"], row["group"], row["sequence"]) for row in rows(trace)]
-    assert told == [(0, "circle", "default_pg", 3), (1, "circle", "tp", 0)]
+    reported = [(row["rank"], row["reason"], row["group"], row["sequence"]) for row in rows(trace)]
+    assert reported == [(0, "circle", "default_pg", 3), (1, "circle", "tp", 0)]
     assert ranks_to_look_at(trace) == [0, 1]
 
 

@@ -216,8 +216,8 @@ def test_a_rank_that_computes_longer_than_it_ever_does(planted: tuple[int, int],
 
 def test_a_new_level_is_reported_a_few_times_and_then_usual() -> None:
     trace = job(300, sleep=lambda rank, step: 100 * MS if rank == 0 and step >= 150 else 0).trace()
-    told = [slow.step for slow in SlowSteps().add(step_times(find_steps(trace), stalls(trace, warmup=True)))]
-    assert told == [150, 151, 152, 153]
+    reported = [slow.step for slow in SlowSteps().add(step_times(find_steps(trace), stalls(trace, warmup=True)))]
+    assert reported == [150, 151, 152, 153]
 
 
 CPUS = 8

@@ -192,13 +192,13 @@ def test_what_the_rank_did_last_is_said() -> None:
         "in the steps before, all-reduce came next",
         "since then its thread has not run: it sleeps, or is inside a call that has not returned",
     ]
-    for call, told in (
+    for call, reported in (
         ("read /data/queue.fifo", "since then it is inside read() of /data/queue.fifo"),
         ("futex", "since then it is waiting for a lock, a condition or another thread"),
         ("", "since then its thread has not run: it sleeps, or is inside a call that has not returned"),
     ):
         build.say("stands_in", call, process.process_id)
-        assert evidence(build.trace())[-1] == told
+        assert evidence(build.trace())[-1] == reported
 
 
 @pytest.mark.parametrize("name", ["hang_gpu_error_1st", "hang_lock_gil_1st"])

@@ -196,8 +196,8 @@ def test_an_operation_that_one_rank_never_entered_names_it() -> None:
     trace = build.trace()
     row = costliest(trace)
     assert (row["late_rank"], row["waiting_ranks"], row["method"], row["excess_ns"]) == (1, "0,2", "hung", -1)
-    told = analyze(trace, "collectives")
-    assert told["last_rank"][told["sequence"] == 1].tolist() == [1, 1]
+    reported = analyze(trace, "collectives")
+    assert reported["last_rank"][reported["sequence"] == 1].tolist() == [1, 1]
 
 
 def two_hosts(error_ns: int) -> TraceBuilder:

@@ -239,8 +239,8 @@ def test_a_real_stack() -> None:
 @needs_root
 def test_what_another_user_may_not_see_is_said() -> None:
     with program("time.sleep(60)") as pid:
-        told = as_another_user(lambda: peek_at(pid).to_text())
-    peek = Peek.from_text(told)
+        reported = as_another_user(lambda: peek_at(pid).to_text())
+    peek = Peek.from_text(reported)
     assert peek is not None
     assert peek.unseen == ("its system calls are not shown to this user",)
     assert (peek.state, peek.moved_bytes) == ("S", -1)
