@@ -76,7 +76,7 @@ class Job:
     barred: bool = True
 
 
-def alike(sigma: float) -> Callable[[np.random.Generator, int, int], Floats]:
+def same_lengths(sigma: float) -> Callable[[np.random.Generator, int, int], Floats]:
     """Lengths of a log-normal distribution, the same on all ranks of a step."""
     return lambda draw, steps, ranks: np.repeat(draw.lognormal(0, sigma, (steps, 1)), ranks, axis=1)
 
@@ -98,7 +98,7 @@ JOBS = (
     Job("log-normal noise", "noise with a heavy tail: log-normal, sigma 0.8", noise="lognormal"),
     Job("lasting", "noise that lasts: each step keeps 0.95 of it", noise="lasting"),
     Job("quiet", "noise a hundredth of the usual", noise_scale=0.01),
-    Job("lengths alike", "sequence lengths log-normal, sigma 0.4, the same on all ranks", data=alike(0.4)),
+    Job("lengths alike", "sequence lengths log-normal, sigma 0.4, the same on all ranks", data=same_lengths(0.4)),
     Job("lengths apart", "sequence lengths log-normal, sigma 0.4, other lengths on each rank", data=apart(0.4)),
     Job("lengths wide", "the same with sigma 0.8", data=apart(0.8)),
     Job("lengths two", "two sequence lengths: 10 % of the batches of a rank are 3 times as long", data=two(0.1, 3.0)),

@@ -80,12 +80,12 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     command = [sys.executable, str(JOB), name]
     (folder / "compared").mkdir(parents=True)
     job = TunedJob(command, folder / "compared", until_step=STEPS, load=partial(read_runs, quiet=True))
-    by_setting = by_turns(job, grid, GRID_ROUNDS)
+    by_setting = alternated(job, grid, GRID_ROUNDS)
     optimum = grid[min(range(len(grid)), key=lambda number: sum(by_setting[number]))]
     words = ["tune", "--until-step", str(STEPS), "--format", "json", "-o", str(folder / "tuning")]
     tuning = [sys.executable, "-m", "stashtrace", *words, "--", *command]
     tuned = json.loads(subprocess.run(tuning, stdout=subprocess.PIPE, check=True).stdout)
-    kept_ms, optimum_ms, before_ms = by_turns(job, [tuned["settings"], optimum, {}], ROUNDS)
+    kept_ms, optimum_ms, before_ms = alternated(job, [tuned["settings"], optimum, {}], ROUNDS)
     for variable in given:
         del os.environ[variable]
     ratio, plant = sum(kept_ms) / sum(optimum_ms), sum(before_ms) / sum(optimum_ms)
@@ -113,7 +113,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     }
 
 
-def by_turns(job: TunedJob, settings: list[Settings], rounds: int) -> list[list[float]]:
+def alternated(job: TunedJob, settings: list[Settings], rounds: int) -> list[list[float]]:
     """Record a job with each of several settings in turn; return the mean steps in ms, by setting."""
     steps: list[list[float]] = [[] for _ in settings]
     for number in range(rounds):

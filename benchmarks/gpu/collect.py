@@ -75,7 +75,7 @@ GRACE_S = 20.0
 #: Between two looks at a command that runs; the files are written as often.
 LOOK_S = 2.0
 NEEDED = ("numpy", "pytest", "pybind11")
-TOLD = (*NEEDED, "torch", "cupy", "triton", "jax")
+VERSIONS = (*NEEDED, "torch", "cupy", "triton", "jax")
 
 
 @dataclass
@@ -247,7 +247,7 @@ def module_versions(python: str) -> dict[str, str]:
     program = f"""
 import importlib.metadata, json
 owners, found = importlib.metadata.packages_distributions(), {{}}
-for name in {TOLD!r}:
+for name in {VERSIONS!r}:
     for owner in owners.get(name, [])[:1]:
         found[name] = importlib.metadata.version(owner)
 for owner in sorted({{o for n, os in owners.items() if n == "nvidia" for o in os if "nccl" in o or "runtime" in o}}):
@@ -311,7 +311,7 @@ def probe(run: Run, limit_s: float) -> dict[str, Any]:
     limit = f"{max(1.0, limit_s * 0.7):.0f}"
     code, printed = run.call([run.python, "benchmarks/gpu/driver_probe.py", "--limit-s", limit], limit_s)
     keep_printed(printed, run.work / "probe.json")
-    return _told(code, printed)
+    return _outcome(code, printed)
 
 
 def keep_printed(printed: str, file: Path) -> dict[str, Any]:
@@ -330,7 +330,7 @@ def ask(run: Run, limit_s: float) -> dict[str, Any]:
     limit = f"{max(1.0, limit_s * 0.7):.0f}"
     code, printed = run.call([run.python, GPU_JOB, "ask", "--limit-s", limit], limit_s)
     found = keep_printed(printed, run.work / "ask.json")
-    return {**_told(code, "" if found else printed), "problems": found.get("problems", [])}
+    return {**_outcome(code, "" if found else printed), "problems": found.get("problems", [])}
 
 
 def record_and_check(
@@ -342,10 +342,10 @@ def record_and_check(
     traced = [run.python, "-m", "stashtrace", "run", "--lookup-hook", *options, "--out", folder, "--"]
     code, printed = run.call([*traced, run.python, GPU_JOB, *job], limit_s * 0.7)
     if code != 0:
-        return _told(code, printed)
+        return _outcome(code, printed)
     code, printed = run.call([run.python, GPU_JOB, "check", folder, str(truth)], until_s - time.monotonic())
     found = keep_printed(printed, run.work / "checked" / f"{name}.json")
-    return {**_told(code, "" if found else printed), "problems": found.get("problems", [])}
+    return {**_outcome(code, "" if found else printed), "problems": found.get("problems", [])}
 
 
 @needs_device
@@ -414,10 +414,10 @@ def build(run: Run, limit_s: float) -> dict[str, Any]:
         code, printed = run.call(command, until_s - time.monotonic())
         if code != 0:
             break
-    return _told(code, printed)
+    return _outcome(code, printed)
 
 
-def _told(code: int | None, printed: str) -> dict[str, Any]:
+def _outcome(code: int | None, printed: str) -> dict[str, Any]:
     status = "timed out" if code is None else "passed" if code == 0 else "failed"
     return {"status": status} if status == "passed" else {"status": status, "output_end": printed[-3000:]}
 
@@ -480,7 +480,7 @@ def running_benchmark(name: str, *words: str, folder: str = "") -> Part:
     def part(run: Run, limit_s: float) -> dict[str, Any]:
         measured = run.work / "measured" / (folder or name)
         options = [*(words or run.benchmark_options.get(name, [])), "--out", str(measured)]
-        return _told(*run.call([run.python, f"benchmarks/gpu/bench_{name}.py", *options], limit_s))
+        return _outcome(*run.call([run.python, f"benchmarks/gpu/bench_{name}.py", *options], limit_s))
 
     return part
 

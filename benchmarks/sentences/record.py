@@ -122,10 +122,10 @@ def evidence_rows(summary: Summary) -> list[dict[str, Any]]:
 
 def _with_beside(truth: Truth, facts: RunFacts, truth_of: Any) -> Truth:
     for part in facts.others:
-        beside = truth_of(_windows(part))
-        truth.beside[part.step_kind] = beside
+        of_kind = truth_of(_windows(part))
+        truth.beside[part.step_kind] = of_kind
         # Each kind's mean length is known where its steps are counted.
-        truth.steps = {k: beside.steps[k] if k == part.step_kind else own for k, own in truth.steps.items()}
+        truth.steps = {k: of_kind.steps[k] if k == part.step_kind else own for k, own in truth.steps.items()}
     return truth
 
 

@@ -366,11 +366,11 @@ def test_what_did_not_happen_is_false(check: ModuleType, truth: ModuleType) -> N
     assert check.check([_row("own_cost", section="trust")], [], facts, check.Expected()) == []
 
 
-@pytest.mark.parametrize(("told_ms", "result"), [(20, "true"), (26, "true"), (30, "false"), (5, "false")])
-def test_loading_that_is_hidden(check: ModuleType, truth: ModuleType, told_ms: float, result: str) -> None:
+@pytest.mark.parametrize(("said_ms", "result"), [(20, "true"), (26, "true"), (30, "false"), (5, "false")])
+def test_loading_that_is_hidden(check: ModuleType, truth: ModuleType, said_ms: float, result: str) -> None:
     rank = known(truth)
     rank.loading_ns = 20 * MS
-    rows = [evidence("hidden", kind="loading", amount_ns=told_ms * MS)]
+    rows = [evidence("hidden", kind="loading", amount_ns=said_ms * MS)]
     assert judged(check, _row("hidden", section="beside"), run(truth, rank, ours=True), rows) == result
 
 

@@ -18,7 +18,7 @@ from stashtrace.calibration.noise import (
 )
 
 
-def alike(random: np.random.Generator, count: int, likeness: float) -> np.ndarray:
+def similar(random: np.random.Generator, count: int, likeness: float) -> np.ndarray:
     """Values of variance 1 and mean 0, each like the one before."""
     shocks = random.standard_normal(count) * math.sqrt(1 - likeness**2)
     values = np.empty(count)
@@ -32,7 +32,7 @@ def share_of_right_intervals(count: int, likeness: float, trials: int = 300) -> 
     random = np.random.default_rng(11)
     right = 0
     for _ in range(trials):
-        values = alike(random, count, likeness)
+        values = similar(random, count, likeness)
         error, degrees = standard_error(values)
         right += abs(values.mean()) <= error * student(degrees)
     return right / trials
@@ -51,14 +51,14 @@ def test_steps_taken_singly_would_be_too_sure() -> None:
     random = np.random.default_rng(11)
     right = 0
     for _ in range(300):
-        values = alike(random, 200, 0.7)
+        values = similar(random, 200, 0.7)
         right += abs(values.mean()) <= 1.96 * values.std(ddof=1) / math.sqrt(200)
     assert right / 300 < 0.7
 
 
 def test_blocks_grow_with_likeness() -> None:
     random = np.random.default_rng(3)
-    means = [np.mean([block_steps(alike(random, 400, rho)) for _ in range(20)]) for rho in (0.0, 0.5, 0.9)]
+    means = [np.mean([block_steps(similar(random, 400, rho)) for _ in range(20)]) for rho in (0.0, 0.5, 0.9)]
     assert means[0] < 10
     assert means[0] < means[1] < means[2]
 
@@ -71,7 +71,7 @@ def test_alternating_steps_are_surer_than_single_ones() -> None:
 
 
 def test_the_error_of_a_mean_is_that_of_all_resamples() -> None:
-    candidates = (alike(np.random.default_rng(seed), 96, 0.6) for seed in range(100))
+    candidates = (similar(np.random.default_rng(seed), 96, 0.6) for seed in range(100))
     values = next(v for v in candidates if block_steps(v) in (6, 8, 12))  # whole blocks
     length = block_steps(values)
     blocks = len(values) // length

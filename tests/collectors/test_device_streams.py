@@ -158,8 +158,8 @@ def test_a_device_whose_first_communicator_comes_late_has_its_globaltimer_read(t
 
 def test_no_kernel_is_loaded_on_a_device_where_one_of_nccl_may_wait(tmp_path: Path) -> None:
     """At the first communicator the driver does not name the device: no kernel is loaded then, so none later."""
-    tell_device = "repeat 10 { allocate 1KB; free }"
-    program = f"allreduce 1MB stream=1; {tell_device}; sync stream=1; comm all new=10; sleep 50ms"
+    name_device = "repeat 10 { allocate 1KB; free }"
+    program = f"allreduce 1MB stream=1; {name_device}; sync stream=1; comm all new=10; sleep 50ms"
     script = "fail cuCtxGetDevice 201 first 6"
     env = {"STASHTRACE_NCCL_SOURCE": "events"}
     run = run_ranks(1, program, tmp_path, script, collectors=("cuda", "nccl"), env=env)

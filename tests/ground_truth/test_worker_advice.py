@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 #: By this part of the step the ratio of two jobs differs on a loaded machine.
 BETWEEN_RATIO = 0.1
-ANEW = ("--start-ms", "400")
+RESTARTED = ("--start-ms", "400")
 SLOW = ("--slow-ms", "150", "--epochs", "1", "--steps", "48")
 
 
@@ -74,7 +74,7 @@ def follow(options: Sequence[str], changed: Sequence[str], change: str, folder: 
 @pytest.mark.parametrize(
     ("options", "changed", "change", "is_first"),
     [
-        (ANEW, (*ANEW, "--kept"), "persistent_workers=1", True),
+        (RESTARTED, (*RESTARTED, "--kept"), "persistent_workers=1", True),
         (SLOW, (*SLOW, "--slow-ms", "2"), "slow_worker=0", True),
         (SLOW, (*SLOW, "--workers", "3"), "workers=3", False),
     ],

@@ -62,7 +62,7 @@ def test_every_bracket_is_timed(tmp_path: Path, elapsed: str, record: str, query
 
 
 #: Events are read while a stream capture is open, which forbids that to threads in another mode than the relaxed one.
-BESIDE_CAPTURE = """
+DURING_CAPTURE = """
 kernel 1ms stream=1; copy h2d 1MB stream=2; sync stream=2; copy h2d 60MB stream=2
 capture stream=1 { kernel 1ms stream=1; sleep 120ms }
 launch stream=1; sync device; step
@@ -73,7 +73,7 @@ BUSES = "rate.h2d.pinned 1GB"
 @pytest.mark.parametrize("reading", ["needed", "free"])
 def test_a_capture_is_not_broken_by_the_thread_that_reads_events(tmp_path: Path, reading: str) -> None:
     text = f"{BUSES}\ncontext.cuThreadExchangeStreamCaptureMode {reading}\n"
-    run = run_ranks(1, BESIDE_CAPTURE, tmp_path, text, collectors=("cuda",))
+    run = run_ranks(1, DURING_CAPTURE, tmp_path, text, collectors=("cuda",))
     assert run.results()[0]["errors"] == {}
     copies = [row for row in brackets(run) if row["bracket_code"] == Bracket.COPY]
     assert [row["bracket_flags"] & BracketFlag.UNTIMED for row in copies] == [0, 0]
@@ -82,7 +82,7 @@ def test_a_capture_is_not_broken_by_the_thread_that_reads_events(tmp_path: Path,
 
 def test_without_the_relaxed_capture_mode_no_event_is_asked(tmp_path: Path) -> None:
     text = f"{BUSES}\nfail cuThreadExchangeStreamCaptureMode 1\n"
-    run = run_ranks(1, BESIDE_CAPTURE, tmp_path, text, collectors=("cuda",))
+    run = run_ranks(1, DURING_CAPTURE, tmp_path, text, collectors=("cuda",))
     assert run.results()[0]["errors"] == {}
     rows = brackets(run)
     assert len([row for row in rows if row["bracket_code"] == Bracket.COPY]) == 2

@@ -108,13 +108,13 @@ def launch(alpha: float, beta: float) -> Points:
 
 
 def test_what_differs_between_starts_is_part_of_the_error() -> None:
-    alike = [launch(1e5, 1.0)] * 3
-    assert fit_launches(alike).alpha_error_ns < 1
+    equal = [launch(1e5, 1.0)] * 3
+    assert fit_launches(equal).alpha_error_ns < 1
     fit = fit_launches([launch(0.9e5, 1.0), launch(1e5, 1.1), launch(1.1e5, 0.9)])
     assert fit.alpha_error_ns == pytest.approx(1e4 / math.sqrt(3), rel=0.01)
     assert fit.pieces[0].beta_error_ns_per_byte == pytest.approx(0.1 / math.sqrt(3), rel=0.01)
     assert fit.alpha_ns == pytest.approx(1e5, rel=0.02)
-    assert pooled(alike).repetitions_count[0] == 27
+    assert pooled(equal).repetitions_count[0] == 27
 
 
 def test_plans() -> None:

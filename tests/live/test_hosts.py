@@ -61,9 +61,9 @@ class Host:
 
     def round(self, now_ns: int, *, ended: bool = False) -> None:
         self.parts.append(self.accounts.round(now_ns + self.offset_ns, ended=ended).closed)
-        self.tell(now_ns)
+        self.report(now_ns)
 
-    def tell(self, now_ns: int) -> None:
+    def report(self, now_ns: int) -> None:
         ranks, rest = self.accounts.own_files()
         self.share.write(ranks, rest, now_ns + self.offset_ns)
 
@@ -86,7 +86,7 @@ def follow(
     living = [host for host in hosts if host.pace]
     for host in living:  # what came since the last round is reported before the last steps close
         host.accounts.run.take_in(now_ns + host.offset_ns)
-        host.tell(now_ns)
+        host.report(now_ns)
     for host in living:
         host.round(now_ns, ended=True)
     return hosts
@@ -370,7 +370,7 @@ def test_a_stuck_job_is_reported_by_the_host_of_the_rank(
         for number, (host, trigger) in enumerate(zip(hosts, stuck, strict=True)):
             if at % pace == number % pace:
                 found = host.accounts.round(now_ns)
-                host.tell(now_ns)
+                host.report(now_ns)
                 if found.joint is not None and trigger.round(found.joint, now_ns, 0, host.others.spoken_for(now_ns)):
                     peeks.append((at, number, "; ".join(trigger.sentences)))
     now_ns += 8 * SECOND
@@ -443,7 +443,7 @@ def test_a_step_that_a_rank_of_another_host_made_slow(tmp_path: Path) -> None:
     for now_ns in grow(tmp_path / "job", tmp_path / "grown", SECOND):
         for host, trigger, own in zip(hosts, triggers, seen, strict=True):
             found = host.accounts.round(now_ns)
-            host.tell(now_ns)
+            host.report(now_ns)
             if len(found.closed) and found.window is not None:
                 own += trigger.round(found.closed, found.window)
     (here,), (there,) = seen

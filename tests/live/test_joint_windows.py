@@ -37,7 +37,7 @@ class Log(EventLog):
         self._path = directory / f"events-{host}.jsonl"
 
 
-def tell_state(state: LiveState, host: Host, *, ended: bool) -> None:
+def report_state(state: LiveState, host: Host, *, ended: bool) -> None:
     """Write the state of a follower after a round."""
     state.rounds_count += 1
     state.ended = ended
@@ -73,7 +73,7 @@ class Follower:
         self.say(ended=ended)
 
     def say(self, *, ended: bool = False) -> None:
-        tell_state(self.state, self.host, ended=ended)
+        report_state(self.state, self.host, ended=ended)
 
 
 def ask(target: Path, after_steps: int) -> Asked:

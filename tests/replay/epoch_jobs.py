@@ -71,8 +71,8 @@ class EpochJob:
         takes = self.batches if self.taken < 0 else self.taken
         for epoch in range(self.epochs):
             begun = now
-            anew = not self.kept or not epoch
-            if anew:
+            restarts = not self.kept or not epoch
+            if restarts:
                 for worker in range(self.workers):
                     now += self.start_ns
                     self.makings.append((epoch, worker, begun, now, 0))

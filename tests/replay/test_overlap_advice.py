@@ -73,9 +73,9 @@ def test_several_all_reduces_behind_backward_share_it_and_the_update() -> None:
     trace = build.trace()
     shares = {r["message_bytes"]: in_ms(r, "work", "saving_high") for r in rows(trace, transformation="split_reorder")}
     assert shares == {3 * MEDIUM_BYTES: (3, 1.5), MEDIUM_BYTES: (1, 0.5)}
-    beside = {r["message_bytes"]: in_ms(r, "work", "saving_high") for r in rows(trace, transformation="overlap")}
+    overlap = {r["message_bytes"]: in_ms(r, "work", "saving_high") for r in rows(trace, transformation="overlap")}
     # (6 + 3) - (6 + 3 / 8), and (2 + 1) - (2 + 1 / 8).
-    assert beside == {3 * MEDIUM_BYTES: (6, 2.625), MEDIUM_BYTES: (2, 0.875)}
+    assert overlap == {3 * MEDIUM_BYTES: (6, 2.625), MEDIUM_BYTES: (2, 0.875)}
 
 
 # Devices ------------------------------------------------------------------------------------------
@@ -130,18 +130,18 @@ def contended(ratio: float) -> Trace:
     build = gpu_job()
     for step in range(STEPS):
         at = step * STEP_NS
-        beside = step % 2
+        shared = step % 2
         times = {}
         for rank in range(2):
             process = build.rank(rank)
             compute, side = process.gpu().stream("compute"), process.gpu().stream("nccl")
             for number in range(12):
-                length = round(100 * US * (ratio if beside else 1.0))
+                length = round(100 * US * (ratio if shared else 1.0))
                 launch = at + 300 * US
                 start = at + 500 * US + number * 200 * US
                 compute.kernel(start, start + length, f"small {number}", launch=(launch, launch + US))
-            when = at + 400 * US if beside else at + 19 * MS + 200 * US
-            times[rank] = (at + 200 * US, at + 210 * US, when, when + (2900 * US if beside else 500 * US))
+            when = at + 400 * US if shared else at + 19 * MS + 200 * US
+            times[rank] = (at + 200 * US, at + 210 * US, when, when + (2900 * US if shared else 500 * US))
             side.kernel(
                 *times[rank][2:],
                 "ncclDevKernel_Broadcast",

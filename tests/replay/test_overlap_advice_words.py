@@ -152,8 +152,8 @@ def test_times_of_one_rank_and_savings_of_another_are_distinguished() -> None:
     )
     # What a replay allows is not a rank's.
     assert "any rank" not in advice_text(replace(fuse, limits=("pace",)))
-    for alike in (SPLIT, replace(fuse, saving_high_ns=105 * MS), replace(overlap, saving_high_ns=40 * MS)):
-        assert " rank" not in advice_text(alike).replace("recorded ranks", "")
+    for equal in (SPLIT, replace(fuse, saving_high_ns=105 * MS), replace(overlap, saving_high_ns=40 * MS)):
+        assert " rank" not in advice_text(equal).replace("recorded ranks", "")
 
 
 def test_what_was_exposed_is_said() -> None:

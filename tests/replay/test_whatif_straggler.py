@@ -136,8 +136,8 @@ def test_a_rank_with_more_samples_is_not_late() -> None:
     """Rank 1 trains on twice the samples of rank 0 and takes twice as long."""
     trace = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 32})
     assert without(build(trace)).high_ns / MS == pytest.approx(13, abs=0.1)
-    told_alike = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 16})
-    assert without(build(told_alike)).high_ns / MS == pytest.approx(8, abs=0.1)
+    equal_samples = job(lambda rank, step: 5 + 5 * rank, samples={0: 16, 1: 16})
+    assert without(build(equal_samples)).high_ns / MS == pytest.approx(8, abs=0.1)
 
 
 def test_samples_that_cannot_be_read_count_as_unknown() -> None:

@@ -217,11 +217,11 @@ def test_turns_cancel_what_slows_both() -> None:
     slow = (0, 5, 12, 20)
     before = side(*(run(n, step_ms=40 + shift, spread=0.002) for n, shift in enumerate(slow)))
     after = side(*(run(n + 50, step_ms=44 + shift, spread=0.002) for n, shift in enumerate(slow)))
-    apart, by_turns = verdict(before, after), verdict(before, after, by_turns=True)
+    apart, alternate = verdict(before, after), verdict(before, after, by_turns=True)
     assert apart.verdict == "inconclusive"
-    assert by_turns.verdict == "worse"
-    assert by_turns.judged[0].change.source == "rounds"
-    assert by_turns.judged[0].change.steps_ns < apart.judged[0].change.steps_ns / 10
+    assert alternate.verdict == "worse"
+    assert alternate.judged[0].change.source == "rounds"
+    assert alternate.judged[0].change.steps_ns < apart.judged[0].change.steps_ns / 10
 
 
 def test_the_steps_that_would_decide_do() -> None:

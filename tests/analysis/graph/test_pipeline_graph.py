@@ -89,8 +89,8 @@ def test_what_runs_parallel_to_the_compute_stream_does_not_hold_it_up(tmp_path: 
         (0, "optimizer", 4.0, 4.5),
     )
     graph = graph_of(tmp_path, rows)
-    beside = (graph.resource == Resource.COMMUNICATION_STREAM) & (graph.rank == 0)
-    assert (graph.begin_ns[beside] / SECOND).tolist() == [2.5]
+    reductions = (graph.resource == Resource.COMMUNICATION_STREAM) & (graph.rank == 0)
+    assert (graph.begin_ns[reductions] / SECOND).tolist() == [2.5]
     assert replayed_s(graph) == [4.5]
     assert replayed_s(graph, params_all_gather=1.0) == [5.0]
     assert replayed_s(graph, grads_reduce_scatter=0.75) == [4.75]
