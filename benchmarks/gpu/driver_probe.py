@@ -35,7 +35,7 @@ from typing import Any
 SUCCESS, NOT_READY = 0, 600
 NON_BLOCKING = 1
 HOST_ALLOC_MAPPED = 2
-#: Work that fills every multiprocessor: ten waves of two blocks each, of this number of cycles.
+#: Work that fills every multiprocessor: ten waves of two blocks each, each block of some cycles.
 WAVES, SPIN_CYCLES = 10, 200_000_000
 TIMER_WAIT_S = 2.0
 HEAD = ".version 6.0\n.target sm_50\n.address_size 64\n"

@@ -255,7 +255,7 @@ def test_a_test_file_that_hangs_costs_no_finished_test(
 
 
 def training_rounds(module: ModuleType, monkeypatch: pytest.MonkeyPatch, runs: int) -> None:
-    """Replace the runs of a benchmark by numbers; after this number of them the user interrupts."""
+    """Replace the runs of a benchmark by numbers; after ``runs`` of them the user interrupts."""
     left = [runs]
 
     def fake_run(*arguments: Any) -> Any:

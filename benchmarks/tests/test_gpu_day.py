@@ -46,7 +46,7 @@ def play(
     took: dict[str, float],
     found: dict[str, Any] | None = None,
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Run the plan with parts that take these numbers of seconds, cut at what they are given; that, and the result."""
+    """Run the plan with parts that take the given seconds, cut at their limits; the limits, and the result."""
     clock, given = Clock(), dict[str, float]()
 
     def part(name: str) -> Callable[[Any, float], dict[str, Any]]:

@@ -25,7 +25,7 @@ US = 1000
 
 
 def in_steps(count: int, length_ns: int) -> Graph:
-    """A rank whose thread does this number of pieces of work, each a step, and a collective after each."""
+    """A rank whose thread does ``count`` pieces of work, each a step, and a collective after each."""
     nodes = [(0, (THREAD, TRANSFER)[at % 2], at, at + 1, at // 2) for at in range(2 * count)]
     edges = [(at, at + 1, (MEMBER, RELEASE)[at % 2], 0) for at in range(2 * count - 1)]
     made = graph(nodes, edges)

@@ -231,7 +231,7 @@ def fault_of_file(path: Path, folder: Path, *, thorough: bool) -> list[str]:
 
 
 def try_mutations(name: str, seed: int, count: int, folder: Path, *, thorough: bool) -> list[str]:
-    """Faults of this number of mutations of a format's small file."""
+    """Faults of ``count`` mutations of a format's small file."""
     rng = random.Random(f"{name} {seed}")
     path = SEEDS[name](folder)
     data = path.read_bytes()

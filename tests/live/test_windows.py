@@ -204,7 +204,7 @@ def ask_in_a_loop(directory: Path, limits: Limits, count: int, *, unlimited: boo
 
 
 def test_a_script_that_asks_again_and_again(tmp_path: Path) -> None:
-    """It gets this number of windows; one more for each that is removed; and all with the option for it."""
+    """It gets a limited number of windows; one more for each that is removed; and all with the option for it."""
     limits = Limits(folders_count=3)
     sealed, refusal = ask_in_a_loop(tmp_path, limits, 10)
     assert sealed == 3
@@ -216,7 +216,7 @@ def test_a_script_that_asks_again_and_again(tmp_path: Path) -> None:
     assert ask_in_a_loop(tmp_path, limits, 5)[1].startswith(f"{tmp_path / 'windows'} holds 8 windows")
 
 
-def test_windows_take_this_number_of_bytes(tmp_path: Path) -> None:
+def test_windows_take_a_limited_number_of_bytes(tmp_path: Path) -> None:
     (tmp_path / "windows" / "step-1").mkdir(parents=True)
     (tmp_path / "windows" / "step-1" / "a.stash").write_bytes(b"x" * 5000)
     sealed, refusal = ask_in_a_loop(tmp_path, Limits(folders_bytes=5000), 3)

@@ -18,7 +18,7 @@ STEPS = 10
 
 @dataclass(frozen=True)
 class Launcher:
-    """A host that launches kernels on one stream, whose queue has this number of places, and waits for nothing else.
+    """A host that launches kernels on one stream, whose queue has some places, and waits for nothing else.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Launcher:
     launch_us, kernel_us
         What a launch and a kernel take.
     places
-        A launch returns when at most this number have not begun.
+        A launch returns when at most this many have not begun.
     """
 
     kernels: int = 600

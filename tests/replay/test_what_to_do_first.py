@@ -122,7 +122,7 @@ def late_job(
 ) -> Trace:
     """Two ranks; rank 1 computes so much longer in each step, and rank 0 makes a batch for so long, or reads it.
 
-    Only this number of them is ``recorded``. ``scatter_ms``: both compute longer by up to this, by chance.
+    ``recorded``: how many of them are. ``scatter_ms``: both compute longer by up to this, by chance.
     """
     build_ = TraceBuilder()
     build_.group([0, 1])

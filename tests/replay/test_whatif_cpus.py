@@ -44,7 +44,7 @@ class Shared:
     batch_ms, compute_ms, message_ms
         CPU time of a batch, of a step's computation, and of each side of its all-reduce.
     sleep_ms, every
-        Sleep of rank 1 in one of this number of steps.
+        Sleep of rank 1 in one of ``every`` steps.
     """
 
     batch_ms: float

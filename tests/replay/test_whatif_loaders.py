@@ -187,7 +187,7 @@ def test_a_read_that_waits_may_cost_the_cpu_as_well() -> None:
 
 
 def reading(cold: int, warm: int, *, elsewhere: int = 0) -> Graph:
-    """Each batch reads this number of pieces from storage and from memory, then works for 2 ms.
+    """Each batch reads ``cold`` pieces from storage and ``warm`` from memory, then works for 2 ms.
 
     A read from storage runs for 75 us. ``elsewhere`` reads of the same size are made by the step thread before all,
     half of them in 20 us and half in 60.

@@ -135,7 +135,7 @@ def run_ranks(
     check: bool = True,
     **options: object,
 ) -> TracedRun:
-    """Run a program on this number of processes with one device each, and wait for them.
+    """Run a program on processes with one device each, and wait for them.
 
     Parameters
     ----------

@@ -219,7 +219,7 @@ def undamaged(kind: str, seeds: Path) -> list[Path]:
 
 
 def fuzz(kind: str, seed: int, count: int, folder: Path, memory_bytes: int) -> dict[str, Any]:
-    """Read this number of damaged files of one format; what came of them."""
+    """Read ``count`` damaged files of one format; what came of them."""
     seeds, kept = folder / "seeds", folder / "found"
     shutil.rmtree(seeds, ignore_errors=True)
     seeds.mkdir(parents=True)
